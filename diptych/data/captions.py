@@ -1,0 +1,128 @@
+"""Captions: images, texts, and which text belongs to which image. The one in-memory idea of a data set."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from diptych.errors import DataError
+
+Item = Image.Image | NDArray[Any]
+"""One image as a store gives it: a picture, or the features of one (R, D)."""
+
+
+class ImageStore(Protocol):
+    """Where images come from: files, tar members, rows of a memory-mapped array. Read on access, never held."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Item: ...
+
+    def content_key(self, index: int) -> str:
+        """A string that changes when the bytes of this image change (a hash, or path + size + time)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Captions:
+    """N images, M texts, and ``image_of``: text -> image, any number of texts per image.
+
+    ``image_ids`` are the data set's own names of the images, unique. ``splits`` names the split of each image.
+    ``labels`` are columns over the images (category, class ids, price, ...); ``text_ids`` optional names of texts.
+    """
+
+    images: ImageStore
+    texts: Sequence[str]
+    image_of: NDArray[np.int64]  # (M,)
+    image_ids: Sequence[str]  # (N,)
+    splits: Sequence[str]  # (N,)
+    labels: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    text_ids: Sequence[str] | None = None
+    name: str = "data"
+
+    def __post_init__(self) -> None:
+        n, m = len(self.images), len(self.texts)
+        if len(self.image_of) != m:
+            raise DataError(f"{self.name}: {m} texts but image_of has {len(self.image_of)} entries: they must agree.")
+        if len(self.image_ids) != n or len(self.splits) != n:
+            raise DataError(
+                f"{self.name}: {n} images but {len(self.image_ids)} ids and {len(self.splits)} splits: they must agree."
+            )
+        if m and (self.image_of.min() < 0 or self.image_of.max() >= n):
+            raise DataError(f"{self.name}: image_of points outside the {n} images: check the image column.")
+        for column, values in self.labels.items():
+            if len(values) != n:
+                raise DataError(f"{self.name}: label '{column}' has {len(values)} values for {n} images.")
+
+    def split(self, name: str) -> Captions:
+        """The images of one split, with their texts."""
+        rows = [i for i, s in enumerate(self.splits) if s == name]
+        if not rows:
+            known = ", ".join(sorted(set(self.splits))) or "none"
+            raise DataError(f"{self.name} has no split '{name}': its splits are {known}.")
+        return self.subset(rows)
+
+    def subset(self, rows: Sequence[int]) -> Captions:
+        """The given images, in the given order, with their texts in the original text order per image."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        new_row = np.full(len(self.images), -1, dtype=np.int64)
+        new_row[chosen] = np.arange(len(chosen))
+        if (new_row >= 0).sum() != len(chosen):
+            raise DataError(f"{self.name}: a subset names the same image twice.")
+        keep = np.flatnonzero(new_row[self.image_of] >= 0)
+        keep = keep[np.argsort(new_row[self.image_of[keep]], kind="stable")]  # texts follow their images
+        return Captions(
+            images=Rows(self.images, chosen),
+            texts=[self.texts[i] for i in keep],
+            image_of=new_row[self.image_of[keep]],
+            image_ids=[self.image_ids[i] for i in chosen],
+            splits=[self.splits[i] for i in chosen],
+            labels={k: [v[i] for i in chosen] for k, v in self.labels.items()},
+            text_ids=None if self.text_ids is None else [self.text_ids[i] for i in keep],
+            name=self.name,
+        )
+
+    def texts_of(self) -> list[NDArray[np.int64]]:
+        """For each image, the rows of its texts."""
+        order = np.argsort(self.image_of, kind="stable")
+        bounds = np.searchsorted(self.image_of[order], np.arange(len(self.images) + 1))
+        return [order[bounds[i] : bounds[i + 1]] for i in range(len(self.images))]
+
+    def fingerprint(self) -> str:
+        """A hash of ids, splits, texts, pairing and image contents: two equal data sets share it."""
+        digest = hashlib.sha256()
+        for row, (image_id, split) in enumerate(zip(self.image_ids, self.splits, strict=True)):
+            digest.update(f"{image_id}\0{split}\0{self.images.content_key(row)}\0".encode())
+        for text in self.texts:
+            digest.update(text.encode() + b"\0")
+        digest.update(np.ascontiguousarray(self.image_of).tobytes())
+        return digest.hexdigest()[:16]
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """Pairs (image row, text)."""
+        return zip(self.image_of.tolist(), self.texts, strict=True)
+
+
+class Rows:
+    """Some rows of another store, in a given order; nested selections are flattened."""
+
+    def __init__(self, store: ImageStore, rows: NDArray[np.int64]) -> None:
+        if isinstance(store, Rows):
+            store, rows = store.store, store.rows[rows]
+        self.store, self.rows = store, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.store[int(self.rows[index])]
+
+    def content_key(self, index: int) -> str:
+        """The key of the row in the store below."""
+        return self.store.content_key(int(self.rows[index]))

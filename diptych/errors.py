@@ -1,0 +1,57 @@
+"""Every error a user can meet, each one sentence with its correction.
+
+::
+
+    DiptychError
+    ├── DataError          a file, folder or manifest that cannot be read as the format it claims
+    │   └── ImageError     one image that is corrupt, too large, or not an image
+    ├── SettingsError      a setting out of range, or two that do not go together
+    ├── CheckpointError    a run or model folder that is incomplete, of another recipe, or of another version
+    ├── IndexError_        an index of another model, half copied, or locked
+    ├── MissingExtra       an optional dependency that is not installed, with the command that installs it
+    ├── StorageError       the disk is full or read-only while saving
+    └── TrainingError      a run that cannot go on: NaN with its step, collapse when told to stop on it
+
+The command line prints the message alone and exits with status 2 (status 130 after an interrupt).
+"""
+
+from __future__ import annotations
+
+
+class DiptychError(Exception):
+    """Base of every error meant for the user."""
+
+
+class DataError(DiptychError):
+    """A file, folder or manifest that cannot be read as the format it claims."""
+
+
+class ImageError(DataError):
+    """One image that is corrupt, too large, or not an image."""
+
+
+class SettingsError(DiptychError):
+    """A setting out of range, or two settings that do not go together."""
+
+
+class CheckpointError(DiptychError):
+    """A run or model folder that is incomplete, of another recipe, or of another version."""
+
+
+class IndexError_(DiptychError):
+    """An index of another model, half copied, or locked by another writer."""
+
+
+class StorageError(DiptychError):
+    """The disk is full or read-only while saving; what was saved before is untouched."""
+
+
+class TrainingError(DiptychError):
+    """A run that cannot go on."""
+
+
+class MissingExtra(DiptychError):
+    """An optional dependency that is not installed."""
+
+    def __init__(self, package: str, extra: str, why: str) -> None:
+        super().__init__(f"{why} needs the package '{package}': install it with pip install 'diptych[{extra}]'.")

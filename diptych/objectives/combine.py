@@ -1,0 +1,77 @@
+"""Objectives made of objectives: a weighted sum, and a switch at an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from diptych.objectives.objective import Objective
+from diptych.types import Batch, Embeddings, Terms
+
+
+class Sum(Objective):
+    """Several objectives at once, each with its weight."""
+
+    def __init__(self, members: Mapping[str, tuple[Objective, float]]) -> None:
+        super().__init__()
+        self.members = nn.ModuleDict({name: objective for name, (objective, _) in members.items()})
+        self.weights = {name: weight for name, (_, weight) in members.items()}
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """Terms of every member, weighted, named ``member.term`` (``member`` when a member has one term)."""
+        terms: Terms = {}
+        for name, objective in self.members.items():
+            found = objective(embeddings, batch)
+            for term, value in found.items():
+                terms[name if len(found) == 1 else f"{name}.{term}"] = self.weights[name] * value
+        return terms
+
+    def start_epoch(self, epoch: int) -> None:
+        """Passed on to every member."""
+        for objective in self._objectives():
+            objective.start_epoch(epoch)
+
+    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
+        """Passed on to every member."""
+        for objective in self._objectives():
+            objective.after_step(embeddings, batch)
+
+    def after_epoch(self, epoch: int) -> None:
+        """Passed on to every member."""
+        for objective in self._objectives():
+            objective.after_epoch(epoch)
+
+    def _objectives(self) -> list[Objective]:
+        return [o for o in self.members.values() if isinstance(o, Objective)]
+
+
+class SwitchAt(Objective):
+    """One objective before an epoch, another from it on (VSE∞: all negatives in epoch 0, then the hardest)."""
+
+    def __init__(self, first: Objective, then: Objective, epoch: int) -> None:
+        super().__init__()
+        self.first, self.then, self.epoch = first, then, epoch
+        self.switched = epoch <= 0
+
+    @property
+    def current(self) -> Objective:
+        """The objective in force."""
+        return self.then if self.switched else self.first
+
+    def start_epoch(self, epoch: int) -> None:
+        """Choose by the epoch alone, so that a resumed run chooses the same."""
+        self.switched = epoch >= self.epoch
+        self.current.start_epoch(epoch)
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The terms of the objective in force."""
+        return self.current(embeddings, batch)
+
+    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
+        """Passed on to the objective in force."""
+        self.current.after_step(embeddings, batch)
+
+    def after_epoch(self, epoch: int) -> None:
+        """Passed on to the objective in force."""
+        self.current.after_epoch(epoch)

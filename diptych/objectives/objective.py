@@ -1,0 +1,33 @@
+"""What every objective is: a pure function of embeddings whose state lives in buffers."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from diptych.types import Batch, Embeddings, Terms
+
+
+class Objective(nn.Module):
+    """Maps embeddings and their batch to named terms; the loss is the sum of the terms.
+
+    ``forward`` is pure: calling it twice gives the same terms. State (queues, centroids) lives in persistent buffers,
+    so that it is in the checkpoint, and moves only in ``after_step``. Trainable parameters of an objective (a
+    learned temperature, a classification head) are optimised with the retriever's.
+    """
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The named, weighted terms of this batch."""
+        raise NotImplementedError
+
+    def start_epoch(self, epoch: int) -> None:
+        """Called before the first step of each epoch, also after a resume in its middle."""
+
+    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
+        """Called after the optimiser step, without gradient: the one place where buffers move."""
+
+    def after_epoch(self, epoch: int) -> None:
+        """Called after the last step of each epoch, without gradient."""
+
+    def __call__(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        terms: Terms = super().__call__(embeddings, batch)
+        return terms

@@ -1,0 +1,52 @@
+"""Small tensor functions every part shares."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
+    """Rows of unit length, x / (‖x‖ + eps); a zero row stays zero."""
+    return x / (x.norm(dim=-1, keepdim=True) + eps)
+
+
+def cosine_scores(image: Tensor, text: Tensor) -> Tensor:
+    """Scores (images, texts) of unit rows: the one orientation used everywhere."""
+    return image @ text.T
+
+
+def same_image(a: Tensor, b: Tensor) -> Tensor:
+    """(len(a), len(b)) bool, True where two image ids are equal."""
+    return a[:, None] == b[None, :]
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of (B, L, D) over the valid positions of (B, L)."""
+    weights = mask.to(values.dtype)[..., None]  # (B, L, 1)
+    kept = torch.where(mask[..., None], values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return kept.sum(1) / weights.sum(1).clamp_min(1)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
+    """Softmax over the valid positions, exact zeros elsewhere, in float32 or better."""
+    work = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    filled = work.masked_fill(~mask, torch.finfo(work.dtype).min)
+    return torch.softmax(filled, dim=dim) * mask
+
+
+def gather_rows(x: Tensor) -> Tensor:
+    """Rows of every process, in rank order, with gradients back to their owner; ``x`` itself when alone.
+
+    A plain ``all_gather`` carries no gradient, which makes contrastive gradients over gathered rows wrong.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return x
+    if not x.is_floating_point():
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts)
+    from torch.distributed.nn.functional import all_gather
+
+    return torch.cat(tuple(all_gather(x.contiguous())))
