@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diptych import ops
+from diptych.branches.branch import Branch
 from diptych.data.captions import ImageStore, Item
 from diptych.data.images import ImageInput, ImageLike, as_item
 from diptych.data.storage import replace_folder
@@ -51,24 +52,6 @@ class Tower(nn.Module):
         """Unit vectors (B, D), in float32, and the local features (B, L, D) they were pooled from."""
         features: Features = self.encoder(inputs)
         return ops.unit(self.aggregator(features).float()), features
-
-
-class Branch(nn.Module):
-    """A second view of both sides, mixed into the score: S = (1 − weight)·S + weight·S_branch.
-
-    Each method maps the tower's vector (B, D) and local features to the branch's unit vector (B, D').
-    """
-
-    weight: float
-    dim: int
-
-    def image(self, vector: Tensor, features: Features) -> Tensor:
-        """The image side of the branch."""
-        raise NotImplementedError
-
-    def text(self, vector: Tensor, features: Features) -> Tensor:
-        """The text side of the branch."""
-        raise NotImplementedError
 
 
 @part

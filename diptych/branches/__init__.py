@@ -1,0 +1,1 @@
+"""Further views of both sides, mixed into the score."""

@@ -1,0 +1,25 @@
+"""What a branch is: a second view of both sides, mixed into the score."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from diptych.types import Features
+
+
+class Branch(nn.Module):
+    """A second view of both sides, mixed into the score: S = (1 − weight)·S + weight·S_branch.
+
+    Each method maps the tower's vector (B, D) and local features to the branch's unit vector (B, D').
+    """
+
+    weight: float
+    dim: int
+
+    def image(self, vector: Tensor, features: Features) -> Tensor:
+        """The image side of the branch."""
+        raise NotImplementedError
+
+    def text(self, vector: Tensor, features: Features) -> Tensor:
+        """The text side of the branch."""
+        raise NotImplementedError
