@@ -17,7 +17,7 @@ from diptych import ops
 from diptych.branches.branch import Branch
 from diptych.data.captions import ImageStore, Item
 from diptych.data.images import ImageInput, ImageLike, as_item
-from diptych.data.storage import replace_folder
+from diptych.data.storage import recover_folder, replace_folder
 from diptych.data.text import TextInput, TextStore
 from diptych.errors import CheckpointError
 from diptych.parts import describe, part, rebuild
@@ -161,10 +161,13 @@ class Retriever(nn.Module):
 
     @staticmethod
     def from_pretrained(folder: str | Path, device: torch.device | str = "cpu") -> Retriever:
-        """The model that ``save_pretrained`` wrote; loading is strict."""
+        """The model that ``save_pretrained`` wrote, or the best model of a run folder; loading is strict."""
         import diptych.registry  # noqa: F401  every part must be known before its name is looked up
 
         folder = Path(folder)
+        if (folder / "run.json").is_file():  # a run folder: its best model
+            folder = folder / "best"
+        recover_folder(folder)
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder} is not a model folder (no config.json): give the folder of a trained run.")
         try:
@@ -181,6 +184,11 @@ class Retriever(nn.Module):
         except (OSError, SafetensorError, RuntimeError) as error:
             raise CheckpointError(f"the weights in {folder} do not fit its config.json ({error}).") from error
         return model.to(device).eval()
+
+    def compile_encoders(self) -> None:
+        """Compile both encoders in place with torch.compile; names of weights stay as they are."""
+        for tower in (self.image, self.text):
+            tower.encoder.compile(dynamic=False)  # text lengths come in few, padded sizes
 
     def fingerprint(self) -> str:
         """16 hex digits of the configuration and the weights: two models that score alike share it."""

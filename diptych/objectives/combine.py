@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from torch import nn
 
@@ -42,6 +42,10 @@ class Sum(Objective):
         for objective in self._objectives():
             objective.after_epoch(epoch)
 
+    def phase(self) -> Hashable:
+        """The phases of all members."""
+        return tuple(objective.phase() for objective in self._objectives())
+
     def _objectives(self) -> list[Objective]:
         return [o for o in self.members.values() if isinstance(o, Objective)]
 
@@ -67,6 +71,14 @@ class SwitchAt(Objective):
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The terms of the objective in force."""
         return self.current(embeddings, batch)
+
+    def phase(self) -> Hashable:
+        """Which objective is in force, and its own phase."""
+        return self.switched, self.current.phase()
+
+    def collapsed_value(self, pairs: int) -> float | None:
+        """That of the objective in force."""
+        return self.current.collapsed_value(pairs)
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
         """Passed on to the objective in force."""

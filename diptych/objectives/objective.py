@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from torch import nn
 
 from diptych.types import Batch, Embeddings, Terms
@@ -27,6 +29,14 @@ class Objective(nn.Module):
 
     def after_epoch(self, epoch: int) -> None:
         """Called after the last step of each epoch, without gradient."""
+
+    def phase(self) -> Hashable:
+        """Changes when ``forward`` takes another path (an epoch's switch): recorded steps are then recorded anew."""
+        return None
+
+    def collapsed_value(self, pairs: int) -> float | None:
+        """The loss of ``pairs`` pairs when all similarities are equal, where that is a known trap; else None."""
+        return None
 
     def __call__(self, embeddings: Embeddings, batch: Batch) -> Terms:
         terms: Terms = super().__call__(embeddings, batch)

@@ -1,0 +1,210 @@
+"""Checkpoints: everything a run needs to go on bit for bit, in safetensors and JSON.
+
+A run folder holds ``run.json`` (recipe, settings, data), ``log.jsonl``, ``last/`` (this module's state) and ``best/``
+(a model folder that ``Retriever.from_pretrained`` reads). ``last/`` is replaced atomically: a crash while saving
+leaves the previous one.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from diptych import __version__
+from diptych.data.storage import recover_folder, replace_folder, write_text
+from diptych.errors import CheckpointError
+from diptych.training.method import Method
+from diptych.training.settings import TrainingSettings, differences, from_json, to_json
+
+FORMAT = 1
+FREE_TO_CHANGE = {
+    "epochs", "patience", "save_steps", "log_steps", "workers", "tensorboard", "on_collapse", "compile", "cuda_graphs",
+}  # fmt: skip
+"""Settings that may differ when a run is resumed: they do not change the steps already made."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands: steps made, the best validation so far, and epochs since then."""
+
+    step: int = 0
+    best_rsum: float = -1.0
+    best_epoch: int = -1
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunCard:
+    """What a run is, written once at its start: the recipe, its settings, and the data it trains on."""
+
+    recipe: str
+    settings: TrainingSettings
+    data: str
+    data_fingerprint: str
+
+    def save(self, folder: Path) -> None:
+        """Write ``run.json``."""
+        content = {
+            "format": FORMAT,
+            "diptych": __version__,
+            "recipe": self.recipe,
+            "data": self.data,
+            "data_fingerprint": self.data_fingerprint,
+            "settings": to_json(self.settings),
+        }
+        write_text(folder / "run.json", json.dumps(content, indent=2))
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The content of ``run.json``."""
+    path = folder / "run.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} is not a run folder (no run.json): give the --output_dir of a training run.")
+    try:
+        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged ({error}): copy the run again.") from error
+    if content.get("format") != FORMAT:
+        raise CheckpointError(f"{folder} has run format {content.get('format')}, this version reads {FORMAT}.")
+    return content
+
+
+def check_resumable(folder: Path, card: RunCard) -> None:
+    """Refuse to resume a run of another recipe, other data, or other settings."""
+    found = read_run(folder)
+    if found["recipe"] != card.recipe:
+        raise CheckpointError(
+            f"{folder} is a run of the recipe '{found['recipe']}', not '{card.recipe}': "
+            f"resume it with 'diptych train {found['recipe']}'."
+        )
+    if found["data_fingerprint"] != card.data_fingerprint:
+        raise CheckpointError(
+            f"the data changed since {folder} was started ({found['data_fingerprint']} then, "
+            f"{card.data_fingerprint} now): give the data of {found['data']} as it was, or start a new run."
+        )
+    before = from_json(type(card.settings), found["settings"])
+    changed = {k: v for k, v in differences(before, card.settings).items() if k not in FREE_TO_CHANGE}
+    if changed:
+        name, (old, new) = next(iter(changed.items()))
+        raise CheckpointError(f"{folder} was started with --{name} {old}, not {new}: resume it with the same settings.")
+
+
+def gather_random(processes: int) -> list[dict[str, Tensor]]:
+    """The random states of every process, in rank order; every process must call it."""
+    own = _random_tensors()
+    if processes == 1:
+        return [own]
+    states: list[dict[str, Tensor] | None] = [None] * processes
+    torch.distributed.all_gather_object(states, own)
+    return [state for state in states if state is not None]
+
+
+def save_state(
+    folder: Path,
+    method: Method,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    randoms: list[dict[str, Tensor]],
+) -> None:
+    """Write ``last/``: modules, optimiser, random states of all processes, progress."""
+    with replace_folder(folder / "last") as new:
+        for name, module in method.modules().items():
+            save_file(_owned(module.state_dict()), new / f"{name}.safetensors")
+        save_file(_optimizer_tensors(method, optimizer), new / "optimizer.safetensors")
+        for rank, state in enumerate(randoms):
+            save_file(state, new / f"random-{rank}.safetensors")
+        (new / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
+
+
+def load_state(folder: Path, method: Method, optimizer: torch.optim.Optimizer, rank: int = 0) -> Progress:
+    """Put a run back exactly where ``save_state`` left it; strict in names and shapes."""
+    recover_folder(folder / "last")
+    last = folder / "last"
+    if not (last / "progress.json").is_file():
+        raise CheckpointError(f"{folder} has no saved state yet (no last/ folder): start it without resuming.")
+    try:
+        for name, module in method.modules().items():
+            module.load_state_dict(load_file(last / f"{name}.safetensors"), strict=True)
+        _load_optimizer(method, optimizer, load_file(last / "optimizer.safetensors"))
+        randoms = last / f"random-{rank}.safetensors"
+        if not randoms.exists():
+            raise CheckpointError(f"{folder} was trained by fewer processes: resume it with the same number.")
+        _load_random(load_file(randoms))
+        return Progress(**json.loads((last / "progress.json").read_text("utf-8")))
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"the state in {last} cannot be loaded ({error}): start a new run.") from error
+
+
+def _owned(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU copies, each with its own memory: safetensors refuses shared storage."""
+    seen: set[int] = set()
+    owned = {}
+    for name, value in state.items():
+        tensor = value.detach().cpu().contiguous()
+        shared = tensor.untyped_storage().data_ptr() in seen
+        seen.add(tensor.untyped_storage().data_ptr())
+        owned[name] = tensor.clone() if shared else tensor
+    return owned
+
+
+def _parameter_names(method: Method) -> dict[int, str]:
+    names = {id(p): f"retriever.{n}" for n, p in method.retriever.named_parameters()}
+    names.update({id(p): f"objective.{n}" for n, p in method.objective.named_parameters()})
+    return names
+
+
+def _optimizer_tensors(method: Method, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    names, tensors = _parameter_names(method), {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            tensors[f"{names[id(parameter)]}|{key}"] = torch.as_tensor(value)
+    return _owned(tensors)
+
+
+def _load_optimizer(method: Method, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    parameters: dict[str, nn.Parameter] = {
+        name: p for group in optimizer.param_groups for p in group["params"] for name in [_parameter_names(method)[id(p)]]
+    }
+    optimizer.state.clear()
+    for key, value in tensors.items():
+        name, slot = key.rsplit("|", 1)
+        parameter = parameters[name]
+        # the step counter stays on the CPU unless the optimiser keeps it on the device
+        on_device = slot != "step" or any(g.get("capturable") or g.get("fused") for g in optimizer.param_groups)
+        optimizer.state[parameter][slot] = value.to(parameter.device) if on_device else value
+
+
+def _random_tensors() -> dict[str, Tensor]:
+    state = np.random.get_state(legacy=False)
+    assert isinstance(state, dict)
+    numbers = {"torch": torch.get_rng_state()}
+    for name, value in {"python": random.getstate(), "numpy": state}.items():
+        text = json.dumps(value, default=_listed)
+        numbers[name] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    if torch.cuda.is_available():
+        numbers["cuda"] = torch.cuda.get_rng_state()
+    return numbers
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else list(value)
+
+
+def _load_random(tensors: dict[str, Tensor]) -> None:
+    torch.set_rng_state(tensors["torch"])
+    version, internal, gauss = json.loads(tensors["python"].numpy().tobytes())
+    random.setstate((version, tuple(internal), gauss))
+    state = json.loads(tensors["numpy"].numpy().tobytes())
+    state["state"]["key"] = np.array(state["state"]["key"], dtype=np.uint32)
+    np.random.set_state(state)
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])

@@ -1,0 +1,277 @@
+"""The training loop, in sight: embed → terms → backward → clip → step → after_step → log."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor
+
+from diptych.data.captions import Captions
+from diptych.data.loading import PairLoader
+from diptych.data.text import TextStore
+from diptych.errors import SettingsError, TrainingError
+from diptych.evaluation.evaluate import evaluate
+from diptych.progress import track
+from diptych.training import checkpoint, health
+from diptych.training.checkpoint import Progress, RunCard
+from diptych.training.log import Log
+from diptych.training.method import Method
+from diptych.training.optim import Schedule, build_optimizer, freeze_for_epoch, set_rates, trainable
+from diptych.training.settings import TrainingSettings
+from diptych.training.step import GraphedStep, Step
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Captions whose texts are tokenised (or cached) once; ``captions.images`` may be cached features."""
+
+    captions: Captions
+    texts: TextStore
+
+
+class Interrupted(Exception):  # noqa: N818  not an error: the state is saved and the run can go on
+    """The run was interrupted and its state saved; the message says how to resume."""
+
+
+def train(
+    method: Method,
+    card: RunCard,
+    training: Prepared,
+    validation: Prepared | None,
+    folder: Path,
+    *,
+    resume: bool = False,
+    show_progress: bool = True,
+) -> Progress:
+    """Train until the last epoch or until patience ends; returns where the run stands.
+
+    ``folder/best`` is the model of the best validation RSUM (of the last epoch when there is no validation split).
+    """
+    settings = card.settings
+    accelerator = start(method, settings)
+    device, rank = accelerator.device, accelerator.process_index
+    method.objective.to(device)
+    loader = PairLoader(
+        training.captions,
+        method.retriever.image_input,
+        training.texts,
+        settings.batch_size,
+        settings.seed,
+        rank=rank,
+        world_size=accelerator.num_processes,
+        workers=settings.workers,
+    )
+    method.retriever.to(device)
+    if method.twin is not None:
+        method.twin.to(device)
+    parameters = trainable(method)
+    optimizer = build_optimizer(method, settings, graphs=settings.cuda_graphs)
+    progress = checkpoint.load_state(folder, method, optimizer, rank) if resume else Progress()
+    if not resume and accelerator.is_main_process:
+        card.save(folder)
+    log = Log(folder, resumed_at=progress.step if resume else None, tensorboard=settings.tensorboard)
+    if settings.compile:
+        method.retriever.compile_encoders()
+    model = accelerator.prepare_model(method.retriever)
+    step = Step(method, model, accelerator.prepare_optimizer(optimizer), accelerator, settings.clip_norm)
+    run_step = GraphedStep(step) if settings.cuda_graphs else step
+    schedule = Schedule(len(loader), settings.warmup_epoch, settings.decay_epoch, settings.decay_factor)
+    watch = health.Health(device)
+    save = accelerator.is_main_process
+
+    with interruptible() as interrupt:
+        first = progress.step // len(loader)
+        for epoch in range(first, settings.epochs):
+            if stop_early(progress, epoch, settings):
+                break
+            model.train()
+            freeze_for_epoch(method, epoch, parameters)
+            health.check_modes(method.retriever)
+            method.objective.start_epoch(epoch)
+            collapsed = method.objective.collapsed_value(settings.batch_size)
+            meter = Meter(settings.batch_size)
+            label = f"epoch {epoch + 1}/{settings.epochs}"
+            start_at = progress.step - epoch * len(loader)
+            batches = loader.epoch(epoch, start=start_at)
+            for batch in track(batches, label, len(loader) - start_at, show_progress and save):
+                rate = settings.learning_rate * schedule.factor(progress.step)
+                set_rates(optimizer, rate)
+                embeddings, whole, terms = run_step(batch.to(device, non_blocking=True))
+                with torch.no_grad():
+                    method.objective.after_step(embeddings, whole)
+                progress.step += 1
+                watch.watch(progress.step, terms, collapsed)
+                meter.add(terms)
+                if progress.step % settings.log_steps == 0 and save:
+                    for sentence in watch.report(terms, collapsed):
+                        on_collapse(sentence, settings)
+                    log.write(progress.step, {"epoch": epoch, "learning_rate": rate, **meter.read()})
+                if interrupt.asked or (settings.save_steps and progress.step % settings.save_steps == 0):
+                    save_on_main(accelerator, folder, method, optimizer, progress)
+                if interrupt.asked:
+                    raise Interrupted(f"saved at step {progress.step}; resume with --resume_from_checkpoint {folder}")
+            with torch.no_grad():
+                method.objective.after_epoch(epoch)
+            watch.report({}, None)
+            if save:
+                finish_epoch(method, validation, folder, epoch, progress, log, show_progress)
+            progress = share(progress, accelerator)
+            save_on_main(accelerator, folder, method, optimizer, progress)
+    log.close()
+    return progress
+
+
+def start(method: Method, settings: TrainingSettings) -> Accelerator:
+    """The accelerator of this run, with the settings that do not go together refused."""
+    waits = bool(method.train_from)
+    accelerator = Accelerator(
+        mixed_precision=settings.precision,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=waits)],
+    )
+    if settings.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
+        raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")
+    if settings.cuda_graphs and (method.twin is not None or settings.precision == "fp16"):
+        raise SettingsError("--cuda_graphs goes with neither a momentum twin nor fp16: leave it out, or use bf16.")
+    if settings.precision == "fp16" and accelerator.device.type == "cpu":
+        raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
+    if settings.batch_size % accelerator.num_processes:
+        raise SettingsError(
+            f"--batch_size {settings.batch_size} does not divide over {accelerator.num_processes} processes."
+        )
+    if accelerator.num_processes > 1:  # dropout differs between processes; weights were made from the plain seed
+        torch.manual_seed(settings.seed + accelerator.process_index)
+    return accelerator
+
+
+def finish_epoch(
+    method: Method,
+    validation: Prepared | None,
+    folder: Path,
+    epoch: int,
+    progress: Progress,
+    log: Log,
+    show_progress: bool,
+) -> None:
+    """Validate, keep the best model, and say how the epoch went."""
+    retriever, line = method.retriever, {"epoch": float(epoch)}
+    if validation is None:
+        best = True
+    else:
+        report = evaluate(retriever, validation.captions, text_store=validation.texts, bootstrap=0)
+        line.update({f"validation_{name}": value for name, value in report.metrics.items()})
+        best = report.metrics["rsum"] > progress.best_rsum
+        if best:
+            progress.best_rsum, progress.best_epoch = report.metrics["rsum"], epoch
+    if best:
+        retriever.save_pretrained(folder / "best", card=model_card(folder, epoch, line))
+    progress.history.append(line)
+    log.write(progress.step, {"epoch": epoch, **{k: v for k, v in line.items() if k != "epoch"}, "best": best})
+    if show_progress:
+        score = f"validation RSUM {line['validation_rsum']:.1f}" if validation else "no validation split"
+        print(f"epoch {epoch + 1}: {score}{' (best so far)' if best and validation else ''}", flush=True)
+
+
+def model_card(folder: Path, epoch: int, line: dict[str, float]) -> str:
+    """The README of a model folder: what it is, how it was trained, how to use it."""
+    run = checkpoint.read_run(folder)
+    settings = "\n".join(f"| {name} | {value} |" for name, value in run["settings"].items())
+    scores = "\n".join(f"| {name} | {value:.2f} |" for name, value in line.items() if name != "epoch")
+    return (
+        f"# {run['recipe']}\n\nAn image-text retriever trained with Diptych {run['diptych']} on {run['data']} "
+        f"(data {run['data_fingerprint']}), epoch {epoch + 1}.\n\n"
+        '```python\nfrom diptych import Retriever\nmodel = Retriever.from_pretrained("this folder")\n```\n\n'
+        f"| validation | |\n|---|---|\n{scores}\n\n| setting | |\n|---|---|\n{settings}\n"
+    )
+
+
+def stop_early(progress: Progress, epoch: int, settings: TrainingSettings) -> bool:
+    """Whether patience has ended."""
+    return settings.patience > 0 and progress.best_epoch >= 0 and epoch - progress.best_epoch > settings.patience
+
+
+def on_collapse(sentence: str, settings: TrainingSettings) -> None:
+    """Warn or stop, as the user chose."""
+    if settings.on_collapse == "stop":
+        raise TrainingError(sentence)
+    print(f"warning: {sentence}", flush=True)
+
+
+def save_on_main(
+    accelerator: Accelerator, folder: Path, method: Method, optimizer: torch.optim.Optimizer, progress: Progress
+) -> None:
+    """Write ``last/`` from the main process; the random states of all processes go in."""
+    randoms = checkpoint.gather_random(accelerator.num_processes)
+    if accelerator.is_main_process:
+        checkpoint.save_state(folder, method, optimizer, progress, randoms)
+    accelerator.wait_for_everyone()
+
+
+def share(progress: Progress, accelerator: Accelerator) -> Progress:
+    """The main process's progress, on every process."""
+    if accelerator.num_processes == 1:
+        return progress
+    box = [progress]
+    torch.distributed.broadcast_object_list(box)
+    return box[0]
+
+
+class Meter:
+    """Running means of the terms and the speed, kept on the device until they are read."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.sums: dict[str, Tensor] = {}
+        self.count, self.began = 0, time.perf_counter()
+
+    def add(self, terms: dict[str, Tensor]) -> None:
+        """Take in one step."""
+        for name, value in terms.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
+        self.count += 1
+
+    def read(self) -> dict[str, float]:
+        """Means since the last read: loss, terms, pairs per second."""
+        terms = {name: float(value) / self.count for name, value in self.sums.items()}
+        speed = self.count * self.batch_size / (time.perf_counter() - self.began)
+        self.reset()
+        return {"loss": sum(terms.values()), **terms, "pairs_per_second": round(speed, 1)}
+
+
+class Interrupt:
+    """Whether the user pressed Ctrl-C; a second one ends at once."""
+
+    asked = False
+
+    def handle(self, number: int, frame: Any) -> None:
+        """Remember the wish; the loop ends after the step in progress."""
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    """Catch SIGINT while training, and put the old handler back."""
+    interrupt = Interrupt()
+    try:
+        before = signal.signal(signal.SIGINT, interrupt.handle)
+    except ValueError:  # not in the main thread: no handler can be set
+        yield interrupt
+        return
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,41 @@
+"""What a recipe hands to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from diptych.objectives.momentum import Twin
+from diptych.objectives.objective import Objective
+from diptych.retriever import Retriever
+
+
+@dataclass
+class Method:
+    """A model, its objective, and how its parts are to be optimised.
+
+    ``multipliers`` maps a prefix of parameter names to the factor on the learning rate (0.1 for a pretrained text
+    encoder); ``train_from`` maps a prefix to the epoch from which those parameters move (a CNN that waits one epoch).
+    The longest matching prefix counts. ``twin`` makes the momentum view of each batch.
+    """
+
+    retriever: Retriever
+    objective: Objective
+    multipliers: Mapping[str, float] = field(default_factory=dict)
+    train_from: Mapping[str, int] = field(default_factory=dict)
+    twin: Twin | None = None
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Everything whose state belongs in a checkpoint."""
+        found: dict[str, nn.Module] = {"retriever": self.retriever, "objective": self.objective}
+        if self.twin is not None:
+            found["twin"] = self.twin
+        return found
+
+
+def longest_prefix(name: str, prefixes: Mapping[str, float]) -> str | None:
+    """The longest of ``prefixes`` that ``name`` starts with."""
+    matching = [prefix for prefix in prefixes if name.startswith(prefix)]
+    return max(matching, key=len, default=None)

@@ -1,0 +1,94 @@
+"""Parameter groups with learning-rate multipliers, freezing by epoch, and the schedule as a function of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from diptych.errors import SettingsError
+from diptych.training.method import Method, longest_prefix
+from diptych.training.settings import TrainingSettings
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The factor on every learning rate, a pure function of the step: a resumed run needs no scheduler state.
+
+    Steps of ``warmup_epoch`` rise linearly from 1/n to 1; from ``decay_epoch`` on the factor is ``decay_factor``.
+    """
+
+    steps_per_epoch: int
+    warmup_epoch: int
+    decay_epoch: int
+    decay_factor: float
+
+    def factor(self, step: int) -> float:
+        """The factor at optimiser step ``step``, counted from 0."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        decay = self.decay_factor if epoch >= self.decay_epoch else 1.0
+        warmup = (position + 1) / self.steps_per_epoch if epoch == self.warmup_epoch else 1.0
+        return decay * warmup
+
+
+def trainable(method: Method) -> dict[str, nn.Parameter]:
+    """Every parameter that moves at some epoch, by name; objective parameters carry the prefix ``objective.``."""
+    named = dict(method.retriever.named_parameters())
+    named.update({f"objective.{name}": p for name, p in method.objective.named_parameters()})
+    return {name: p for name, p in named.items() if p.requires_grad}
+
+
+def build_optimizer(method: Method, settings: TrainingSettings, *, graphs: bool = False) -> torch.optim.AdamW:
+    """AdamW with one group per learning-rate multiplier.
+
+    With ``graphs`` the rates are tensors and the step is capturable, so that a replayed CUDA graph reads new rates.
+    """
+    parameters = trainable(method)
+    for prefix in [*method.multipliers, *method.train_from]:
+        if not any(name.startswith(prefix) for name in dict(method.retriever.named_parameters())):
+            raise SettingsError(f"no parameter starts with '{prefix}': correct the multiplier's prefix.")
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        prefix = longest_prefix(name, method.multipliers)
+        groups.setdefault(1.0 if prefix is None else method.multipliers[prefix], []).append(parameter)
+    described = [
+        {"params": members, "multiplier": multiplier, "lr": settings.learning_rate * multiplier}
+        for multiplier, members in groups.items()
+    ]
+    on_cuda = next(iter(parameters.values())).is_cuda
+    optimizer = torch.optim.AdamW(
+        described,
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        fused=on_cuda or None,
+        capturable=graphs,
+    )
+    if graphs:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"], device="cuda")
+    return optimizer
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group ``rate`` times its multiplier, in place where the rate is a tensor."""
+    for group in optimizer.param_groups:
+        value = rate * group["multiplier"]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+def freeze_for_epoch(method: Method, epoch: int, parameters: Mapping[str, nn.Parameter]) -> list[str]:
+    """Let each parameter require a gradient exactly from its epoch on; returns the names still waiting."""
+    waiting = []
+    for name, parameter in parameters.items():
+        prefix = longest_prefix(name, method.train_from)
+        moves = prefix is None or epoch >= method.train_from[prefix]
+        parameter.requires_grad_(moves)
+        if not moves:
+            parameter.grad = None
+            waiting.append(name)
+    return waiting

@@ -1,0 +1,104 @@
+"""Settings: flat, typed, frozen; each field is also a flag of the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from diptych.errors import SettingsError
+
+T = TypeVar("T")
+
+
+def setting(default: T, help: str, *, low: float | None = None, high: float | None = None) -> T:
+    """A field with its sentence of help and its range, both ends allowed."""
+    made: T = field(default=default, metadata={"help": help, "low": low, "high": high})
+    return made
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """What every recipe's training has; the recipe's own settings extend it."""
+
+    seed: int = setting(0, "seed of weights, order, augmentation and dropout")
+    epochs: int = setting(25, "passes over the training texts", low=1)
+    batch_size: int = setting(128, "pairs per step, over all processes together", low=2)
+    learning_rate: float = setting(5e-4, "base learning rate", low=0)
+    weight_decay: float = setting(1e-4, "AdamW weight decay", low=0)
+    decay_epoch: int = setting(15, "epoch from which the learning rate is multiplied by decay_factor", low=0)
+    decay_factor: float = setting(0.1, "factor applied from decay_epoch on", low=0)
+    warmup_epoch: int = setting(-1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1)
+    clip_norm: float = setting(2.0, "largest global gradient norm (0: no clipping)", low=0)
+    patience: int = setting(0, "stop after so many epochs without a better validation RSUM (0: never)", low=0)
+    save_steps: int = setting(0, "also save the state every so many steps (0: at each epoch's end)", low=0)
+    log_steps: int = setting(20, "steps between two lines of the log", low=1)
+    precision: Literal["no", "bf16", "fp16"] = setting("no", "mixed precision of the forward pass")
+    compile: bool = setting(False, "compile the encoders with torch.compile")
+    cuda_graphs: bool = setting(False, "replay each training step as a CUDA graph (one GPU)")
+    workers: int = setting(0, "processes that prepare batches (0: the training process itself)", low=0)
+    tensorboard: bool = setting(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
+    on_collapse: Literal["warn", "stop"] = setting("warn", "what to do when the loss sits at its collapsed value")
+
+    def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            value, low, high = getattr(self, entry.name), entry.metadata.get("low"), entry.metadata.get("high")
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                if low is not None and value < low:
+                    raise SettingsError(f"--{entry.name} is {value}: it must be at least {low:g}.")
+                if high is not None and value > high:
+                    raise SettingsError(f"--{entry.name} is {value}: it must be at most {high:g}.")
+            choices = literal_choices(typing.get_type_hints(type(self))[entry.name])
+            if choices and value not in choices:
+                raise SettingsError(f"--{entry.name} is {value!r}: choose one of {', '.join(map(str, choices))}.")
+
+
+S = TypeVar("S", bound=TrainingSettings)
+
+
+def literal_choices(annotation: Any) -> tuple[Any, ...]:
+    """The values a ``Literal`` annotation allows; empty for any other annotation."""
+    return typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()
+
+
+def plain_type(annotation: Any) -> type:
+    """int, float, bool or str for the annotation of a setting, optional or not."""
+    if literal_choices(annotation):
+        return type(literal_choices(annotation)[0])
+    if isinstance(annotation, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+    if annotation not in (int, float, bool, str):
+        raise TypeError(f"a setting must be int, float, bool or str, not {annotation}")
+    return typing.cast(type, annotation)
+
+
+def to_json(settings: TrainingSettings) -> dict[str, Any]:
+    """Settings as a flat JSON object."""
+    return dataclasses.asdict(settings)
+
+
+def from_json(kind: type[S], values: dict[str, Any]) -> S:
+    """Settings from a flat JSON object; an unknown name is an error that lists the nearest."""
+    import difflib
+
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise SettingsError(f"there is no setting called {name}{hint}.")
+    return kind(**values)
+
+
+def differences(a: TrainingSettings, b: TrainingSettings) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two settings differ."""
+    left, right = to_json(a), to_json(b)
+    return {name: (left[name], right.get(name)) for name in left if left[name] != right.get(name)}
+
+
+def as_text(settings: TrainingSettings) -> str:
+    """Settings on one line each, for a run's card."""
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in to_json(settings).items())

@@ -1,0 +1,125 @@
+"""One training step: embed → terms → backward → clip → step; eager, or replayed as a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from diptych import ops
+from diptych.training.method import Method
+from diptych.types import Batch, Embeddings, Features, Terms
+
+WARM_STEPS = 3  # eager steps of a new shape before its graph is captured: lazy initialisation must be over
+
+
+class Step:
+    """The step in plain sight. Returns the embeddings of all processes and the terms, without gradient."""
+
+    def __init__(
+        self, method: Method, model: nn.Module, optimizer: Any, accelerator: Accelerator, clip_norm: float
+    ) -> None:
+        self.method, self.model, self.optimizer = method, model, optimizer
+        self.accelerator, self.clip_norm = accelerator, clip_norm
+
+    def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
+        """Move the model by one batch."""
+        twin = self.method.twin
+        if twin is not None:
+            twin.update(self.method.retriever)
+        embeddings: Embeddings = self.model(batch)
+        if twin is not None:
+            with torch.no_grad(), self.accelerator.autocast():
+                embeddings = replace(embeddings, teacher=twin(batch))
+        embeddings, batch = gather(embeddings, batch)
+        terms = self.method.objective(embeddings, batch)
+        self.accelerator.backward(torch.stack(list(terms.values())).sum())
+        self.clip()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return _detached(embeddings), batch, {name: value.detach() for name, value in terms.items()}
+
+    def clip(self) -> None:
+        """Scale the gradients to at most ``clip_norm`` in global norm."""
+        if self.clip_norm > 0:
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+            self.accelerator.clip_grad_norm_(parameters, self.clip_norm)
+
+
+class GraphedStep:
+    """Replays the step as a CUDA graph, one graph per shape of batch and phase of training.
+
+    The first ``WARM_STEPS`` batches of a shape run eagerly, as real steps; the next is captured and every later one
+    replayed: no kernel of the step is launched from Python any more.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.seen: dict[Hashable, int] = {}
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Batch, tuple[Embeddings, Batch, Terms]]] = {}
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+
+    def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
+        """Move the model by one batch."""
+        method = self.step.method
+        moving = hash(tuple(p.requires_grad for p in method.retriever.parameters()))
+        key = (_shapes(batch), method.objective.phase(), moving)
+        if key in self.graphs:
+            graph, static, result = self.graphs[key]
+            _copy(static, batch)
+            graph.replay()  # type: ignore[no-untyped-call]
+            return result
+        self.seen[key] = self.seen.get(key, 0) + 1
+        if self.seen[key] <= WARM_STEPS:
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                result = self.step(batch)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return result
+        static = batch.map(torch.clone)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            result = self.step(static)
+        self.graphs[key] = graph, static, result
+        graph.replay()  # type: ignore[no-untyped-call]
+        return result
+
+
+def gather(embeddings: Embeddings, batch: Batch) -> tuple[Embeddings, Batch]:
+    """The rows of every process, with gradients: objectives always see the whole batch. Local features stay local."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return embeddings, batch
+
+    def rows(e: Embeddings) -> Embeddings:
+        branches = {name: rows(branch) for name, branch in e.branches.items()}
+        teacher = None if e.teacher is None else rows(e.teacher)
+        return Embeddings(ops.gather_rows(e.image), ops.gather_rows(e.text), branches=branches, teacher=teacher)
+
+    targets = {name: ops.gather_rows(value) for name, value in batch.targets.items()}
+    ids = ops.gather_rows(batch.image_ids), ops.gather_rows(batch.text_ids)
+    return rows(embeddings), replace(batch, image_ids=ids[0], text_ids=ids[1], targets=targets)
+
+
+def _detached(e: Embeddings) -> Embeddings:
+    branches = {name: _detached(branch) for name, branch in e.branches.items()}
+    return Embeddings(e.image.detach(), e.text.detach(), branches=branches, teacher=e.teacher)
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    images = [batch.images.values, batch.images.mask] if isinstance(batch.images, Features) else [batch.images]
+    texts = [batch.texts.values, batch.texts.mask]
+    return [*images, *texts, batch.image_ids, batch.text_ids, *batch.targets.values()]
+
+
+def _shapes(batch: Batch) -> Hashable:
+    return tuple((tuple(t.shape), t.dtype) for t in _tensors(batch))
+
+
+def _copy(static: Batch, batch: Batch) -> None:
+    for to, source in zip(_tensors(static), _tensors(batch), strict=True):
+        to.copy_(source, non_blocking=True)
