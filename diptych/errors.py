@@ -8,6 +8,7 @@
     ├── SettingsError      a setting out of range, or two that do not go together
     ├── CheckpointError    a run or model folder that is incomplete, of another recipe, or of another version
     ├── IndexError_        an index of another model, half copied, or locked
+    ├── QueryError         a query or filter with a mistake, and the character it is at
     ├── MissingExtra       an optional dependency that is not installed, with the command that installs it
     ├── StorageError       the disk is full or read-only while saving
     └── TrainingError      a run that cannot go on: NaN with its step, collapse when told to stop on it
@@ -40,6 +41,14 @@ class CheckpointError(DiptychError):
 
 class IndexError_(DiptychError):
     """An index of another model, half copied, or locked by another writer."""
+
+
+class QueryError(DiptychError):
+    """A query or filter that cannot be read; ``position`` counts characters from 0 when the place is known."""
+
+    def __init__(self, message: str, position: int | None = None) -> None:
+        super().__init__(message)
+        self.position = position
 
 
 class StorageError(DiptychError):
