@@ -1,0 +1,55 @@
+"""data check, data formats, extract."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from diptych.cli.flags import one_sentence
+
+
+@click.group()
+def data() -> None:
+    """Look at data before training on it."""
+
+
+@data.command()
+@click.argument("path")
+@one_sentence
+def check(path: str) -> None:
+    """Recognise the format and list every missing or malformed file, duplicate, empty caption and leak."""
+    from diptych.data.check import check as run
+
+    report = run(path)
+    click.echo(report.render())
+    sys.exit(0 if report.ok else 1)
+
+
+@data.command()
+def formats() -> None:
+    """The formats that are recognised."""
+    from diptych.data.formats import FORMATS
+
+    for entry in FORMATS:
+        click.echo(f"{entry.name:14} {entry.description}")
+
+
+@click.command()
+@click.argument("path")
+@click.option("--output_dir", "--output-dir", required=True, type=click.Path(path_type=Path), help="folder to fill")
+@click.option("--backbone", default="lite0", show_default=True, help="lite0, hf:ID, timm:NAME or a model folder")
+@click.option("--image_size", "--image-size", default=224, show_default=True, help="pixels of the square input")
+@click.option("--batch_size", "--batch-size", default=64, show_default=True, type=click.IntRange(1))
+@one_sentence
+def extract(path: str, output_dir: Path, backbone: str, image_size: int, batch_size: int) -> None:
+    """Turn images into grid features in the precomputed layout (fp16); run again to go on after an interruption."""
+    from diptych.data.formats import open_captions
+    from diptych.data.images import PixelInput
+    from diptych.encoders.extract import extract as run
+    from diptych.recipes import towers
+
+    network = towers.backbone(backbone, image_size)
+    report = run(open_captions(path), network, PixelInput(**network.pixel_format), output_dir, batch_size=batch_size)
+    click.echo(report)

@@ -1,0 +1,64 @@
+"""Flags made from settings classes, and errors turned into one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from diptych.errors import DiptychError
+from diptych.training.loop import Interrupted
+from diptych.training.settings import TrainingSettings, literal_choices, plain_type
+
+Command = Callable[..., Any]
+
+
+def settings_flags(kind: type[TrainingSettings]) -> Callable[[Command], Command]:
+    """One flag per setting: ``--learning_rate 5e-4``, ``--compile/--no_compile``; none given means its default."""
+    hints = typing.get_type_hints(kind)
+
+    def decorate(command: Command) -> Command:
+        for entry in reversed(dataclasses.fields(kind)):
+            names = [f"--{entry.name}"]
+            if "_" in entry.name:
+                names.append(f"--{entry.name.replace('_', '-')}")
+            options: dict[str, Any] = {"default": None, "help": f"{entry.metadata['help']}  [{entry.default}]"}
+            choices, kind_of = literal_choices(hints[entry.name]), plain_type(hints[entry.name])
+            if kind_of is bool:
+                names = ["/".join([f"--{entry.name}", f"--no_{entry.name}"])]
+                options["is_flag"] = True
+            elif choices:
+                options["type"] = click.Choice(choices)
+            else:
+                options["type"] = kind_of
+            command = click.option(*names, entry.name, **options)(command)
+        return command
+
+    return decorate
+
+
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    """The flags the user really gave."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def one_sentence(command: Command) -> Command:
+    """Print the message of an expected error alone and exit with status 2; 130 after an interrupt."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except DiptychError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(2)
+        except Interrupted as note:
+            click.echo(str(note), err=True)
+            sys.exit(130)
+
+    return run

@@ -1,0 +1,138 @@
+"""One HTML file that shows a result: metrics with their protocol, training curves, retrieval grids both ways."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+
+THUMB = 72  # pixels of a thumbnail's longer side
+COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")
+
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --good: #059669; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
+table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .25rem .75rem; text-align: left; }
+td { border-top: 1px solid var(--line); } td.n { text-align: right; font-variant-numeric: tabular-nums; }
+.row { display: flex; flex-wrap: wrap; gap: .5rem; align-items: flex-start; margin: .75rem 0; }
+.query { width: 11rem; font-weight: 600; } .query img { display: block; }
+figure { margin: 0; padding: .3rem; border: 2px solid var(--line); border-radius: .4rem; text-align: center; }
+figure.right { border-color: var(--good); box-shadow: 0 0 0 2px var(--good); }
+figcaption, .score { font-size: .75rem; opacity: .8; } figure.text { max-width: 9rem; }
+img { background: #fff; border-radius: .2rem; } svg { max-width: 100%; height: auto; }
+pre { background: #8881; padding: .75rem; border-radius: .4rem; overflow-x: auto; }
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One retrieved item: its text or picture, its score, and whether it is a right answer."""
+
+    text: str
+    score: float
+    right: bool
+    picture: Image.Image | None = None
+
+
+@dataclass(frozen=True)
+class Query:
+    """A query and its answers, best first."""
+
+    text: str
+    answers: Sequence[Answer]
+    picture: Image.Image | None = None
+
+
+def page(
+    title: str,
+    introduction: str,
+    metrics: Sequence[tuple[str, str, str]],
+    card: Mapping[str, object],
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    grids: Mapping[str, Sequence[Query]],
+    commands: str,
+) -> str:
+    """The whole file; ``metrics`` are (name, value, interval), ``curves`` one chart each, ``grids`` one section each."""
+    parts = [
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(introduction)}</p>",
+        "<h2>Metrics</h2>",
+        _table(("metric", "value", "95 % interval"), metrics),
+        "<h2>Protocol</h2>",
+        _table(("field", "value"), [(name, str(value)) for name, value in card.items()]),
+        "<h2>Training</h2><div class='row'>",
+        *(chart(name, points, COLOURS[i % len(COLOURS)]) for i, (name, points) in enumerate(curves.items())),
+        "</div>",
+    ]
+    for name, queries in grids.items():
+        parts += [f"<h2>{html.escape(name)}</h2><p>Right answers are framed in green.</p>", *map(_query, queries)]
+    parts.append(f"<h2>Search it yourself</h2><pre>{html.escape(commands)}</pre></html>")
+    return "\n".join(parts)
+
+
+def chart(name: str, points: Sequence[tuple[float, float]], colour: str) -> str:
+    """A line chart as inline SVG: axes with their least and greatest value, one line."""
+    width, height, left, bottom = 420, 220, 52, 28
+    if len(points) < 2:
+        return f"<p>{html.escape(name)}: too few points for a curve.</p>"
+    xs, ys = [p[0] for p in points], [p[1] for p in points]
+    low, high = min(ys), max(ys)
+    span_x, span_y = (max(xs) - min(xs)) or 1.0, (high - low) or 1.0
+
+    def place(x: float, y: float) -> str:
+        across = left + (x - min(xs)) / span_x * (width - left - 8)
+        down = 8 + (high - y) / span_y * (height - bottom - 8)
+        return f"{across:.1f},{down:.1f}"
+
+    line = " ".join(place(x, y) for x, y in points)
+    label = "font-size='12' fill='currentColor'"
+    return (
+        f"<figure><svg viewBox='0 0 {width} {height}' width='{width}' role='img' aria-label='{html.escape(name)}'>"
+        f"<path d='M{left} 4V{height - bottom}H{width - 4}' fill='none' stroke='currentColor' opacity='.4'/>"
+        f"<polyline points='{line}' fill='none' stroke='{colour}' stroke-width='2'/>"
+        f"<text x='{left - 6}' y='16' text-anchor='end' {label}>{high:.4g}</text>"
+        f"<text x='{left - 6}' y='{height - bottom}' text-anchor='end' {label}>{low:.4g}</text>"
+        f"<text x='{left}' y='{height - 8}' {label}>{min(xs):g}</text>"
+        f"<text x='{width - 4}' y='{height - 8}' text-anchor='end' {label}>{max(xs):g}</text></svg>"
+        f"<figcaption>{html.escape(name)}</figcaption></figure>"
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(h)}</th>" for h in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _query(query: Query) -> str:
+    shown = _picture(query.picture) if query.picture is not None else ""
+    answers = "".join(_answer(answer) for answer in query.answers)
+    return f"<div class='row'><div class='query'>{shown}{html.escape(query.text)}</div>{answers}</div>"
+
+
+def _answer(answer: Answer) -> str:
+    kind = " ".join(["right"] * answer.right + ["text"] * (answer.picture is None))
+    shown = _picture(answer.picture) if answer.picture is not None else ""
+    mark = "✓ " if answer.right else ""
+    return (
+        f"<figure class='{kind}'>{shown}<figcaption>{mark}{html.escape(answer.text)}</figcaption>"
+        f"<span class='score'>{answer.score:.3f}</span></figure>"
+    )
+
+
+def _picture(picture: Image.Image) -> str:
+    small = picture.convert("RGB")
+    small.thumbnail((THUMB, THUMB))
+    buffer = io.BytesIO()
+    small.save(buffer, "WEBP", quality=80)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f"<img alt='' width='{small.width}' height='{small.height}' src='data:image/webp;base64,{data}'>"

@@ -1,0 +1,104 @@
+"""Run the rows of a paper's table, several seeds each, and set published and measured numbers side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from diptych.data.storage import write_text
+from diptych.errors import CheckpointError, SettingsError
+from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.recipes.run import resumed_settings, run_recipe
+from diptych.training.settings import from_json, to_json
+
+T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Student's t at 97.5 % by number of runs: intervals of a mean over few runs."""
+
+SHOWN = (
+    "image_to_text_recall@1",
+    "image_to_text_recall@5",
+    "text_to_image_recall@1",
+    "text_to_image_recall@5",
+)
+
+
+def ablate(
+    recipe: Recipe,
+    table: str,
+    data: str,
+    folder: Path,
+    *,
+    seeds: int = 1,
+    rows: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    show_progress: bool = True,
+) -> str:
+    """Run a table's rows on ``data`` and return the comparison; finished runs are reused, broken ones go on.
+
+    ``changes`` apply to every row, the row's own switches win. The measured numbers are those of the validation
+    split at the epoch chosen by its RSUM; each run lies in ``folder/<row>-seed<k>``.
+    """
+    chosen = _chosen(recipe.tables[table], rows)
+    results: dict[str, list[dict[str, float]]] = {}
+    for row in chosen:
+        for seed in range(seeds):
+            values = {**(changes or {}), **row.changes, "seed": seed}
+            run = folder / f"{_slug(row.name)}-seed{seed}"
+            if show_progress:
+                print(f"{row.name}, seed {seed}: {run}", flush=True)
+            results.setdefault(row.name, []).append(_measure(recipe, values, data, run, show_progress))
+    write_text(folder / f"table-{table}.json", json.dumps(results, indent=2))
+    return render(recipe.tables[table], chosen, results, data)
+
+
+def _measure(recipe: Recipe, values: dict[str, Any], data: str, run: Path, show_progress: bool) -> dict[str, float]:
+    settings = from_json(recipe.settings, values)
+    resume = (run / "last" / "progress.json").exists()
+    if resume and to_json(resumed_settings(recipe, run, {})) != to_json(settings):
+        raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
+    if not resume and (run / "run.json").exists():
+        (run / "run.json").unlink()  # started but nothing saved yet: nothing to lose
+    progress = run_recipe(recipe, settings, data, run, resume=resume, show_progress=show_progress)
+    best = next(line for line in progress.history if line["epoch"] == progress.best_epoch)
+    return {name.removeprefix("validation_"): value for name, value in best.items()}
+
+
+def render(table: Table, rows: Sequence[Row], results: Mapping[str, list[dict[str, float]]], data: str) -> str:
+    """Markdown: one line per row; published numbers first, measured means with 95 % intervals over the seeds."""
+    heads = ["i2t R@1", "i2t R@5", "t2i R@1", "t2i R@5"]
+    lines = [
+        f"{table.title}",
+        f"published: {table.protocol}; measured: {data}, validation split. Unlike data: compare the order, not values.",
+        "",
+        "| row | " + " | ".join(f"{h} published" for h in heads) + " | " + " | ".join(heads) + " | RSUM |",
+        "|---" * (len(heads) * 2 + 2) + "|",
+    ]
+    for row in rows:
+        published = [f"{row.published[name]:.1f}" if name in row.published else "" for name in SHOWN]
+        measured = [interval([run[name] for run in results[row.name]]) for name in (*SHOWN, "rsum")]
+        lines.append(f"| {row.name} | " + " | ".join([*published, *measured]) + " |")
+    return "\n".join(lines)
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean and half width of the 95 % interval of the mean over runs; the value alone for one run."""
+    if len(values) == 1:
+        return f"{values[0]:.1f}"
+    t = T_975.get(len(values), 1.96)
+    return f"{mean(values):.1f} ± {t * stdev(values) / math.sqrt(len(values)):.1f}"
+
+
+def _chosen(table: Table, names: Sequence[str]) -> list[Row]:
+    known = {row.name: row for row in table.rows}
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"the table has no row '{name}': its rows are {', '.join(known)}.")
+    return [known[name] for name in names] if names else list(table.rows)
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")

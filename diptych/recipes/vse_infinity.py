@@ -1,0 +1,128 @@
+"""VSE∞: a visual semantic embedding whose pooling is learned (Chen et al., CVPR 2021).
+
+Two towers; each projects its local features to the joint space and pools them with a Generalized Pooling Operator;
+hinge loss on the hardest negative, all negatives in the first epoch; Size Augmentation on both sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from diptych.data.captions import Captions
+from diptych.objectives.combine import SwitchAt
+from diptych.objectives.triplet import Triplet
+from diptych.recipes import towers
+from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.retriever import Retriever
+from diptych.training.method import Method
+from diptych.training.settings import TrainingSettings, setting
+
+Pool = Literal["gpo", "mean", "max", "kmax", "first", "gem"]
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """VSE∞ in the paper's numbers: AdamW 5e-4, 25 epochs, ×0.1 for the last 10, batch 128, margin 0.2, 1024-d."""
+
+    image_encoder: str = setting("auto", towers.IMAGE_HELP)
+    text_encoder: str = setting("bigru", towers.TEXT_HELP)
+    dim: int = setting(1024, "joint dimension (the paper's d_3)", low=1)
+    image_pool: Pool = setting("gpo", "visual aggregator")
+    text_pool: Pool = setting("gpo", "textual aggregator")
+    pool_k: int = setting(2, "k of the kmax aggregator", low=1)
+    gpo_sequence: Literal["bigru", "transformer", "mlp"] = setting("bigru", "sequence model of GPO (Table 3)")
+    gpo_per_dimension: bool = setting(False, "coefficients per dimension (Table 7)")
+    gpo_data_dependent: bool = setting(False, "the features too go into the coefficient generator (Table 8)")
+    size_augmentation: Literal["both", "visual", "none"] = setting("both", "which sides lose elements (Table 2)")
+    drop: float = setting(0.2, "Size Augmentation's rate", low=0, high=0.95)
+    margin: float = setting(0.2, "margin α of the hinge", low=0)
+    all_negatives_epochs: int = setting(1, "first epochs that sum over all negatives", low=0)
+    mask_same_image: bool = setting(True, "texts of one image are not each other's negatives (off: as published)")
+    warmup_epoch: int = setting(1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1)
+    train_backbone: bool = setting(False, "train the CNN or ViT from epoch 1 on (else its features are cached)")
+    backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone (BUTD, WSL: 0.01)", low=0)
+    image_size: int = setting(224, "pixels of the square image the backbone reads (the paper: 512)", low=32)
+    train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
+    text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
+    word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
+    word_vectors: str = setting("", "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file")
+    vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
+    min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
+
+
+def build(settings: Settings, captions: Captions) -> Method:
+    """Compose the method for the given training data."""
+    visual = settings.drop if settings.size_augmentation in ("both", "visual") else 0.0
+    textual = settings.drop if settings.size_augmentation == "both" else 0.0
+    image, image_input = towers.image_side(settings, captions, drop=visual)
+    text, text_input = towers.text_side(settings, captions, drop=textual)
+    retriever = Retriever(
+        towers.pooled(image, settings.image_pool, settings),
+        towers.pooled(text, settings.text_pool, settings),
+        image_input,
+        text_input,
+    )
+    hardest = Triplet(settings.margin, negatives="hardest", mask_same_image=settings.mask_same_image)
+    every = Triplet(settings.margin, negatives="all", mask_same_image=settings.mask_same_image)
+    return Method(
+        retriever,
+        SwitchAt(every, hardest, epoch=settings.all_negatives_epochs),
+        multipliers=towers.multipliers(retriever, settings),
+        train_from=towers.train_from(retriever, settings),
+    )
+
+
+def _row(name: str, numbers: tuple[float, float, float, float], **changes: object) -> Row:
+    keys = ("image_to_text_recall@1", "image_to_text_recall@5", "text_to_image_recall@1", "text_to_image_recall@5")
+    return Row(name, changes, dict(zip(keys, numbers, strict=True)))
+
+
+_COCO = "COCO 5-fold 1K, BUTD features"
+TABLES = {
+    "1": Table(
+        "Aggregators on each side (region + BERT)",
+        _COCO,
+        (
+            _row("AvgPool, CLS", (67.7, 92.6, 54.8, 85.1), image_pool="mean", text_pool="first"),
+            _row("AvgPool, GPO", (71.7, 93.8, 57.5, 87.6), image_pool="mean", text_pool="gpo"),
+            _row("GPO, CLS", (73.8, 94.8, 59.2, 88.0), image_pool="gpo", text_pool="first"),
+            _row("GPO, GPO", (79.7, 96.4, 64.8, 91.4), image_pool="gpo", text_pool="gpo"),
+        ),
+    ),
+    "2": Table(
+        "Size Augmentation (region + BiGRU)",
+        _COCO,
+        (
+            _row("none", (74.6, 95.0, 60.6, 89.1), size_augmentation="none"),
+            _row("visual", (75.4, 95.5, 61.4, 89.5), size_augmentation="visual"),
+            _row("visual + text", (78.5, 96.0, 61.7, 90.3), size_augmentation="both"),
+        ),
+    ),
+    "3": Table(
+        "Sequence model of GPO (region + BiGRU)",
+        _COCO,
+        (
+            _row("Transformer", (77.4, 95.4, 61.4, 90.1), gpo_sequence="transformer"),
+            _row("BiGRU", (78.5, 96.0, 61.7, 90.3), gpo_sequence="bigru"),
+        ),
+    ),
+    "7": Table(
+        "Coefficients per dimension (region + BiGRU)",
+        _COCO,
+        (
+            _row("per dimension", (76.5, 95.9, 61.2, 89.6), gpo_per_dimension=True),
+            _row("shared", (78.5, 96.0, 61.7, 90.3), gpo_per_dimension=False),
+        ),
+    ),
+    "8": Table(
+        "Features into the generator (region + BiGRU)",
+        _COCO,
+        (
+            _row("with features", (78.0, 96.2, 61.8, 90.2), gpo_data_dependent=True),
+            _row("positions only", (78.5, 96.0, 61.7, 90.3), gpo_data_dependent=False),
+        ),
+    ),
+}
+
+RECIPE = Recipe("vse-infinity", "VSE∞: learned pooling (GPO)", Settings, build, TABLES)

@@ -1,0 +1,26 @@
+"""VSE++: hard negatives with fixed pooling (Faghri et al., BMVC 2018), as re-run in the VSE∞ tables.
+
+The same method as VSE∞ with mean pooling on both sides (the first token for a text transformer). The 2018 model is
+``--text_encoder gru --image_pool mean --text_pool first --size_augmentation none``: a one-way GRU whose last state is
+the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diptych.recipes import vse_infinity
+from diptych.recipes.recipe import Recipe
+from diptych.recipes.vse_infinity import Pool
+from diptych.training.settings import setting
+
+
+@dataclass(frozen=True)
+class Settings(vse_infinity.Settings):
+    """VSE∞'s settings with the pooling fixed."""
+
+    image_pool: Pool = setting("mean", "visual aggregator")
+    text_pool: Pool = setting("mean", "textual aggregator ('first' for the CLS token of a transformer)")
+
+
+RECIPE = Recipe("vse-plus-plus", "VSE++: hardest negatives, mean pooling", Settings, vse_infinity.build)

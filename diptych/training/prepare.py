@@ -1,0 +1,37 @@
+"""Make data ready for training: texts tokenised once, the outputs of frozen backbones cached."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from diptych.data.captions import Captions
+from diptych.encoders.cache import cache_image_features, cache_text_states
+from diptych.encoders.cnn import Grid
+from diptych.encoders.transformer import TransformerText
+from diptych.retriever import Retriever
+from diptych.training.loop import Prepared
+
+
+def prepare(
+    retriever: Retriever,
+    captions: Captions,
+    *,
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    show_progress: bool = True,
+) -> Prepared:
+    """Captions as the towers read them: a frozen part's outputs are computed once and kept on disk."""
+    image, text = retriever.image.encoder, retriever.text.encoder
+    pictures = len(captions.images) > 0 and not isinstance(captions.images[0], np.ndarray)
+    if pictures and isinstance(image, Grid) and not image.trainable:
+        store = cache_image_features(
+            image.backbone.to(device), retriever.image_input, captions.images, cache_dir, show_progress=show_progress
+        )
+        captions = replace(captions, images=store)
+    texts = retriever.text_input.prepare(captions.texts)
+    if isinstance(text, TransformerText) and not text.trainable:
+        texts = cache_text_states(text.to(device), texts, cache_dir, show_progress=show_progress)
+    return Prepared(captions, texts)
