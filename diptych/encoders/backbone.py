@@ -1,0 +1,41 @@
+"""What every image backbone offers: cells from pixels, the pixels it expects, and a name for its weights."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Backbone(nn.Module):
+    """Pixels (B, 3, H, W) → cells (B, R, channels).
+
+    ``pixel_format`` holds the arguments of the matching ``PixelInput``: the size and normalisation it was
+    trained with.
+    """
+
+    channels: int
+
+    def __init__(self, size: int, mean: Iterable[float], std: Iterable[float]) -> None:
+        super().__init__()
+        self.pixel_format: dict[str, Any] = {"size": size, "mean": list(mean), "std": list(std)}
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Cells (B, R, channels), row by row."""
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """16 hex digits of the architecture and weights; the source they were loaded from does not matter."""
+        return weights_fingerprint(self, type(self).__name__)
+
+
+def weights_fingerprint(module: nn.Module, label: str) -> str:
+    """16 hex digits of a label and every tensor of a module."""
+    digest = hashlib.sha256(label.encode())
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]

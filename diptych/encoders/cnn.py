@@ -1,0 +1,102 @@
+"""Grid cells → joint space: one linear layer on a backbone's cells, computed from pixels or cached."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.dropping import check_rate, drop_per_image
+from diptych.encoders.precision import fit
+from diptych.errors import DataError
+from diptych.ops import unit
+from diptych.parts import part
+from diptych.types import Features, Inputs
+
+
+@part
+class Grid(nn.Module):
+    """Pixels (B, 3, H, W) → backbone → cells (B, R, C) → linear → (B, R, dim).
+
+    Cells that were computed before (``Features`` of C channels) skip the backbone, so a frozen backbone runs
+    once per image and the same model still reads pictures. ``drop`` is the Size Augmentation of grids.
+    BatchNorm of the backbone always uses its stored statistics, also while it is trained; its affine weights
+    then receive gradients. A frozen backbone stays in evaluation mode.
+    """
+
+    def __init__(
+        self, backbone: Backbone, dim: int = 1024, drop: float = 0.2, trainable: bool = False
+    ) -> None:
+        super().__init__()
+        self.dim, self.drop = dim, check_rate(drop)
+        self.backbone = backbone
+        self.linear = _projection(backbone.channels, dim)
+        self.trainable = trainable
+        self.unfreeze() if trainable else self.freeze()
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Pixels, or cells computed before, → Features (B, R, dim)."""
+        cells = inputs if isinstance(inputs, Features) else Features.whole(self.backbone(inputs))
+        return _project(cells, self.linear, self.drop if self.training else 0.0)
+
+    def freeze(self) -> None:
+        """Stop training the backbone; it goes to evaluation mode."""
+        self.trainable = False
+        self.backbone.requires_grad_(False)
+        self.train(self.training)
+
+    def unfreeze(self) -> None:
+        """Train the backbone too, all but its BatchNorm statistics."""
+        self.trainable = True
+        self.backbone.requires_grad_(True)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Grid:
+        """Training mode for what is trained; BatchNorm inside the backbone never leaves evaluation mode."""
+        super().train(mode)
+        self.backbone.train(mode and self.trainable)
+        for module in self.backbone.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()
+        return self
+
+
+@part
+class PrecomputedGrid(nn.Module):
+    """Stored cells or global vectors (B, R, input_dim) → linear → (B, R, dim), without the backbone they came
+    from.
+
+    ``unit_input`` gives each vector unit length first, as VSE++ (2018) does with its global CNN vectors.
+    """
+
+    def __init__(self, input_dim: int, dim: int = 1024, drop: float = 0.2, unit_input: bool = False) -> None:
+        super().__init__()
+        self.input_dim, self.dim, self.drop, self.unit_input = input_dim, dim, check_rate(drop), unit_input
+        self.linear = _projection(input_dim, dim)
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Cells → Features (B, R, dim)."""
+        if not isinstance(inputs, Features):
+            raise DataError(
+                "this model reads stored grid features, not pictures: give (cells, channels) arrays."
+            )
+        cells = Features(unit(inputs.values.float()), inputs.mask) if self.unit_input else inputs
+        return _project(cells, self.linear, self.drop if self.training else 0.0)
+
+
+def _projection(channels: int, dim: int) -> nn.Linear:
+    linear = nn.Linear(channels, dim)
+    nn.init.xavier_uniform_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+def _project(cells: Features, linear: nn.Linear, drop: float) -> Features:
+    if cells.values.dim() != 3 or cells.values.shape[-1] != linear.in_features:
+        raise DataError(
+            f"the cells have shape {tuple(cells.values.shape)}, this encoder reads (images, cells, "
+            f"{linear.in_features}): they come from another backbone, extract them again."
+        )
+    mask = drop_per_image(cells.mask, drop) if drop else cells.mask
+    projected: Tensor = linear(fit(Features(cells.values, mask), linear.weight))
+    return Features(projected, mask)

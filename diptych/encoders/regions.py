@@ -1,0 +1,88 @@
+"""Region features → joint space: the residual MLP of VSE∞, with BatchNorm over the valid rows only."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diptych.encoders.dropping import check_rate, drop_each
+from diptych.encoders.precision import fit
+from diptych.errors import DataError
+from diptych.parts import part
+from diptych.types import Features, Inputs
+
+
+class MaskedBatchNorm(nn.Module):
+    """BatchNorm1d of (B, L, C) over the valid positions: y = (x − μ) / √(σ² + ε) · weight + bias.
+
+    Equal to ``nn.BatchNorm1d`` on the compacted rows, with the same parameter and buffer names, but from
+    masked sums: no rows are gathered and nothing is read back to the host, so the layer compiles and can be
+    captured. Statistics are float32 or better. Under ``torchrun`` each replica uses the statistics of its own
+    rows, as BatchNorm does, and the saved running statistics are those of the first.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Normalise (B, L, C) by the batch's valid rows while training, else by the running statistics."""
+        x = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+        mean, var = self._moments(x, mask) if self.training else (self.running_mean, self.running_var)
+        scale = self.weight * torch.rsqrt(var + self.eps)
+        return torch.addcmul(self.bias - mean * scale, x, scale).to(values.dtype)
+
+    def _moments(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        valid = mask[..., None]  # (B, L, 1)
+        count = mask.sum().to(x.dtype)
+        mean = torch.where(valid, x, 0.0).sum((0, 1)) / count
+        var = torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count
+        with torch.no_grad():
+            unbiased = var * (count / (count - 1).clamp_min(1))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+            self.num_batches_tracked += 1
+        return mean, var
+
+
+@part
+class Regions(nn.Module):
+    """Y = W₀x + b₀ + MLP(x), MLP = Linear → BatchNorm → ReLU → Linear; (B, R, input_dim) → (B, R, dim).
+
+    ``drop`` is the Size Augmentation of regions: while training each is dropped with that probability, before
+    the MLP, so that dropped regions leave the BatchNorm statistics too. W₀ starts Xavier-uniform with b₀ = 0.
+    """
+
+    def __init__(self, input_dim: int = 2048, dim: int = 1024, drop: float = 0.2, hidden: int = 512) -> None:
+        super().__init__()
+        self.input_dim, self.dim, self.drop = input_dim, dim, check_rate(drop)
+        self.linear = nn.Linear(input_dim, dim)
+        nn.init.xavier_uniform_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        self.first = nn.Linear(input_dim, hidden)
+        self.norm = MaskedBatchNorm(hidden)
+        self.second = nn.Linear(hidden, dim)
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Region vectors → Features (B, R, dim)."""
+        if not isinstance(inputs, Features):
+            raise DataError("this model reads region features, not pictures: give (regions, numbers) arrays.")
+        if inputs.values.shape[-1] != self.input_dim:
+            found = inputs.values.shape[-1]
+            raise DataError(f"the regions have {found} numbers each, this encoder reads {self.input_dim}.")
+        mask = drop_each(inputs.mask, self.drop) if self.training and self.drop else inputs.mask
+        x = fit(inputs, self.linear.weight)
+        inner = F.relu(self.norm(self.first(x), mask))
+        return Features(self.linear(x) + self.second(inner), mask)

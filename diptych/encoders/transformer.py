@@ -1,0 +1,101 @@
+"""Words → joint space by a BERT-like transformer from a local folder or the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from diptych.encoders.backbone import weights_fingerprint
+from diptych.encoders.dropping import check_rate, drop_each
+from diptych.encoders.hub import free_name, load_config, load_model
+from diptych.encoders.precision import fit
+from diptych.errors import DataError
+from diptych.parts import part
+from diptych.types import Features, Inputs
+
+
+@part
+class TransformerText(nn.Module):
+    """Token ids (B, W) → last hidden states (B, W, H) → linear → (B, W, dim), specials included.
+
+    States that were computed before (``Features`` of H channels) skip the transformer, so a frozen one runs
+    once per text. ``drop`` is the Size Augmentation of such states, dropped by mask while training; ids are
+    augmented by the text input before. ``projection=False`` leaves out the linear layer, and ``dim`` becomes
+    H. A frozen transformer (``trainable=False``) stays in evaluation mode: no dropout.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        dim: int = 1024,
+        trainable: bool = True,
+        drop: float = 0.0,
+        pretrained: bool = True,
+        projection: bool = True,
+    ) -> None:
+        super().__init__()
+        self.drop = check_rate(drop)
+        config = load_config(source)
+        self.model = load_model(source, config, pretrained)
+        self.hidden = int(config.hidden_size)
+        self.dim = dim if projection else self.hidden
+        self.linear = nn.Linear(self.hidden, dim) if projection else nn.Identity()
+        if isinstance(self.linear, nn.Linear):
+            nn.init.xavier_uniform_(self.linear.weight)
+            nn.init.zeros_(self.linear.bias)
+        self.trainable = trainable
+        self.unfreeze() if trainable else self.freeze()
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Token ids, or states computed before, → Features (B, W, dim)."""
+        if not isinstance(inputs, Features):
+            raise DataError(
+                "a text encoder reads texts, not pictures: prepare them with the model's own text input."
+            )
+        states = inputs
+        if inputs.is_ids:
+            states = self.states(inputs)
+        elif self.training and self.drop:
+            states = Features(inputs.values, drop_each(inputs.mask, self.drop))
+        if states.values.shape[-1] != self.hidden:
+            raise DataError(
+                f"the stored text states have {states.values.shape[-1]} numbers, this transformer makes "
+                f"{self.hidden}: they come from another model, compute them again."
+            )
+        if isinstance(self.linear, nn.Linear):
+            return Features(self.linear(fit(states, self.linear.weight)), states.mask)
+        return states
+
+    def states(self, ids: Features) -> Features:
+        """Last hidden states (B, W, H) of token ids, before the projection."""
+        hidden: Tensor = self.model(input_ids=ids.values, attention_mask=ids.mask.long()).last_hidden_state
+        return Features(hidden, ids.mask)
+
+    def freeze(self) -> None:
+        """Stop training the transformer; it goes to evaluation mode."""
+        self.trainable = False
+        self.model.requires_grad_(False)
+        self.train(self.training)
+
+    def unfreeze(self) -> None:
+        """Train the transformer too."""
+        self.trainable = True
+        self.model.requires_grad_(True)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> TransformerText:
+        """Training mode for what is trained."""
+        super().train(mode)
+        self.model.train(mode and self.trainable)
+        return self
+
+    def fingerprint(self) -> str:
+        """16 hex digits of the transformer's weights, the projection left out: what its states depend on."""
+        return weights_fingerprint(self.model, type(self.model).__name__)
+
+    def save_assets(self, folder: Path) -> dict[str, object]:
+        """The transformer's configuration in a folder of its own; the weights travel with the model."""
+        name = free_name(folder, "text_encoder")
+        self.model.config.save_pretrained(folder / name)  # type: ignore[operator, union-attr]
+        return {"source": name, "pretrained": False}
