@@ -1,0 +1,111 @@
+"""Fixed poolings, and GeM with its one parameter."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from diptych import ops
+from diptych.aggregators.sorting import at_least_float32, sort_sets
+from diptych.errors import SettingsError
+from diptych.parts import part
+from diptych.types import Features
+
+
+@part
+class Mean(nn.Module):
+    """Average pooling, v = (1/N) Σ_n x_n (AvgPool, the aggregator of VSE++ in VSE∞'s tables)."""
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, L, D) → (B, D)."""
+        return ops.masked_mean(at_least_float32(features.values), features.mask)
+
+
+@part
+class Max(nn.Module):
+    """Maximum of each channel, v_i = max_n x_ni (MaxPool); tied elements share the gradient."""
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, L, D) → (B, D)."""
+        valid = features.mask[..., None]
+        largest = features.values.masked_fill(~valid, -torch.inf).amax(dim=1)
+        return at_least_float32(largest.masked_fill(~valid.any(dim=1), 0))
+
+
+@part
+class KMax(nn.Module):
+    """Mean of the k largest values of each channel (K-MaxPool); of all N where the set is smaller than k.
+
+    v_i = (1/K) Σ_{j≤K} sort_j(x_i) with K = min(k, N); k = 1 is Max, k ≥ L is Mean.
+    """
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        if k < 1:
+            raise SettingsError(f"KMax averages the k largest values, and k is {k}: give at least 1.")
+        self.k = k
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, L, D) → (B, D)."""
+        taken = sort_sets(features)[..., -self.k :]  # invalid places are zeros, so a plain sum is right
+        return taken.sum(dim=-1) / features.sizes.clamp(1, self.k)[:, None]
+
+
+@part
+class First(nn.Module):
+    """The first valid element (the [CLS] token of a transformer, the first state of a BiGRU)."""
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, L, D) → (B, D)."""
+        return _element(features, features.mask.int().argmax(dim=1))
+
+
+@part
+class Last(nn.Module):
+    """The last valid element (VSE++ of 2018: the state of a one-way GRU after the last word)."""
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, L, D) → (B, D)."""
+        from_end = features.mask.flip(1).int().argmax(dim=1)
+        return _element(features, features.mask.shape[1] - 1 - from_end)
+
+
+@part
+class GeM(nn.Module):
+    """Generalised mean, v_i = ((1/N) Σ_n max(x_ni, eps)^p)^(1/p), with one learned p ≥ 1.
+
+    p = 1 is Mean and p → ∞ is Max. A power of a negative number is not real, so values under ``eps`` count as
+    ``eps`` and receive no gradient: on signed features GeM sees only the positive part. Computed as a
+    log-sum-exp, which neither overflows nor divides by zero, and p = 1 + softplus(ρ) cannot leave its range:
+    nothing becomes NaN.
+    """
+
+    def __init__(self, p: float = 3.0, eps: float = 1e-6) -> None:
+        super().__init__()
+        if p <= 1 or eps <= 0:
+            raise SettingsError(f"GeM needs p > 1 and eps > 0, not p = {p} and eps = {eps}.")
+        self.eps = eps
+        self.rho = nn.Parameter(torch.tensor(math.log(math.expm1(p - 1))))
+
+    @property
+    def p(self) -> Tensor:
+        """The exponent, a scalar above 1."""
+        return 1 + nn.functional.softplus(self.rho)
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, L, D) → (B, D)."""
+        valid = features.mask[..., None]
+        values = at_least_float32(features.values).masked_fill(~valid, self.eps)
+        logs = (self.p * values.clamp_min(self.eps).log()).masked_fill(~valid, torch.finfo(values.dtype).min)
+        size = features.sizes.clamp_min(1)[:, None].to(values.dtype)
+        pooled = ((logs.logsumexp(dim=1) - size.log()) / self.p).exp()
+        return pooled.masked_fill(~valid.any(dim=1), 0)
+
+
+def _element(features: Features, place: Tensor) -> Tensor:
+    """The element at ``place`` (B,) of each set, zeros where the set is empty."""
+    rows = torch.arange(len(place), device=place.device)
+    chosen = at_least_float32(features.values[rows, place])
+    return chosen.masked_fill(~features.mask.any(dim=1, keepdim=True), 0)
