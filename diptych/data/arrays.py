@@ -1,0 +1,154 @@
+"""Feature arrays on disk, read row by row: a batch costs its own rows, never the file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diptych.data.captions import ImageStore, Item, Rows
+from diptych.errors import DataError
+
+KEY_BYTES = 16_384  # of a row that enter its content key
+
+
+class ArrayStore:
+    """An image store over the rows of one array (N, ...): in memory, or an ``.npy`` file of any size.
+
+    A file is read with ``pread``, not mapped: pages of a map count as resident memory until the kernel wants
+    them back, and a file cut short under a map kills the process. Reading is safe from several threads, and a
+    copy sent to another process opens the file anew. Rows that lie five times on disk (one per text) are
+    selected with ``captions.Rows(store, every_fifth)``.
+    """
+
+    def __init__(self, source: str | Path | NDArray[Any]) -> None:
+        self.path = None if isinstance(source, np.ndarray) else Path(source)
+        self._array = source if isinstance(source, np.ndarray) else None
+        self._file: int | None = None
+        if self.path is not None:
+            self.shape, self.dtype, self._start = _read_header(self.path)
+        elif self._array is not None:
+            self.shape, self.dtype, self._start = self._array.shape, self._array.dtype, 0
+        if not self.shape:
+            raise DataError(
+                f"{self.path or 'an array'} holds a single number: give an array with a row per image."
+            )
+        self._row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        """One row, copied."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        row: NDArray[Any] = self.rows([index % len(self)])[0]
+        return row
+
+    def rows(self, indices: ArrayLike) -> NDArray[Any]:
+        """(len(indices), ...): a copy of these rows, in this order."""
+        starts = np.asarray(indices, dtype=np.int64)
+        return self.spans(starts, np.ones_like(starts))
+
+    def spans(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[Any]:
+        """Runs of ``sizes[i]`` consecutive rows from ``starts[i]`` on, end to end: (sum(sizes), ...)."""
+        if len(starts) and (starts.min() < 0 or (starts + sizes).max() > len(self)):
+            raise IndexError(f"rows outside 0…{len(self) - 1}")
+        if self._array is not None:
+            return np.asarray(self._array[flat_index(starts, sizes)])
+        out = np.empty((int(sizes.sum()), *self.shape[1:]), dtype=self.dtype)
+        view = out.reshape(-1).view(np.uint8).data
+        at = 0
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            length = size * self._row_bytes
+            self._read(view[at : at + length], self._start + start * self._row_bytes)
+            at += length
+        return out
+
+    def content_key(self, index: int) -> str:
+        """A hash of the type, the shape and the first ``KEY_BYTES`` bytes of the row.
+
+        Features come out of a network, where any change of the picture changes every number: the head of a
+        row stands for all of it, and a 30 GB file is not read to name it.
+        """
+        digest = hashlib.blake2b(f"{self.dtype.str}{self.shape[1:]}".encode(), digest_size=16)
+        if self._array is not None:
+            digest.update(np.ascontiguousarray(self._array[index]).tobytes()[:KEY_BYTES])
+        else:
+            head = bytearray(min(self._row_bytes, KEY_BYTES))
+            self._read(memoryview(head), self._start + index * self._row_bytes)
+            digest.update(head)
+        return digest.hexdigest()
+
+    def _read(self, into: memoryview, offset: int) -> None:
+        if self._file is None:
+            assert self.path is not None
+            self._file = os.open(self.path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
+        done = 0
+        while done < len(into):
+            count = os.preadv(self._file, [into[done:]], offset + done)
+            if count == 0:
+                raise DataError(
+                    f"{self.path} ends early: it was changed while being read, restore it and run again."
+                )
+            done += count
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None}  # a file number means nothing in another process
+
+
+def read_items(store: ImageStore, indices: NDArray[np.int64]) -> Sequence[Item] | NDArray[Any]:
+    """Items of a store in order, each distinct one read once; a block (B, ...) from an ``ArrayStore``."""
+    distinct, back = np.unique(indices, return_inverse=True)
+    if isinstance(store, Rows):
+        distinct = store.rows[distinct]
+        store = store.store
+    if isinstance(store, ArrayStore):
+        block = store.rows(distinct)
+        return block if len(distinct) == len(indices) and (np.diff(back) > 0).all() else block[back]
+    items = [store[int(i)] for i in distinct]
+    return [items[i] for i in back]
+
+
+def flat_index(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The row numbers of consecutive runs, end to end: starts[0], starts[0]+1, …, starts[1], …"""
+    ends = np.cumsum(sizes)
+    steps = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
+    return np.asarray(steps + np.repeat(starts - (ends - sizes), sizes))
+
+
+def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    """Shape, type and first byte of the data of an ``.npy`` file, after checking that all of it is there."""
+    try:
+        with open(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = (
+                np.lib.format.read_array_header_1_0
+                if version == (1, 0)
+                else np.lib.format.read_array_header_2_0
+            )
+            shape, by_columns, dtype = read(file)
+            start = file.tell()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist: check the path.") from error
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(f"{path} is not a numpy array file ({error}): write it with numpy.save.") from error
+    if dtype.hasobject:
+        raise DataError(f"{path} holds pickled objects, not numbers: save it as a plain float array.")
+    if by_columns and len(shape) > 1:
+        raise DataError(f"{path} is in Fortran order: save it again after numpy.ascontiguousarray.")
+    expected = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    found = path.stat().st_size
+    if found < expected:
+        raise DataError(
+            f"{path} is truncated: shape {shape} of {dtype} needs {expected:,} bytes, it has {found:,}: "
+            "copy or extract it again."
+        )
+    return shape, dtype, start

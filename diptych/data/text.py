@@ -1,0 +1,297 @@
+"""Texts as the model reads them: tokenised once to flat arrays, then augmented and padded by batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diptych.data.arrays import ArrayStore, flat_index
+from diptych.data.augmentation import WordAugmentation
+from diptych.data.words import END, MASK, PAD, START, UNKNOWN, published_form, tokenize, vocabulary_words
+from diptych.errors import DataError, SettingsError
+from diptych.parts import part
+from diptych.types import Features
+
+CHUNK = 8192  # texts handed to a tokenizer at a time, which bounds what its encodings hold
+
+
+@runtime_checkable
+class TextStore(Protocol):
+    """Prepared texts: token ids or cached token states, padded on request, by any thread."""
+
+    def __len__(self) -> int: ...
+
+    def size(self, index: int) -> int:
+        """Tokens of one text, specials included."""
+        ...
+
+    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
+        """Token ids (B, W) int64 or states (B, W, H) of some texts; ``rng`` given = training augmentation."""
+        ...
+
+
+class TextInput(ABC):
+    """Turns texts into what a text encoder reads."""
+
+    @abstractmethod
+    def prepare(self, texts: Sequence[str]) -> TextStore:
+        """Tokenise once; the store then pads any rows of it quickly."""
+
+    def __call__(self, texts: Sequence[str]) -> Features:
+        """Token ids (B, W) of a few texts, without augmentation."""
+        return self.prepare(texts).collate(range(len(texts)))
+
+
+class TokenTexts:
+    """Token ids of many texts in flat arrays: text i is ``ids[offsets[i]:offsets[i+1]]``.
+
+    ``words`` numbers the words of each text, so that the pieces of one word are augmented together, with −1
+    for tokens that are never touched. ``pad_to_multiple`` rounds the padded length W up, which gives a GPU
+    few distinct shapes to compile for.
+    """
+
+    def __init__(
+        self,
+        ids: NDArray[np.int32],
+        words: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        pad_id: int,
+        augmentation: WordAugmentation | None = None,
+        pad_to_multiple: int = 1,
+    ) -> None:
+        self.ids, self.words, self.offsets = ids, words, offsets
+        self.pad_id, self.augmentation, self.pad_to_multiple = pad_id, augmentation, pad_to_multiple
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def size(self, index: int) -> int:
+        """Tokens of one text, specials included."""
+        return int(self.offsets[index + 1] - self.offsets[index])
+
+    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
+        """Token ids (B, W) int64 of some texts; ``rng`` given = words augmented before padding."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        starts = self.offsets[chosen]
+        sizes = self.offsets[chosen + 1] - starts
+        where = flat_index(starts, sizes)
+        ids = self.ids[where].astype(np.int64)
+        row_of = np.repeat(np.arange(len(chosen)), sizes)
+        if rng is not None and self.augmentation is not None:
+            ids, row_of = self.augmentation(ids, self.words[where].astype(np.int64), row_of, rng)
+            sizes = np.bincount(row_of, minlength=len(chosen))
+        mask = _mask(sizes, self.pad_to_multiple)
+        values = np.full(mask.shape, self.pad_id, dtype=np.int64)
+        values[mask] = ids  # both are in row order
+        return Features(torch.from_numpy(values), torch.from_numpy(mask))
+
+
+class CachedTexts:
+    """Token states of a frozen transformer: text i is ``states[offsets[i]:offsets[i+1]]``, (W_i, H).
+
+    ``states`` (total, H), float16 or float32, may be an array, a memory map, or a ``ArrayStore`` of an
+    ``.npy`` file, of which a batch reads only its own rows.
+    """
+
+    def __init__(
+        self, states: NDArray[Any] | ArrayStore, offsets: NDArray[np.int64], pad_to_multiple: int = 1
+    ) -> None:
+        self.states = states if isinstance(states, ArrayStore) else ArrayStore(states)
+        self.offsets = np.asarray(offsets, dtype=np.int64)
+        self.pad_to_multiple = pad_to_multiple
+        if len(self.states.shape) != 2:
+            raise DataError(f"cached token states must have shape (tokens, dim), not {self.states.shape}.")
+        rises = len(self.offsets) > 0 and self.offsets[0] == 0 and bool((np.diff(self.offsets) > 0).all())
+        if not rises or self.offsets[-1] != len(self.states):
+            raise DataError(
+                f"the offsets of cached texts must rise from 0 to the {len(self.states)} rows of the states: "
+                "the cache is incomplete, delete it and run again."
+            )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def size(self, index: int) -> int:
+        """Tokens of one text, specials included."""
+        return int(self.offsets[index + 1] - self.offsets[index])
+
+    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
+        """States (B, W, H) float32; ``rng`` changes nothing, since the encoder drops cached words by mask."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        starts = self.offsets[chosen]
+        sizes = self.offsets[chosen + 1] - starts
+        mask = _mask(sizes, self.pad_to_multiple)
+        values = np.zeros((*mask.shape, self.states.shape[1]), dtype=np.float32)
+        values[mask] = self.states.spans(starts, sizes)
+        return Features(torch.from_numpy(values), torch.from_numpy(mask))
+
+
+@part
+class WordInput(TextInput):
+    """Words of a fixed vocabulary: ``<start>`` words ``<end>``, unknown ones as ``<unk>`` (for a BiGRU).
+
+    ``words`` are the words by id, as ``build_vocabulary`` and ``read_vocabulary`` return them, or the
+    published form {"word2idx", ...}. While training each word, ``<start>`` and ``<end>`` too, is touched with
+    probability ``augment`` (see ``WordAugmentation``), which needs ``<mask>`` in the vocabulary.
+    """
+
+    def __init__(self, words: Sequence[str] | Mapping[str, Any], augment: float = 0.2) -> None:
+        self.words = vocabulary_words(words)
+        self.augment = _probability(augment)
+        self._ids = {word: number for number, word in enumerate(self.words)}
+        if augment and MASK not in self._ids:
+            raise SettingsError(
+                f"word augmentation needs {MASK} in the vocabulary: append it, or set augment=0."
+            )
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows an embedding of these words needs."""
+        return len(self.words)
+
+    def prepare(self, texts: Sequence[str]) -> TokenTexts:
+        """Ids of all texts in flat arrays."""
+        start, end, unknown = self._ids[START], self._ids[END], self._ids[UNKNOWN]
+        lists = [[start, *(self._ids.get(word, unknown) for word in tokenize(text)), end] for text in texts]
+        ids, offsets = _flatten(lists)
+        words = flat_index(np.zeros(len(lists), dtype=np.int64), np.diff(offsets)).astype(np.int32)
+        augmentation = None
+        if self.augment:
+            choices = np.arange(len(self.words), dtype=np.int64)
+            augmentation = WordAugmentation(self.augment, self._ids[MASK], choices)
+        return TokenTexts(ids, words, offsets, self._ids[PAD], augmentation)
+
+    def save_assets(self, folder: Path) -> dict[str, Any]:
+        """Write the words in the published form."""
+        content = json.dumps(published_form(self.words), ensure_ascii=False)
+        (folder / "vocabulary.json").write_text(content, "utf-8")
+        return {"words": "vocabulary.json"}
+
+    def content_arguments(self) -> dict[str, Any]:
+        """A digest in the place of the words, however they were given."""
+        return {"words": _digest("\n".join(self.words))}
+
+
+@part
+class WordPieceInput(TextInput):
+    """Pieces of any Hugging Face fast tokenizer, its special tokens around them (a transformer's input).
+
+    ``source`` is a folder or a hub id; with ``HF_HUB_OFFLINE=1`` only folders and the local cache are tried.
+    Texts are cut at ``max_length`` tokens, by default at what the tokenizer says its model can read. While
+    training each word, all its pieces together but never a special token, is touched with probability
+    ``augment`` (see ``WordAugmentation``).
+    """
+
+    def __init__(self, source: str | Path, augment: float = 0.2, max_length: int | None = None) -> None:
+        self.tokenizer = _load_tokenizer(source)
+        self.augment = _probability(augment)
+        limit = int(min(self.tokenizer.model_max_length, 2**31))  # 10^30 when the tokenizer states none
+        if max_length is not None and not 3 <= max_length <= limit:
+            raise SettingsError(
+                f"max_length={max_length} is out of range: the tokenizer allows 3 to {limit} tokens."
+            )
+        self.max_length = max_length or limit
+        self._mask_id: int | None = self.tokenizer.mask_token_id
+        if augment and self._mask_id is None:
+            raise SettingsError(f"the tokenizer '{source}' has no mask token to augment with: set augment=0.")
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows an embedding of these pieces needs."""
+        return len(self.tokenizer)
+
+    def prepare(self, texts: Sequence[str]) -> TokenTexts:
+        """Ids and word numbers of all texts in flat arrays."""
+        ids: list[list[int]] = []
+        words: list[list[int]] = []
+        for start in range(0, len(texts), CHUNK):
+            encoded = self.tokenizer(
+                list(texts[start : start + CHUNK]),
+                truncation=True,
+                max_length=self.max_length,
+                padding=False,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+            )
+            for encoding in encoded.encodings:
+                ids.append(encoding.ids)
+                words.append([-1 if word is None else word for word in encoding.word_ids])
+        flat_ids, offsets = _flatten(ids)
+        flat_words, _ = _flatten(words)
+        pad = self.tokenizer.pad_token_id
+        augmentation = None
+        if self.augment and self._mask_id is not None:
+            choices = np.fromiter(sorted(self.tokenizer.get_vocab().values()), dtype=np.int64)
+            augmentation = WordAugmentation(self.augment, self._mask_id, choices)
+        return TokenTexts(flat_ids, flat_words, offsets, 0 if pad is None else pad, augmentation)
+
+    def save_assets(self, folder: Path) -> dict[str, Any]:
+        """Write the tokenizer's files, so that the saved model needs its source no longer."""
+        self.tokenizer.save_pretrained(folder / "tokenizer")
+        return {"source": "tokenizer"}
+
+    def content_arguments(self) -> dict[str, Any]:
+        """A digest in the place of the source, wherever it lies."""
+        state = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        for passing in ("truncation", "padding"):  # of the last call, not of the tokenizer
+            state.pop(passing, None)
+        return {"source": _digest(json.dumps(state, sort_keys=True))}
+
+
+def _load_tokenizer(source: str | Path) -> Any:
+    from transformers import AutoTokenizer
+
+    is_path = isinstance(source, Path) or Path(source).is_dir() or str(source).startswith((".", "/", "~"))
+    if is_path and not Path(source).is_dir():
+        raise DataError(f"the tokenizer folder {source} does not exist: check the path.")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(source), use_fast=True, local_files_only=is_path)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        if is_path:
+            raise DataError(
+                f"{source} holds no tokenizer that can be read: give one with tokenizer.json or vocab.txt."
+            ) from error
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
+        raise DataError(
+            f"no tokenizer called '{source}' in the local cache or on the hub{offline}: give a folder that "
+            "holds tokenizer.json, or the id of a model that can be downloaded."
+        ) from error
+    if not tokenizer.is_fast:
+        raise DataError(f"the tokenizer '{source}' has no fast version: convert it to tokenizer.json first.")
+    return tokenizer
+
+
+def _flatten(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Lists end to end (total,), and where each begins (len + 1,)."""
+    offsets = np.zeros(len(lists) + 1, dtype=np.int64)
+    np.cumsum([len(one) for one in lists], out=offsets[1:])
+    flat = np.fromiter((x for one in lists for x in one), dtype=np.int32, count=int(offsets[-1]))
+    return flat, offsets
+
+
+def _mask(sizes: NDArray[np.int64], multiple: int) -> NDArray[np.bool_]:
+    """(B, W) bool for rows of these sizes, W rounded up to a multiple."""
+    longest = int(sizes.max(initial=0))
+    width = -(-longest // multiple) * multiple
+    return np.asarray(np.arange(width) < sizes[:, None])
+
+
+def _probability(value: float) -> float:
+    if not 0 <= value < 1:
+        raise SettingsError(
+            f"augment={value} is no probability for words: give 0 (none) or a number below 1."
+        )
+    return value
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
