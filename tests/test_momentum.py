@@ -224,20 +224,14 @@ def mdcl_loop(
     c: Contrast,
     both: bool,
 ) -> float:
-    """Eq. 6 by loops: anchors of the batch, positives the twin's keys, negatives the filled rows of the bank."""
+    """Eq. 6 by loops: anchors of the batch, positives the twin's keys, negatives filled rows of the bank."""
     total, n = 0.0, len(ids)
     for anchors, others, keys, bank_rows in (
         (e.image, e.text, t.text, bank.text),
         (e.text, e.image, t.image, bank.image),
     ):
-        near = [
-            [
-                float(anchors[i] @ others[j])
-                for j in range(n)
-                if (ids[i] != ids[j] if c.mask_same_image else i != j)
-            ]
-            for i in range(n)
-        ]
+        names = ids if c.mask_same_image else list(range(n))
+        near = [[float(anchors[i] @ others[j]) for j in range(n) if names[i] != names[j]] for i in range(n)]
         kept = [[j for j in range(len(bank_ids)) if not c.mask_same_image or i != bank_ids[j]] for i in ids]
         far = [[float(anchors[i] @ bank_rows[j]) for j in kept[i]] for i in range(n)]
         div = diversity_loop(near, c.diversity, c.epsilon)
