@@ -7,7 +7,9 @@ An argument may be a JSON value, another part, a list or dict of these, or a pat
 live in files of the model folder (a vocabulary, a tokenizer) defines ``save_assets(folder) -> {argument: value}``:
 a string is the name of a file or folder it wrote there, recorded as ``{"asset": name}``, and ``rebuild`` passes the
 parsed content of a ``.json`` asset or the path of any other; any other value replaces the argument (``False`` for
-"load pretrained weights", since the weights travel with the model).
+"load pretrained weights", since the weights travel with the model). Such a part also defines
+``content_arguments() -> {argument: value}``: what stands for these arguments in a fingerprint (a digest of the
+vocabulary, not where it lay), the same before saving and after loading.
 """
 
 from __future__ import annotations
@@ -47,10 +49,17 @@ def part(cls: type[T]) -> type[T]:
 
 
 def describe(value: Any, folder: Path | None = None) -> Any:
-    """JSON for a part tree; with ``folder``, assets are written there and referred to by name."""
+    """JSON for a part tree; with ``folder``, assets are written there and referred to by name.
+
+    Without ``folder`` nothing is written and the JSON identifies the tree by content.
+    """
     if hasattr(value, "_arguments"):
         arguments = dict(value._arguments)
-        assets = value.save_assets(folder) if folder is not None and hasattr(value, "save_assets") else {}
+        assets: dict[str, Any] = {}
+        if folder is None:
+            arguments.update(value.content_arguments() if hasattr(value, "content_arguments") else {})
+        elif hasattr(value, "save_assets"):
+            assets = value.save_assets(folder)
         config: dict[str, Any] = {"part": type(value).__name__}
         for name, argument in arguments.items():
             saved = assets.get(name, argument)
