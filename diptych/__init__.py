@@ -1,4 +1,32 @@
 """Diptych: a workbench for image-text retrieval."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = ["Captions", "Retriever", "__version__", "evaluate", "open_captions", "open_index"]
+
+if TYPE_CHECKING:
+    from diptych.data.captions import Captions
+    from diptych.data.formats import open_captions
+    from diptych.evaluation.evaluate import evaluate
+    from diptych.index.opening import open_index
+    from diptych.retriever import Retriever
+
+_HOMES = {
+    "Captions": "diptych.data.captions",
+    "open_captions": "diptych.data.formats",
+    "evaluate": "diptych.evaluation.evaluate",
+    "open_index": "diptych.index.opening",
+    "Retriever": "diptych.retriever",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when first asked for: importing the package itself stays light."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'diptych' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

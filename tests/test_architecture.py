@@ -1,0 +1,84 @@
+"""The house: imports point one way, files fit in the head, importing the package is light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "diptych"
+ORDER = [
+    "types", "errors", "ops", "parts", "progress", "data", "encoders", "aggregators", "branches", "registry",
+    "retriever", "objectives", "evaluation", "training", "index", "recipes", "web", "cli", "__main__",
+]  # fmt: skip
+FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent != PACKAGE)
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_layers(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module == "diptych":
+            names = [f"diptych.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("diptych.")}
+    return found - {"__version__"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    own = layer(path)
+    assert own in ORDER, f"{own} has no place in the order of the house"
+    # the registry is read by name lookup only; every other import points up the list
+    lower = [name for name in imported_layers(path) if ORDER.index(name) > ORDER.index(own)]
+    assert not lower, f"{path.name} imports from below: {lower}"
+
+
+def test_the_order_would_notice_a_wrong_import(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("from diptych.recipes.run import run_recipe\nfrom diptych import cli\n")
+    assert imported_layers(wrong) == {"recipes", "cli"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_fit_in_the_head(path: Path) -> None:
+    assert len(path.read_text("utf-8").splitlines()) <= 420
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_folders_are_two_levels_deep(path: Path) -> None:
+    assert len(path.relative_to(PACKAGE).parts) <= 2
+
+
+def test_recipe_names_stay_in_recipes() -> None:
+    names = ["vse-infinity", "vse_infinity", "vse-plus-plus", "vse_plus_plus", "coder"]
+    for path in FILES:
+        if layer(path) in ("recipes", "cli"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Compare):
+                constants = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
+                assert not set(constants) & set(names), f"{path.name} branches on a recipe's name"
+
+
+def test_importing_the_package_is_light() -> None:
+    code = "import sys, diptych; print([m for m in ('torch', 'transformers', 'PIL', 'torchvision') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_torchvision_is_never_imported() -> None:
+    for path in FILES:
+        names = [alias.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Import)
+                 for alias in node.names]  # fmt: skip
+        assert not any(name.startswith("torchvision") for name in names), path.name
