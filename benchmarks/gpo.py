@@ -1,7 +1,7 @@
-"""GPO forward and backward against the plain form: the BiGRU on every row of the batch, packed, and a strided sort.
+"""GPO forward and backward against the plain form: the packed BiGRU on every row, and a strided sort.
 
-Run: ``python benchmarks/gpo.py``. Both sides share their weights; outputs and gradients must agree before anything
-is timed. Sizes follow Size Augmentation, N ~ Binomial(36, 0.8).
+Run: ``python benchmarks/gpo.py``. Both sides share their weights; outputs and gradients must agree before
+anything is timed. Sizes follow Size Augmentation, N ~ Binomial(36, 0.8).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from sys import path
 
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
+    repeats = args.repeats
 
     torch.manual_seed(0)
     ours = GPO()
@@ -114,34 +116,27 @@ def main() -> None:
     print(f"GPO, B={args.batch}, {args.regions} regions, {args.dim}-d, {torch.get_num_threads()} threads")
     print("outputs and gradients agree\n")
     print(f"{'work':<34}{'plain ms':>10}{'ours ms':>10}{'ratio':>8}")
-    for name, features in (("varied sizes", varied), ("equal sizes", full)):
-        _row(
-            f"forward + backward, {name}",
-            ours,
-            plain,
-            lambda m, f=features: step(m, f, weights),
-            args.repeats,
-        )
-    for name, features in (("varied sizes", varied), ("equal sizes", full)):
-        _row(
-            f"evaluation, {name}",
-            ours.eval(),
-            plain.eval(),
-            lambda m, f=features: _encode(m, f),
-            args.repeats,
-        )
+    both = (("varied sizes", varied), ("equal sizes", full))
+    for name, features in both:
+        train = partial(step, features=features, weights=weights)
+        row(f"forward + backward, {name}", ours, plain, train, repeats)
+    for name, features in both:
+        row(f"evaluation, {name}", ours.eval(), plain.eval(), partial(encode, features=features), repeats)
 
 
 @torch.inference_mode()
-def _encode(module: nn.Module, features: Features) -> object:
-    return module(features)
+def encode(module: nn.Module, features: Features) -> Tensor:
+    """Output alone."""
+    out: Tensor = module(features)
+    return out
 
 
-def _row(
+def row(
     name: str, ours: nn.Module, plain: nn.Module, work: Callable[[nn.Module], object], repeats: int
 ) -> None:
-    work(ours), work(plain)
-    slow, fast = best_of(lambda: work(plain), repeats), best_of(lambda: work(ours), repeats)
+    """One line of the table; the first run of each side is not timed."""
+    work(plain), work(ours)
+    slow, fast = best_of(partial(work, plain), repeats), best_of(partial(work, ours), repeats)
     print(f"{name:<34}{slow:>10.1f}{fast:>10.1f}{slow / fast:>7.1f}×")
 
 

@@ -43,7 +43,7 @@ class GPO(nn.Module):
     2. on a GPU with L ≤ 64: all of 1 … L, so that the host never waits;
     3. otherwise: the sizes present (``torch.unique``).
 
-    In evaluation without gradients the rows are kept until the weights or the mode change.
+    In evaluation under ``torch.inference_mode`` the rows are kept until the weights or the mode change.
     """
 
     def __init__(self, generator: nn.Module | None = None, temperature: float = 0.1) -> None:
@@ -86,7 +86,7 @@ class GPO(nn.Module):
         parameters = list(self.generator.parameters())
         if (
             self.training
-            or torch.is_grad_enabled()
+            or not torch.is_inference_mode_enabled()  # a momentum twin also runs in evaluation mode, but moves
             or _shapes_are_fixed(distinct)
             or any(p.is_inference() for p in parameters)  # these carry no version
         ):
@@ -98,7 +98,7 @@ class GPO(nn.Module):
         every = distinct.is_cuda and length <= ALL_SIZES
         key = (length, None if every else tuple(distinct.tolist()))
         if key not in self._memory:
-            # an ordinary tensor, which can be copied with the module, even when asked in inference mode
+            # an ordinary tensor, which can be copied with the module
             with torch.inference_mode(False), torch.no_grad():
                 self._memory[key] = self._softmax(self.generator(distinct.clone(), length), distinct)
         return self._memory[key]

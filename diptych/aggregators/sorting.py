@@ -25,7 +25,7 @@ def sort_sets(features: Features) -> Tensor:
 
     Ascending, so that the k-th largest value of a set lies at L − k whatever its size, and NaN among the
     valid values counts as the largest and is never hidden. Channels before places, since contiguous rows sort
-    3 times faster. On the CPU the order comes from numpy, whose vectorised sort takes a quarter of torch's time.
+    3 times faster. On the CPU the order comes from numpy, whose vectorised sort takes a quarter of the time.
     """
     values = at_least_float32(features.values)
     if values.device.type == "cpu" and not torch.compiler.is_compiling():

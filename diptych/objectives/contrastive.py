@@ -1,0 +1,88 @@
+"""InfoNCE: cross-entropy over the scores of a batch, with several positives per row where images repeat."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from diptych import ops
+from diptych.errors import SettingsError
+from diptych.objectives.objective import Objective
+from diptych.types import Batch, Embeddings, Terms
+
+SameImage = Literal["positive", "ignored", "negative"]
+Reduction = Literal["per_row", "per_entry"]
+LEARNED_WITHIN = (0.01, 1.0)  # CLIP's lower bound (a scale of at most 100), and plain cosines
+
+
+class InfoNCE(Objective):
+    """Softmax over the batch in both directions, against targets shared by the pairs of one image.
+
+    ::
+
+        L = ½ · (1/B) Σ_i Σ_j −H_ij · [ log softmax(S_i / τ)_j + log softmax((Sᵀ)_i / τ)_j ]
+        H_ij = 1[g_i = g_j] / Σ_k 1[g_i = g_k]
+
+    ===============  ====================================================================================
+    paper            argument
+    ===============  ====================================================================================
+    τ                ``temperature``; ``learned`` makes it a parameter (τ itself, not its logarithm), put
+                     back into ``clamp`` before each forward pass
+    g_i              ``batch.image_ids``
+    H                ``same_image``: "positive" is the H above; "ignored" keeps the pair itself as the only
+                     positive and leaves other pairs of its image out of the softmax; "negative" is plain
+                     InfoNCE, H = identity
+    ÷B (CUSA)        ``reduction``: "per_row" is L; "per_entry" is L / B, the mean over all B × B entries
+                     against which CUSA quotes the weights of its soft terms
+    ===============  ====================================================================================
+
+    Shapes: S = image · textᵀ (B, B). A batch of one pair has the value 0.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.07,
+        learned: bool = False,
+        clamp: tuple[float, float] | None = None,
+        same_image: SameImage = "positive",
+        reduction: Reduction = "per_row",
+    ) -> None:
+        super().__init__()
+        if temperature <= 0:
+            raise SettingsError(f"the temperature is {temperature}: give a value above 0 (0.07 is usual).")
+        if clamp is not None and not learned:
+            raise SettingsError("clamp bounds a learned temperature: set learned=True, or leave clamp out.")
+        if same_image not in get_args(SameImage):
+            raise SettingsError(f"same_image is '{same_image}': choose 'positive', 'ignored' or 'negative'.")
+        if reduction not in get_args(Reduction):
+            raise SettingsError(f"reduction is '{reduction}': choose 'per_row' or 'per_entry'.")
+        self.same_image, self.reduction = same_image, reduction
+        self.clamp = clamp or LEARNED_WITHIN
+        low, high = self.clamp
+        if learned and not 0 < low <= temperature <= high:
+            raise SettingsError(
+                f"the temperature {temperature} lies outside clamp ({low}, {high}): widen it."
+            )
+        self.temperature = nn.Parameter(torch.tensor(float(temperature))) if learned else temperature
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The term ``info_nce``."""
+        if isinstance(self.temperature, nn.Parameter):
+            # in place and unseen by autograd: at a bound the gradient must still reach the parameter
+            self.temperature.data.clamp_(*self.clamp)
+        logits = ops.cosine_scores(embeddings.image, embeddings.text) / self.temperature  # (B, B)
+        same = ops.same_image(batch.image_ids, batch.image_ids)
+        own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+        if self.same_image == "ignored":
+            logits = logits.masked_fill(same & ~own, -torch.inf)
+        positive = same if self.same_image == "positive" else own
+        loss = (_cross_entropy(logits, positive) + _cross_entropy(logits.T, positive)) / 2
+        return {"info_nce": loss / len(logits) if self.reduction == "per_entry" else loss}
+
+
+def _cross_entropy(logits: Tensor, positive: Tensor) -> Tensor:
+    """Mean over rows of −Σ_j H_ij log softmax(logits_i)_j with H uniform over the positives of a row."""
+    log_shares = torch.log_softmax(logits, dim=1).masked_fill(~positive, 0)  # −inf × 0 would be NaN
+    return -(log_shares.sum(dim=1) / positive.sum(dim=1)).mean()
