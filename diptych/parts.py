@@ -76,22 +76,6 @@ def describe(value: Any, folder: Path | None = None) -> Any:
     raise TypeError(f"a part's argument cannot be written as JSON: {value!r}")
 
 
-def identity(value: Any) -> Any:
-    """JSON for what a part tree computes, wherever its files came from: the text of a fingerprint.
-
-    A part whose arguments name places (a folder, a hub id) defines ``content_arguments()``, which gives in their stead
-    what was read there; weights are hashed apart.
-    """
-    if hasattr(value, "_arguments"):
-        own = value.content_arguments() if hasattr(value, "content_arguments") else value._arguments
-        return {"part": type(value).__name__, **{name: identity(argument) for name, argument in own.items()}}
-    if isinstance(value, dict):
-        return {str(k): identity(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [identity(v) for v in value]
-    return describe(value)
-
-
 def rebuild(config: Any, folder: Path | None = None) -> Any:
     """The part tree that ``describe`` wrote; assets are read from ``folder``."""
     if isinstance(config, dict) and "asset" in config:
