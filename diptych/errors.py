@@ -8,6 +8,7 @@
     ├── SettingsError      a setting out of range, or two that do not go together
     ├── CheckpointError    a run or model folder that is incomplete, of another recipe, or of another version
     ├── IndexError_        an index of another model, half copied, or locked
+    │   └── Unavailable    a database or service that does not answer now; the same request may work later
     ├── QueryError         a query or filter with a mistake, and the character it is at
     ├── MissingExtra       an optional dependency that is not installed, with the command that installs it
     ├── StorageError       the disk is full or read-only while saving
@@ -41,6 +42,10 @@ class CheckpointError(DiptychError):
 
 class IndexError_(DiptychError):
     """An index of another model, half copied, or locked by another writer."""
+
+
+class Unavailable(IndexError_):
+    """A database or service that does not answer now; the same request may work later."""
 
 
 class QueryError(DiptychError):
