@@ -13,22 +13,35 @@ from torch import Tensor, nn
 class Backbone(nn.Module):
     """Pixels (B, 3, H, W) → cells (B, R, channels).
 
-    ``pixel_format`` holds the arguments of the matching ``PixelInput``: the size and normalisation it was
-    trained with.
+    ``pixel_format`` holds the arguments of the matching ``PixelInput``: the size, normalisation and resizing
+    the weights were trained with.
     """
 
     channels: int
 
-    def __init__(self, size: int, mean: Iterable[float], std: Iterable[float]) -> None:
+    def __init__(
+        self,
+        size: int,
+        mean: Iterable[float],
+        std: Iterable[float],
+        resize: str = "stretch",
+        interpolation: str = "bilinear",
+    ) -> None:
         super().__init__()
-        self.pixel_format: dict[str, Any] = {"size": size, "mean": list(mean), "std": list(std)}
+        self.pixel_format: dict[str, Any] = {
+            "size": size,
+            "mean": list(mean),
+            "std": list(std),
+            "resize": resize,
+            "interpolation": interpolation,
+        }
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Cells (B, R, channels), row by row."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """16 hex digits of the architecture and weights; the source they were loaded from does not matter."""
+        """16 hex digits of the architecture and weights; where they were loaded from does not matter."""
         return weights_fingerprint(self, type(self).__name__)
 
 

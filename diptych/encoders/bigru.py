@@ -17,8 +17,8 @@ EMBEDDING_RANGE = 0.1  # word vectors start uniform in ± this
 class BiGRU(nn.Module):
     """Token ids (B, W) → embedding → GRU → (B, W, dim); the states of the two directions are averaged.
 
-    Exact in the lengths: padding never touches a state, and the backward direction starts at the last valid word.
-    ``bidirectional=False`` gives the forward states alone.
+    Exact in the lengths: padding never touches a state, and the backward direction starts at the last valid
+    word. ``bidirectional=False`` gives the forward states alone.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class BiGRU(nn.Module):
 
 @part
 class UniGRU(nn.Module):
-    """Token ids (B, W) → embedding → forward GRU → its state at the last valid word: a set of one, (B, 1, dim)."""
+    """Token ids (B, W) → embedding → forward GRU → its state at the last word, a set of one (B, 1, dim)."""
 
     def __init__(self, vocabulary_size: int, word_dim: int = 300, dim: int = 1024, pad: int = 0) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def _embedding(size: int, dim: int) -> nn.Embedding:
 def _load_vectors(words: nn.Embedding, matrix: Tensor, found: Tensor) -> None:
     if matrix.shape != words.weight.shape:
         raise SettingsError(
-            f"the word vectors are {tuple(matrix.shape)} but the encoder's words {tuple(words.weight.shape)}: "
+            f"the word vectors are {tuple(matrix.shape)} but the encoder has {tuple(words.weight.shape)}: "
             f"set word_dim to {matrix.shape[-1]} and use one vocabulary for both."
         )
     with torch.no_grad():

@@ -1,111 +1,130 @@
-"""Models of the Hugging Face family from a local folder or a hub id: quietly, completely, in float32."""
+"""Image backbones of the Hugging Face family: ViT, DINO, CLIP, SigLIP, Swin, ConvNeXt, ResNet, …"""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from diptych.errors import DataError
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.pretrained import free_name, load_config, load_model, read_json
+from diptych.errors import DataError, SettingsError
+from diptych.parts import part
 
-PREFIX = "hf:"
-
-
-def source_name(source: str | Path) -> str:
-    """A folder or hub id, without the optional ``hf:``."""
-    return str(source).removeprefix(PREFIX)
-
-
-def load_config(source: str | Path) -> Any:
-    """The model's configuration; of a two-sided model (CLIP, SigLIP) ask ``config.vision_config``."""
-    from transformers import AutoConfig
-
-    name = source_name(source)
-    try:
-        with quiet():
-            return AutoConfig.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(_not_found(name, error)) from error
+PREPROCESSOR = "preprocessor_config.json"
+INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as image processors store them
 
 
-def load_model(source: str | Path, config: Any, pretrained: bool) -> nn.Module:
-    """The encoder without its pooling head; with ``pretrained`` every weight must be in the source."""
-    from transformers import AutoModel
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+@part
+class HubBackbone(Backbone):
+    """Pixels (B, 3, H, W) → the last tokens or feature map of a transformers model, (B, R, channels).
 
-    name = source_name(source)
-    if type(config) not in MODEL_MAPPING:
-        raise DataError(
-            f"{name} holds a '{config.model_type}', which is not an encoder of transformers: choose another."
-        )
-    known = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
-    options: dict[str, Any] = {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
-    with quiet():
-        if not pretrained:
-            model: nn.Module = AutoModel.from_config(config, dtype=torch.float32, **options)
-            return model
+    ``source`` is a folder or a hub id, with or without ``hf:``; of a two-sided model (CLIP) the vision side
+    is taken. Class and register tokens are left out unless ``class_token``. ``size`` is the picture side, by
+    default the one the model was trained with; position embeddings are interpolated where the model can.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        class_token: bool = False,
+        pretrained: bool = True,
+        size: int | None = None,
+    ) -> None:
+        config = load_config(source)
+        config = getattr(config, "vision_config", config)
+        processor = _processor(source)
+        super().__init__(**_pixel_format(processor, config, size))
+        self.class_token = class_token
+        self.processor = processor
+        self.model = load_model(source, config, pretrained)
+        self.patch = _pair(getattr(config, "patch_size", 0) or 0)
+        parameters = inspect.signature(self.model.forward).parameters
+        self.trained_size = getattr(config, "image_size", None)
+        self.interpolates = "interpolate_pos_encoding" in parameters
+        self.channels = self._channels(str(source))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Cells (B, R, channels), row by row."""
+        options: dict[str, Any] = {}
+        if self.interpolates and tuple(pixels.shape[-2:]) != _pair(self.trained_size):
+            options["interpolate_pos_encoding"] = True
+        output: Tensor = self.model(pixel_values=pixels, **options).last_hidden_state
+        if output.dim() == 4:  # a feature map (B, C, h, w)
+            return output.flatten(2).transpose(1, 2)
+        if self.class_token or 0 in self.patch:
+            return output
+        # what exceeds the patches stands before them: a class token, registers
+        cells = (pixels.shape[-2] // self.patch[0]) * (pixels.shape[-1] // self.patch[1])
+        return output[:, max(output.shape[1] - cells, 0) :]
+
+    def fingerprint(self) -> str:
+        """16 hex digits of the architecture, the weights and the choice of tokens."""
+        return f"{super().fingerprint()}{'-tokens' if self.class_token else ''}"
+
+    def save_assets(self, folder: Path) -> dict[str, object]:
+        """Configuration and preprocessing in a folder of their own; the weights travel with the model."""
+        name = free_name(folder, "image_backbone")
+        self.model.config.save_pretrained(folder / name)  # type: ignore[operator, union-attr]
+        (folder / name / PREPROCESSOR).write_text(json.dumps(self.processor, indent=2), "utf-8")
+        return {"source": name, "pretrained": False}
+
+    def _channels(self, source: str) -> int:
+        """Seen by looking at one grey picture: configurations name their width in a dozen ways."""
+        size = self.pixel_format["size"]
+        self.model.eval()
         try:
-            model, report = AutoModel.from_pretrained(
-                name, config=config, dtype=torch.float32, output_loading_info=True, **options
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise DataError(_not_found(name, error)) from error
-    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
-    if missing:
-        raise DataError(f"{name} lacks {len(missing)} weights (first: {missing[0]}): download it again.")
-    return model
+            with torch.no_grad():
+                return int(self(torch.zeros(1, 3, size, size)).shape[-1])
+        except (ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:160]
+            raise SettingsError(
+                f"{source} makes no cells of {size}-pixel pictures ({reason}): choose its own image size or "
+                "another backbone."
+            ) from error
 
 
-def read_json(source: str | Path, filename: str) -> dict[str, Any] | None:
-    """A small JSON file beside the model, or None where it has none."""
-    from transformers.utils import cached_file
-
-    name = source_name(source)
-    try:
-        with quiet():
-            path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
-        found = None if path is None else json.loads(Path(path).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{filename} of {name} cannot be read ({error}): download it again.") from error
-    return found if isinstance(found, dict) else None
-
-
-def free_name(folder: Path, name: str) -> str:
-    """``name``, or ``name-2``, … : a folder name not yet used, so that two such parts fit in one model."""
-    number, chosen = 1, name
-    while (folder / chosen).exists():
-        number += 1
-        chosen = f"{name}-{number}"
-    return chosen
+def _processor(source: str | Path) -> dict[str, Any]:
+    """The image processor's numbers; newer repositories nest them in processor_config.json."""
+    found = read_json(source, PREPROCESSOR)
+    if found is None:
+        found = (read_json(source, "processor_config.json") or {}).get("image_processor")
+    if not found:
+        raise DataError(
+            f"{source} has no {PREPROCESSOR}, which says how its pictures are normalised: copy it from the "
+            'model\'s page, or write {"image_mean": [...], "image_std": [...], "size": 224}.'
+        )
+    return dict(found)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars or load reports of transformers while loading; missing weights are raised instead."""
-    from transformers.utils import logging
+def _pixel_format(processor: dict[str, Any], config: Any, size: int | None) -> dict[str, Any]:
+    crop = bool(processor.get("do_center_crop", False)) and "crop_size" in processor
+    if size is None:
+        size = _side(processor.get("crop_size") if crop else processor.get("size"))
+    if size is None:
+        size = max(_pair(getattr(config, "image_size", None) or 224))
+    normalised = bool(processor.get("do_normalize", True))
+    return {
+        "size": size,
+        "mean": processor.get("image_mean", (0.5, 0.5, 0.5)) if normalised else (0.0, 0.0, 0.0),
+        "std": processor.get("image_std", (0.5, 0.5, 0.5)) if normalised else (1.0, 1.0, 1.0),
+        "resize": "crop" if crop else "stretch",
+        "interpolation": INTERPOLATIONS.get(processor.get("resample", 2), "bilinear"),
+    }
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+
+def _side(size: Any) -> int | None:
+    if isinstance(size, dict):
+        known = [size[key] for key in ("shortest_edge", "height", "width", "longest_edge") if size.get(key)]
+        return int(known[0]) if known else None
+    return int(size) if isinstance(size, int) else None
 
 
-def _not_found(name: str, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:160]
-    if Path(name).is_dir():
-        return f"the folder {name} is not a transformers model ({reason}): it needs config.json and weights."
-    return (
-        f"'{name}' is neither a local model folder nor found on the model hub ({reason}): give the path of a "
-        "downloaded model, or check the name, the network and HF_HUB_OFFLINE."
-    )
+def _pair(value: Any) -> tuple[int, int]:
+    if value is None:
+        return 0, 0
+    return (int(value[0]), int(value[1])) if isinstance(value, list | tuple) else (int(value), int(value))

@@ -101,17 +101,16 @@ class Block(nn.Module):
 
 @part
 class Lite0(Backbone):
-    """EfficientNet-Lite0: (B, 3, H, W) → (B, ⌈H/32⌉ · ⌈W/32⌉, 1280), 4.65 M parameters with its classifier
-    removed.
+    """EfficientNet-Lite0 without its classifier: (B, 3, H, W) → (B, ⌈H/32⌉ · ⌈W/32⌉, 1280), 3.4 M parameters.
 
     BatchNorm statistics are frozen by construction. ``pretrained`` loads the ImageNet weights of the demo
-    extra.
+    extra, trained at 224 pixels; any ``size`` works.
     """
 
     channels = HEAD_CHANNELS
 
-    def __init__(self, pretrained: bool = True) -> None:
-        super().__init__(size=224, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+    def __init__(self, pretrained: bool = True, size: int = 224) -> None:
+        super().__init__(size=size, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
         self.stem = FoldedConv(3, STEM_CHANNELS, kernel=3, stride=2)
         blocks, inputs = [], STEM_CHANNELS
         for stage in STAGES:

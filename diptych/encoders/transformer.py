@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.dropping import check_rate, drop_each
-from diptych.encoders.hub import free_name, load_config, load_model
 from diptych.encoders.precision import fit
+from diptych.encoders.pretrained import free_name, load_config, load_model
 from diptych.errors import DataError
 from diptych.parts import part
 from diptych.types import Features, Inputs

@@ -1,0 +1,111 @@
+"""Models of the Hugging Face family from a local folder or a hub id: quietly, completely, in float32."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from diptych.errors import DataError
+
+PREFIX = "hf:"
+
+
+def source_name(source: str | Path) -> str:
+    """A folder or hub id, without the optional ``hf:``."""
+    return str(source).removeprefix(PREFIX)
+
+
+def load_config(source: str | Path) -> Any:
+    """The model's configuration; of a two-sided model (CLIP, SigLIP) ask ``config.vision_config``."""
+    from transformers import AutoConfig
+
+    name = source_name(source)
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(_not_found(name, error)) from error
+
+
+def load_model(source: str | Path, config: Any, pretrained: bool) -> nn.Module:
+    """The encoder without its pooling head; with ``pretrained`` every weight must be in the source."""
+    from transformers import AutoModel
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    name = source_name(source)
+    if type(config) not in MODEL_MAPPING:
+        raise DataError(
+            f"{name} holds a '{config.model_type}', which is not an encoder of transformers: choose another."
+        )
+    known = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
+    options: dict[str, Any] = {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
+    with quiet():
+        if not pretrained:
+            model: nn.Module = AutoModel.from_config(config, dtype=torch.float32, **options)
+            return model
+        try:
+            model, report = AutoModel.from_pretrained(
+                name, config=config, dtype=torch.float32, output_loading_info=True, **options
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise DataError(_not_found(name, error)) from error
+    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise DataError(f"{name} lacks {len(missing)} weights (first: {missing[0]}): download it again.")
+    return model
+
+
+def read_json(source: str | Path, filename: str) -> dict[str, Any] | None:
+    """A small JSON file beside the model, or None where it has none."""
+    from transformers.utils import cached_file
+
+    name = source_name(source)
+    try:
+        with quiet():
+            path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
+        found = None if path is None else json.loads(Path(path).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{filename} of {name} cannot be read ({error}): download it again.") from error
+    return found if isinstance(found, dict) else None
+
+
+def free_name(folder: Path, name: str) -> str:
+    """``name``, or ``name-2``, … : a folder name not yet used, so that two such parts fit in one model."""
+    number, chosen = 1, name
+    while (folder / chosen).exists():
+        number += 1
+        chosen = f"{name}-{number}"
+    return chosen
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars or load reports of transformers while loading; missing weights are raised instead."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _not_found(name: str, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:160]
+    if Path(name).is_dir():
+        return f"the folder {name} is not a transformers model ({reason}): it needs config.json and weights."
+    return (
+        f"'{name}' is neither a local model folder nor found on the model hub ({reason}): give the path of a "
+        "downloaded model, or check the name, the network and HF_HUB_OFFLINE."
+    )

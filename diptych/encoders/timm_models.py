@@ -1,0 +1,98 @@
+"""Image backbones of timm, behind the extra ``timm`` (which needs torchvision; nothing else here does)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from diptych.encoders.backbone import Backbone
+from diptych.errors import DiptychError, MissingExtra, SettingsError
+from diptych.parts import part
+
+PREFIX = "timm:"
+
+
+@part
+class TimmBackbone(Backbone):
+    """Pixels (B, 3, H, W) → ``forward_features`` of a timm model, (B, R, channels).
+
+    ``name`` is a timm name, with or without ``timm:``. Class and register tokens are left out unless
+    ``class_token``. ``size`` is the picture side, by default the one the weights were trained with.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        class_token: bool = False,
+        pretrained: bool = True,
+        size: int | None = None,
+    ) -> None:
+        timm = _timm()
+        known = name.removeprefix(PREFIX)
+        if not timm.is_model(known):
+            near = (
+                ", ".join(timm.list_models(f"*{known.split('.')[0].split('_')[0]}*")[:3])
+                or "timm.list_models()"
+            )
+            raise SettingsError(f"timm has no model '{known}': choose one of its names, such as {near}.")
+        try:
+            model = timm.create_model(known, pretrained=pretrained, num_classes=0)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:160]
+            raise SettingsError(
+                f"timm cannot load '{known}' ({reason}): check its weights and the network."
+            ) from error
+        data: dict[str, Any] = timm.data.resolve_model_data_config(model)
+        interpolation = data["interpolation"]
+        super().__init__(
+            size=size or data["input_size"][-1],
+            mean=data["mean"],
+            std=data["std"],
+            interpolation=interpolation if interpolation in ("bilinear", "bicubic") else "bilinear",
+        )
+        self.model = model
+        self.class_token = class_token
+        self.channels = int(model.num_features)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Cells (B, R, channels), row by row."""
+        output: Tensor = self.model.forward_features(pixels)
+        if output.dim() == 4:
+            last = (
+                output.shape[-1] == self.channels and output.shape[1] != self.channels
+            )  # Swin: (B, h, w, C)
+            return output.flatten(1, 2) if last else output.flatten(2).transpose(1, 2)
+        return output if self.class_token else output[:, int(getattr(self.model, "num_prefix_tokens", 0)) :]
+
+    def fingerprint(self) -> str:
+        """16 hex digits of the architecture, the weights and the choice of tokens."""
+        return f"{super().fingerprint()}{'-tokens' if self.class_token else ''}"
+
+    def save_assets(self, folder: object) -> dict[str, object]:
+        """The weights travel with the model."""
+        return {"pretrained": False}
+
+
+def _timm() -> ModuleType:
+    try:
+        import timm
+        import timm.data
+    except ModuleNotFoundError as error:
+        if error.name != "timm":
+            raise _broken(error) from error
+        raise MissingExtra("timm", "timm", "a timm: backbone") from error
+    except (ImportError, RuntimeError, OSError) as error:
+        raise _broken(error) from error
+    module: ModuleType = timm
+    return module
+
+
+def _broken(error: Exception) -> DiptychError:
+    # torchvision is compiled against one build of torch and fails to import beside another
+    reason = " ".join(str(error).split())[:160]
+    return SettingsError(
+        f"timm is installed but does not import ({reason}): install the torchvision of this torch, "
+        "or use an hf: backbone, which needs none."
+    )
