@@ -86,7 +86,7 @@ class GPO(nn.Module):
         parameters = list(self.generator.parameters())
         if (
             self.training
-            or not torch.is_inference_mode_enabled()  # a momentum twin also runs in evaluation mode, but moves
+            or not torch.is_inference_mode_enabled()  # a momentum twin evaluates too, but it moves
             or _shapes_are_fixed(distinct)
             or any(p.is_inference() for p in parameters)  # these carry no version
         ):

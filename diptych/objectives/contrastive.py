@@ -62,9 +62,7 @@ class InfoNCE(Objective):
         self.clamp = clamp or LEARNED_WITHIN
         low, high = self.clamp
         if learned and not 0 < low <= temperature <= high:
-            raise SettingsError(
-                f"the temperature {temperature} lies outside clamp ({low}, {high}): widen it."
-            )
+            raise SettingsError(f"temperature {temperature} lies outside clamp ({low}, {high}): widen clamp.")
         self.temperature = nn.Parameter(torch.tensor(float(temperature))) if learned else temperature
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:

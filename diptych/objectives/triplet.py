@@ -83,12 +83,6 @@ class Triplet(Objective):
             return None
         return 2 * self.margin * (1 if self.reduction == "mean" else pairs)
 
-    def collapsed_value(self, pairs: int) -> float | None:
-        """2·B·α for the hardest negatives, where a collapsed model gets stuck; the sum over all has no such trap."""
-        if self.negatives == "all":
-            return None
-        return 2 * self.margin * (pairs if self.reduction == "sum" else 1)
-
     def _hinge(self, violation: Tensor, excluded: Tensor) -> Tensor:
         """[α + violation]₊, 0 where excluded."""
         return torch.relu(self.margin + violation).masked_fill(excluded, 0)
