@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diptych.data.captions import ImageStore, Item, Rows
+from diptych.data.captions import ImageStore, Item, Joined, Rows
 from diptych.errors import DataError
 
 KEY_BYTES = 16_384  # of a row that enter its content key
@@ -105,14 +105,17 @@ class ArrayStore:
 
 
 def read_items(store: ImageStore, indices: NDArray[np.int64]) -> Sequence[Item] | NDArray[Any]:
-    """Items of a store in order, each distinct one read once; a block (B, ...) from an ``ArrayStore``."""
-    distinct, back = np.unique(indices, return_inverse=True)
+    """Items of a store in order, each picture read once; one block (B, ...) out of an ``ArrayStore``."""
     if isinstance(store, Rows):
-        distinct = store.rows[distinct]
-        store = store.store
+        return read_items(store.store, store.rows[indices])
     if isinstance(store, ArrayStore):
-        block = store.rows(distinct)
-        return block if len(distinct) == len(indices) and (np.diff(back) > 0).all() else block[back]
+        return store.rows(indices)  # a row met twice costs less than reordering the block
+    if isinstance(store, Joined):
+        members = np.searchsorted(store.ends, indices, side="right")
+        if len(indices) and (members == members[0]).all():
+            member = store.stores[members[0]]
+            return read_items(member, indices - (store.ends[members[0]] - len(member)))
+    distinct, back = np.unique(indices, return_inverse=True)
     items = [store[int(i)] for i in distinct]
     return [items[i] for i in back]
 

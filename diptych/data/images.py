@@ -28,6 +28,9 @@ FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BI
 ImageLike = str | Path | Image.Image | np.ndarray
 """What a user may give as one image: a path, a picture, or an array (uint8 = a picture, float = features)."""
 
+Items = Sequence[Item] | NDArray[Any]
+"""The images of a batch: a list of items, or one block of equal-sized features (B, R, D) or (B, D)."""
+
 Window = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 _header_lock = threading.Lock()
 
@@ -118,11 +121,8 @@ class ImageInput(ABC):
     """Turns the items of an image store into what an image encoder reads."""
 
     @abstractmethod
-    def __call__(self, items: Sequence[Item], rng: np.random.Generator | None = None) -> Inputs:
-        """The inputs of a batch, rows in order; ``rng`` given = training augmentation drawn from it.
-
-        ``items`` may also be one array (B, R, D) or (B, D): equal-sized feature rows, taken without a copy.
-        """
+    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Inputs:
+        """The inputs of a batch, rows in order; ``rng`` given = training augmentation drawn from it."""
 
 
 @part
@@ -138,7 +138,7 @@ class RegionInput(ImageInput):
             raise SettingsError(f"dim={dim} is no feature length: give a positive number.")
         self.dim = dim
 
-    def __call__(self, items: Sequence[Item], rng: np.random.Generator | None = None) -> Features:
+    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Features:
         """(B, R, dim); ``rng`` changes nothing, since the encoders drop regions through the mask."""
         if not isinstance(items, np.ndarray):
             for item in items:
@@ -203,7 +203,7 @@ class PixelInput(ImageInput):
         self._scale = np.asarray(scale, dtype=np.float32)[:, None, None]
         self._shift = np.asarray(shift, dtype=np.float32)[:, None, None]
 
-    def __call__(self, items: Sequence[Item], rng: np.random.Generator | None = None) -> Inputs:
+    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Inputs:
         """Pixels (B, 3, size, size), or ``Features`` when the items are cached outputs."""
         if isinstance(items, np.ndarray):
             return stack_features(items)
@@ -240,7 +240,7 @@ class PixelInput(ImageInput):
         return x, y, x + side, y + side
 
 
-def stack_features(items: Sequence[Item]) -> Features:
+def stack_features(items: Items) -> Features:
     """Arrays (R, D) or (D,) of possibly different R → ``Features`` (B, R, D), padded with zeros.
 
     An array (B, R, D) or (B, D) is taken as it is. float16 and float32 are kept, other types become float32.

@@ -1,0 +1,141 @@
+"""PairLoader: batches of matched pairs whose content depends on (seed, epoch, batch number) alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diptych.data.arrays import read_items
+from diptych.data.captions import Captions
+from diptych.data.images import ImageInput
+from diptych.data.text import TextStore
+from diptych.errors import DataError, SettingsError
+from diptych.types import Batch
+
+Targets = Mapping[str, tuple[Literal["image", "text"], NDArray[Any]]]
+"""Further columns of a batch: name → (what its rows belong to, an array with a row for each of them)."""
+
+
+class PairLoader:
+    """Every text once per epoch, with its image, in an order drawn anew each epoch.
+
+    ``batch_size`` counts the pairs of a step over all processes: every process draws the same order and takes
+    its slice of each batch, so the same pairs meet in a step however many processes share it. Randomness has
+    no state: the order comes from (seed, epoch), the augmentation of a batch from (seed, epoch, batch, rank),
+    so an epoch may be entered at any batch and ``workers`` change nothing but the speed.
+
+    ``workers`` threads prepare batches ahead, each a whole batch. Threads rather than processes: reading
+    features, decoding and resizing pictures all release the interpreter, nothing is pickled or copied between
+    processes, and a container's small /dev/shm is no limit. At most ``workers + 1`` batches are held. With
+    CUDA they lie in pinned memory. Features keep the type they are stored in (see ``RegionInput``).
+    """
+
+    def __init__(
+        self,
+        captions: Captions,
+        image_input: ImageInput,
+        text_store: TextStore,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        workers: int = 0,
+        drop_last: bool = True,
+        targets: Targets | None = None,
+        pin_memory: bool | None = None,
+    ) -> None:
+        self.captions, self.image_input, self.text_store = captions, image_input, text_store
+        self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
+        self.workers, self.drop_last, self.targets = workers, drop_last, dict(targets or {})
+        self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self._check()
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        pairs = len(self.captions.texts)
+        return pairs // self.batch_size if self.drop_last else -(-pairs // self.batch_size)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from batch ``start`` on."""
+        order = self.order(number)
+        if self.workers == 0:
+            for step in range(start, len(self)):
+                yield self._batch(order, number, step)
+            return
+        executor = self._executor()
+        ahead: deque[Future[Batch]] = deque()
+        try:
+            for step in range(start, len(self)):
+                ahead.append(executor.submit(self._batch, order, number, step))
+                if len(ahead) > self.workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:  # also when the caller stops in the middle
+            executor.shutdown(cancel_futures=True)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The texts of an epoch in the order they are seen, (M,)."""
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(epoch,)))
+        return rng.permutation(len(self.captions.texts))
+
+    def _batch(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
+        texts = order[step * self.batch_size : (step + 1) * self.batch_size]
+        share = len(texts) // self.world_size
+        texts = texts[self.rank * share : (self.rank + 1) * share]
+        images = self.captions.image_of[texts]
+        # two streams: what the pictures draw must not move what the words draw
+        streams = np.random.SeedSequence(self.seed, spawn_key=(epoch, step, self.rank)).spawn(2)
+        image_rng, text_rng = (np.random.default_rng(stream) for stream in streams)
+        batch = Batch(
+            images=self.image_input(read_items(self.captions.images, images), image_rng),
+            texts=self.text_store.collate(texts.tolist(), text_rng),
+            image_ids=torch.from_numpy(images),
+            text_ids=torch.from_numpy(texts.copy()),
+            targets={
+                name: torch.from_numpy(np.ascontiguousarray(values[images if of == "image" else texts]))
+                for name, (of, values) in self.targets.items()
+            },
+        )
+        return batch.map(torch.Tensor.pin_memory) if self.pin_memory else batch
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if not self.pin_memory:
+            return ThreadPoolExecutor(self.workers, "batches")
+        # a new thread would pin through GPU 0 and open a context on it, whichever GPU this process trains on
+        device = torch.cuda.current_device()
+        return ThreadPoolExecutor(self.workers, "batches", torch.cuda.set_device, (device,))
+
+    def _check(self) -> None:
+        name, images, texts = self.captions.name, len(self.captions.images), len(self.captions.texts)
+        if len(self.text_store) != texts:
+            raise DataError(
+                f"{name}: {texts} texts but {len(self.text_store)} were prepared: prepare the same."
+            )
+        if self.batch_size < 1 or self.batch_size % self.world_size:
+            raise SettingsError(
+                f"batch_size={self.batch_size} does not divide over {self.world_size} processes: "
+                "choose a positive multiple."
+            )
+        if not len(self):
+            raise SettingsError(
+                f"batch_size={self.batch_size} is more than the {texts} texts of {name}: lower it."
+            )
+        if not self.drop_last and self.world_size > 1:
+            raise SettingsError(
+                "drop_last=False needs a single process: the last batch cannot be shared evenly."
+            )
+        if self.seed < 0 or self.workers < 0:
+            raise SettingsError(f"seed={self.seed} and workers={self.workers} must not be negative.")
+        for column, (of, values) in self.targets.items():
+            expected = {"image": images, "text": texts}.get(of)
+            if expected is None:
+                raise SettingsError(f"target '{column}' belongs to '{of}': say image or text.")
+            if len(values) != expected:
+                raise DataError(f"target '{column}' has {len(values)} rows for {expected} {of}s of {name}.")
