@@ -1,0 +1,138 @@
+"""Every recipe: builds, one step moves every trainable parameter, save and load change nothing."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import bert_folder, pictures, precomputed
+
+from diptych.data.captions import Captions
+from diptych.data.formats import open_captions
+from diptych.data.loading import PairLoader
+from diptych.errors import SettingsError
+from diptych.recipes import RECIPES
+from diptych.recipes.run import seed_everything, training_splits
+from diptych.retriever import Retriever
+from diptych.training.method import Method
+from diptych.training.optim import build_optimizer, trainable
+
+SMALL = {"dim": 16, "batch_size": 12, "min_count": 1, "word_dim": 8}
+
+
+@pytest.fixture(scope="module")
+def captions(tmp_path_factory: pytest.TempPathFactory) -> Captions:
+    data = precomputed(tmp_path_factory.mktemp("data") / "toy_precomp")
+    return training_splits(open_captions(str(data)))[0]
+
+
+def built(name: str, captions: Captions, **changes: Any) -> tuple[Method, Any]:
+    recipe = RECIPES[name]
+    known = {field.name for field in dataclasses.fields(recipe.settings)}
+    settings = recipe.settings(**{k: v for k, v in {**SMALL, **changes}.items() if k in known})
+    seed_everything(settings.seed)
+    return recipe.build(settings, captions), settings
+
+
+def loader_of(method: Method, captions: Captions, settings: Any) -> PairLoader:
+    texts = method.retriever.text_input.prepare(captions.texts)
+    return PairLoader(captions, method.retriever.image_input, texts, settings.batch_size, settings.seed)
+
+
+def step(method: Method, optimizer: torch.optim.Optimizer, batch: Any) -> float:
+    method.retriever.train()
+    embeddings = method.retriever(batch)
+    if method.twin is not None:
+        method.twin.update(method.retriever)
+        with torch.no_grad():
+            embeddings = dataclasses.replace(embeddings, teacher=method.twin(batch))
+    loss = torch.stack(list(method.objective(embeddings, batch).values())).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        method.objective.after_step(embeddings, batch)
+    return float(loss.detach())
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_one_epoch_moves_every_trainable_parameter(name: str, captions: Captions) -> None:
+    method, settings = built(name, captions)
+    optimizer = build_optimizer(method, settings)
+    before = {k: p.detach().clone() for k, p in trainable(method).items()}
+    method.objective.start_epoch(0)
+    for batch in loader_of(method, captions, settings).epoch(0):
+        step(method, optimizer, batch)
+    assert before
+    still = [k for k, p in trainable(method).items() if torch.equal(p, before[k])]
+    # rows of words that no batch holds may stay; whole tensors may not
+    assert not still
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_save_and_load_change_nothing(name: str, captions: Captions, tmp_path: Path) -> None:
+    method, settings = built(name, captions)
+    optimizer = build_optimizer(method, settings)
+    for batch in loader_of(method, captions, settings).epoch(0):
+        step(method, optimizer, batch)
+    model = method.retriever
+    model.save_pretrained(tmp_path / "model")
+    loaded = Retriever.from_pretrained(tmp_path / "model")
+    assert loaded.fingerprint() == model.fingerprint()
+    assert torch.equal(loaded.encode_text(captions.texts), model.encode_text(captions.texts))
+    assert torch.equal(loaded.encode_image(captions.images), model.encode_image(captions.images))
+    norms = model.encode_text(captions.texts).norm(dim=1)
+    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_every_table_row_builds_and_steps(name: str, captions: Captions) -> None:
+    for table in RECIPES[name].tables.values():
+        for row in table.rows:
+            method, settings = built(name, captions, **row.changes)
+            batch = next(loader_of(method, captions, settings).epoch(0))
+            method.objective.start_epoch(1)
+            assert step(method, build_optimizer(method, settings), batch) > 0
+
+
+def test_a_changed_weight_changes_the_fingerprint(captions: Captions) -> None:
+    model = built("vse-infinity", captions)[0].retriever
+    other = copy.deepcopy(model)
+    assert other.fingerprint() == model.fingerprint()
+    with torch.no_grad():
+        next(other.parameters()).add_(1e-3)
+    assert other.fingerprint() != model.fingerprint()
+
+
+def test_transformer_text_and_multipliers(captions: Captions, tmp_path: Path) -> None:
+    bert = bert_folder(tmp_path / "bert")
+    method, settings = built("vse-infinity", captions, text_encoder=str(bert))
+    optimizer = build_optimizer(method, settings)
+    rates = sorted(group["lr"] for group in optimizer.param_groups)
+    assert rates == pytest.approx([5e-5, 5e-4])
+    slow = {id(p) for g in optimizer.param_groups if g["lr"] < 1e-4 for p in g["params"]}
+    assert slow == {id(p) for p in method.retriever.text.encoder.model.parameters()}  # type: ignore[union-attr]
+    method.retriever.save_pretrained(tmp_path / "model")
+    loaded = Retriever.from_pretrained(tmp_path / "model")
+    assert loaded.fingerprint() == method.retriever.fingerprint()
+    assert torch.equal(loaded.encode_text("a dog"), method.retriever.encode_text("a dog"))
+
+
+def test_pictures_given_to_a_region_model(captions: Captions, tmp_path: Path) -> None:
+    picture = pictures(tmp_path, 1)[0]
+    model = built("vse-infinity", captions)[0].retriever
+    with pytest.raises(Exception, match="features"):
+        model.encode_image(picture)
+
+
+def test_encoder_names_that_do_not_fit(captions: Captions) -> None:
+    with pytest.raises(SettingsError, match="no text encoder 'bertt'"):
+        built("vse-infinity", captions, text_encoder="bertt")
+    with pytest.raises(SettingsError, match="reads pictures"):
+        built("vse-infinity", captions, image_encoder="lite0")
+    with pytest.raises(SettingsError, match="gpo_sequence bigru"):
+        built("vse-infinity", captions, gpo_data_dependent=True, gpo_sequence="transformer")

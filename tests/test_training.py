@@ -1,0 +1,252 @@
+"""Training: it learns, it resumes bit for bit, it says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import precomputed
+
+from diptych.errors import CheckpointError, DataError, SettingsError, TrainingError
+from diptych.recipes import RECIPES
+from diptych.recipes.run import resumed_settings, run_recipe
+from diptych.retriever import Retriever
+from diptych.training import health, loop
+from diptych.training.log import read_log
+from diptych.training.optim import Schedule
+from diptych.training.settings import TrainingSettings, from_json
+
+SMALL = {"dim": 16, "batch_size": 12, "epochs": 3, "decay_epoch": 2, "min_count": 1, "word_dim": 8, "log_steps": 1}
+RECIPE = RECIPES["vse-infinity"]
+
+
+def run(data: Path, folder: Path, *, resume: bool = False, **changes: Any) -> Any:
+    settings = RECIPE.settings(**{**SMALL, **changes})
+    return run_recipe(RECIPE, settings, str(data), folder, resume=resume, show_progress=False)
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_log(folder / "log.jsonl") if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return precomputed(tmp_path_factory.mktemp("data") / "toy_precomp")
+
+
+def test_it_learns(data: Path, tmp_path: Path) -> None:
+    progress = run(data, tmp_path / "run", epochs=12, decay_epoch=10, learning_rate=5e-3)
+    chance = 100 * (1 + 5 + 10) / 10 + 100 * (1 + 5 + 10) / 10  # ten images: R@k by luck is about k/10
+    assert progress.best_rsum > chance + 50
+    assert Retriever.from_pretrained(tmp_path / "run").encode_text("a dog").shape == (1, 16)
+
+
+def test_same_seed_same_run(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "a")
+    run(data, tmp_path / "b")
+    run(data, tmp_path / "c", seed=1)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b") != losses(tmp_path / "c")
+
+
+@pytest.mark.parametrize("crash_at", [3, 10, 14])
+def test_resume_is_bit_exact(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int) -> None:
+    run(data, tmp_path / "whole", save_steps=2)
+    real = loop.Meter.add
+
+    def crash(self: Any, terms: Any) -> None:
+        crash.steps += 1  # type: ignore[attr-defined]
+        if crash.steps == crash_at:  # type: ignore[attr-defined]
+            raise RuntimeError("power cut")
+        real(self, terms)
+
+    crash.steps = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(loop.Meter, "add", crash)
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(data, tmp_path / "broken", save_steps=2)
+    monkeypatch.undo()
+    run(data, tmp_path / "broken", save_steps=2, resume=True)
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+    for name in ("retriever", "optimizer", "random-0"):
+        whole, broken = (load_file(tmp_path / r / "last" / f"{name}.safetensors") for r in ("whole", "broken"))
+        assert whole.keys() == broken.keys()
+        assert all(torch.equal(whole[k], broken[k]) for k in whole), name
+
+
+def command(data: Path, folder: Path, *flags: str) -> list[str]:
+    settings = [f"--{k}={v}" for k, v in SMALL.items() if k != "epochs"]
+    return [
+        sys.executable, "-m", "diptych", "train", "vse-infinity", f"--data={data}", "--epochs=40", "--save_steps=3",
+        *settings, *flags,
+    ]  # fmt: skip
+
+
+def wait_for_steps(folder: Path, steps: int) -> None:
+    for _ in range(600):
+        log = folder / "log.jsonl"
+        if log.exists() and len(log.read_text().splitlines()) >= steps:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run did not start")
+
+
+def test_kill_and_interrupt_then_resume(data: Path, tmp_path: Path) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    subprocess.run(command(data, whole, f"--output_dir={whole}"), check=True, capture_output=True)
+
+    process = subprocess.Popen(command(data, folder, f"--output_dir={folder}"), **quiet)
+    wait_for_steps(folder, 20)
+    process.kill()
+    process.communicate()
+
+    resume = command(data, folder, f"--resume_from_checkpoint={folder}")
+    done = len(losses(folder))
+    process = subprocess.Popen(resume, **quiet)
+    wait_for_steps(folder, done + 10)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "saved at step" in said
+    assert f"--resume_from_checkpoint {folder}" in said
+
+    subprocess.run(resume, check=True, capture_output=True)
+    assert losses(folder) == losses(whole)
+
+
+def test_two_processes_match_one(data: Path, tmp_path: Path) -> None:
+    flags = ["--epochs=2", "--size_augmentation=none", "--warmup_epoch=-1", "--image_encoder=grid"]  # no BatchNorm
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run(command(data, one, f"--output_dir={one}", *flags), check=True, capture_output=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "-m"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*torchrun, *command(data, two, f"--output_dir={two}", *flags)[2:]], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+
+
+def test_a_run_is_not_overwritten(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "run", epochs=1)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        run(data, tmp_path / "run", epochs=1)
+
+
+def test_resuming_refuses_what_does_not_fit(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "run", epochs=1)
+    with pytest.raises(CheckpointError, match="started with --margin 0.2, not 0.3"):
+        run(data, tmp_path / "run", resume=True, margin=0.3)
+    with pytest.raises(CheckpointError, match="recipe 'vse-infinity', not 'vse-plus-plus'"):
+        resumed_settings(RECIPES["vse-plus-plus"], tmp_path / "run", {})
+    other = precomputed(tmp_path / "other_precomp", train=20)
+    with pytest.raises(CheckpointError, match="the data changed"):
+        run(other, tmp_path / "run", resume=True, epochs=1)
+    (tmp_path / "run" / "last" / "optimizer.safetensors").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        run(data, tmp_path / "run", resume=True, epochs=2)
+
+
+def test_batch_larger_than_the_data(data: Path, tmp_path: Path) -> None:
+    with pytest.raises((DataError, SettingsError), match="batch_size"):
+        run(data, tmp_path / "run", batch_size=1000)
+
+
+def test_early_stopping(data: Path, tmp_path: Path) -> None:
+    progress = run(data, tmp_path / "run", epochs=30, patience=1, learning_rate=0.0)
+    assert len(progress.history) == 3  # the first is best, then patience ends
+
+
+def test_settings_say_what_is_wrong() -> None:
+    with pytest.raises(SettingsError, match="--batch_size is 1: it must be at least 2"):
+        TrainingSettings(batch_size=1)
+    with pytest.raises(SettingsError, match="--precision is 'half': choose one of no, bf16, fp16"):
+        TrainingSettings(precision="half")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="no setting called learning_rat .did you mean learning_rate"):
+        from_json(TrainingSettings, {"learning_rat": 1})
+    with pytest.raises(SettingsError, match="cuda_graphs"):
+        from diptych.training.loop import start
+
+        start(type("Bare", (), {"train_from": {}, "twin": None})(), TrainingSettings(cuda_graphs=True))
+
+
+def test_schedule() -> None:
+    schedule = Schedule(steps_per_epoch=10, warmup_epoch=1, decay_epoch=3, decay_factor=0.1)
+    assert schedule.factor(5) == 1.0
+    assert schedule.factor(10) == pytest.approx(0.1)
+    assert schedule.factor(19) == 1.0
+    assert schedule.factor(29) == 1.0
+    assert schedule.factor(30) == pytest.approx(0.1)
+
+
+def test_health_names_nan_with_its_step() -> None:
+    watch = health.Health(torch.device("cpu"))
+    for step in range(1, 6):
+        watch.watch(step, {"triplet": torch.tensor(float("nan") if step >= 3 else 1.0)}, None)
+    with pytest.raises(TrainingError, match="at step 3"):
+        watch.report({"triplet": torch.tensor(float("nan"))}, None)
+
+
+def test_health_names_collapse_once() -> None:
+    watch = health.Health(torch.device("cpu"))
+    for step in range(health.COLLAPSE_STEPS - 1):
+        watch.watch(step, {"triplet": torch.tensor(51.3)}, 51.2)
+    assert watch.report({}, 51.2) == []
+    watch.watch(999, {"triplet": torch.tensor(51.3)}, 51.2)
+    assert "collapse" in watch.report({}, 51.2)[0]
+    assert watch.report({}, 51.2) == []
+
+
+def test_health_names_batch_norm_in_the_wrong_mode() -> None:
+    frozen = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).requires_grad_(False).train()
+    with pytest.raises(TrainingError, match="BatchNorm '0.1'"):
+        health.check_modes(torch.nn.Sequential(frozen, torch.nn.Linear(2, 2)))
+
+
+def test_collapsed_value_follows_the_switch() -> None:
+    from diptych.objectives.combine import SwitchAt
+    from diptych.objectives.triplet import Triplet
+
+    objective = SwitchAt(Triplet(0.2, negatives="all"), Triplet(0.2), epoch=1)
+    objective.start_epoch(0)
+    assert objective.collapsed_value(128) is None
+    objective.start_epoch(1)
+    assert objective.collapsed_value(128) == pytest.approx(51.2)
+
+
+def test_full_disk_leaves_the_old_state(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from diptych.errors import StorageError
+    from diptych.training import checkpoint
+
+    run(data, tmp_path / "run", epochs=1)
+    before = json.loads((tmp_path / "run" / "last" / "progress.json").read_text())
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(StorageError, match="disk is full"):
+        run(data, tmp_path / "run", epochs=2, resume=True)
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "run" / "last" / "progress.json").read_text()) == before
+    run(data, tmp_path / "run", epochs=2, resume=True)
+
+
+def test_log_drops_lines_past_the_resumed_step(tmp_path: Path) -> None:
+    from diptych.training.log import Log
+
+    log = Log(tmp_path)
+    for step in range(1, 6):
+        log.write(step, {"loss": step})
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # a crash in the middle of a line
+    Log(tmp_path, resumed_at=3)
+    assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 2, 3]
