@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ Item = Image.Image | NDArray[Any]
 
 
 class ImageStore(Protocol):
-    """Where images come from: files, tar members, rows of a memory-mapped array. Read on access, never held."""
+    """Where images come from: files, tar members, rows of an array on disk. Read on access, never held."""
 
     def __len__(self) -> int: ...
 
@@ -33,8 +34,9 @@ class ImageStore(Protocol):
 class Captions:
     """N images, M texts, and ``image_of``: text -> image, any number of texts per image.
 
-    ``image_ids`` are the data set's own names of the images, unique. ``splits`` names the split of each image.
-    ``labels`` are columns over the images (category, class ids, price, ...); ``text_ids`` optional names of texts.
+    ``image_ids`` are the data set's own names of the images, unique. ``splits`` names the split of each
+    image. ``labels`` are columns over the images (category, class ids, price, ...); ``text_ids`` optional
+    names of texts.
     """
 
     images: ImageStore
@@ -49,13 +51,19 @@ class Captions:
     def __post_init__(self) -> None:
         n, m = len(self.images), len(self.texts)
         if len(self.image_of) != m:
-            raise DataError(f"{self.name}: {m} texts but image_of has {len(self.image_of)} entries: they must agree.")
+            raise DataError(
+                f"{self.name}: {m} texts but image_of has {len(self.image_of)} entries: they must agree."
+            )
         if len(self.image_ids) != n or len(self.splits) != n:
             raise DataError(
-                f"{self.name}: {n} images but {len(self.image_ids)} ids and {len(self.splits)} splits: they must agree."
+                f"{self.name}: {n} images but {len(self.image_ids)} ids and {len(self.splits)} splits: "
+                "they must agree."
             )
         if m and (self.image_of.min() < 0 or self.image_of.max() >= n):
             raise DataError(f"{self.name}: image_of points outside the {n} images: check the image column.")
+        if len(set(self.image_ids)) != n:
+            twice = next(i for i, count in Counter(self.image_ids).items() if count > 1)
+            raise DataError(f"{self.name}: two images have the id '{twice}': give each image its own id.")
         for column, values in self.labels.items():
             if len(values) != n:
                 raise DataError(f"{self.name}: label '{column}' has {len(values)} values for {n} images.")
@@ -71,6 +79,7 @@ class Captions:
     def subset(self, rows: Sequence[int]) -> Captions:
         """The given images, in the given order, with their texts in the original text order per image."""
         chosen = np.asarray(rows, dtype=np.int64)
+        taken = chosen.tolist()
         new_row = np.full(len(self.images), -1, dtype=np.int64)
         new_row[chosen] = np.arange(len(chosen))
         if (new_row >= 0).sum() != len(chosen):
@@ -79,12 +88,12 @@ class Captions:
         keep = keep[np.argsort(new_row[self.image_of[keep]], kind="stable")]  # texts follow their images
         return Captions(
             images=Rows(self.images, chosen),
-            texts=[self.texts[i] for i in keep],
+            texts=[self.texts[i] for i in keep.tolist()],
             image_of=new_row[self.image_of[keep]],
-            image_ids=[self.image_ids[i] for i in chosen],
-            splits=[self.splits[i] for i in chosen],
-            labels={k: [v[i] for i in chosen] for k, v in self.labels.items()},
-            text_ids=None if self.text_ids is None else [self.text_ids[i] for i in keep],
+            image_ids=[self.image_ids[i] for i in taken],
+            splits=[self.splits[i] for i in taken],
+            labels={k: [v[i] for i in taken] for k, v in self.labels.items()},
+            text_ids=None if self.text_ids is None else [self.text_ids[i] for i in keep.tolist()],
             name=self.name,
         )
 
@@ -110,12 +119,21 @@ class Captions:
 
 
 class Rows:
-    """Some rows of another store, in a given order; nested selections are flattened."""
+    """Some rows of another store, in a given order.
+
+    Nested selections are flattened, and one that lies within a single part of a ``Joined`` store refers to
+    that part: a split of an array is again rows of an array, which loaders read in blocks.
+    """
 
     def __init__(self, store: ImageStore, rows: NDArray[np.int64]) -> None:
+        self.store: ImageStore
+        self.rows: NDArray[np.int64]
+        if isinstance(store, Joined) and (part := store.part_of(rows)) is not None:
+            store, rows = part
         if isinstance(store, Rows):
-            store, rows = store.store, store.rows[rows]
-        self.store, self.rows = store, rows
+            self.store, self.rows = store.store, store.rows[rows]
+        else:
+            self.store, self.rows = store, rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -126,3 +144,38 @@ class Rows:
     def content_key(self, index: int) -> str:
         """The key of the row in the store below."""
         return self.store.content_key(int(self.rows[index]))
+
+
+class Joined:
+    """Several stores one after the other (one array per split, one table per split)."""
+
+    def __init__(self, stores: Sequence[ImageStore]) -> None:
+        self.stores = list(stores)
+        self.ends = np.cumsum([len(store) for store in self.stores], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def __getitem__(self, index: int) -> Item:
+        store, row = self._place(index)
+        return store[row]
+
+    def content_key(self, index: int) -> str:
+        """The key of the row in the store that holds it."""
+        store, row = self._place(index)
+        return store.content_key(row)
+
+    def part_of(self, rows: NDArray[np.int64]) -> tuple[ImageStore, NDArray[np.int64]] | None:
+        """The one store that holds all these rows, with their numbers in it; None if they lie in several."""
+        if not len(rows):
+            return None
+        first, last = np.searchsorted(self.ends, (rows.min(), rows.max()), side="right")
+        if first != last:
+            return None
+        return self.stores[first], rows - (self.ends[first - 1] if first else 0)
+
+    def _place(self, index: int) -> tuple[ImageStore, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)} images")
+        which = int(np.searchsorted(self.ends, index, side="right"))
+        return self.stores[which], index - int(self.ends[which - 1] if which else 0)

@@ -1,0 +1,233 @@
+"""The check of a data set: everything that is wrong with it, in one report.
+
+Readers go through the data with a sink that notes problems instead of stopping; then every image is opened,
+and texts and images are compared with each other. Errors are what reading refuses, unreadable images, and
+images in two splits; warnings are duplicates, near-duplicates and images without a text.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from diptych.data.captions import Captions
+from diptych.data.duplicates import Look, across, groups, near_groups, normal_text
+from diptych.data.formats import Format, find, located
+from diptych.data.problems import Found, Problem
+from diptych.errors import DataError
+from diptych.progress import track
+
+NAMED = 4  # images of a group a message names before it counts the rest
+
+
+@dataclass(frozen=True)
+class SplitSummary:
+    """Counts of one split."""
+
+    images: int
+    texts: int
+    fewest: int  # texts of an image
+    most: int
+
+    @property
+    def per_image(self) -> str:
+        """Texts per image in words."""
+        if self.fewest == self.most:
+            return str(self.most)
+        return f"{self.fewest}–{self.most}, {self.texts / self.images:.2f} on average"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a check found: the format, the counts of each split, and every problem."""
+
+    path: str
+    format: str | None
+    splits: dict[str, SplitSummary] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[Problem]:
+        """Problems that make the data unfit."""
+        return [problem for problem in self.problems if problem.severity == "error"]
+
+    @property
+    def warnings(self) -> list[Problem]:
+        """Problems worth a look."""
+        return [problem for problem in self.problems if problem.severity == "warning"]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the data can be used as it is."""
+        return not self.errors
+
+    def render(self, limit: int | None = 10) -> str:
+        """The report as text: every error, and of each kind of warning the first ``limit`` (None for all)."""
+        lines = [f"{self.path}: {self.format or 'no known format'}"]
+        if self.splits:
+            lines.append(f"  {'split':10} {'images':>9} {'texts':>9}   texts per image")
+        for name, split in self.splits.items():
+            lines.append(f"  {name:10} {split.images:>9,} {split.texts:>9,}   {split.per_image}")
+        lines += self._listed(self.errors, None)
+        lines += self._listed(self.warnings, limit)
+        counts = f"{_count(len(self.errors), 'error')}, {_count(len(self.warnings), 'warning')}"
+        lines.append(f"{'ok' if self.ok else 'not ok'}: {counts}")
+        return "\n".join(lines)
+
+    def _listed(self, problems: Sequence[Problem], limit: int | None) -> Iterator[str]:
+        for kind, count in Counter(problem.kind for problem in problems).items():
+            of_kind = [problem for problem in problems if problem.kind == kind]
+            yield f"{of_kind[0].severity}: {kind} ({count:,})"
+            for problem in of_kind[:limit]:
+                yield f"  {problem}".replace(f"{self.path}: ", "", 1)
+            if limit is not None and count > limit:
+                yield f"  ... and {count - limit:,} more"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole report as a JSON value."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "ok": self.ok,
+            "splits": {name: vars(split) for name, split in self.splits.items()},
+            "problems": [problem.as_dict() for problem in self.problems],
+        }
+
+
+def check(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    open_images: bool = True,
+    show_progress: bool = True,
+    **options: Any,
+) -> CheckReport:
+    """Check a data set of any known format; without ``open_images`` only files, counts and texts are."""
+    found = Found()
+    try:
+        chosen = find(path, format)
+    except DataError as error:
+        found.raised("format", path, error)
+        return CheckReport(str(path), None, problems=found.all)
+    parts = list(_read(chosen, located(path), found, options))
+    for captions in parts:
+        _check_texts(captions, found)
+        if open_images:
+            _check_images(captions, found, show_progress)
+    summary = {name: split for captions in parts for name, split in _summarise(captions).items()}
+    if not summary and not found.all:
+        found.error("empty", path, "there is no image in it", chosen.description)
+    return CheckReport(str(path), chosen.name, summary, list(dict.fromkeys(found.all)))
+
+
+def _read(chosen: Format, place: Path, found: Found, options: dict[str, Any]) -> Iterator[Captions]:
+    """All splits together, then those that are only read by themselves."""
+    if "problems" in inspect.signature(chosen.read).parameters:
+        options = {**options, "problems": found}
+    try:
+        captions = chosen.read(place, **options)
+        yield captions
+        for split in chosen.splits(place) if chosen.splits else ():
+            if split not in captions.splits:
+                alone = chosen.read(place, split=split, **options)
+                if len(alone.images):
+                    yield alone
+    except DataError as error:
+        found.raised("unreadable", place, error)
+
+
+def _summarise(captions: Captions) -> dict[str, SplitSummary]:
+    per_image = np.bincount(captions.image_of, minlength=len(captions.images))
+    summary = {}
+    for name in dict.fromkeys(captions.splits):
+        counts = per_image[[split == name for split in captions.splits]]
+        summary[name] = SplitSummary(len(counts), int(counts.sum()), int(counts.min()), int(counts.max()))
+    return summary
+
+
+def _check_texts(captions: Captions, found: Found) -> None:
+    name, texts, owner = captions.name, captions.texts, captions.image_of
+    without = sorted(set(range(len(captions.images))) - set(owner.tolist()))
+    if without and len(without) == len(captions.images):
+        found.warn(
+            "no text", name, "no image has a text", "texts are needed to train or evaluate, not to index"
+        )
+    for row in without if len(without) < len(captions.images) else ():
+        found.warn("no text", name, f"image {_name(captions, row)} has no text")
+    exact = groups(texts)
+    for places in exact:
+        rows = sorted({int(owner[place]) for place in places})
+        repeated = Counter(int(owner[place]) for place in places)
+        for row in (row for row, times in repeated.items() if times > 1):
+            found.warn(
+                "repeated text", name, f"image {_name(captions, row)} has '{texts[places[0]]}' more than once"
+            )
+        if len(rows) > 1:
+            found.warn("duplicate text", name, f"'{texts[places[0]]}' belongs to {_names(captions, rows)}")
+    for places in groups(map(normal_text, texts)):
+        forms = list(dict.fromkeys(texts[place] for place in places))
+        rows = sorted({int(owner[place]) for place in places})
+        if len(forms) > 1:
+            said = " and ".join(f"'{form}'" for form in forms[:2])
+            found.warn("near-duplicate text", name, f"{said} say the same, of {_names(captions, rows)}")
+
+
+def _check_images(captions: Captions, found: Found, show_progress: bool) -> None:
+    name = captions.name
+    opened: list[int] = []
+    keys: list[str] = []
+    looks: list[Look] = []
+    for row in track(range(len(captions.images)), "opening images", show=show_progress):
+        try:
+            item = captions.images[row]
+            key = captions.images.content_key(row)
+        except DataError as error:
+            found.raised("unreadable image", f"{name}, image {_name(captions, row)}", error)
+            continue
+        if isinstance(item, Image.Image):
+            looks.append(Look.of(item))
+        elif not np.isfinite(item).all():
+            found.error("features", name, f"image {_name(captions, row)} has features that are not finite")
+        opened.append(row)
+        keys.append(key)
+    for places in groups(keys):
+        rows = [opened[place] for place in places]
+        if across(rows, captions.splits):
+            message = f"one image is in several splits, as {_names(captions, rows)}"
+            found.error("in two splits", name, message, "leave it in one of them")
+        else:
+            found.warn("duplicate image", name, f"{_names(captions, rows)} are the same image")
+    if len(looks) < len(opened):
+        return  # features, not pictures
+    once = list({key: place for place, key in reversed(list(enumerate(keys)))}.values())[
+        ::-1
+    ]  # first of its key
+    for group in near_groups([looks[place] for place in once], show_progress):
+        rows = [opened[once[place]] for place in group]
+        if across(rows, captions.splits):
+            message = f"{_names(captions, rows)} look the same, in several splits: a leak if they are"
+            found.warn("near-duplicate in two splits", name, message)
+        else:
+            found.warn("near-duplicate image", name, f"{_names(captions, rows)} look the same")
+
+
+def _name(captions: Captions, row: int) -> str:
+    return f"'{captions.image_ids[row]}' ({captions.splits[row]})"
+
+
+def _names(captions: Captions, rows: Sequence[int]) -> str:
+    named = [_name(captions, row) for row in rows[:NAMED]]
+    if len(rows) > NAMED:
+        named.append(f"{len(rows) - NAMED} more")
+    return "image " + named[0] if len(named) == 1 else f"images {', '.join(named[:-1])} and {named[-1]}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,164 @@
+"""Reading files at the boundary: text with line numbers, JSON, image names, and images on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from diptych.data.captions import Item
+from diptych.data.images import open_image
+from diptych.data.problems import Problems
+
+COMPRESSED = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".avif"})
+IMAGE_SUFFIXES = COMPRESSED | {".bmp", ".tif", ".tiff", ".ppm"}
+IMAGE_FOLDERS = (
+    ".",
+    "images",
+    "Images",
+    "img",
+    "image",
+    "flickr30k-images",
+    "flickr30k_images",
+    "Flicker8k_Dataset",
+)
+WHOLE = 64 * 1024  # content up to this size is hashed whole
+PAGE = 16 * 1024  # of larger compressed files, four pages of this size are
+
+
+def is_image(name: str) -> bool:
+    """Whether a file name is that of an image (not a hidden or macOS ``._`` file)."""
+    base = name.rsplit("/", 1)[-1]
+    return not base.startswith(".") and os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES
+
+
+def read_lines(path: Path, problems: Problems) -> list[str | None]:
+    """Lines of a UTF-8 file without their ends; a line that is not UTF-8 is reported and comes as None."""
+    data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    raw = data.replace(b"\r\n", b"\n").split(b"\n")
+    if raw and not raw[-1]:
+        raw.pop()  # the end of the last line is not a line
+    lines: list[str | None] = []
+    for number, line in enumerate(raw, 1):
+        try:
+            lines.append(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            expected = "save the file as UTF-8"
+            problems.error(
+                "encoding", f"{path}:{number}", f"the line is not UTF-8 (byte {error.start + 1})", expected
+            )
+            lines.append(None)
+    return lines
+
+
+def read_json(path: Path, problems: Problems) -> Any:
+    """A JSON file, or None after its fault (with line and column) was reported."""
+    try:
+        return json.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    except UnicodeDecodeError as error:
+        line = bytes(error.object[: error.start]).count(b"\n") + 1
+        problems.error("encoding", f"{path}:{line}", "the line is not UTF-8", "save the file as UTF-8")
+    except json.JSONDecodeError as error:
+        where = f"{path}:{error.lineno}"
+        problems.error(
+            "json", where, f"not JSON ({error.msg} at column {error.colno})", "copy the whole file again"
+        )
+    return None
+
+
+def head(path: Path, size: int = 64 * 1024) -> str:
+    """The beginning of a file, to recognise what it is; bytes that are no text are replaced."""
+    with path.open("rb") as handle:
+        return handle.read(size).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+
+
+def find_images(folder: Path) -> list[str]:
+    """Names of every image below ``folder``, relative, with forward slashes, sorted."""
+    names = []
+    for base, folders, files in os.walk(folder):
+        folders[:] = [f for f in folders if not f.startswith(".")]
+        relative = os.path.relpath(base, folder).replace(os.sep, "/")
+        prefix = "" if relative == "." else f"{relative}/"
+        names += [prefix + name for name in files if is_image(name)]
+    return sorted(names)
+
+
+def image_root(names: Sequence[str], beside: Path, given: str | Path | None) -> Path:
+    """The folder image names are relative to: ``given``, or the first usual place that holds one."""
+    if given is not None:
+        return Path(given).expanduser()
+    places = [base / folder for base in (beside, beside.parent) for folder in IMAGE_FOLDERS]
+    for name in (*names[:5], *names[-5:]):  # a few, in case the first is the one that is missing
+        for place in places:
+            if (place / name).is_file():
+                return place
+    return beside
+
+
+class OnDisk:
+    """Which files exist, asked folder by folder: 100,000 names cost a few listings, not 100,000 calls."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, frozenset[str]] = {}
+
+    def __contains__(self, path: object) -> bool:
+        folder, name = os.path.split(str(path))
+        if folder not in self._folders:
+            self._folders[folder] = frozenset(self._files(folder))
+        return name in self._folders[folder]
+
+    @staticmethod
+    def _files(folder: str) -> Iterator[str]:
+        try:
+            with os.scandir(folder or ".") as entries:
+                yield from (entry.name for entry in entries if entry.is_file())
+        except OSError:
+            return
+
+
+def content_hash(handle: BinaryIO, start: int, size: int, suffix: str) -> str:
+    """A hash of an image's bytes: all of them when few or uncompressed, else four pages and the size.
+
+    Any change to a compressed picture moves its size or its coded data throughout, so pages suffice and a
+    set of 100,000 photos is keyed in seconds; the file's time and place play no part, so copies of a data
+    set agree.
+    """
+    digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+    whole = size <= WHOLE or suffix.lower() not in COMPRESSED
+    pages = [(0, size)] if whole else [(k * (size - PAGE) // 3, PAGE) for k in range(4)]
+    for offset, length in pages:
+        handle.seek(start + offset)
+        while length > 0 and (chunk := handle.read(min(length, 1 << 20))):
+            digest.update(chunk)
+            length -= len(chunk)
+    return digest.hexdigest()
+
+
+class FileImages:
+    """Images in files, opened on access."""
+
+    def __init__(self, root: Path, names: Sequence[str]) -> None:
+        self.root, self.names = root, names
+        self._keys: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> Item:
+        return open_image(self.path(index))
+
+    def path(self, index: int) -> Path:
+        """Where one image lies."""
+        return self.root / self.names[index]
+
+    def content_key(self, index: int) -> str:
+        """The hash of the file's content."""
+        if index not in self._keys:
+            path = self.path(index)
+            with path.open("rb") as handle:
+                size = os.fstat(handle.fileno()).st_size
+                self._keys[index] = content_hash(handle, 0, size, path.suffix)
+        return self._keys[index]

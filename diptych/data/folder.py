@@ -1,0 +1,39 @@
+"""A folder of images and nothing else: every image below it, for indexing.
+
+A file ``NAME.txt`` beside ``NAME.jpg`` holds its texts, one per line. Images below ``train/``, ``val/`` or
+``test/`` belong to that split, all others to ``train``. The sub-folder of each image is kept as the label
+``folder``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from diptych.data.captions import Captions
+from diptych.data.draft import Draft
+from diptych.data.files import FileImages, OnDisk, find_images, is_image, read_lines
+from diptych.data.problems import Problems
+from diptych.data.splits import SPLIT_NAMES, UNSPLIT
+
+
+def matches(path: Path) -> bool:
+    """Whether ``path`` is a folder with at least one image below it."""
+    return path.is_dir() and any(is_image(name) for _, _, files in os.walk(path) for name in files)
+
+
+def read(path: Path, *, problems: Problems | None = None) -> Captions:
+    """Read every image below a folder, with the texts that lie beside them."""
+    problems = problems or Problems()
+    draft = Draft(str(path), problems)
+    on_disk = OnDisk()
+    for name in find_images(path):
+        parent, _, _ = name.rpartition("/")
+        split = SPLIT_NAMES.get(name.split("/", 1)[0].lower(), UNSPLIT) if parent else UNSPLIT
+        row = draft.image(name, split, path / name, labels={"folder": parent})
+        texts = (path / name).with_suffix(".txt")
+        if texts in on_disk:
+            for number, line in enumerate(read_lines(texts, problems), 1):
+                if line is not None and line.strip():
+                    draft.text(row, line, f"{texts}:{number}")
+    return draft.captions(lambda names: FileImages(path, names))

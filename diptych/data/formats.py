@@ -1,0 +1,115 @@
+"""Every format that is read, and opening whatever a path holds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diptych.data import emoji, folder, huggingface, karpathy, lists, manifest, precomputed, webdataset
+from diptych.data.captions import Captions
+from diptych.data.splits import canonical_split
+from diptych.errors import DataError, SettingsError
+
+
+@dataclass(frozen=True)
+class Format:
+    """A data format: how it is called, what it looks like, and its reader.
+
+    ``splits`` lists the splits of a path for a reader that can read one alone (``read(path, split=...)``).
+    """
+
+    name: str
+    description: str
+    matches: Callable[[Path], bool]
+    read: Callable[..., Captions]
+    splits: Callable[[Path], Iterable[str]] | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """Options its reader takes."""
+        hidden = {"path", "split", "problems"}
+        return [name for name in inspect.signature(self.read).parameters if name not in hidden]
+
+
+FORMATS = (
+    Format("emoji", "the word 'emoji': OpenMoji pictures with English names", emoji.matches, emoji.read),
+    Format("huggingface", "a folder written by save_to_disk", huggingface.matches, huggingface.read),
+    Format(
+        "precomputed",
+        "a folder with train_ims.npy, train_caps.txt, ...",
+        precomputed.matches,
+        precomputed.read,
+    ),
+    Format("webdataset", "a folder or pattern of .tar files", webdataset.matches, webdataset.read),
+    Format(
+        "karpathy", "dataset_coco.json or dataset_flickr30k.json and images", karpathy.matches, karpathy.read
+    ),
+    Format("lists", "JSON lists per split (train.json, ...) of image and caption", lists.matches, lists.read),
+    Format(
+        "manifest", "a .csv, .tsv or .jsonl with an image column, and images", manifest.matches, manifest.read
+    ),
+    Format("folder", "a folder of images, texts in .txt files beside them", folder.matches, folder.read),
+)
+"""In the order they are tried: the more particular first."""
+
+
+def open_captions(
+    path: str | Path, *, split: str | None = None, format: str | None = None, **options: Any
+) -> Captions:
+    """Read a data set of any known format; ``split`` keeps one split, ``options`` go to its reader."""
+    found = find(path, format)
+    unknown = [name for name in options if name not in found.options]
+    if unknown:
+        known = ", ".join(found.options) or "none"
+        raise SettingsError(
+            f"the format '{found.name}' has no option '{unknown[0]}': its options are {known}."
+        )
+    if split is not None and found.splits is not None:
+        options["split"] = split
+    captions = found.read(located(path), **options)
+    return captions if split is None else captions.split(canonical_split(split))
+
+
+def recognise(path: str | Path) -> str | None:
+    """The name of the format a path holds, or None."""
+    place = located(path)
+    return next((entry.name for entry in FORMATS if entry.matches(place)), None)
+
+
+def find(path: str | Path, name: str | None = None) -> Format:
+    """The format of a path (or the one called ``name``), or an error that says what was looked for."""
+    if name is not None:
+        named = next((entry for entry in FORMATS if entry.name == name), None)
+        if named is None:
+            raise SettingsError(
+                f"no format is called '{name}': there are {', '.join(f.name for f in FORMATS)}."
+            )
+        if not named.matches(located(path)):
+            raise DataError(f"{path} is not in the format '{name}': expected {named.description}.")
+        return named
+    place = located(path)
+    for entry in FORMATS:
+        if entry.matches(place):
+            return entry
+    looked_for = "; ".join(f"{entry.name} ({entry.description})" for entry in FORMATS[1:])
+    if not place.exists():
+        raise DataError(
+            f"{path} does not exist: give the path of a data set, or 'emoji' for the built-in one."
+        )
+    raise DataError(f"{path} holds no data set that is known{_hint(place)}: looked for {looked_for}.")
+
+
+def located(path: str | Path) -> Path:
+    """The path with ``~`` for the home folder resolved."""
+    return Path(path).expanduser()
+
+
+def _hint(place: Path) -> str:
+    """Sub-folders that are data sets, for a path one level too high."""
+    if not place.is_dir():
+        return ""
+    below = sorted(child for child in place.iterdir() if child.is_dir() and recognise(child))
+    return f" (but {', '.join(str(child) for child in below)} would be read)" if below else ""

@@ -1,0 +1,176 @@
+"""An image folder with a CSV, TSV or JSON-lines manifest beside it.
+
+The manifest has a header (or JSON keys) with an image column and, for captions, a text column (``rows.py``
+lists the names); the delimiter is found from the header. Several manifests in one folder must each be named
+after a split (``train.csv``, ``val.csv``). Without a ``split`` column or such a name everything is
+``train``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from diptych.data.captions import Captions
+from diptych.data.draft import Draft, Empty
+from diptych.data.files import head, read_lines
+from diptych.data.problems import Problems
+from diptych.data.rows import KNOWN_COLUMNS, Columns, Row, add_rows, with_files
+from diptych.data.splits import UNSPLIT, split_in_name
+from diptych.errors import DataError
+
+DELIMITERS = ("\t", ",", ";", "|")
+TABLES = (".csv", ".tsv", ".txt")
+LONGEST_FIELD = 1 << 24  # characters; a longer one means a quote was never closed
+
+
+def matches(path: Path) -> bool:
+    """Whether ``path`` is a manifest or a folder that holds one."""
+    return bool(manifests(path))
+
+
+def read(
+    path: Path,
+    *,
+    images: str | Path | None = None,
+    empty: Empty = "error",
+    problems: Problems | None = None,
+) -> Captions:
+    """Read a manifest; ``images`` is the folder of its images, found beside it if not given."""
+    problems = problems or Problems()
+    files = manifests(path)
+    splits = [split_in_name(file.stem) for file in files]
+    if len(files) > 1 and (None in splits or len(set(splits)) < len(files)):
+        names = ", ".join(file.name for file in files)
+        raise DataError(f"{path} holds several manifests ({names}): pass the path of the one to read.")
+    draft = Draft(str(path), problems, empty)
+    rows = [
+        row
+        for file, split in zip(files, splits, strict=True)
+        for row in (json_rows if file.suffix.lower() == ".jsonl" else table_rows)(
+            file, split or UNSPLIT, problems
+        )
+    ]
+    columns = Columns.among(column for row in rows for column in row.values)
+    if columns is not None:
+        add_rows(draft, rows, columns)
+    if not draft.keys:
+        problems.error(
+            "empty", path, "the manifest has a header but no rows", "write one row per image or text"
+        )
+    return with_files(draft, files[0].parent, images, problems)
+
+
+def manifests(path: Path) -> list[Path]:
+    """The manifests at a path: the file itself, or those in the folder."""
+    if path.is_file():
+        return [path] if _is_manifest(path) else []
+    if not path.is_dir():
+        return []
+    files = [f for f in path.iterdir() if f.is_file() and not f.name.startswith(".")]
+    return sorted(f for f in files if _is_manifest(f))
+
+
+def _is_manifest(path: Path) -> bool:
+    suffix = path.suffix.lower()
+    if suffix == ".jsonl":
+        first = head(path).split("\n", 1)[0]
+        try:
+            row = json.loads(first)
+        except json.JSONDecodeError:
+            # a malformed file is still a manifest if it speaks of images: reading it says what is wrong
+            return first.lstrip().startswith("{") and '"image' in first
+        return isinstance(row, dict) and Columns.among(row) is not None
+    # a folder may hold one .txt per image, so only a file of that name is looked into
+    if suffix not in TABLES or (suffix == ".txt" and "caption" not in path.name.lower()):
+        return False
+    return sniff(head(path).split("\n", 1)[0]) is not None
+
+
+def sniff(header: str) -> str | None:
+    """The delimiter that gives a header an image column, or None."""
+    for delimiter in DELIMITERS:
+        names = _names(next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter), []))
+        if len(names) > 1 and Columns.among(names) is not None:
+            return delimiter
+    return DELIMITERS[0] if Columns.among(_names([header])) is not None else None
+
+
+def _names(cells: list[str]) -> list[str]:
+    """Column names; those with a meaning are found in any case (``Image``, ``CAPTION``)."""
+    names = [cell.strip() for cell in cells]
+    return [name.lower() if name.lower() in KNOWN_COLUMNS else name for name in names]
+
+
+def table_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
+    """Rows of a CSV or TSV file, with the line each begins on; whole columns of numbers become numbers."""
+    lines = read_lines(path, problems)
+    text = "\n".join("" if line is None else line for line in lines) + "\n"
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), delimiter=sniff(lines[0] or "") or ",", skipinitialspace=True
+    )
+    names: list[str] = []
+    found: list[tuple[int, list[str]]] = []
+    begin = 1
+    try:
+        for cells in reader:
+            if not names:
+                names = _names(cells)
+            elif cells and lines[begin - 1] is not None:
+                found.append((begin, cells))
+            begin = reader.line_num + 1
+    except csv.Error as error:
+        problems.error("csv", f"{path}:{begin}", f"not CSV ({error})", "close the quotes of this line")
+    rows = []
+    for line, cells in found:
+        if len(cells) != len(names):
+            expected = f"the header names {len(names)}; quote a field that holds the delimiter"
+            problems.error("csv", f"{path}:{line}", f"the row has {len(cells)} fields", expected)
+        else:
+            rows.append((line, cells))
+    columns = Columns.among(names)
+    numbers = {names.index(c) for c in (columns.further if columns else ())}
+    for place in numbers:
+        _to_numbers([cells for _, cells in rows], place)
+    for line, cells in rows:
+        yield Row(f"{path}:{line}", dict(zip(names, cells, strict=True)), split)
+
+
+def _to_numbers(rows: list[list[Any]], place: int) -> None:
+    """Turn one column into int or float, in place, if every filled cell is one; ``007`` stays a string."""
+    for kind in (int, float):
+        try:
+            values = [kind(cells[place]) if cells[place].strip() else None for cells in rows]
+        except ValueError:
+            continue
+        if kind is float or all(
+            v is None or str(v) == c[place].strip() for v, c in zip(values, rows, strict=True)
+        ):
+            for cells, value in zip(rows, values, strict=True):
+                cells[place] = value
+            return
+        return
+
+
+def json_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
+    """Rows of a JSON-lines file."""
+    for number, line in enumerate(read_lines(path, problems), 1):
+        if line is None or not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError as error:
+            problems.error(
+                "json", where, f"not JSON ({error.msg} at column {error.colno})", "one object per line"
+            )
+            continue
+        if not isinstance(values, dict):
+            problems.error("json", where, f"the line holds a {type(values).__name__}", "one object per line")
+            continue
+        yield Row(where, values, split)

@@ -1,0 +1,43 @@
+"""Names of splits, and a split that depends on a name alone.
+
+The names used everywhere are ``train``, ``val`` and ``test`` (and ``testall``, the 5,000 COCO images of
+which the published ``test`` holds the first 1,000). Files and columns may say ``dev``, ``valid`` or
+``validation`` for ``val``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "trn": "train",
+    "val": "val",
+    "dev": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "tst": "test",
+    "testing": "test",
+    "testall": "testall",
+}
+UNSPLIT = "train"  # what unsplit data is called, as the datasets library does
+
+
+def canonical_split(name: str) -> str:
+    """``dev``, ``valid``, ``validation`` become ``val``; a name of one's own stays as it is."""
+    return SPLIT_NAMES.get(name.strip().lower(), name.strip())
+
+
+def split_in_name(name: str) -> str | None:
+    """The split a file or folder is named after: ``flickr30k_train.json`` and ``val-0001.tar`` name one."""
+    words = [SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_NAMES]
+    return words[0] if words else None
+
+
+def split_by_hash(key: str, val: float, test: float) -> str:
+    """A split that depends on ``key`` alone: the same on every machine, whatever else the data holds."""
+    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+    return "val" if place < val else "test" if place < val + test else "train"
