@@ -80,8 +80,7 @@ class Retriever(nn.Module):
         image, image_features = self.image(batch.images)
         text, text_features = self.text(batch.texts)
         branches = {
-            name: Embeddings(branch.image(image, image_features), branch.text(text, text_features))
-            for name, branch in self._branches()
+            name: branch(image, image_features, text, text_features) for name, branch in self._branches()
         }
         return Embeddings(image, text, image_features, text_features, branches)
 

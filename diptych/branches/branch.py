@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diptych.types import Features
+from diptych.types import Embeddings, Features
 
 
 class Branch(nn.Module):
@@ -23,3 +23,9 @@ class Branch(nn.Module):
     def text(self, vector: Tensor, features: Features) -> Tensor:
         """The text side of the branch."""
         raise NotImplementedError
+
+    def forward(
+        self, image: Tensor, image_features: Features, text: Tensor, text_features: Features
+    ) -> Embeddings:
+        """Both sides of a training step; a branch that shares work between them overrides it."""
+        return Embeddings(self.image(image, image_features), self.text(text, text_features))
