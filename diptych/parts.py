@@ -32,12 +32,15 @@ def part(cls: type[T]) -> type[T]:
         raise ValueError(f"two parts are called {cls.__name__}")
     make = cls.__init__
     signature = inspect.signature(make)
+    # a class without its own __init__ shows nn.Module's (*args, **kwargs), which is no argument of it
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [name for name, p in signature.parameters.items() if p.kind not in open_ended][1:]
 
     @functools.wraps(make)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
-        arguments = dict(list(bound.arguments.items())[1:])
+        arguments = {name: bound.arguments[name] for name in named}
         make(self, *args, **kwargs)
         # after construction: nn.Module refuses attributes before its own __init__ has run
         if type(self) is cls:
