@@ -1,0 +1,195 @@
+"""CODER's concept branch: both sides described by the same concepts of a commonsense graph."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
+
+from diptych import ops
+from diptych.branches.branch import Branch
+from diptych.branches.graph import Norm, concept_graph
+from diptych.data.concepts import Concepts
+from diptych.errors import SettingsError
+from diptych.parts import part
+from diptych.types import Embeddings, Features
+
+SLOPE = 0.2  # of LeakyReLU, from CVSE's code; CODER leaves ρ open
+UNKNOWN_SPREAD = 0.4  # standard deviation of GloVe's numbers, for a vocabulary without any known word
+
+
+@part
+class ConceptBranch(Branch):
+    """Each side as a mixture of concept embeddings, weighed by how well they answer its query.
+
+    Y = unit(ρ(Ã X W))                                                                       (supp. Eq. 5)
+    a_i = softmax_i(λ · q W^v y_i),   v^C = unit(Σ_i a_i y_i), and alike with W^w for texts      (Eq. 2)
+
+    ===================  ===================================================================================
+    X (g, d)             ``vectors``, the words' GloVe vectors, fixed
+    Ã (g, g)             ``adjacency``, fixed (``concept_graph``)
+    W, ρ                 ``layers``, LeakyReLU of slope .2; with ``hidden`` CVSE's two layers d → hidden → D,
+                         of which only the first is followed by ρ
+    q                    the tower's own vector, or that of a second aggregator over the same local features.
+                         CODER shares the image side and gives texts their own: ``text_aggregator=GPO()``
+    W^v, W^w (D, D)      ``image_query``, ``text_query``
+    λ                    ``attention``; 10 is CVSE's, CODER gives none
+    1 − β                ``weight`` of the branch in the score
+    ===================  ===================================================================================
+
+    Shapes: vectors (B, D) and local features (B, L, D) → (B, D). Y is computed once per step, and once per
+    model while searching.
+    """
+
+    vectors: Tensor
+    adjacency: Tensor
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        dim: int = 1024,
+        word_dim: int = 300,
+        *,
+        weight: float = 0.1,
+        attention: float = 10.0,
+        hidden: int | None = None,
+        image_aggregator: nn.Module | None = None,
+        text_aggregator: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 <= weight < 1:
+            raise SettingsError(
+                f"the concept branch has the weight {weight}: it must be at least 0 and below 1."
+            )
+        self.words, self.dim, self.weight, self.attention = list(words), dim, weight, attention
+        self.image_aggregator, self.text_aggregator = image_aggregator, text_aggregator
+        sizes = [word_dim, dim] if hidden is None else [word_dim, hidden, dim]
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes))
+        self.image_query = nn.Linear(dim, dim, bias=False)
+        self.text_query = nn.Linear(dim, dim, bias=False)
+        for layer in [*self.layers, self.image_query, self.text_query]:
+            nn.init.xavier_uniform_(layer.weight)
+        self.register_buffer("vectors", torch.zeros(len(self.words), word_dim))
+        self.register_buffer("adjacency", torch.eye(len(self.words)))
+        self._remembered: tuple[tuple[Any, ...], Tensor] | None = None
+
+    @classmethod
+    def from_concepts(
+        cls,
+        concepts: Concepts,
+        dim: int = 1024,
+        *,
+        vectors: NDArray[np.floating[Any]] | None = None,
+        word_dim: int | None = None,
+        threshold: float = 0.3,
+        norm: Norm = "sym",
+        **settings: Any,
+    ) -> ConceptBranch:
+        """A branch over ``concepts``, their graph, and their word vectors.
+
+        ``vectors`` (g, d) go before those of the concepts; a row of NaN, a word without a vector, is drawn at
+        random with the spread of the others, and so are all rows where there are none (d = ``word_dim`` or
+        300). ``word_dim`` given beside vectors must be their width.
+        """
+        table = concepts.vectors if vectors is None else np.asarray(vectors)
+        g = len(concepts.words)
+        if table is not None and (table.ndim != 2 or len(table) != g):
+            raise SettingsError(f"{g} concepts need {g} rows of word vectors, not an array of {table.shape}.")
+        if table is not None and word_dim is not None and table.shape[1] != word_dim:
+            raise SettingsError(
+                f"the word vectors have {table.shape[1]} numbers each, not {word_dim}: "
+                f"give a GloVe file of width {word_dim}, or set the width to {table.shape[1]}."
+            )
+        width = table.shape[1] if table is not None else word_dim or 300
+        branch = cls(concepts.words, dim, width, **settings)
+        with torch.no_grad():
+            branch.adjacency.copy_(torch.from_numpy(concept_graph(concepts, threshold=threshold, norm=norm)))
+            branch.vectors.copy_(_completed(table, g, width))
+        return branch
+
+    def image(self, vector: Tensor, features: Features) -> Tensor:
+        """v^C (B, D)."""
+        return self._image(vector, features, self.concepts())
+
+    def text(self, vector: Tensor, features: Features) -> Tensor:
+        """w^C (B, D)."""
+        return self._text(vector, features, self.concepts())
+
+    def forward(
+        self, image: Tensor, image_features: Features, text: Tensor, text_features: Features
+    ) -> Embeddings:
+        """Both sides, with one pass through the graph."""
+        y = self.concepts()
+        return Embeddings(self._image(image, image_features, y), self._text(text, text_features, y))
+
+    def concepts(self) -> Tensor:
+        """Y (g, D), unit rows; remembered while searching, until the weights or the mode change."""
+        if self.training or not torch.is_inference_mode_enabled() or self.vectors.is_inference():
+            return self._convolve()
+        held = [*self.layers.parameters(), self.vectors, self.adjacency]
+        key = tuple((t.data_ptr(), t._version) for t in held)
+        if self._remembered is None or self._remembered[0] != key:
+            with torch.inference_mode(False), torch.no_grad():  # an ordinary tensor, copied with the module
+                self._remembered = key, self._convolve()
+        return self._remembered[1]
+
+    def train(self, mode: bool = True) -> ConceptBranch:
+        """Switch mode; what was remembered is forgotten."""
+        self._remembered = None
+        super().train(mode)
+        return self
+
+    def save_assets(self, folder: Path) -> dict[str, Any]:
+        """Write the words, in their order."""
+        name = f"concepts-{_digest(self.words)}.json"
+        (folder / name).write_text(json.dumps(self.words, ensure_ascii=False), "utf-8")
+        return {"words": name}
+
+    def content_arguments(self) -> dict[str, Any]:
+        """A digest in the place of the words."""
+        return {"words": _digest(self.words)}
+
+    def _convolve(self) -> Tensor:
+        y = self.vectors
+        for number, layer in enumerate(self.layers):
+            y = self.adjacency @ layer(y)
+            if number == 0:
+                y = leaky_relu(y, SLOPE)
+        return ops.unit(y.float())
+
+    def _image(self, vector: Tensor, features: Features, y: Tensor) -> Tensor:
+        query = vector if self.image_aggregator is None else ops.unit(self.image_aggregator(features).float())
+        return self._attend(self.image_query(query), y)
+
+    def _text(self, vector: Tensor, features: Features, y: Tensor) -> Tensor:
+        query = vector if self.text_aggregator is None else ops.unit(self.text_aggregator(features).float())
+        return self._attend(self.text_query(query), y)
+
+    def _attend(self, query: Tensor, y: Tensor) -> Tensor:
+        scores = self.attention * (query @ y.to(query.dtype).T).float()  # (B, g)
+        return ops.unit(torch.softmax(scores, dim=1) @ y)
+
+
+def _completed(table: NDArray[np.floating[Any]] | None, g: int, width: int) -> Tensor:
+    """(g, width) with random rows for the words that have no vector."""
+    if table is None:
+        return UNKNOWN_SPREAD * torch.randn(g, width)
+    rows = torch.from_numpy(np.array(table, dtype=np.float32))
+    missing = rows.isnan().any(dim=1)
+    known = rows[~missing]
+    spread = float(known.std()) if known.numel() > 1 else UNKNOWN_SPREAD
+    rows[missing] = spread * torch.randn(int(missing.sum()), width)
+    return rows
+
+
+def _digest(words: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

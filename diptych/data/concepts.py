@@ -1,0 +1,264 @@
+"""Concepts: frequent words of the training texts by part of speech, and how often they meet.
+
+The default tagger is TextBlob's ``PatternTagger``, whose lexicon of 94,000 English words is in its wheel. It
+gives each word its most frequent tag in the Brown and Wall Street Journal corpora, whatever the sentence;
+words it does not know are judged by their ending and are nouns otherwise. Nothing is lemmatised: "man" and
+"men" are two concepts, as in CVSE's lists.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.data.words import tokenize
+from diptych.errors import DataError, MissingExtra, SettingsError
+
+CLASSES = ("NN", "JJ", "VB")  # objects, properties, motions, by the beginning of their Penn Treebank tags
+SHARES = (0.7, 0.2, 0.1)  # CVSE's released lists are 210 : 60 : 30 in this order
+CHUNK = 8192  # texts counted at a time: a (8192, g) block of zeros and ones
+
+Tagger = Callable[[str], str]
+"""A word to its Penn Treebank tag."""
+
+
+@dataclass(frozen=True)
+class Concepts:
+    """g words, in how many texts each occurs, in how many two of them meet, and their vectors where known.
+
+    ``occurrences`` is N_i (g,); ``pairs`` is B_ij (g, g), symmetric with a zero diagonal; ``vectors`` (g, d).
+    """
+
+    words: Sequence[str]
+    occurrences: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+    vectors: NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        g = len(self.words)
+        if self.occurrences.shape != (g,) or self.pairs.shape != (g, g):
+            raise DataError(
+                f"{g} concepts need ({g},) occurrences and ({g}, {g}) pairs, "
+                f"not {self.occurrences.shape} and {self.pairs.shape}."
+            )
+        if self.vectors is not None and (self.vectors.ndim != 2 or len(self.vectors) != g):
+            raise DataError(f"{g} concepts need {g} rows of vectors, not an array of {self.vectors.shape}.")
+
+
+def find_concepts(
+    texts: Iterable[str],
+    size: int = 400,
+    shares: Sequence[float] = SHARES,
+    tagger: Tagger | None = None,
+) -> Concepts:
+    """The most frequent nouns, adjectives and verbs of the *training* texts, in these shares of ``size``.
+
+    Nouns come first, each class in descending frequency. A class with fewer words than its share gives all it
+    has, so that the list of a small corpus is shorter than ``size``.
+    """
+    if size < 1:
+        raise SettingsError(f"{size} concepts are asked for: ask for at least 1.")
+    if len(shares) != len(CLASSES) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        raise SettingsError(
+            f"the shares {tuple(shares)} of nouns, adjectives and verbs must be three and add up to 1."
+        )
+    indexed = _Indexed(texts)
+    tag = tagger or _textblob_tagger()
+    frequency = np.bincount(indexed.ids, minlength=len(indexed.words))
+    by_class: dict[str, list[str]] = {name: [] for name in CLASSES}
+    # ties by the word itself: the list must not depend on the order of the texts
+    for row in sorted(range(len(indexed.words)), key=lambda i: (-frequency[i], indexed.words[i])):
+        word = indexed.words[row]
+        if sum(c.isalpha() for c in word) > 1:
+            by_class.get(tag(word)[:2], []).append(word)
+    quotas = [round(size * shares[0]), round(size * shares[1])]
+    quotas.append(size - sum(quotas))
+    words = [w for name, quota in zip(CLASSES, quotas, strict=True) for w in by_class[name][:quota]]
+    if not words:
+        raise DataError(
+            f"no noun, adjective or verb was found in the {len(indexed)} texts: "
+            "give a tagger for their language, or train without the concept branch."
+        )
+    return indexed.count(words)
+
+
+def count_concepts(words: Sequence[str], texts: Iterable[str]) -> Concepts:
+    """Occurrences and pairs of a given vocabulary in the training texts."""
+    return _Indexed(texts).count(words)
+
+
+class _Indexed:
+    """Texts as word numbers in one flat array."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        numbers: dict[str, int] = {}
+        ids, ends = array("i"), array("q", [0])
+        for text in texts:
+            ids.extend(numbers.setdefault(word, len(numbers)) for word in tokenize(text))
+            ends.append(len(ids))
+        self.words, self.numbers = list(numbers), numbers
+        self.ids: NDArray[np.int32] = np.frombuffer(ids, dtype=np.int32) if ids else np.zeros(0, np.int32)
+        self.ends: NDArray[np.int64] = np.frombuffer(ends, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def count(self, words: Sequence[str]) -> Concepts:
+        """N_i and B_ij: one product of zeros and ones per chunk of texts."""
+        g = len(words)
+        if len(set(words)) != g:
+            raise DataError("a concept vocabulary names a word twice: give each concept once.")
+        concept_of = np.full(len(self.words) + 1, -1, dtype=np.int64)
+        for concept, word in enumerate(words):
+            if (number := self.numbers.get(word)) is not None:
+                concept_of[number] = concept
+        both = np.zeros((g, g), dtype=np.int64)
+        for start in range(0, len(self), CHUNK):
+            ends = self.ends[start : start + CHUNK + 1]
+            rows = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+            columns = concept_of[self.ids[ends[0] : ends[-1]]]
+            present = np.zeros((len(ends) - 1, g), dtype=np.float32)
+            present[rows[columns >= 0], columns[columns >= 0]] = 1
+            both += (present.T @ present).astype(np.int64)
+        occurrences = both.diagonal().copy()
+        if not occurrences.any():
+            shown = ", ".join(list(words)[:3])
+            raise DataError(
+                f"none of the {g} concepts ({shown}, …) occurs in the {len(self)} texts: "
+                "choose the vocabulary from the training texts, in their language."
+            )
+        np.fill_diagonal(both, 0)
+        return Concepts(list(words), occurrences, both)
+
+
+def _textblob_tagger() -> Tagger:
+    try:
+        from textblob.taggers import PatternTagger
+    except ImportError as error:
+        raise MissingExtra("textblob", "concepts", "choosing concepts by part of speech") from error
+    tagger = PatternTagger()
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # it leaves its lexicon file to the garbage collector
+        tagger.tag("word", tokenize=False)
+
+    def tag(word: str) -> str:
+        found = tagger.tag(word, tokenize=False)
+        return str(found[0][1]) if found else ""
+
+    return tag
+
+
+def read_cvse(folder: str | Path) -> Concepts:
+    """A folder of CVSE's concept annotations.
+
+    ``category_concepts.json`` {word: index}, ``*_adj_concepts.pkl`` with ``nums`` (g,) and ``adj_all``
+    (g, g), and ``*_glove_word2vec.pkl`` (g, d) where there is one.
+    """
+    folder = Path(folder)
+    path = folder / "category_concepts.json"
+    index = _read_json(path)
+    if not isinstance(index, dict) or sorted(index.values()) != list(range(len(index))):
+        raise DataError(f"{path} must map each word to its own number 0…g−1.")
+    found = read_arrays(_only(folder, "*_adj_concepts.pkl"))
+    if not isinstance(found, dict) or not {"nums", "adj_all"} <= set(found):
+        raise DataError(
+            f"{folder}: the file *_adj_concepts.pkl has no 'nums' and 'adj_all': it is not CVSE's."
+        )
+    vectors = None
+    if list(folder.glob("*_glove_word2vec.pkl")):
+        vectors = read_arrays(_only(folder, "*_glove_word2vec.pkl"))
+        if not isinstance(vectors, np.ndarray):
+            raise DataError(f"{folder}: the file *_glove_word2vec.pkl holds no array.")
+    return Concepts(
+        sorted(index, key=lambda word: int(index[word])),
+        np.asarray(found["nums"], dtype=np.int64),
+        np.asarray(found["adj_all"], dtype=np.int64),
+        None if vectors is None else vectors.astype(np.float32),
+    )
+
+
+def read_concept_labels(path: str | Path) -> dict[str, list[int]]:
+    """CVSE's ``*_concept_label.json``: image (``img_id`` or ``file_name``) → numbers of its concepts.
+
+    They come from all texts of an image, test images included: for analysis, never an input of a model.
+    """
+    path = Path(path)
+    rows = _read_json(path)
+    try:
+        return {
+            str(row["img_id"] if "img_id" in row else row["file_name"]): [
+                int(c) for c in row["concept_labels"]
+            ]
+            for row in rows
+        }
+    except (TypeError, KeyError, ValueError) as error:
+        raise DataError(
+            f"{path} must be a list of {{img_id or file_name, concept_labels}} ({error!r})."
+        ) from error
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads numpy arrays, dicts, lists, strings and numbers, and refuses to import anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The three names a pickled array needs, under their old and new module names."""
+        if (module, name) == ("numpy", "ndarray"):
+            return np.ndarray
+        if (module, name) == ("numpy", "dtype"):
+            return np.dtype
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return _empty_array
+        if (module, name) == ("_codecs", "encode"):  # how protocol 2 writes bytes
+            return _latin1
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not an array")
+
+
+def _empty_array(kind: type, shape: tuple[int, ...], code: bytes) -> NDArray[Any]:
+    if kind is not np.ndarray or shape != (0,):
+        raise pickle.UnpicklingError("it builds an array in an unusual way")
+    return np.ndarray(shape, "b")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it encodes text as {encoding}")
+    return text.encode("latin1")
+
+
+def read_arrays(path: str | Path) -> Any:
+    """A pickle that holds numpy arrays and dicts of them; anything that could run code is refused."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            return _ArraysOnly(file, encoding="latin1").load()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist: check the path.") from error
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise DataError(f"{path} is not a pickle of plain arrays ({error}): it was not read.") from error
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise DataError(f"{folder} has {len(found)} files {pattern}: CVSE's folder has exactly one.")
+    return found[0]
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist: give the folder of CVSE's concept annotations.") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON ({error}): copy it again.") from error
