@@ -1,0 +1,341 @@
+"""Evaluate: encode each image and each text once, rank, and report under a protocol."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diptych import __version__
+from diptych.data.captions import Captions, ImageStore
+from diptych.data.text import TextStore
+from diptych.errors import DataError, SettingsError
+from diptych.evaluation import protocols
+from diptych.evaluation.bootstrap import Queries, bootstrap, interval
+from diptych.evaluation.judgements import Judgements, coco_ids, judge_scores, load_judgements
+from diptych.evaluation.metrics import (
+    DIRECTIONS,
+    KS,
+    Ranks,
+    checked_pairing,
+    checked_ties,
+    count_ranks,
+    summary,
+)
+from diptych.evaluation.report import Card, Report
+from diptych.evaluation.scores import EmbeddingScores, Index, MeanScores, Scores, Selection, as_scores
+
+
+class DualEncoder(Protocol):
+    """What evaluation asks of a model: vectors whose dot product is the score, and a name for its weights."""
+
+    def encode_image(self, images: ImageStore, *, batch_size: int = ..., show_progress: bool = ...) -> Tensor:
+        """(N, D)."""
+        ...
+
+    def encode_text(
+        self, texts: Sequence[str] | TextStore, *, batch_size: int = ..., show_progress: bool = ...
+    ) -> Tensor:
+        """(M, D)."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Two models that score alike share it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How scores become numbers: protocol, tie rule, judgements, bootstrap. Checked before any work."""
+
+    protocol: protocols.Protocol
+    ties: str
+    judgements: Sequence[Judgements]
+    draws: int
+    seed: int
+
+    @staticmethod
+    def of(
+        protocol: str | protocols.Protocol,
+        ties: str,
+        judgements: Sequence[str | Judgements],
+        draws: int,
+        seed: int,
+    ) -> Rules:
+        """Rules from what a caller gave, names looked up."""
+        if draws < 0:
+            raise SettingsError(f"bootstrap={draws} is negative: give the number of resamples, 0 for none.")
+        chosen = protocols.protocol_named(protocol)
+        judged = [load_judgements(j) if isinstance(j, str) else j for j in judgements]
+        if judged and chosen.folds > 1:
+            raise SettingsError(
+                f"{judged[0].name} is judged on the whole gallery, the protocol {chosen.name} has "
+                f"{chosen.folds} folds: use coco-5k."
+            )
+        return Rules(chosen, checked_ties(ties), judged, draws, seed)
+
+
+def evaluate(
+    retriever: DualEncoder,
+    captions: Captions,
+    *,
+    protocol: str | protocols.Protocol = "plain",
+    ties: str = "index",
+    judgements: Sequence[str | Judgements] = (),
+    text_store: TextStore | None = None,
+    image_batch_size: int = 64,
+    text_batch_size: int = 256,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    show_progress: bool = False,
+) -> Report:
+    """Encode every image and text of ``captions`` once, and report retrieval in both directions.
+
+    ``text_store`` holds the texts already prepared for this model. ``bootstrap`` is the number of resamples
+    of the intervals, 0 for none. Scores are computed on ``device``, by default where the model is.
+    """
+    return evaluate_ensemble(
+        [retriever],
+        captions,
+        protocol=protocol,
+        ties=ties,
+        judgements=judgements,
+        text_stores=[text_store],
+        image_batch_size=image_batch_size,
+        text_batch_size=text_batch_size,
+        bootstrap=bootstrap,
+        seed=seed,
+        device=device,
+        show_progress=show_progress,
+    )
+
+
+def evaluate_ensemble(
+    retrievers: Sequence[DualEncoder],
+    captions: Captions,
+    *,
+    protocol: str | protocols.Protocol = "plain",
+    ties: str = "index",
+    judgements: Sequence[str | Judgements] = (),
+    text_stores: Sequence[TextStore | None] | None = None,
+    image_batch_size: int = 64,
+    text_batch_size: int = 256,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    show_progress: bool = False,
+) -> Report:
+    """``evaluate`` for the mean of the scores of several models, which is never held whole."""
+    rules = Rules.of(protocol, ties, judgements, bootstrap, seed)
+    source = _Source.of(captions, rules)
+    stores = [None] * len(retrievers) if text_stores is None else text_stores
+    if len(stores) != len(retrievers):
+        raise SettingsError(
+            f"{len(stores)} text stores for {len(retrievers)} models: give one each, or none."
+        )
+    began, image_seconds, text_seconds = time.perf_counter(), 0.0, 0.0
+    members: list[Scores] = []
+    for retriever, store in zip(retrievers, stores, strict=True):
+        if store is not None and len(store) != len(captions.texts):
+            raise DataError(
+                f"the text store has {len(store)} texts, the data {len(captions.texts)}: prepare these."
+            )
+        where = getattr(retriever, "device", torch.device("cpu")) if device is None else device
+        start = time.perf_counter()
+        image = retriever.encode_image(
+            captions.images, batch_size=image_batch_size, show_progress=show_progress
+        )
+        middle = time.perf_counter()
+        texts = captions.texts if store is None else store
+        text = retriever.encode_text(texts, batch_size=text_batch_size, show_progress=show_progress)
+        image_seconds, text_seconds = (
+            image_seconds + middle - start,
+            text_seconds + time.perf_counter() - middle,
+        )
+        members.append(EmbeddingScores(image.to(where), text.to(where)))
+    scores = members[0] if len(members) == 1 else MeanScores(members)
+    encoding = {
+        "images_per_second": len(members) * len(captions.images) / image_seconds,
+        "texts_per_second": len(members) * len(captions.texts) / text_seconds,
+    }
+    model = " + ".join(retriever.fingerprint() for retriever in retrievers)
+    return _report(scores, source, rules, model, began, encoding)
+
+
+def evaluate_scores(
+    scores: Scores | Tensor | NDArray[Any],
+    data: Captions | Sequence[int] | NDArray[np.int64],
+    *,
+    protocol: str | protocols.Protocol = "plain",
+    ties: str = "index",
+    judgements: Sequence[str | Judgements] = (),
+    bootstrap: int = 1000,
+    seed: int = 0,
+    model: str = "unknown",
+) -> Report:
+    """Report scores (images, texts) that exist already, or that a pair scorer computes tile by tile.
+
+    ``data`` are the captions scored, or only ``image_of`` (M,); judgements need the captions, for their ids.
+    """
+    scores, began = as_scores(scores), time.perf_counter()
+    rules = Rules.of(protocol, ties, judgements, bootstrap, seed)
+    if isinstance(data, Captions):
+        source = _Source.of(data, rules)
+        if scores.shape != (source.images, len(source.image_of)):
+            raise DataError(
+                f"scores are {scores.shape}, but the data have {source.images} images and "
+                f"{len(source.image_of)} texts: score these captions, in this order."
+            )
+    else:
+        if rules.judgements:
+            raise SettingsError(
+                "judgements need the captions, for their ids: pass them in place of image_of."
+            )
+        source = _Source.bare(checked_pairing(data, *scores.shape), scores.shape[0], rules)
+    return _report(scores, source, rules, model, began, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What the card says of the data, with the pairing and, for judgements, the ids."""
+
+    image_of: NDArray[np.int64]
+    images: int
+    name: str
+    split: str
+    data_hash: str
+    ids: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    @staticmethod
+    def of(captions: Captions, rules: Rules) -> _Source:
+        """Captions, once the protocol and the judgements have accepted them."""
+        images, texts = len(captions.images), len(captions.texts)
+        image_of = checked_pairing(captions.image_of, images, texts)
+        rules.protocol.check(image_of, images)
+        for judgements in rules.judgements:
+            judgements.check(images, texts)
+        split = "+".join(sorted(set(captions.splits)))
+        ids = coco_ids(captions) if rules.judgements else None
+        return _Source(image_of, images, captions.name, split, captions.fingerprint(), ids)
+
+    @staticmethod
+    def bare(image_of: NDArray[np.int64], images: int, rules: Rules) -> _Source:
+        """Only a pairing: its hash stands for the data."""
+        rules.protocol.check(image_of, images)
+        digest = hashlib.sha256(f"{images}\0".encode() + image_of.tobytes()).hexdigest()[:16]
+        return _Source(image_of, images, "scores", "unknown", digest)
+
+
+class _Timed:
+    """Scores that remember how many pairs they computed in how much time."""
+
+    def __init__(self, scores: Scores) -> None:
+        self.scores, self.pairs, self.seconds = scores, 0, 0.0
+        self.kind, self.shape, self.device = scores.kind, scores.shape, scores.device
+
+    def tile(self, images: Index, texts: Index) -> Tensor:
+        """The tile, timed to its end."""
+        start = time.perf_counter()
+        part = self.scores.tile(images, texts)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds += time.perf_counter() - start
+        self.pairs += part.numel()
+        return part
+
+
+def _report(
+    scores: Scores, source: _Source, rules: Rules, model: str, began: float, encoding: dict[str, float]
+) -> Report:
+    timed = _Timed(scores)
+    metrics, intervals, tied = _measure(timed, source, rules)
+    pairs = {"thousand_pairs_per_second": timed.pairs / timed.seconds / 1000}
+    sizes = np.bincount(source.image_of, minlength=source.images)
+    card = Card(
+        protocol=rules.protocol.name,
+        data=source.name,
+        split=source.split,
+        images=source.images,
+        texts=len(source.image_of),
+        texts_per_image=(int(sizes.min()), float(sizes.mean()), int(sizes.max())),
+        folds=rules.protocol.folds,
+        ties=rules.ties,
+        tied_queries=tied,
+        score=scores.kind,
+        data_hash=source.data_hash,
+        model=model,
+        bootstrap=rules.draws,
+        seed=rules.seed,
+        version=__version__,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    speed = encoding | pairs | {"seconds": time.perf_counter() - began}
+    return Report(metrics, card, intervals, speed)
+
+
+def _measure(
+    scores: Scores, source: _Source, rules: Rules
+) -> tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, int]]:
+    """Metrics averaged over the folds, intervals (images resampled within their fold), and tied queries."""
+    found: list[dict[str, float]] = []
+    draws: list[dict[str, NDArray[np.float64]]] = []
+    tied = dict.fromkeys(DIRECTIONS, 0)
+    for number, (images, texts) in enumerate(rules.protocol.split(source.image_of, source.images)):
+        whole = rules.protocol.folds == 1
+        part = scores if whole else Selection(scores, torch.from_numpy(images), torch.from_numpy(texts))
+        image_of = source.image_of[texts] - images[0]
+        ranks = count_ranks(part, image_of)
+        metrics, queries = summary(ranks, rules.ties), _queries(ranks, image_of, rules.ties)
+        if source.ids is not None:
+            judged = _judged(scores, source, rules.judgements)
+            metrics |= {name: float(one.values.mean()) for name, one in judged.items()}
+            queries |= judged
+        for direction, placement in ranks:
+            tied[direction] += placement.tied_queries
+        found.append(metrics)
+        if rules.draws:
+            rng = np.random.default_rng([rules.seed, number])
+            sample = bootstrap(queries, len(images), rules.draws, rng)
+            recalls = [sample[f"{direction}_recall@{k}"] for direction in DIRECTIONS for k in KS]
+            draws.append(sample | {"rsum": np.sum(recalls, axis=0), "mean_recall": np.mean(recalls, axis=0)})
+    averaged = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    intervals = {
+        name: interval(np.mean([one[name] for one in draws], axis=0))
+        for name in averaged
+        if draws and name in draws[0]
+    }
+    return averaged, intervals, tied
+
+
+def _queries(ranks: Ranks, image_of: NDArray[np.int64], ties: str) -> dict[str, Queries]:
+    """The metrics that are means over queries, query by query."""
+    queries: dict[str, Queries] = {}
+    for direction, placement in ranks:
+        rank = placement.ranks(ties)
+        images = placement.queries if direction == "image_to_text" else image_of[placement.queries]
+        queries |= {f"{direction}_recall@{k}": Queries(np.where(rank < k, 100.0, 0.0), images) for k in KS}
+        queries[f"{direction}_mean_rank"] = Queries(rank + 1, images)
+    return queries
+
+
+def _judged(scores: Scores, source: _Source, judgements: Sequence[Judgements]) -> dict[str, Queries]:
+    """Many-to-many metrics, query by query, as ``eccv_image_to_text_map@r``."""
+    assert source.ids is not None
+    queries: dict[str, Queries] = {}
+    for one in judgements:
+        for direction, judged in judge_scores(scores, one, *source.ids).items():
+            ids = source.ids[DIRECTIONS.index(direction)]
+            order = np.argsort(ids)
+            rows = order[np.searchsorted(ids, judged.queries, sorter=order)]
+            images = rows if direction == "image_to_text" else source.image_of[rows]
+            queries |= {f"{one.name}_{direction}_{m}": Queries(v, images) for m, v in judged.values.items()}
+    return queries

@@ -1,0 +1,205 @@
+"""Many-to-many judgements: mAP@R, R-Precision and R@K when a query has any number of right answers.
+
+For a query with relevant set G, R = |G|, and ranked list L (rel(r) = 1 where L_r ∈ G):
+
+* mAP@R = 1/R · Σ_{r ≤ R} rel(r) · Prec@r
+* R-Precision = Prec@R = |L_1..R ∩ G| / R
+* R@K = 1 if any of L_1..K is in G
+
+in percent, averaged over the judged queries of each direction. Lists are ranked by (score descending,
+gallery index ascending), the ``index`` tie rule. ECCV Caption [1] and Crisscrossed Captions (CxC) [2] judge
+the COCO test split; their files come with the package ``eccv-caption`` (extra ``eccv``).
+
+[1] Chun et al., ECCV Caption, 2022. [2] Parekh et al., Crisscrossed Captions, 2021.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diptych.data.captions import Captions
+from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.evaluation.metrics import KS
+from diptych.evaluation.scores import Scores, checked_tile
+
+FILES = {"eccv": "eccv", "cxc": "cxc", "coco": "original"}  # our name -> the package's file names
+_SIDES = ("image_to_caption", "caption_to_image")
+CHUNK = 256  # queries ranked at a time
+_TRAILING_NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgements:
+    """Relevant items by id: image id -> text ids, text id -> image ids. Only listed queries are averaged.
+
+    ``images`` and ``texts`` are the size of the gallery they were made for (None: any). A relevant id outside
+    the gallery counts in R and is never found, as in the published numbers (ECCV Caption has two).
+    """
+
+    name: str
+    image_to_text: Mapping[int, frozenset[int]]
+    text_to_image: Mapping[int, frozenset[int]]
+    images: int | None = None
+    texts: int | None = None
+
+    def check(self, images: int, texts: int) -> None:
+        """Refuse a gallery of another size: fewer wrong answers would flatter the model."""
+        if (self.images or images, self.texts or texts) != (images, texts):
+            raise DataError(
+                f"{self.name} is judged on {self.images or images:,} images and {self.texts or texts:,} "
+                f"texts, but the data have {images:,} and {texts:,}: evaluate on that split."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Per-query results in percent: the query ids and, by metric name, one value each."""
+
+    queries: NDArray[np.int64]
+    values: Mapping[str, NDArray[np.float64]]
+
+
+def load_judgements(name: str, folder: str | Path | None = None) -> Judgements:
+    """ECCV Caption (``eccv``), CxC (``cxc``) or the original pairs (``coco``), by COCO ids.
+
+    ``folder`` holds ``eccv_image_to_caption.json`` and its siblings; by default it is the installed
+    package's, read by path since importing the package warns.
+    """
+    if name not in FILES:
+        raise SettingsError(f"judgements '{name}' are unknown: choose one of {', '.join(FILES)}.")
+    folder = _package_folder() if folder is None else Path(folder)
+    images, texts = (_read(folder / f"{FILES['coco']}_{side}.json") for side in _SIDES)
+    image_to_text, text_to_image = (_read(folder / f"{FILES[name]}_{side}.json") for side in _SIDES)
+    return Judgements(name, image_to_text, text_to_image, len(images), len(texts))
+
+
+def coco_ids(captions: Captions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """COCO ids of the images and of the texts (annotation ids).
+
+    An image id may be a number or a COCO file name. Without text ids (precomputed folders have none) the
+    five texts of an image are taken to be in the order of their annotation ids, as in Karpathy's split.
+    """
+    images = np.array([_number(name, "image") for name in captions.image_ids], dtype=np.int64)
+    if captions.text_ids is not None:
+        return images, np.array([_number(name, "text") for name in captions.text_ids], dtype=np.int64)
+    published = np.load(_package_folder() / "coco_test_ids.npy", allow_pickle=False)
+    image_of = _read(_package_folder() / f"{FILES['coco']}_{_SIDES[1]}.json")
+    texts_of: dict[int, list[int]] = {}
+    for text in published.tolist():
+        texts_of.setdefault(next(iter(image_of[text])), []).append(text)
+    ids = np.empty(len(captions.texts), dtype=np.int64)
+    for image, rows in zip(images.tolist(), captions.texts_of(), strict=True):
+        if len(rows) != len(texts_of.get(image, [])):
+            raise DataError(
+                f"{captions.name} has no text ids, and image {image} with {len(rows)} texts is not an "
+                "image of the COCO test split with its five: give text_ids (COCO annotation ids)."
+            )
+        ids[rows] = texts_of[image]
+    return images, ids
+
+
+def judge_lists(
+    ranked: Mapping[int, Sequence[int]], relevant: Mapping[int, Collection[int]], ks: Sequence[int] = KS
+) -> Judged:
+    """Judge ranked lists of ids, best first, by query id; a list shorter than R is an error."""
+    found: list[list[float]] = []
+    for query, right in relevant.items():
+        if query not in ranked:
+            raise DataError(f"query {query} is judged but was not ranked: rank every judged query.")
+        size, answers = len(right), ranked[query]
+        if not size:
+            raise DataError(f"query {query} has no relevant item: leave it out of the judgements.")
+        if len(answers) < size:
+            raise DataError(
+                f"the list of query {query} has {len(answers)} items, but {size} are relevant: "
+                f"rank at least {size}, a shorter list would flatter the model."
+            )
+        hits = np.array([answer in right for answer in answers[: max(size, *ks)]])
+        precision = np.cumsum(hits[:size]) / np.arange(1, size + 1)
+        recalls = [float(hits[:k].any()) for k in ks]
+        found.append([float((precision * hits[:size]).sum()) / size, float(precision[-1]), *recalls])
+    names = ["map@r", "r_precision", *(f"recall@{k}" for k in ks)]
+    table = 100.0 * np.array(found, dtype=np.float64).reshape(-1, len(names))
+    return Judged(np.array(list(relevant), dtype=np.int64), dict(zip(names, table.T, strict=True)))
+
+
+def judge_scores(
+    scores: Scores, judgements: Judgements, image_ids: NDArray[np.int64], text_ids: NDArray[np.int64]
+) -> dict[str, Judged]:
+    """Judge scores whose rows and columns are named by ids, in both directions by their name in words."""
+    judgements.check(*scores.shape)
+    judged: dict[str, Judged] = {}
+    for direction, asked, gallery, dim in (
+        ("image_to_text", image_ids, text_ids, 1),
+        ("text_to_image", text_ids, image_ids, 0),
+    ):
+        relevant = getattr(judgements, direction)
+        row_of = {int(number): row for row, number in enumerate(asked)}
+        absent = [query for query in relevant if query not in row_of]
+        if absent:
+            raise DataError(
+                f"{len(absent)} queries of {judgements.name} are not in the data (id {absent[0]} first): "
+                "evaluate on the COCO test split with COCO ids."
+            )
+        rows = torch.tensor([row_of[query] for query in relevant])
+        depth = min(len(gallery), max([*KS, *map(len, relevant.values())]))
+        lists = gallery[top_lists(scores, rows, depth, dim)]
+        judged[direction] = judge_lists(dict(zip(relevant, lists.tolist(), strict=True)), relevant)
+    return judged
+
+
+def top_lists(scores: Scores, queries: Tensor, depth: int, gallery_dim: int) -> NDArray[np.int64]:
+    """The first ``depth`` gallery rows of each query, by (score descending, index ascending), (Q, depth).
+
+    ``gallery_dim`` is 1 where the queries are images, 0 where they are texts.
+    """
+    found = []
+    for chunk in torch.split(queries.to(scores.device), CHUNK):
+        if gallery_dim == 1:
+            block = checked_tile(scores, chunk, slice(None))
+        else:
+            block = checked_tile(scores, slice(None), chunk).T.contiguous()
+        values, rows = block.topk(depth, dim=1)
+        rows, by_row = rows.sort(dim=1)  # topk leaves equal scores in any order
+        by_score = values.gather(1, by_row).sort(dim=1, descending=True, stable=True).indices
+        rows = rows.gather(1, by_score)
+        last = values[:, -1:]
+        cut = torch.nonzero((block == last).sum(1) > (values == last).sum(1))[:, 0]  # ties across the end
+        if len(cut):
+            rows[cut] = block[cut].sort(dim=1, descending=True, stable=True).indices[:, :depth]
+        found.append(rows.cpu())
+    return torch.cat(found).numpy()
+
+
+def _package_folder() -> Path:
+    spec = importlib.util.find_spec("eccv_caption")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtra("eccv-caption", "eccv", "judging with ECCV Caption or CxC")
+    return Path(spec.submodule_search_locations[0]) / "data"
+
+
+def _read(path: Path) -> dict[int, frozenset[int]]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        return {int(query): frozenset(map(int, items)) for query, items in content.items()}
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing: give a folder with the files of eccv-caption.") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f'{path} is not {{"id": [ids]}} ({error}): install eccv-caption again.') from error
+
+
+def _number(name: str, what: str) -> int:
+    match = _TRAILING_NUMBER.search(str(name))
+    if match is None:
+        raise DataError(f"the {what} id '{name}' is not a COCO id: judgements need COCO's numbers.")
+    return int(match[1])
