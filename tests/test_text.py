@@ -72,14 +72,15 @@ ATOMS = """
     (red) [x] "hello" "hi there" 'hello' 'hi you' rock'n'roll -- - ... ! ? !! , ; : & mid-air dog’s “yes” hi,
     one,two this:that wait...what dog--cat end) (start "word", o'clock 's * #1 @home c++ a/b <b> — ice–cream
     "big"! y'all 'em '90s cat's, he's) isn't, a: lemme gotta
-""".split()
+"""
 
 
 def test_words_agree_with_nltk_on_made_up_captions() -> None:
     nltk = pytest.importorskip("nltk.tokenize.destructive", reason="compares with NLTK where it is installed")
     reference, rng = nltk.NLTKWordTokenizer(), random.Random(0)
+    atoms = ATOMS.split()
     for _ in range(1500):
-        text = " ".join(rng.choices(ATOMS, k=rng.randint(1, 6))) + rng.choice(
+        text = " ".join(rng.choices(atoms, k=rng.randint(1, 6))) + rng.choice(
             ["", ".", "!", " .", '."', ".)"]
         )
         assert tokenize(text) == reference.tokenize(text), text
@@ -192,7 +193,7 @@ class Draws:
 
 
 def oracle(texts: list[list[tuple[int, int]]], draws: list[float], p: float, mask: int) -> list[list[int]]:
-    """Section 2.4 word by word: u < p → u/p below .5 masks each piece, below .6 replaces each, else deletes."""
+    """Word by word: u < p → u/p below .5 masks each piece, below .6 replaces each, else deletes."""
     drawn, fresh, out = iter(draws), iter(range(900, 2000)), []
     for text in texts:
         kept: list[int] = []
