@@ -1,0 +1,1 @@
+"""Indexes of encoded items: the embedded engine, and whatever stands behind the same protocol."""

@@ -1,0 +1,270 @@
+"""Making and refreshing an index of a collection: only what is new or changed is encoded."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from diptych.data.captions import Captions, Rows
+from diptych.data.captions import Item as Picture
+from diptych.errors import DataError
+from diptych.index.opening import create_index, index_exists, open_index
+from diptych.index.protocol import Collection, Index, Item, Model, Precision, Vectors
+from diptych.progress import track
+
+CHUNK = 256  # images encoded and committed together: what a killed run may have to do again
+THUMBNAIL = 256  # longest side of a stored thumbnail, in pixels
+
+
+@dataclass(slots=True)
+class Built:
+    """What ``index_collection`` did; ``skipped`` are (image id, reason) of what could not be read."""
+
+    images: int = 0
+    texts: int = 0
+    added: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+def index_collection(
+    model: Model,
+    source: Captions | str | Path,
+    place: str | Path | Index,
+    *,
+    model_name: str = "",
+    name: str = "",
+    texts: bool = True,
+    precision: Precision = "float32",
+    batch_size: int = 64,
+    show_progress: bool = False,
+) -> Built:
+    """Bring an index in line with a collection, creating it if need be.
+
+    New items are added, changed ones encoded again, those that vanished from the collection removed.
+    Unreadable images are skipped and listed. Work is committed every few hundred images: a run that was
+    killed continues where it was. With ``texts``, the texts are items of their own beside being the full text
+    of their image, so that an image finds texts and a text finds texts. A collection is told from others in
+    the same index by its ``name`` and root.
+    """
+    captions = source if isinstance(source, Captions) else _read(source)
+    if len(captions.images) == 0:
+        raise DataError(f"{captions.name} has no images: an index needs at least one.")
+    if isinstance(place, str | Path):
+        fingerprint = model.fingerprint()
+        if index_exists(place):
+            index = open_index(place, writable=True, fingerprint=fingerprint, model=model_name)
+        else:
+            index = create_index(
+                place, model.dim, model=model_name, fingerprint=fingerprint, precision=precision
+            )
+        with index:
+            return _Sync(model, captions, index, name, texts, batch_size).run(show_progress)
+    return _Sync(model, captions, place, name, texts, batch_size).run(show_progress)
+
+
+@dataclass(slots=True)
+class _Work:
+    """An image and its texts whose rows are to be written; a vector is None until it is encoded."""
+
+    item: Item
+    picture: Picture | None
+    vector: Vectors | None
+    texts: list[Item]
+
+
+class _Sync:
+    """One run over one collection."""
+
+    def __init__(
+        self, model: Model, captions: Captions, index: Index, name: str, texts: bool, batch_size: int
+    ) -> None:
+        self.model, self.captions, self.index = model, captions, index
+        self.with_texts, self.batch_size = texts, batch_size
+        self.texts_of = captions.texts_of()
+        self.files = _Files(captions)
+        self.collection: Collection = index.collection(name or captions.name, self.files.root)
+        self.known = dict(index.contents(self.collection.number))
+        self.seen: set[str] = set()
+        self.built = Built()
+
+    def run(self, show_progress: bool) -> Built:
+        waiting: list[_Work] = []
+        for row in track(range(len(self.captions.images)), "index", None, show_progress):
+            work = self.examine(row)
+            if work is not None:
+                waiting.append(work)
+            if len(waiting) >= CHUNK:
+                self.commit(waiting)
+                waiting = []
+        self.commit(waiting)
+        gone = [id for id in self.known if id not in self.seen]
+        for start in range(0, len(gone), 10_000):
+            self.index.delete(gone[start : start + 10_000])
+        self.built.removed = len(gone)
+        if self.built.images == 0:
+            id, reason = self.built.skipped[0]
+            raise DataError(
+                f"none of the {len(self.captions.images)} images could be read; the first, {id}: {reason}"
+            )
+        return self.built
+
+    def examine(self, row: int) -> _Work | None:
+        """What must be written for one image; None when it is in line already or cannot be read."""
+        id = self.name(str(self.captions.image_ids[row]))
+        rows = self.texts_of[row]
+        lines = [self.captions.texts[n] for n in rows]
+        metadata = _metadata(self.captions, row)
+        try:
+            id.encode(), [line.encode() for line in lines]
+            before = self.known.get(id, "").rsplit("|", 1)[0]
+            key = self.files.key(row, before)
+            facts = hashlib.blake2b(
+                json.dumps([lines, metadata], default=str).encode(), digest_size=8
+            ).hexdigest()
+            content = f"{key}|{facts}"
+            texts = [self.text(id, n, line) for n, line in enumerate(lines)] if self.with_texts else []
+            self.built.images += 1
+            self.built.texts += len(texts)
+            self.seen |= {id, *(text.id for text in texts)}
+            changed = [text for text in texts if self.known.get(text.id) != text.content]
+            if self.known.get(id) == content and not changed:
+                self.built.unchanged += 1
+                return None
+            # a file that was only touched, or whose texts alone changed, keeps its vector
+            same = bool(before) and before.rsplit(":", 1)[-1] == key.rsplit(":", 1)[-1]
+            picture = None if same else self.captions.images[row]
+            item = Item(
+                id=id,
+                path=self.files.relative(row),
+                text="\n".join(lines),
+                metadata=metadata,
+                content=content,
+                collection=self.collection.number,
+                thumbnail=self.thumbnail(id, row, picture),
+            )
+            return _Work(item, picture, self.index.vectors([id])[0] if same else None, changed)
+        except (DataError, OSError, UnicodeError) as error:
+            self.forget(id, len(lines))
+            self.built.skipped.append((id.encode("utf-8", "replace").decode(), str(error)))
+            return None
+
+    def commit(self, waiting: list[_Work]) -> None:
+        """Encode what has no vector, then write images and texts in one transaction."""
+        if not waiting:
+            return
+        fresh = [work for work in waiting if work.vector is None]
+        if fresh:
+            vectors = np.asarray(
+                self.model.encode_image([work.picture for work in fresh], batch_size=self.batch_size),
+                np.float32,
+            )
+            for work, vector in zip(fresh, vectors, strict=True):
+                work.vector = vector
+        texts = [text for work in waiting for text in work.texts]
+        rows = [work.vector for work in waiting if work.vector is not None]
+        if texts:
+            rows += list(np.asarray(self.model.encode_text([text.text for text in texts]), np.float32))
+        self.index.update([work.item for work in waiting] + texts, np.stack(rows))
+        updated = sum(work.item.id in self.known for work in waiting)
+        self.built.updated += updated
+        self.built.added += len(waiting) - updated
+
+    def name(self, image_id: str) -> str:
+        """The id of an image in the index: its own, with the number of any later collection in front."""
+        return image_id if self.collection.number == 0 else f"{self.collection.number}/{image_id}"
+
+    def text(self, image_id: str, number: int, line: str) -> Item:
+        content = hashlib.blake2b(line.encode(), digest_size=8).hexdigest()
+        return Item(
+            id=f"{image_id}#text{number}",
+            kind="text",
+            text=line,
+            image_id=image_id,
+            content=content,
+            collection=self.collection.number,
+        )
+
+    def thumbnail(self, id: str, row: int, picture: Picture | None) -> bytes | None:
+        """A stored thumbnail for an image that has no file of its own to make one from later."""
+        if self.files.relative(row):
+            return None
+        if picture is None:
+            return self.index.thumbnail(id)
+        return make_thumbnail(picture) if isinstance(picture, Image.Image) else None
+
+    def forget(self, id: str, texts: int) -> None:
+        """An image that cannot be read any more leaves the index with its texts."""
+        if id in self.seen:
+            self.seen -= {id, *(f"{id}#text{n}" for n in range(texts))}
+            self.built.images -= 1
+            self.built.texts -= texts if self.with_texts else 0
+
+
+class _Files:
+    """The files behind a collection's images, where there are any."""
+
+    def __init__(self, captions: Captions) -> None:
+        store: Any = captions.images
+        self.rows = store.rows if isinstance(store, Rows) else None
+        self.store: Any = store.store if isinstance(store, Rows) else store
+        self.captions = captions
+        root = getattr(self.store, "root", None)
+        self.root = str(Path(root).resolve()) if root is not None and hasattr(self.store, "path") else ""
+
+    def path(self, row: int) -> Path | None:
+        if not self.root:
+            return None
+        return Path(self.store.path(row if self.rows is None else int(self.rows[row])))
+
+    def relative(self, row: int) -> str:
+        """The path of an image below the root, empty when it has no file there."""
+        path = self.path(row)
+        if path is None or not path.resolve().is_relative_to(self.root):
+            return ""
+        return os.path.relpath(path.resolve(), self.root).replace(os.sep, "/")
+
+    def key(self, row: int, before: str) -> str:
+        """size:time:hash of a file (hashed again only when size or time differ), else the store's key."""
+        path = self.path(row)
+        if path is None:
+            return self.captions.images.content_key(row)
+        stat = path.stat()
+        start = f"{stat.st_size}:{stat.st_mtime_ns}:"
+        return before if before.startswith(start) else start + self.captions.images.content_key(row)
+
+
+def make_thumbnail(picture: Image.Image, side: int = THUMBNAIL) -> bytes:
+    """A JPEG of a picture, at most ``side`` pixels long."""
+    small = picture.convert("RGB")
+    small.thumbnail((side, side))
+    out = io.BytesIO()
+    small.save(out, "JPEG", quality=85)
+    return out.getvalue()
+
+
+def _read(source: str | Path) -> Captions:
+    from diptych.data.formats import open_captions
+
+    return open_captions(source)
+
+
+def _metadata(captions: Captions, row: int) -> Mapping[str, Any]:
+    metadata = {str(name): values[row] for name, values in captions.labels.items()}
+    metadata.setdefault("split", captions.splits[row])
+    return {name: None if _is_nan(value) else value for name, value in metadata.items()}
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))

@@ -1,0 +1,326 @@
+"""The SQLite side of the embedded index: items, full text, which rows are committed, which are gone.
+
+A change is committed when its SQLite transaction is: vectors are written and synced before the rows that
+refer to them. Write-ahead logging gives each reader a snapshot that no writer disturbs.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from diptych.errors import DataError, IndexError_, StorageError
+from diptych.index.filters import kind_of
+from diptych.index.protocol import Item
+
+FILE = "index.db"
+FORMAT = 1  # of the index folder; raised when an old folder can no longer be read
+_SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE segments(
+  number INTEGER PRIMARY KEY, kind TEXT NOT NULL, rows INTEGER NOT NULL, file TEXT NOT NULL);
+CREATE TABLE blocks(
+  segment INTEGER, start INTEGER, rows INTEGER NOT NULL, checksum INTEGER NOT NULL,
+  PRIMARY KEY(segment, start)) WITHOUT ROWID;
+CREATE TABLE items(
+  slot INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, path TEXT NOT NULL,
+  text TEXT NOT NULL, image_id TEXT NOT NULL, metadata TEXT NOT NULL, content TEXT NOT NULL,
+  collection INTEGER NOT NULL);
+CREATE INDEX texts_of_image ON items(image_id) WHERE image_id != '';
+CREATE TABLE thumbnails(slot INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
+CREATE TABLE dead(serial INTEGER PRIMARY KEY, slot INTEGER NOT NULL UNIQUE);
+CREATE TABLE columns(name TEXT PRIMARY KEY, kinds TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE collections(number INTEGER PRIMARY KEY, name TEXT NOT NULL, root TEXT NOT NULL);
+CREATE TABLE graphs(
+  kind TEXT PRIMARY KEY, file TEXT NOT NULL, rows INTEGER NOT NULL, checksum INTEGER NOT NULL,
+  covers TEXT NOT NULL) WITHOUT ROWID;
+"""
+# one full-text table a kind: document frequencies of images do not mix with those of their single texts
+_WORDS = """
+CREATE VIEW {kind}_texts AS SELECT slot, text FROM items WHERE kind = '{kind}';
+CREATE VIRTUAL TABLE {kind}_words USING fts5(text, content='{kind}_texts', content_rowid='slot',
+  tokenize='porter unicode61 remove_diacritics 2');
+"""
+_COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection"
+
+
+class Catalog:
+    """Connections to one index's database: a pool of readers, and one writer when opened for writing."""
+
+    def __init__(self, folder: Path, writable: bool) -> None:
+        self.folder, self.path = folder, folder / FILE
+        if not self.path.is_file():
+            raise IndexError_(
+                f"{folder} is not an index (no {FILE}): give the folder that 'diptych index' wrote, "
+                "or index a collection there."
+            )
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        with self.translating():
+            self._writer = _connect(self.path, "rw") if writable else None
+            if self._writer is not None:
+                self._writer.execute("PRAGMA synchronous = FULL")
+            with self.reading() as db:
+                found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        if found is None or int(found[0]) != FORMAT:
+            self.close()
+            raise IndexError_(
+                f"{folder} has index format {found and found[0]}, this version reads {FORMAT}: "
+                "update diptych, or index the collection anew."
+            )
+
+    @staticmethod
+    def create(folder: Path, meta: dict[str, str]) -> None:
+        """Write an empty database with its ``meta`` rows."""
+        path = folder / FILE
+        with _translating(folder):
+            db = _connect(path, "rwc")
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                script = _SCHEMA + "".join(_WORDS.format(kind=kind) for kind in ("image", "text"))
+                db.executescript(f"BEGIN IMMEDIATE; {script}")
+                base = {"format": str(FORMAT), "generation": "0", "epoch": "0", "next_segment": "1"}
+                db.executemany("INSERT INTO meta VALUES (?, ?)", ({**base, **meta}).items())
+                db.execute("COMMIT")
+            finally:
+                db.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection inside a read transaction: everything it answers is of one moment."""
+        with self.translating():
+            db = self._borrow()
+            try:
+                db.execute("BEGIN")
+                try:
+                    yield db
+                finally:
+                    db.execute("ROLLBACK")
+            finally:
+                self._give_back(db)
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """The writer's connection in a transaction that commits at the end, or leaves no trace."""
+        if self._writer is None:
+            raise IndexError_(
+                f"{self.folder} is open for reading only: open it with writable=True to change it."
+            )
+        db = self._writer
+        with self.translating():
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        """Turn SQLite's errors into one sentence each."""
+        with _translating(self.folder):
+            yield
+
+    def shrink(self) -> None:
+        """Give pages that hold nothing any more back to the file system, and empty the log."""
+        if self._writer is not None:
+            with self.translating():
+                self._writer.execute("VACUUM")
+                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Close every connection; the log is folded into the database when this was the writer."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            writer, self._writer = self._writer, None
+        for db in idle:
+            db.close()
+        if writer is not None:
+            with self.translating():
+                writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                writer.close()
+
+    def _borrow(self) -> sqlite3.Connection:
+        with self._lock:
+            if self._closed:
+                raise IndexError_(f"the index {self.folder} is closed: open it again.")
+            if self._idle:
+                return self._idle.pop()
+        return _connect_reader(self.path)
+
+    def _give_back(self, db: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(db)
+                return
+        db.close()
+
+
+def meta(db: sqlite3.Connection) -> dict[str, str]:
+    """All the facts about the index itself."""
+    return dict(db.execute("SELECT key, value FROM meta").fetchall())
+
+
+def items_at(db: sqlite3.Connection, slots: Sequence[int]) -> list[Item | None]:
+    """The items at these slots, in their order; None where a slot holds no item any more."""
+    rows = _select(db, "slot", slots)
+    found = {row[0]: _item(row) for row in rows}
+    return [found.get(slot) for slot in slots]
+
+
+def items_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Item]:
+    """id → item of those ids that are present."""
+    return {row[1]: _item(row) for row in _select(db, "id", ids)}
+
+
+def slots_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, int]:
+    """id → slot of those ids that are present."""
+    query = "SELECT id, slot FROM items WHERE id IN (SELECT value FROM json_each(?))"
+    return dict(db.execute(query, (json.dumps(list(ids)),)).fetchall())
+
+
+def insert_items(db: sqlite3.Connection, items: Sequence[Item], slots: Sequence[int]) -> None:
+    """Rows, words, thumbnails and column names of new items."""
+    records = [record(item) for item in items]
+    marks = ", ".join("?" * 9)
+    db.executemany(
+        f"INSERT INTO items({_COLUMNS}) VALUES ({marks})",
+        ((slot, *r) for slot, r in zip(slots, records, strict=True)),
+    )
+    for kind in sorted({item.kind for item in items}):
+        words = ((s, i.text) for s, i in zip(slots, items, strict=True) if i.kind == kind)
+        db.executemany(f"INSERT INTO {kind}_words(rowid, text) VALUES (?, ?)", words)
+    thumbnails = ((s, i.thumbnail) for s, i in zip(slots, items, strict=True) if i.thumbnail is not None)
+    db.executemany("INSERT INTO thumbnails VALUES (?, ?)", thumbnails)
+    _record_columns(db, items)
+
+
+def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
+    """Take items out: their words and rows go, their vectors are marked dead until compaction."""
+    for slot in slots:
+        kind, text = db.execute("SELECT kind, text FROM items WHERE slot = ?", (slot,)).fetchone()
+        db.execute(
+            f"INSERT INTO {kind}_words({kind}_words, rowid, text) VALUES ('delete', ?, ?)", (slot, text)
+        )
+        db.execute("DELETE FROM items WHERE slot = ?", (slot,))
+        db.execute("DELETE FROM thumbnails WHERE slot = ?", (slot,))
+        db.execute("INSERT INTO dead(slot) VALUES (?)", (slot,))
+
+
+def record(item: Item) -> tuple[Any, ...]:
+    """The stored columns of an item after its slot; raises when the metadata cannot be stored."""
+    metadata = {}
+    for name, value in item.metadata.items():
+        metadata[str(name)] = _plain(item.id, name, value)
+    data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
+    return (item.id, item.kind, item.path, item.text, item.image_id, data, item.content, item.collection)
+
+
+def _select(db: sqlite3.Connection, column: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
+    query = f"SELECT {_COLUMNS} FROM items WHERE {column} IN (SELECT value FROM json_each(?))"
+    return db.execute(query, (json.dumps(list(keys)),)).fetchall()
+
+
+def _item(row: tuple[Any, ...]) -> Item:
+    _, id, kind, path, text, image_id, metadata, content, collection = row
+    return Item(id, kind, path, text, image_id, json.loads(metadata), content, collection)
+
+
+def _plain(id: str, name: object, value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, as they come out of label columns
+        value = value.tolist()
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if value != value or abs(value) == float("inf"):
+            raise DataError(f"item '{id}' has {value} in column '{name}': use null for a missing number.")
+        return value
+    if isinstance(value, list | tuple):
+        plain = [_plain(id, name, one) for one in value]
+        if not any(isinstance(one, list) for one in plain):
+            return plain
+    raise DataError(
+        f"item '{id}' has a {type(value).__name__} in column '{name}': "
+        "metadata values are numbers, texts, true, false, null, or lists of these."
+    )
+
+
+def _record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
+    seen: dict[str, set[str]] = {}
+    for item in items:
+        for name, value in item.metadata.items():
+            plain = value.tolist() if hasattr(value, "tolist") else value
+            seen.setdefault(str(name), set()).add(kind_of(plain))
+    known = {name: set(json.loads(kinds)) for name, kinds in db.execute("SELECT name, kinds FROM columns")}
+    for name, kinds in seen.items():
+        kinds = (kinds | known.get(name, set())) - {"null"}
+        if name not in known or kinds != known[name]:
+            db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=30,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    db.execute("PRAGMA cache_size = -8000")  # kilobytes
+    return db
+
+
+def _connect_reader(path: Path) -> sqlite3.Connection:
+    """A reading connection, also in a folder that cannot be written, where SQLite cannot index its log."""
+    db = _connect(path, "ro")
+    try:
+        db.execute("SELECT 1 FROM meta").fetchone()
+        return db
+    except sqlite3.OperationalError as error:
+        db.close()
+        if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+            raise
+    log = path.with_name(path.name + "-wal")
+    if log.exists() and log.stat().st_size:
+        raise IndexError_(
+            f"{path.parent} was not closed by its last writer and cannot be written here: "
+            "open it once where it is writable, or copy it to such a folder."
+        )
+    return _connect(path, "ro&immutable=1")
+
+
+@contextmanager
+def _translating(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "") or ""
+        if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+            raise StorageError(
+                f"the disk is full or failing while using {folder} ({error}): free some space and run again; "
+                "what was saved is intact."
+            ) from error
+        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+            raise StorageError(
+                f"{folder} cannot be written ({error}): choose a folder you may write."
+            ) from error
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            raise IndexError_(
+                f"{folder} is being written by another process: try again when it has finished."
+            ) from error
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "no such table" in str(error):
+            raise IndexError_(
+                f"{folder / FILE} is damaged or half copied ({error}): copy the whole index again, "
+                "or index the collection anew."
+            ) from error
+        raise

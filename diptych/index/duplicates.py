@@ -1,0 +1,55 @@
+"""Near-duplicates: the best pairs of a collection, block against block, never the whole matrix at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.index.scan import fetch
+from diptych.index.segments import ROW_BITS, Layout
+from diptych.index.state import Segment
+from diptych.progress import track
+
+BLOCK = 4096  # rows a side: 64 MB of scores
+
+Pairs = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]  # scores, first and second slots
+
+
+def best_pairs(
+    segments: Sequence[Segment], layout: Layout, threshold: float | None, limit: int, show_progress: bool
+) -> Pairs:
+    """The ``limit`` best pairs of live rows that score at least ``threshold``, best first."""
+    import torch
+
+    slots = np.concatenate(
+        [s.live_rows + (s.number << ROW_BITS) for s in segments] or [np.zeros(0, np.int64)]
+    )
+    floor = -np.inf if threshold is None else threshold
+    best: Pairs = (np.zeros(0, np.float32), slots[:0], slots[:0])
+    blocks = [slots[start : start + BLOCK] for start in range(0, len(slots), BLOCK)]
+    for number, left in enumerate(track(blocks, "near-duplicates", len(blocks), show_progress)):
+        a = torch.from_numpy(fetch(segments, layout, left))
+        for other, right in enumerate(blocks[number:], number):
+            scores = a @ torch.from_numpy(fetch(segments, layout, right)).T
+            if other == number:
+                scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf)
+            flat = scores.flatten()
+            above = torch.nonzero(flat >= floor).flatten() if np.isfinite(floor) else torch.arange(len(flat))
+            if len(above) > limit:
+                above = above[torch.topk(flat[above], limit, sorted=False).indices]
+            found, at = flat[above].numpy(), above.numpy()
+            best = _merge(best, (found, left[at // len(right)], right[at % len(right)]), limit)
+            if len(best[0]) == limit:  # from now on only pairs that would enter the list are of interest
+                floor = max(floor, float(best[0][-1]))
+    return best
+
+
+def _merge(old: Pairs, new: Pairs, limit: int) -> Pairs:
+    kept = new[0] > -np.inf
+    scores = np.concatenate([old[0], new[0][kept]])
+    first = np.concatenate([old[1], new[1][kept]])
+    second = np.concatenate([old[2], new[2][kept]])
+    order = np.lexsort((second, first, -scores))[:limit]
+    return scores[order], first[order], second[order]

@@ -1,0 +1,439 @@
+"""The embedded engine: a folder with memory-mapped vectors and a SQLite catalog."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+import diptych
+from diptych.data.storage import replace_folder, storing
+from diptych.errors import DataError, IndexError_, QueryError, SettingsError
+from diptych.index import catalog, writing
+from diptych.index.catalog import Catalog
+from diptych.index.columns import Columns
+from diptych.index.duplicates import best_pairs
+from diptych.index.filters import Filter
+from diptych.index.protocol import (
+    KINDS,
+    PRECISIONS,
+    Collection,
+    Hit,
+    Hits,
+    IndexInfo,
+    Item,
+    Kind,
+    Pair,
+    Precision,
+    Vectors,
+)
+from diptych.index.scan import fetch, rescore, scan
+from diptych.index.segments import ROW_BITS, Layout
+from diptych.index.state import Rows, State, load_state
+from diptych.index.verify import verify
+from diptych.index.words import best_words
+
+LOCK = "writer.lock"
+ATTEMPTS = 3  # to read while a writer compacts
+T = TypeVar("T")
+
+
+class EmbeddedIndex:
+    """An index in a folder: one writer at a time, any number of readers.
+
+    The order of a write is: vectors appended and synced, then one SQLite transaction that refers to them.
+    Before the commit a crash leaves unreferenced bytes, which the next write cuts off; after it, the
+    operation is durable. Safe to share between threads.
+    """
+
+    def __init__(self, path: str | Path, *, writable: bool = False) -> None:
+        self.path = Path(path)
+        self._lock = _take_lock(self.path) if writable else None
+        self._mutex = threading.RLock()  # one write at a time within the process
+        self._state: State | None = None
+        self._columns = Columns()
+        self._sampled: tuple[Any, Vectors] | None = None
+        try:
+            self._catalog = Catalog(self.path, writable)
+            with self._catalog.reading() as db:
+                self._meta = catalog.meta(db)
+            self._layout = Layout(int(self._meta["dimension"]), self._meta["precision"])  # type: ignore[arg-type]
+            self._read(lambda state, db: None)  # a half-copied index is refused here, not at the first query
+            if writable:
+                self._remove_orphans()
+        except BaseException:
+            if self._lock is not None:
+                self._lock.release()
+            raise
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        dimension: int,
+        *,
+        model: str = "",
+        fingerprint: str = "",
+        precision: Precision = "float32",
+    ) -> EmbeddedIndex:
+        """A new, empty index, open for writing; an index that is already there is refused."""
+        path = Path(path)
+        if dimension < 1:
+            raise SettingsError(f"an index needs vectors of at least 1 dimension, not {dimension}.")
+        if precision not in PRECISIONS:
+            raise SettingsError(f"precision '{precision}' is unknown: choose {', '.join(PRECISIONS)}.")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = "is already an index" if (path / catalog.FILE).is_file() else "exists and is not empty"
+            raise IndexError_(f"{path} {what}: open it, or choose another folder.")
+        facts = {
+            "dimension": str(dimension),
+            "precision": precision,
+            "model": model,
+            "fingerprint": fingerprint,
+            "version": diptych.__version__,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        with replace_folder(path) as new:
+            Catalog.create(new, facts)
+        return cls(path, writable=True)
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
+    ) -> EmbeddedIndex:
+        """An existing index; with ``fingerprint``, one made by another model is refused by name."""
+        index = cls(path, writable=writable)
+        if fingerprint is not None and fingerprint != index._meta["fingerprint"]:
+            theirs = (
+                f"'{index._meta['model'] or 'unnamed'}' (fingerprint {index._meta['fingerprint'] or 'none'})"
+            )
+            index.close()
+            raise IndexError_(
+                f"{path} was made with the model {theirs}, not with '{model or 'unnamed'}' "
+                f"(fingerprint {fingerprint}): search it with its own model, or index the collection anew "
+                "with this one into another folder."
+            )
+        return index
+
+    @property
+    def info(self) -> IndexInfo:
+        """What the index says of itself."""
+        state, (columns, collections) = self._read(
+            lambda state, db: (
+                state,
+                (
+                    db.execute("SELECT name, kinds FROM columns ORDER BY name").fetchall(),
+                    db.execute("SELECT number, name, root FROM collections ORDER BY number").fetchall(),
+                ),
+            )
+        )
+        return IndexInfo(
+            path=str(self.path),
+            engine="embedded",
+            dimension=self._layout.dimension,
+            precision=self._layout.precision,
+            model=self._meta["model"],
+            fingerprint=self._meta["fingerprint"],
+            version=self._meta["version"],
+            created=self._meta["created"],
+            counts={kind: state.count(kind) for kind in KINDS},
+            deleted=sum(len(s.gone) for s in state.segments),
+            size=self._size(),
+            columns={name: tuple(json.loads(kinds)) for name, kinds in columns},
+            collections=tuple(Collection(*row) for row in collections),
+            approximate={kind: rows for kind, _, rows, *_ in state.graphs},
+        )
+
+    @property
+    def generation(self) -> int:
+        """A number that grows with every change."""
+        return self._read(lambda state, db: state.generation)
+
+    def count(self, kind: Kind | None = None) -> int:
+        """Items present, of one kind or of all."""
+        return self._read(lambda state, db: state.count(kind))
+
+    def __len__(self) -> int:
+        return self.count()
+
+    def add(self, items: Sequence[Item], vectors: Any) -> None:
+        """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
+        rows = self._checked(vectors, "the vectors to add")
+        writing.check_items(items, len(rows))
+        with self._mutex, self._catalog.writing() as db:
+            present = catalog.slots_of(db, [item.id for item in items])
+            if present:
+                raise IndexError_(
+                    f"'{next(iter(present))}' is already in {self.path}: update it, or delete it first."
+                )
+            writing.insert(db, self.path, self._layout, items, rows)
+
+    def update(self, items: Sequence[Item], vectors: Any) -> None:
+        """Add items, replacing those whose id is present."""
+        rows = self._checked(vectors, "the vectors to update")
+        writing.check_items(items, len(rows))
+        with self._mutex, self._catalog.writing() as db:
+            present = catalog.slots_of(db, [item.id for item in items])
+            catalog.remove_slots(db, present.values())
+            writing.insert(db, self.path, self._layout, items, rows)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Remove items by id and say how many were there; texts of a removed image go with it."""
+        with self._mutex, self._catalog.writing() as db:
+            return writing.remove(db, ids)
+
+    def compact(self) -> int:
+        """Give back the space of removed rows; the number of bytes freed.
+
+        The rows that are left are copied to new files; one transaction puts them in the place of the old.
+        """
+        with self._mutex:
+            before = self._size()
+            state = self._read(lambda state, db: state)
+            with self._catalog.writing() as db:
+                old = writing.compact(db, self.path, self._layout, state)
+            self._state = None
+            for segment in old:
+                (self.path / segment.file).unlink(missing_ok=True)
+            self._catalog.shrink()
+            return max(0, before - self._size())
+
+    def collection(self, name: str, root: str = "") -> Collection:
+        """The collection of this name and root, recorded if it is new."""
+        find = "SELECT number, name, root FROM collections WHERE name = ? AND root = ?"
+        found = self._read(lambda state, db: db.execute(find, (name, root)).fetchone())
+        if found is None:
+            with self._mutex, self._catalog.writing() as db:
+                number = db.execute("SELECT coalesce(max(number) + 1, 0) FROM collections").fetchone()[0]
+                db.execute("INSERT INTO collections VALUES (?, ?, ?)", (number, name, root))
+                found = (number, name, root)
+        return Collection(*found)
+
+    def get(self, ids: Sequence[str]) -> list[Item | None]:
+        """The items of these ids, None where absent."""
+        found = self._read(lambda state, db: catalog.items_of(db, ids))
+        return [found.get(id) for id in ids]
+
+    def vectors(self, ids: Sequence[str]) -> Vectors:
+        """The stored vectors (len(ids), dimension) of items that must be present."""
+
+        def read(state: State, db: Any) -> Vectors:
+            slots = catalog.slots_of(db, ids)
+            absent = [id for id in ids if id not in slots]
+            if absent:
+                raise QueryError(f"'{absent[0]}' is not in the index {self.path}: check the id.")
+            return fetch(state.segments, self._layout, np.array([slots[id] for id in ids], np.int64))
+
+        return self._read(read)
+
+    def thumbnail(self, id: str) -> bytes | None:
+        """The stored JPEG of an item, if it has one."""
+        query = "SELECT jpeg FROM thumbnails JOIN items USING (slot) WHERE id = ?"
+        row = self._read(lambda state, db: db.execute(query, (id,)).fetchone())
+        return None if row is None else bytes(row[0])
+
+    def file(self, item: Item) -> Path | None:
+        """The file of an item, None when it has none or when its path would leave the collection's root."""
+        query = "SELECT root FROM collections WHERE number = ?"
+        row = self._read(lambda state, db: db.execute(query, (item.collection,)).fetchone())
+        if row is None or not row[0] or not item.path:
+            return None
+        root = Path(row[0]).resolve()
+        path = (root / item.path).resolve()
+        return path if path.is_relative_to(root) and path.is_file() else None
+
+    def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
+        """(id, content) of every item of a collection, for a re-index to compare."""
+        query = "SELECT id, content FROM items WHERE collection = ? AND (? IS NULL OR kind = ?)"
+        yield from self._read(lambda state, db: db.execute(query, (collection, kind, kind)).fetchall())
+
+    def search(
+        self,
+        vector: Any,
+        k: int = 10,
+        *,
+        kind: Kind | None = None,
+        filter: str | Filter | None = None,
+        exact: bool | None = None,
+    ) -> Hits:
+        """The k best items for one vector (dimension,)."""
+        row = np.asarray(vector, np.float32)
+        return self.search_many(row.reshape(1, -1), k, kind=kind, filter=filter, exact=exact)[0]
+
+    def search_many(
+        self,
+        vectors: Any,
+        k: int = 10,
+        *,
+        kind: Kind | None = None,
+        filter: str | Filter | None = None,
+        exact: bool | None = None,
+    ) -> list[Hits]:
+        """``search`` for each row of (queries, dimension), in one pass over the vectors."""
+        queries = self._checked(vectors, "the query")
+        _check_k(k)
+
+        def read(state: State, db: Any) -> list[Hits]:
+            chosen = None if filter is None else self._columns.select(state, db, filter, kind)
+            found = scan(state.of_kind(kind), self._layout, queries, k, chosen)
+            return [
+                self._hits(state, db, query, slots, k) for query, slots in zip(queries, found, strict=True)
+            ]
+
+        return self._read(read)
+
+    def search_words(
+        self, text: str, k: int = 10, *, kind: Kind | None = None, filter: str | Filter | None = None
+    ) -> Hits:
+        """The k best items by BM25 over their texts; items without any of the words are absent."""
+        _check_k(k)
+
+        def read(state: State, db: Any) -> Hits:
+            chosen = None if filter is None else self._columns.select(state, db, filter, kind)
+            found = best_words(db, text, k, kind, chosen)
+            items = catalog.items_at(db, [slot for slot, _ in found])
+            pairs = zip(items, found, strict=True)
+            return Hits(tuple(Hit(item, score) for item, (_, score) in pairs if item is not None))
+
+        return self._read(read)
+
+    def sample(
+        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
+    ) -> Vectors:
+        """Vectors of up to ``size`` items spread evenly over the index, the same for the same state."""
+
+        def read(state: State, db: Any) -> Vectors:
+            key = (state.generation, kind, repr(filter), size)
+            if self._sampled is not None and self._sampled[0] == key:
+                return self._sampled[1]
+            segments = state.of_kind(kind)
+            if filter is None:
+                rows = [segment.live_rows + (segment.number << ROW_BITS) for segment in segments]
+            else:
+                chosen = self._columns.select(state, db, filter, kind)
+                rows = [chosen[segment.number] + (segment.number << ROW_BITS) for segment in segments]
+            slots = np.concatenate([*rows, np.zeros(0, np.int64)])
+            if len(slots) > size:
+                slots = slots[np.linspace(0, len(slots) - 1, size).astype(np.int64)]
+            vectors = fetch(segments, self._layout, slots)
+            self._sampled = (key, vectors)
+            return vectors
+
+        return self._read(read)
+
+    def near_duplicates(
+        self,
+        *,
+        kind: Kind = "image",
+        threshold: float | None = None,
+        limit: int = 100,
+        show_progress: bool = False,
+    ) -> list[Pair]:
+        """The ``limit`` best pairs, best first; with ``threshold``, only those that reach it."""
+        if limit < 1:
+            raise SettingsError(f"the number of pairs to list must be at least 1, not {limit}.")
+
+        def read(state: State, db: Any) -> list[Pair]:
+            segments = state.of_kind(kind)
+            scores, first, second = best_pairs(segments, self._layout, threshold, limit, show_progress)
+            items = catalog.items_at(db, [*first.tolist(), *second.tolist()])
+            pairs = zip(items[: len(first)], items[len(first) :], scores.tolist(), strict=True)
+            return [Pair(a, b, score) for a, b, score in pairs if a is not None and b is not None]
+
+        return self._read(read)
+
+    def verify(self) -> list[str]:
+        """Read everything and compare it with its checksums: one sentence per fault."""
+        return self._read(lambda state, db: verify(state, db, self.path, self._layout))
+
+    def close(self) -> None:
+        """Release files and locks; idempotent."""
+        try:
+            self._catalog.close()
+        finally:
+            self._state = None
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self, answer: Callable[[State, Any], T]) -> T:
+        """Ask within one snapshot; again when compaction took a file away between snapshot and mapping."""
+        for attempt in range(ATTEMPTS):
+            with self._catalog.reading() as db:
+                try:
+                    state = load_state(db, self.path, self._layout, self._state)
+                except IndexError_:
+                    if attempt == ATTEMPTS - 1:
+                        raise
+                    continue
+                self._state = state
+                return answer(state, db)
+        raise AssertionError("unreachable")
+
+    def _hits(self, state: State, db: Any, query: Vectors, slots: Rows, k: int, exact: bool = True) -> Hits:
+        scores = rescore(fetch(state.segments, self._layout, slots), query)
+        best = np.lexsort((slots, -scores))[:k]
+        items = catalog.items_at(db, slots[best].tolist())
+        pairs = zip(items, scores[best].tolist(), strict=True)
+        return Hits(tuple(Hit(item, score) for item, score in pairs if item is not None), exact)
+
+    def _checked(self, vectors: Any, what: str) -> Vectors:
+        rows: Vectors = np.ascontiguousarray(np.asarray(vectors), np.float32)
+        if rows.ndim != 2 or rows.shape[1] != self._layout.dimension:
+            raise IndexError_(
+                f"the shape of {what} is {'×'.join(map(str, rows.shape))}, but {self.path} holds vectors of "
+                f"{self._layout.dimension} dimensions: encode with the model it was made with, "
+                f"'{self._meta['model'] or 'unnamed'}'."
+            )
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            bad = int(np.argmin(finite))
+            raise DataError(f"row {bad} of {what} holds NaN or infinity: check the model and its input.")
+        return rows
+
+    def _size(self) -> int:
+        return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
+
+    def _remove_orphans(self) -> None:
+        """Delete vector files that no committed state refers to: the remains of an unfinished operation."""
+        state = self._read(lambda state, db: state)
+        kept = {s.file for s in state.segments} | {graph[1] for graph in state.graphs}
+        for pattern in ("vectors-*", "graph-*"):
+            for file in self.path.glob(pattern):
+                if file.name not in kept:
+                    file.unlink(missing_ok=True)
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise SettingsError(f"k, the number of hits, must be at least 1, not {k}.")
+
+
+def _take_lock(path: Path) -> FileLock:
+    if not path.is_dir():
+        raise IndexError_(f"{path} is not an index (no such folder): index a collection there first.")
+    lock = FileLock(path / LOCK)
+    with storing(path):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise IndexError_(
+                f"{path} is being written by another process: wait until it has finished, "
+                "or open it for reading."
+            ) from None
+    return lock

@@ -1,0 +1,157 @@
+"""Query expressions: ``"2:red shoe" - "sneaker" + ./shoe.jpg``.
+
+A query is one term, or terms joined by ``+`` and ``-`` that stand alone or before a quote. A term is a text
+(in double quotes, or bare words) or an image file (a path that starts with ``./``, ``../``, ``/`` or ``~/``,
+or any name of an existing image file). Where terms are joined or quoted, ``2:`` before a term is its weight;
+a text that itself starts so is written with a weight of its own, ``"1:3:10 to Yuma"``. Within quotes, ``\\"``
+is a quote.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from diptych.data.files import is_image
+from diptych.errors import QueryError
+from diptych.index.protocol import Query, Term
+
+MAX_LENGTH = 10_000  # characters of a query
+MAX_TERMS = 32
+_OPERATOR = re.compile(r'(?:(?<=\s)|(?<=")|^)([+-])(?=[\s"]|$)')
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_WEIGHT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*:", re.ASCII)
+_URL = re.compile(r"https?://", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    kind: Literal["operator", "quoted", "bare"]
+    text: str
+    position: int
+
+
+def parse_query(text: str, *, paths: bool = True) -> Query:
+    """Read a query expression; without ``paths`` every term is a text (a service must not open files)."""
+    if len(text) > MAX_LENGTH:
+        raise QueryError(f"the query has {len(text)} characters, the limit is {MAX_LENGTH}: shorten it.")
+    pieces = list(_pieces(text))
+    if not pieces:
+        raise QueryError("the query is empty: give a text or the path of an image.", 0)
+    if len(pieces) == 1 and pieces[0].kind == "bare":
+        return Query((_term(pieces[0], 1.0, paths, weighted=False),))
+    terms: list[Term] = []
+    sign, operator = 1.0, None
+    for number, piece in enumerate(pieces):
+        if piece.kind == "operator":
+            if operator is not None:
+                raise QueryError(
+                    f"the query has '{piece.text}' after '{operator.text}' at character "
+                    f"{piece.position + 1}: put a text or an image between them.",
+                    piece.position,
+                )
+            operator, sign = piece, -1.0 if piece.text == "-" else 1.0
+            continue
+        if number and operator is None:
+            raise QueryError(
+                f"the query has two terms without + or - between them at character {piece.position + 1}: "
+                "join them with one.",
+                piece.position,
+            )
+        terms.append(_term(piece, sign, paths, weighted=True))
+        operator = None
+    if operator is not None:
+        raise QueryError(
+            f"the query ends after '{operator.text}' at character {operator.position + 1}: "
+            "put a text or an image behind it.",
+            operator.position,
+        )
+    if len(terms) > MAX_TERMS:
+        raise QueryError(f"the query has {len(terms)} terms, the limit is {MAX_TERMS}: shorten it.")
+    if all(term.weight < 0 for term in terms):
+        raise QueryError("every term of the query has a minus: add what to look for.", 0)
+    return Query(tuple(terms))
+
+
+def _pieces(text: str) -> Iterator[_Piece]:
+    at, bare = 0, 0
+    while at < len(text):
+        operator = _OPERATOR.match(text, at)
+        quote = text[at] == '"' and (at == 0 or text[at - 1] in ' \t\n+-"' or _is_weight(text[bare:at]))
+        if operator is None and not quote:
+            at += 1
+            continue
+        prefix = text[bare:at]
+        if quote:
+            quoted = _QUOTED.match(text, at)
+            if quoted is None:
+                raise QueryError(f"the query opens a quote at character {at + 1} that never closes.", at)
+            inner = re.sub(r"\\(.)", r"\1", quoted.group(1), flags=re.DOTALL)
+            if _is_weight(prefix):  # 2:"red shoe" is "2:red shoe"
+                yield _Piece("quoted", prefix.strip() + inner, bare)
+            else:
+                yield from _bare(prefix, bare)
+                yield _Piece("quoted", inner, at)
+            at = bare = quoted.end()
+        else:
+            yield from _bare(prefix, bare)
+            yield _Piece("operator", text[at], at)
+            at += 1
+            bare = at
+    yield from _bare(text[bare:], bare)
+
+
+def _bare(text: str, position: int) -> Iterator[_Piece]:
+    stripped = text.strip()
+    if stripped:
+        yield _Piece("bare", stripped, position + len(text) - len(text.lstrip()))
+
+
+def _is_weight(text: str) -> bool:
+    return _WEIGHT.fullmatch(text) is not None
+
+
+def _term(piece: _Piece, sign: float, paths: bool, weighted: bool) -> Term:
+    text, weight = piece.text, 1.0
+    found = _WEIGHT.match(text) if weighted else None
+    if found is not None:
+        weight, text = float(found.group(1)), text[found.end() :].strip()
+        if weight == 0 or not math.isfinite(weight):
+            raise QueryError(
+                f"the weight {found.group(1)} at character {piece.position + 1} of the query has no effect: "
+                "use a number above 0, or leave the term out.",
+                piece.position,
+            )
+    if not text.strip():
+        raise QueryError(
+            f"the query has an empty term at character {piece.position + 1}: put a text or an image there.",
+            piece.position,
+        )
+    if _URL.match(text):
+        return Term(text, "url", sign * weight)
+    if paths and _is_path(text):
+        path = Path(text).expanduser()
+        if not _is_file(path):
+            raise QueryError(
+                f"there is no file {text} (character {piece.position + 1} of the query): check the path.",
+                piece.position,
+            )
+        return Term(path, "image", sign * weight)
+    return Term(text, "text", sign * weight)
+
+
+def _is_path(text: str) -> bool:
+    if text.startswith(("./", "../", "/", "~/", ".\\", "..\\")) and len(text) > 1:
+        return True
+    return is_image(text) and _is_file(Path(text))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a text too long, or of characters no file name has
+        return False

@@ -1,0 +1,121 @@
+"""Exact search: one matrix product over the mapped rows, block by block, then the best in float64.
+
+torch's product is the fastest exact search on a CPU, and is imported here, on the first query: opening an
+index must not cost the memory of a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.index.protocol import Vectors
+from diptych.index.segments import ROW_BITS, Layout
+from diptych.index.state import Rows, Segment, Selection
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MARGIN = 8  # candidates beyond k that are scored again: float32 rounding must not decide who is in
+SCORES = 1 << 24  # scores held at once
+UNPACKED = 1 << 14  # rows turned into float32 at once: about 32 MB at 512 dimensions
+GATHER = 0.25  # below this share of a segment, selected rows are gathered; above, all are scored and masked
+
+
+def scan(
+    segments: Sequence[Segment], layout: Layout, queries: Vectors, k: int, selection: Selection | None = None
+) -> list[Rows]:
+    """For each query (Q, D), slots of the k + MARGIN best rows at least, in no order."""
+    import torch
+
+    wanted = k + MARGIN
+    q = torch.from_numpy(np.ascontiguousarray(queries))
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(len(queries))]
+    for segment in segments:
+        chosen = None if selection is None else selection.get(segment.number, np.zeros(0, np.int64))
+        base = segment.number << ROW_BITS
+        for rows, scores in _blocks(segment, layout, q, chosen):
+            top = torch.topk(scores, min(wanted, scores.shape[1]), dim=1, sorted=False)
+            slots = base + (top.indices + rows if isinstance(rows, int) else rows[top.indices])
+            for row in range(len(queries)):
+                found[row].append((top.values[row], slots[row]))
+    return [_merge(parts, wanted) for parts in found]
+
+
+def rescore(stored: Vectors, query: Vectors) -> NDArray[np.float64]:
+    """Dot products of rows with one query in float64, one row at a time: the same whatever the batch was."""
+    result: NDArray[np.float64] = (stored.astype(np.float64) * query.astype(np.float64)).sum(axis=1)
+    return result
+
+
+def fetch(segments: Sequence[Segment], layout: Layout, slots: Rows) -> Vectors:
+    """The vectors at these slots, in their order."""
+    out = np.zeros((len(slots), layout.dimension), np.float32)
+    numbers, rows = slots >> ROW_BITS, slots & ((1 << ROW_BITS) - 1)
+    for segment in segments:
+        here = np.flatnonzero(numbers == segment.number)
+        if len(here):
+            out[here] = layout.unpack(np.asarray(segment.stored[rows[here]]))
+    return out
+
+
+def _blocks(
+    segment: Segment, layout: Layout, queries: Tensor, chosen: Rows | None
+) -> Iterator[tuple[Tensor | int, Tensor]]:
+    """(rows or the first of consecutive rows, scores (Q, rows)) piece by piece; hidden rows score −inf."""
+    import torch
+
+    count = len(segment)
+    limit = max(1, SCORES // max(1, len(queries)))
+    gather = chosen is not None and len(chosen) < GATHER * count
+    step = min(limit, UNPACKED) if gather or layout.precision != "float32" else limit
+    if gather and chosen is not None:
+        for start in range(0, len(chosen), step):
+            rows = chosen[start : start + step]
+            yield torch.from_numpy(rows), _product(_floats(segment, layout, rows), queries)
+        return
+    hidden = segment.gone
+    if chosen is not None:
+        keep = np.zeros(count, bool)
+        keep[chosen] = True
+        hidden = np.flatnonzero(~keep)
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        scores = _product(_floats(segment, layout, slice(start, stop)), queries)
+        out = hidden[np.searchsorted(hidden, start) : np.searchsorted(hidden, stop)] - start
+        if len(out):
+            scores[:, torch.from_numpy(out)] = -torch.inf
+        yield start, scores
+
+
+def _floats(segment: Segment, layout: Layout, rows: slice | Rows) -> Tensor:
+    import torch
+
+    if layout.precision == "float32":
+        stored = torch.from_numpy(segment.stored)
+        return stored[rows] if isinstance(rows, slice) else stored.index_select(0, torch.from_numpy(rows))
+    if layout.precision == "float16":  # torch widens halves several times faster than numpy
+        return torch.from_numpy(segment.stored[rows]).float()
+    return torch.from_numpy(layout.unpack(np.asarray(segment.stored[rows])))
+
+
+def _product(rows: Tensor, queries: Tensor) -> Tensor:
+    if len(queries) == 1:
+        return (rows @ queries[0])[None]
+    return queries @ rows.T
+
+
+def _merge(parts: list[tuple[Tensor, Tensor]], wanted: int) -> Rows:
+    import torch
+
+    if not parts:
+        return np.zeros(0, np.int64)
+    scores, slots = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+    if len(scores) > wanted:
+        kept = torch.topk(scores, wanted, sorted=False).indices
+        scores, slots = scores[kept], slots[kept]
+    result: Rows = slots[scores > -torch.inf].numpy()
+    return result

@@ -1,0 +1,206 @@
+"""Searching with a model: queries become vectors, vectors hits; fusion, re-ranking, cut-off on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from diptych.data.images import ImageLike, as_item, open_image
+from diptych.errors import IndexError_, QueryError
+from diptych.index.cutoff import CHANCE, Background, background
+from diptych.index.filters import Filter
+from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
+from diptych.index.query import parse_query
+from diptych.index.scan import rescore
+from diptych.index.words import fuse
+
+DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
+MAX_DOWNLOAD = 20_000_000  # bytes of an image fetched from an address
+PATIENCE = 10  # seconds for such a download
+
+
+class PairScorer(Protocol):
+    """Scores a query against items by looking at both sides together: what re-ranks the best hits."""
+
+    def __call__(self, query: Query, items: Sequence[Item], files: Sequence[Path | None]) -> Sequence[float]:
+        """One score per item, higher is better."""
+        ...
+
+
+class Searcher:
+    """An index and the model it was made with.
+
+    ``pair_scorer`` re-ranks when a search asks for it. ``allow_urls`` lets a query name images by address.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        model: Model,
+        *,
+        model_name: str = "",
+        pair_scorer: PairScorer | None = None,
+        allow_urls: bool = False,
+    ) -> None:
+        info, fingerprint = index.info, model.fingerprint()
+        if info.fingerprint != fingerprint:
+            raise IndexError_(
+                f"{info.path} was made with the model '{info.model or 'unnamed'}' (fingerprint "
+                f"{info.fingerprint or 'none'}), not with '{model_name or 'unnamed'}' (fingerprint "
+                f"{fingerprint}): search it with its own model, or index the collection anew with this one."
+            )
+        self.index, self.model = index, model
+        self.pair_scorer, self.allow_urls = pair_scorer, allow_urls
+
+    def search(
+        self,
+        query: str | Query | ImageLike,
+        k: int = 10,
+        *,
+        kind: Kind | None = "image",
+        filter: str | Filter | None = None,
+        hybrid: bool = False,
+        rerank: int = 0,
+        chance: float | None = CHANCE,
+        exact: bool | None = None,
+    ) -> Hits:
+        """The k best items of a kind for a query expression, a query, or an image.
+
+        ``hybrid`` fuses the ranking with that of BM25 over the texts. ``rerank`` is how many of the best hits
+        the pair scorer orders anew. ``chance`` sets the cut-off (see ``cutoff``); None leaves it out.
+        """
+        asked = as_query(query)
+        vector = self.encode(asked)
+        if len(self.index) == 0:
+            raise IndexError_(
+                f"{self.index.info.path} is empty: add a collection with 'diptych index' first."
+            )
+        depth = max(k, rerank, DEPTH if hybrid else 0)
+        hits = self.index.search(vector, depth, kind=kind, filter=filter, exact=exact)
+        exact_scan = hits.exact
+        ranked = list(hits)
+        if hybrid:
+            ranked = self._fused(vector, asked, ranked, depth, kind, filter)
+        if rerank:
+            ranked = self._reranked(asked, ranked, rerank)
+        found = Hits(tuple(ranked[:k]), exact_scan)
+        return found if chance is None else self._with_cutoff(found, vector, kind, filter, chance)
+
+    def more_like(
+        self, id: str, k: int = 10, *, kind: Kind | None = "image", filter: str | Filter | None = None
+    ) -> Hits:
+        """The items nearest to one that is in the index, without itself."""
+        hits = self.index.search(self.index.vectors([id])[0], k + 1, kind=kind, filter=filter)
+        return replace(hits, hits=tuple(hit for hit in hits if hit.item.id != id)[:k])
+
+    def encode(self, query: Query) -> Vectors:
+        """The vector (dimension,) of a query: unit(Σ weight · unit(encode(term)))."""
+        vectors: list[Vectors | None] = [None] * len(query.terms)
+        texts = [n for n, term in enumerate(query.terms) if term.kind == "text"]
+        images = [n for n, term in enumerate(query.terms) if term.kind in ("image", "url")]
+        if texts:
+            rows = self.model.encode_text([str(query.terms[n].value) for n in texts])
+            for n, row in zip(texts, np.asarray(rows, np.float32), strict=True):
+                vectors[n] = row
+        if images:
+            rows = self.model.encode_image([self._picture(query.terms[n]) for n in images])
+            for n, row in zip(images, np.asarray(rows, np.float32), strict=True):
+                vectors[n] = row
+        for n, term in enumerate(query.terms):
+            if term.kind == "item":
+                vectors[n] = self.index.vectors([str(term.value)])[0]
+        total = sum(t.weight * _unit(v) for t, v in zip(query.terms, vectors, strict=True) if v is not None)
+        length = float(np.linalg.norm(total))
+        if length < 1e-6:
+            raise QueryError("the terms of the query cancel each other out: nothing is left to look for.")
+        return np.asarray(total / length, np.float32)
+
+    def background(
+        self, vector: Vectors, kind: Kind | None = "image", filter: str | Filter | None = None
+    ) -> Background | None:
+        """The distribution of a query's scores over the collection; None when the collection is too small."""
+        sample = self.index.sample(kind, filter)
+        return background(sample @ vector, self.index.count(kind))
+
+    def _with_cutoff(
+        self, hits: Hits, vector: Vectors, kind: Kind | None, filter: str | Filter | None, chance: float
+    ) -> Hits:
+        # over the whole collection, not what a filter left: the few items of a narrow filter may all match
+        found = self.background(vector, kind)
+        if found is None or not hits:
+            return hits
+        best = max(hit.details.get("similarity", hit.score) for hit in hits)
+        return replace(hits, cutoff=found.cutoff(chance), strength=found.strength(best))
+
+    def _fused(
+        self,
+        vector: Vectors,
+        query: Query,
+        ranked: list[Hit],
+        depth: int,
+        kind: Kind | None,
+        filter: str | Filter | None,
+    ) -> list[Hit]:
+        words = self.index.search_words(query.text, depth, kind=kind, filter=filter)
+        similar = {hit.item.id: hit for hit in ranked}
+        lexical = {hit.item.id: hit for hit in words}
+        only = [id for id in lexical if id not in similar]
+        scores = {id: hit.score for id, hit in similar.items()}
+        if only:
+            scores |= dict(zip(only, rescore(self.index.vectors(only), vector).tolist(), strict=True))
+        fused = fuse([list(similar), list(lexical)])
+        out = []
+        for id in sorted(fused, key=lambda id: (-fused[id], -scores[id], id)):
+            details = {"similarity": scores[id]}
+            if id in lexical:
+                details["bm25"] = lexical[id].score
+            out.append(Hit((similar.get(id) or lexical[id]).item, fused[id], details))
+        return out
+
+    def _reranked(self, query: Query, ranked: list[Hit], depth: int) -> list[Hit]:
+        if self.pair_scorer is None:
+            raise QueryError("this model has no pair scorer to re-rank with: leave re-ranking out.")
+        head, tail = ranked[:depth], ranked[depth:]
+        items = [hit.item for hit in head]
+        scores = self.pair_scorer(query, items, [self.index.file(item) for item in items])
+        pairs = sorted(zip(scores, head, strict=True), key=lambda pair: -pair[0])
+        return [
+            Hit(hit.item, float(score), {"similarity": hit.score, **hit.details, "pair": float(score)})
+            for score, hit in pairs
+        ] + tail
+
+    def _picture(self, term: Term) -> Any:
+        if term.kind == "image":
+            return as_item(term.value)
+        if not self.allow_urls:
+            raise QueryError(f"{term.value} is a web address: download the image and give its path.")
+        return open_image(_download(str(term.value)), name=str(term.value))
+
+
+def as_query(query: str | Query | ImageLike) -> Query:
+    """A query from an expression, or from one image (a ``Path``, a picture, an array)."""
+    if isinstance(query, Query):
+        return query
+    return parse_query(query) if isinstance(query, str) else Query((Term(query, "image"),))
+
+
+def _unit(vector: Vectors) -> Vectors:
+    return np.asarray(vector / max(float(np.linalg.norm(vector)), 1e-12), np.float32)
+
+
+def _download(address: str) -> bytes:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(address, timeout=PATIENCE) as answer:  # the parser lets only http and https through
+            data: bytes = answer.read(MAX_DOWNLOAD + 1)
+    except (URLError, OSError, ValueError) as error:
+        raise QueryError(f"{address} cannot be fetched ({error}): check the address.") from error
+    if len(data) > MAX_DOWNLOAD:
+        raise QueryError(f"{address} is larger than {MAX_DOWNLOAD // 1_000_000} MB: give a smaller image.")
+    return data

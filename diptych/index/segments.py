@@ -1,0 +1,150 @@
+"""Vectors on disk: append-only segment files of equal rows, memory-mapped, each block with its checksum.
+
+A segment holds the rows of one kind of item in one precision. What is committed is decided elsewhere (the
+catalog); bytes beyond the committed rows are the remains of an operation that never finished, and are
+overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.data.storage import storing
+from diptych.errors import IndexError_, SettingsError
+from diptych.index.protocol import Precision, Vectors
+
+ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
+SEGMENT_BYTES = 1 << 29  # a full segment: half a gigabyte, so that compaction rewrites little at a time
+_SUFFIX = {"float32": "f32", "float16": "f16", "binary": "b1"}
+_STORED: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "binary": np.dtype("u1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a vector becomes bytes: ``width`` numbers of the stored type a row."""
+
+    dimension: int
+    precision: Precision
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The stored type, little-endian."""
+        return _STORED[self.precision]
+
+    @property
+    def width(self) -> int:
+        """Stored numbers in a row."""
+        return -(-self.dimension // 8) if self.precision == "binary" else self.dimension
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.width * self.dtype.itemsize
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a full segment."""
+        return max(1, SEGMENT_BYTES // self.row_bytes)
+
+    def pack(self, vectors: Vectors) -> NDArray[Any]:
+        """Stored rows of float32 vectors (n, dimension)."""
+        if self.precision == "binary":
+            return np.packbits(vectors >= 0, axis=1)
+        packed = vectors.astype(self.dtype)
+        if self.precision == "float16" and not np.isfinite(packed).all():
+            raise SettingsError(
+                f"a vector has the value {np.abs(vectors).max():g}, beyond float16: use float32."
+            )
+        return packed
+
+    def unpack(self, rows: NDArray[Any]) -> Vectors:
+        """The float32 vectors that stored rows stand for; a binary one is ±1/√dimension throughout."""
+        if self.precision == "binary":
+            signs = np.unpackbits(rows, axis=1, count=self.dimension).astype(np.float32)
+            return (signs * 2 - 1) / np.float32(np.sqrt(self.dimension))
+        return rows.astype(np.float32)
+
+    def file(self, number: int, kind: str) -> str:
+        """The name of a segment file."""
+        return f"vectors-{number:06d}-{kind}.{_SUFFIX[self.precision]}"
+
+
+def append(path: Path, layout: Layout, committed: int, rows: NDArray[Any]) -> int:
+    """Write rows after the first ``committed`` ones and sync them; the checksum of what was written.
+
+    Whatever an unfinished operation left behind the committed rows is cut off first.
+    """
+    data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1).data
+    with storing(path):
+        new = not path.exists()
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            os.ftruncate(handle, committed * layout.row_bytes)
+            view, at = data, committed * layout.row_bytes
+            while len(view):
+                written = os.pwrite(handle, view, at)
+                view, at = view[written:], at + written
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        if new:
+            sync_folder(path.parent)
+    return zlib.crc32(data)
+
+
+def attach(path: Path, layout: Layout, rows: int) -> NDArray[Any]:
+    """The committed rows of a segment, memory-mapped: nothing is read until it is used."""
+    if rows == 0:
+        return np.zeros((0, layout.width), layout.dtype)
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise IndexError_(
+            f"{path.parent} is incomplete: {path.name} is missing; copy the whole index again, "
+            "or index the collection anew."
+        ) from None
+    if size < rows * layout.row_bytes:
+        raise IndexError_(
+            f"{path.parent} is incomplete: {path.name} has {size} of {rows * layout.row_bytes} bytes; "
+            "copy the whole index again, or index the collection anew."
+        )
+    # private pages of a file opened for reading: torch wants writable memory, the file stays untouched
+    return np.memmap(path, layout.dtype, mode="c", shape=(rows, layout.width))
+
+
+def checksum(path: Path, start: int, size: int) -> int | None:
+    """The checksum of ``size`` bytes as they are on disk now; None when the file ends before they do."""
+    with path.open("rb") as file:
+        file.seek(start)
+        crc = 0
+        while size:
+            piece = file.read(min(size, 1 << 22))
+            if not piece:
+                return None
+            crc, size = zlib.crc32(piece, crc), size - len(piece)
+    return crc
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new and removed names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def slot_of(segment: int, row: int) -> int:
+    """The number of a row among all segments."""
+    return segment << ROW_BITS | row

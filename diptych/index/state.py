@@ -1,0 +1,94 @@
+"""One committed moment of an embedded index: its segments, mapped, and which of their rows are gone."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.index.protocol import Kind
+from diptych.index.segments import ROW_BITS, Layout, attach
+
+Rows = NDArray[np.int64]
+Selection = dict[int, Rows]
+"""Segment number → sorted rows: what a filter left."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment file at one moment; ``gone`` are the removed rows, sorted."""
+
+    number: int
+    kind: Kind
+    file: str
+    stored: NDArray[Any]  # (rows, width), memory-mapped
+    gone: Rows
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @property
+    def alive(self) -> int:
+        """Rows that are not removed."""
+        return len(self.stored) - len(self.gone)
+
+    @cached_property
+    def live_rows(self) -> Rows:
+        """The rows that are not removed, sorted."""
+        keep = np.ones(len(self.stored), bool)
+        keep[self.gone] = False
+        return np.flatnonzero(keep)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a search reads; within one ``epoch`` (compaction begins the next) a slot never changes."""
+
+    generation: int
+    epoch: int
+    segments: tuple[Segment, ...]
+    last_dead: int
+    graphs: tuple[tuple[str, str, int, str, int], ...]
+
+    def of_kind(self, kind: Kind | None) -> tuple[Segment, ...]:
+        """The segments that hold a kind, all for None."""
+        return tuple(s for s in self.segments if kind is None or s.kind == kind)
+
+    def count(self, kind: Kind | None = None) -> int:
+        """Items present."""
+        return sum(s.alive for s in self.of_kind(kind))
+
+
+def load_state(db: sqlite3.Connection, folder: Path, layout: Layout, before: State | None) -> State:
+    """The state this transaction sees; what ``before`` knew is kept: a refresh costs what changed."""
+    facts = dict(db.execute("SELECT key, value FROM meta WHERE key IN ('generation', 'epoch')").fetchall())
+    generation, epoch = int(facts["generation"]), int(facts["epoch"])
+    if before is not None and before.generation == generation:
+        return before
+    if before is not None and before.generation > generation:  # another thread is ahead of this snapshot
+        before = None
+    known = {s.number: s for s in before.segments} if before is not None and before.epoch == epoch else {}
+    last = before.last_dead if before is not None and known else 0
+    dead = np.fromiter(
+        (slot for (slot,) in db.execute("SELECT slot FROM dead WHERE serial > ?", (last,))), dtype=np.int64
+    )
+    last = db.execute("SELECT coalesce(max(serial), 0) FROM dead").fetchone()[0]
+    segments = []
+    for number, kind, rows, file in db.execute(
+        "SELECT number, kind, rows, file FROM segments ORDER BY number"
+    ):
+        old = known.get(number)
+        stored = old.stored if old is not None and len(old) == rows else attach(folder / file, layout, rows)
+        fresh = dead[dead >> ROW_BITS == number] & ((1 << ROW_BITS) - 1)
+        gone = old.gone if old is not None else fresh[:0]
+        if len(fresh):
+            gone = np.union1d(gone, fresh)
+        same = old is not None and stored is old.stored and gone is old.gone
+        segments.append(old if same and old is not None else Segment(number, kind, file, stored, gone))
+    graphs = tuple(db.execute("SELECT kind, file, rows, covers, checksum FROM graphs").fetchall())
+    return State(generation, epoch, tuple(segments), last, graphs)

@@ -1,0 +1,62 @@
+"""Reading everything an embedded index has and comparing it with what it says of itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from diptych.index.protocol import KINDS
+from diptych.index.segments import Layout, checksum, slot_of
+from diptych.index.state import State
+
+
+def verify(state: State, db: sqlite3.Connection, folder: Path, layout: Layout) -> list[str]:
+    """One sentence per fault, none when all is well."""
+    faults = [
+        f"the catalog is damaged: {row[0]}." for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"
+    ]
+    for segment in state.segments:
+        faults += _blocks(db, folder / segment.file, layout, segment.number, len(segment))
+        span = (slot_of(segment.number, 0), slot_of(segment.number, len(segment)))
+        items = _count(db, "SELECT count(*) FROM items WHERE slot >= ? AND slot < ?", span)
+        if items != segment.alive:
+            faults.append(
+                f"{segment.file} has {segment.alive} live rows, but the catalog lists {items} items there."
+            )
+    total = _count(db, "SELECT count(*) FROM items")
+    if total != state.count():
+        faults.append(f"the catalog lists {total} items, but {state.count()} rows of vectors are live.")
+    both = _count(db, "SELECT count(*) FROM dead WHERE slot IN (SELECT slot FROM items)")
+    if both:
+        faults.append(f"{both} removed items are still in the catalog.")
+    for kind in KINDS:
+        words = _count(db, f"SELECT count(*) FROM {kind}_words_docsize")
+        if words != state.count(kind):
+            faults.append(f"the full text covers {words} of {state.count(kind)} {kind} items.")
+    for name, file, _, _, expected in state.graphs:
+        path = folder / file
+        if not path.is_file():
+            faults.append(
+                f"the approximate index of {name} items, {file}, is missing: it will be built anew."
+            )
+        elif checksum(path, 0, path.stat().st_size) != expected:
+            faults.append(f"the approximate index of {name} items, {file}, is damaged: delete the file.")
+    return faults
+
+
+def _blocks(db: sqlite3.Connection, path: Path, layout: Layout, segment: int, rows: int) -> list[str]:
+    faults, at = [], 0
+    query = "SELECT start, rows, checksum FROM blocks WHERE segment = ? ORDER BY start"
+    for start, count, expected in db.execute(query, (segment,)).fetchall():
+        if start != at:
+            faults.append(f"{path.name} has no checksum for rows {at} to {start}.")
+        if checksum(path, start * layout.row_bytes, count * layout.row_bytes) != expected:
+            faults.append(f"{path.name} is damaged between rows {start} and {start + count}.")
+        at = start + count
+    if at != rows:
+        faults.append(f"{path.name} has checksums for {at} of its {rows} rows.")
+    return faults
+
+
+def _count(db: sqlite3.Connection, query: str, values: tuple[int, ...] = ()) -> int:
+    return int(db.execute(query, values).fetchone()[0])

@@ -1,0 +1,121 @@
+"""Changes to an embedded index, each in one catalog transaction: vectors first, then what names them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from diptych.errors import DataError
+from diptych.index import catalog
+from diptych.index.protocol import KINDS, Item, Kind, Vectors
+from diptych.index.segments import ROW_BITS, Layout, append, slot_of
+from diptych.index.state import Segment, State
+
+PIECE = 1 << 25  # bytes copied at once while compacting
+
+
+def check_items(items: Sequence[Item], count: int) -> None:
+    """Raise when items and their vectors do not pair up, or when ids are empty or not unique."""
+    if count != len(items):
+        raise DataError(f"{len(items)} items came with {count} vectors: give one vector per item.")
+    seen: set[str] = set()
+    for item in items:
+        if not item.id or item.id in seen:
+            raise DataError(f"the id '{item.id}' is empty or comes more than once: ids must be unique names.")
+        if item.kind not in KINDS:
+            raise DataError(f"item '{item.id}' is of kind '{item.kind}': choose {' or '.join(KINDS)}.")
+        seen.add(item.id)
+
+
+def insert(
+    db: sqlite3.Connection, folder: Path, layout: Layout, items: Sequence[Item], rows: Vectors
+) -> None:
+    """Store new items: vectors are on disk when this returns, the rest when the transaction commits."""
+    for kind in KINDS:
+        chosen = [n for n, item in enumerate(items) if item.kind == kind]
+        if chosen:
+            packed = layout.pack(rows[chosen])
+            slots = [slot for piece in _append(db, folder, layout, kind, packed) for slot in piece]
+            catalog.insert_items(db, [items[n] for n in chosen], slots)
+
+
+def remove(db: sqlite3.Connection, ids: Sequence[str]) -> int:
+    """Remove items by id, and the texts of removed images; how many of the ids were there."""
+    slots = catalog.slots_of(db, ids)
+    catalog.remove_slots(db, slots.values())
+    linked = db.execute(
+        "SELECT slot FROM items WHERE image_id != '' AND image_id IN (SELECT value FROM json_each(?))",
+        (json.dumps(list(slots)),),
+    ).fetchall()
+    catalog.remove_slots(db, [slot for (slot,) in linked])
+    return len(slots)
+
+
+def compact(db: sqlite3.Connection, folder: Path, layout: Layout, state: State) -> list[Segment]:
+    """Copy the rows that are left into new segments; the old ones may go once this is committed."""
+    old: list[Segment] = []
+    for kind in KINDS:
+        segments = [s for s in state.of_kind(kind) if len(s.gone) or len(s) < layout.capacity]
+        if not segments or (len(segments) == 1 and not len(segments[0].gone)):
+            continue
+        _new_segment(db, layout, kind)
+        for segment in segments:
+            _move(db, folder, layout, segment)
+        for segment in segments:
+            span = (slot_of(segment.number, 0), slot_of(segment.number + 1, 0))
+            db.execute("DELETE FROM segments WHERE number = ?", (segment.number,))
+            db.execute("DELETE FROM blocks WHERE segment = ?", (segment.number,))
+            db.execute("DELETE FROM dead WHERE slot >= ? AND slot < ?", span)
+        db.execute("DELETE FROM segments WHERE rows = 0")
+        db.execute(f"INSERT INTO {kind}_words({kind}_words) VALUES ('rebuild')")
+        old += segments
+    if old:
+        db.execute("UPDATE meta SET value = value + 1 WHERE key = 'epoch'")
+    return old
+
+
+def _move(db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment) -> None:
+    step = max(1, PIECE // layout.row_bytes)
+    live = segment.live_rows
+    for start in range(0, len(live), step):
+        rows = live[start : start + step]
+        slots = [
+            s for piece in _append(db, folder, layout, segment.kind, segment.stored[rows]) for s in piece
+        ]
+        pairs = list(zip(slots, (rows + (segment.number << ROW_BITS)).tolist(), strict=True))
+        db.executemany("UPDATE items SET slot = ? WHERE slot = ?", pairs)
+        db.executemany("UPDATE thumbnails SET slot = ? WHERE slot = ?", pairs)
+
+
+def _append(
+    db: sqlite3.Connection, folder: Path, layout: Layout, kind: Kind, packed: np.ndarray
+) -> list[range]:
+    """Write stored rows to the last segment of a kind and to new ones as it fills; their slots."""
+    slots = []
+    while len(packed):
+        last = db.execute(
+            "SELECT number, rows, file FROM segments WHERE kind = ? ORDER BY number DESC LIMIT 1", (kind,)
+        ).fetchone()
+        if last is None or last[1] >= layout.capacity:
+            last = _new_segment(db, layout, kind)
+        number, committed, file = last
+        piece = packed[: layout.capacity - committed]
+        checksum = append(folder / file, layout, committed, piece)
+        db.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", (number, committed, len(piece), checksum))
+        db.execute("UPDATE segments SET rows = rows + ? WHERE number = ?", (len(piece), number))
+        slots.append(range(slot_of(number, committed), slot_of(number, committed + len(piece))))
+        packed = packed[len(piece) :]
+    return slots
+
+
+def _new_segment(db: sqlite3.Connection, layout: Layout, kind: Kind) -> tuple[int, int, str]:
+    """Numbers are never used twice: a reader with an old state cannot take one file for another."""
+    number = int(db.execute("SELECT value FROM meta WHERE key = 'next_segment'").fetchone()[0])
+    file = layout.file(number, kind)
+    db.execute("UPDATE meta SET value = value + 1 WHERE key = 'next_segment'")
+    db.execute("INSERT INTO segments VALUES (?, ?, 0, ?)", (number, kind, file))
+    return number, 0, file
