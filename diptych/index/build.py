@@ -22,6 +22,7 @@ from diptych.index.protocol import Collection, Index, Item, Model, Precision, Ve
 from diptych.progress import track
 
 CHUNK = 256  # images encoded and committed together: what a killed run may have to do again
+PIXELS = 64_000_000  # of decoded pictures in memory at once
 THUMBNAIL = 256  # longest side of a stored thumbnail, in pixels
 
 
@@ -101,13 +102,26 @@ class _Sync:
 
     def run(self, show_progress: bool) -> Built:
         waiting: list[_Work] = []
+        pending: list[_Work] = []  # of those waiting, the ones whose picture is in memory
+        pixels = 0
         for row in track(range(len(self.captions.images)), "index", None, show_progress):
             work = self.examine(row)
-            if work is not None:
-                waiting.append(work)
+            if work is None:
+                continue
+            waiting.append(work)
+            if work.picture is not None:
+                pending.append(work)
+                pixels += (
+                    work.picture.width * work.picture.height if isinstance(work.picture, Image.Image) else 0
+                )
+            if len(pending) >= self.batch_size or pixels >= PIXELS:
+                self.encode(pending)
+                pending, pixels = [], 0
             if len(waiting) >= CHUNK:
+                self.encode(pending)
                 self.commit(waiting)
-                waiting = []
+                waiting, pending, pixels = [], [], 0
+        self.encode(pending)
         self.commit(waiting)
         gone = [id for id in self.known if id not in self.seen]
         for start in range(0, len(gone), 10_000):
@@ -127,14 +141,11 @@ class _Sync:
         lines = [self.captions.texts[n] for n in rows]
         metadata = _metadata(self.captions, row)
         try:
-            id.encode(), [line.encode() for line in lines]
+            "".join([id, *lines]).encode()  # a file name that is not UTF-8 cannot be stored
             before = self.known.get(id, "").rsplit("|", 1)[0]
             key = self.files.key(row, before)
-            facts = hashlib.blake2b(
-                json.dumps([lines, metadata], default=str).encode(), digest_size=8
-            ).hexdigest()
-            content = f"{key}|{facts}"
-            texts = [self.text(id, n, line) for n, line in enumerate(lines)] if self.with_texts else []
+            content = f"{key}|{_digest([lines, metadata])}"
+            texts = [self.text(id, n, line, metadata) for n, line in enumerate(lines * self.with_texts)]
             self.built.images += 1
             self.built.texts += len(texts)
             self.seen |= {id, *(text.id for text in texts)}
@@ -143,7 +154,7 @@ class _Sync:
                 self.built.unchanged += 1
                 return None
             # a file that was only touched, or whose texts alone changed, keeps its vector
-            same = bool(before) and before.rsplit(":", 1)[-1] == key.rsplit(":", 1)[-1]
+            same = bool(before) and self.files.content(before) == self.files.content(key)
             picture = None if same else self.captions.images[row]
             item = Item(
                 id=id,
@@ -160,18 +171,18 @@ class _Sync:
             self.built.skipped.append((id.encode("utf-8", "replace").decode(), str(error)))
             return None
 
+    def encode(self, pending: list[_Work]) -> None:
+        """Turn pictures into vectors, and let go of them."""
+        if not pending:
+            return
+        rows = self.model.encode_image([work.picture for work in pending], batch_size=self.batch_size)
+        for work, vector in zip(pending, np.asarray(rows, np.float32), strict=True):
+            work.vector, work.picture = vector, None
+
     def commit(self, waiting: list[_Work]) -> None:
-        """Encode what has no vector, then write images and texts in one transaction."""
+        """Encode the texts, then write images and texts in one transaction."""
         if not waiting:
             return
-        fresh = [work for work in waiting if work.vector is None]
-        if fresh:
-            vectors = np.asarray(
-                self.model.encode_image([work.picture for work in fresh], batch_size=self.batch_size),
-                np.float32,
-            )
-            for work, vector in zip(fresh, vectors, strict=True):
-                work.vector = vector
         texts = [text for work in waiting for text in work.texts]
         rows = [work.vector for work in waiting if work.vector is not None]
         if texts:
@@ -185,14 +196,15 @@ class _Sync:
         """The id of an image in the index: its own, with the number of any later collection in front."""
         return image_id if self.collection.number == 0 else f"{self.collection.number}/{image_id}"
 
-    def text(self, image_id: str, number: int, line: str) -> Item:
-        content = hashlib.blake2b(line.encode(), digest_size=8).hexdigest()
+    def text(self, image_id: str, number: int, line: str, metadata: Mapping[str, Any]) -> Item:
+        """A text as an item; it has the columns of its image, so that a filter finds both."""
         return Item(
             id=f"{image_id}#text{number}",
             kind="text",
             text=line,
             image_id=image_id,
-            content=content,
+            metadata=metadata,
+            content=_digest([line, metadata]),
             collection=self.collection.number,
         )
 
@@ -235,6 +247,10 @@ class _Files:
             return ""
         return os.path.relpath(path.resolve(), self.root).replace(os.sep, "/")
 
+    def content(self, key: str) -> str:
+        """The part of a key that depends on the content alone."""
+        return key.rsplit(":", 1)[-1] if self.root else key
+
     def key(self, row: int, before: str) -> str:
         """size:time:hash of a file (hashed again only when size or time differ), else the store's key."""
         path = self.path(row)
@@ -264,6 +280,12 @@ def _metadata(captions: Captions, row: int) -> Mapping[str, Any]:
     metadata = {str(name): values[row] for name, values in captions.labels.items()}
     metadata.setdefault("split", captions.splits[row])
     return {name: None if _is_nan(value) else value for name, value in metadata.items()}
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.blake2b(
+        json.dumps(facts, default=lambda value: value.tolist()).encode(), digest_size=8
+    ).hexdigest()
 
 
 def _is_nan(value: Any) -> bool:

@@ -1,0 +1,197 @@
+"""Filters: what they mean, where their mistakes are, and that columns agree with the meaning."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych.errors import QueryError
+from diptych.index.embedded import EmbeddedIndex
+from diptych.index.filters import MAX_DEPTH, MAX_LENGTH, And, Condition, Not, Or, matches, parse_filter
+from diptych.index.protocol import Item
+
+ROWS = [
+    {"price": 10, "color": "red", "new": True, "tags": ["a", "b"]},
+    {"price": 50, "color": "Red", "new": False, "tags": []},
+    {"price": 50.5, "color": "blue"},
+    {"price": None, "color": "dark red", "tags": ["b", 3]},
+    {"color": 'say "hi"', "price": 2**60},
+    {},
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("price < 50", [0]),
+        ("price <= 50", [0, 1]),
+        ("price > 50", [2, 4]),
+        ("price >= 50", [1, 2, 4]),
+        ("price = 50", [1]),
+        ("price == 50.0", [1]),
+        ("price != 50", [0, 2, 3, 4, 5]),
+        ("price <> 50", [0, 2, 3, 4, 5]),
+        (f"price = {2**60}", [4]),
+        (f"price = {2**60 + 1}", []),
+        ('color = "red"', [0]),
+        ("color = 'red'", [0]),
+        ('color contains "RED"', [0, 1, 3]),
+        ('color like "%red"', [0, 1, 3]),
+        ('color like "r_d"', [0, 1]),
+        ('color not like "%red"', [2, 4, 5]),
+        ('color in ("red", "blue")', [0, 2]),
+        ('color not in ("red", "blue")', [1, 3, 4, 5]),
+        ('color = "say \\"hi\\""', [4]),
+        ("price in (10, 50.5)", [0, 2]),
+        ("new = true", [0]),
+        ("new != true", [1, 2, 3, 4, 5]),
+        ("price is null", [3, 5]),
+        ("price is not null", [0, 1, 2, 4]),
+        ("price = null", [3, 5]),
+        ("price != null", [0, 1, 2, 4]),
+        ('tags contains "b"', [0, 3]),
+        ("tags contains 3", [3]),
+        ("tags not contains 3", [0, 1, 2, 4, 5]),
+        ("not price < 50", [1, 2, 3, 4, 5]),
+        ('price < 50 and color = "red"', [0]),
+        ('price < 50 or color = "blue"', [0, 2]),
+        ('price < 50 or color = "blue" and price > 100', [0]),
+        ('(price < 50 or color = "blue") and price > 20', [2]),
+        ('not (price < 50 or color = "blue")', [1, 3, 4, 5]),
+        ("NOT price IS NULL AND price < 1e3", [0, 1, 2]),
+        ("`price`>-1", [0, 1, 2, 4]),
+    ],
+)
+def test_what_a_filter_means(text: str, expected: list[int]) -> None:
+    tree = parse_filter(text)
+    assert [n for n, row in enumerate(ROWS) if matches(tree, row)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "words"),
+    [
+        ("price <", 7, "ends there"),
+        ("price < < 3", 8, "a value"),
+        ("price 50", 6, "a comparison"),
+        ('price < 50 color = "red"', 11, "'and', 'or'"),
+        ("color = red", 8, "needs quotes"),
+        ('color = "red', 8, "never closes"),
+        ("(price < 50", 11, "')' for the '(' at character 1"),
+        ("price < 50)", 10, "'and', 'or'"),
+        ("price in 5", 9, "'('"),
+        ("price in (5", 11, "',' or ')'"),
+        ("price in (null)", 10, "is null"),
+        ("price < null", 8, "only = and !="),
+        ("new < true", 6, "no order"),
+        ("price is 5", 9, "'null'"),
+        ("price not 5", 10, "'in', 'like' or 'contains'"),
+        ("color like 5", 11, "text in quotes"),
+        ("and price", 0, "name of a column"),
+        ("price < 5; drop table items", 9, "no meaning"),
+        ("price < 50 and", 14, "ends there"),
+        ("   ", 0, "empty"),
+    ],
+)
+def test_a_mistake_is_located(text: str, position: int, words: str) -> None:
+    with pytest.raises(QueryError, match="filter") as caught:
+        parse_filter(text)
+    assert caught.value.position == position
+    assert words in str(caught.value)
+
+
+def test_an_unknown_column_is_named_with_the_nearest() -> None:
+    columns = {"price": ["number"], "color": ["text"]}
+    with pytest.raises(QueryError, match=r"'colour' at character 16 .* did you mean 'color'\?") as caught:
+        parse_filter('price < 50 and colour = "red"', columns)
+    assert caught.value.position == 15
+    with pytest.raises(QueryError, match="the columns are color, price"):
+        parse_filter("zzz = 1", columns)
+
+
+def test_a_value_of_the_wrong_kind_is_refused() -> None:
+    columns = {"price": ["number"], "color": ["text"], "tags": ["list"]}
+    with pytest.raises(QueryError, match="holds number values, not text: take the value out of its quotes"):
+        parse_filter('price < "50"', columns)
+    with pytest.raises(QueryError, match="holds text values, not number: put the value in quotes"):
+        parse_filter("color = 5", columns)
+    assert parse_filter('tags contains "x" and id = "a" and path like "2024/%"', columns)
+
+
+def test_length_and_depth_are_limited() -> None:
+    with pytest.raises(QueryError, match=f"limit is {MAX_LENGTH}"):
+        parse_filter("a = 1 or " * MAX_LENGTH)
+    with pytest.raises(QueryError, match=f"deeper than {MAX_DEPTH}"):
+        parse_filter("(" * 60 + "a = 1" + ")" * 60)
+    assert parse_filter(" or ".join(["a = 1"] * 500))
+
+
+def test_like_is_not_exponential() -> None:
+    tree = parse_filter('x like "' + "%a" * 200 + '%b"')
+    assert not matches(tree, {"x": "a" * 5000})
+
+
+@given(st.text("abA%_ ", max_size=8), st.text("abA ", max_size=10))
+def test_like_agrees_with_sqlite(pattern: str, value: str) -> None:
+    db = sqlite3.connect(":memory:")
+    expected = bool(db.execute("SELECT ? LIKE ?", (value, pattern)).fetchone()[0])
+    db.close()
+    assert matches(Condition("x", "like", (pattern,)), {"x": value}) == expected
+
+
+scalar = st.one_of(
+    st.integers(-3, 3), st.sampled_from([0.5, 2.0**60, 10**20]), st.sampled_from(["a", "B", "ab"])
+)
+value = st.one_of(st.none(), scalar, st.booleans(), st.lists(scalar, max_size=2))
+row = st.dictionaries(st.sampled_from("xyz"), value)
+condition = st.one_of(
+    st.builds(
+        lambda c, o, v: Condition(c, o, (v,)),
+        st.sampled_from("xyz"),
+        st.sampled_from(["=", "<", "<=", ">", ">="]),
+        scalar,
+    ),
+    st.builds(
+        lambda c, v: Condition(c, "in", tuple(v)),
+        st.sampled_from("xyz"),
+        st.lists(scalar, min_size=1, max_size=3),
+    ),
+    st.builds(lambda c, v: Condition(c, "contains", (v,)), st.sampled_from("xyz"), scalar),
+    st.builds(lambda c, v: Condition(c, "=", (v,)), st.sampled_from("xyz"), st.booleans()),
+    st.builds(lambda c: Condition(c, "null"), st.sampled_from("xyz")),
+    st.builds(lambda c: Condition(c, "like", ("a%",)), st.sampled_from("xyz")),
+)
+tree = st.recursive(
+    condition,
+    lambda inner: st.one_of(
+        st.builds(Not, inner),
+        st.builds(lambda a, b: And((a, b)), inner, inner),
+        st.builds(lambda a, b: Or((a, b)), inner, inner),
+    ),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(row, min_size=1, max_size=30), st.lists(tree, min_size=1, max_size=4), st.data())
+def test_columns_agree_with_the_meaning(tmp_path_factory: pytest.TempPathFactory, rows, trees, data) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path_factory.mktemp("filters") / "index"
+    items = [Item(f"i{n}", metadata=row) for n, row in enumerate(rows)]
+    vectors = np.eye(len(items), 32, dtype=np.float32) + 0.01
+    cut = data.draw(st.integers(0, len(items)))
+    with EmbeddedIndex.create(path, 32) as index:
+        index.add(items[:cut], vectors[:cut])
+        for one in trees:  # columns are read here and extended below
+            index.search(vectors[0], 50, filter=one)
+        index.add(items[cut:], vectors[cut:])
+        index.delete(["i0"])
+        for one in trees:
+            expected = {f"i{n}" for n, row in enumerate(rows) if n and matches(one, row)}
+            assert set(index.search(vectors[0], 50, filter=one).ids) == expected
+        index.compact()
+        assert set(index.search(vectors[0], 50, filter=trees[0]).ids) == {
+            f"i{n}" for n, row in enumerate(rows) if n and matches(trees[0], row)
+        }
