@@ -1,0 +1,133 @@
+"""The outputs of frozen encoders, kept on disk by content: computed once, found again by any run.
+
+A cache file is named by a hash of the encoder's weights, the way its inputs are prepared, and the content of
+every input; change one of them and it is another file. The folder is ``~/.cache/diptych``, or
+``DIPTYCH_CACHE``. Files are float16, grow chunk by chunk, and go on where a killed run stopped; a damaged one
+is computed again. Two processes that need the same file share the work: one computes, the other waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import ImageStore
+from diptych.data.images import ImageInput
+from diptych.data.text import CachedTexts, TextStore
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.cells import compute_cells
+from diptych.encoders.feature_file import FeatureFile
+from diptych.encoders.transformer import TransformerText
+from diptych.errors import DataError
+from diptych.parts import describe
+from diptych.progress import track
+
+TEXT_CHUNK = 2048  # texts between two writes
+
+
+class CachedImages(ArrayStore):
+    """The cells of images, (R, C) float16 each, with the ``pictures`` they were computed from.
+
+    Content keys are those of the pictures: it is the same data.
+    """
+
+    def __init__(self, path: Path, pictures: ImageStore) -> None:
+        super().__init__(path)
+        self.pictures = pictures
+
+    def content_key(self, index: int) -> str:
+        """The key of the picture."""
+        return self.pictures.content_key(index)
+
+
+def cache_folder(folder: str | Path | None = None) -> Path:
+    """``folder``, else ``DIPTYCH_CACHE``, else ``~/.cache/diptych``."""
+    return Path(folder or os.environ.get("DIPTYCH_CACHE") or "~/.cache/diptych").expanduser()
+
+
+def cache_image_features(
+    backbone: Backbone,
+    image_input: ImageInput,
+    store: ImageStore,
+    folder: str | Path | None = None,
+    *,
+    batch_size: int | None = None,
+    show_progress: bool = True,
+) -> CachedImages:
+    """The cells (N, R, C) of every image of ``store``, computed on the backbone's device, unaugmented."""
+    contents = hashlib.sha256()
+    for row in range(len(store)):
+        contents.update(store.content_key(row).encode() + b"\0")
+    key = content_name(backbone.fingerprint(), json.dumps(describe(image_input)), contents.hexdigest())
+    path = cache_folder(folder) / f"images-{key}.npy"
+    with FeatureFile(path, key, overwrite=True) as file:
+        if not file.finished:
+            done = file.progress.done
+            for chunk in compute_cells(
+                backbone, image_input, store, done, batch_size=batch_size, show_progress=show_progress
+            ):
+                file.append(chunk.values(), chunk.images)
+            file.finish()
+    return CachedImages(path, store)
+
+
+def cache_text_states(
+    encoder: TransformerText,
+    texts: TextStore,
+    folder: str | Path | None = None,
+    *,
+    batch_size: int = 64,
+    show_progress: bool = True,
+) -> CachedTexts:
+    """The last hidden states of every token of ``texts``, computed on the encoder's device."""
+    sizes = np.array([texts.size(i) for i in range(len(texts))], dtype=np.int64)
+    contents = hashlib.sha256(sizes.tobytes())
+    for rows in _chunks(0, len(texts)):
+        ids = texts.collate(rows)
+        if not ids.is_ids:
+            raise DataError("these texts are cached states already: give the token ids to compute them from.")
+        contents.update(ids.values[ids.mask].numpy().tobytes())
+    key = content_name(encoder.fingerprint(), contents.hexdigest())
+    path = cache_folder(folder) / f"texts-{key}.npy"
+    with FeatureFile(path, key, overwrite=True) as file:
+        if not file.finished:
+            left = _chunks(file.progress.done, len(texts))
+            for rows in track(left, "text states", len(left), show_progress):
+                file.append(_states(encoder, texts, rows, batch_size), len(rows))
+            file.finish()
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return CachedTexts(ArrayStore(path), offsets, getattr(texts, "pad_to_multiple", 1))
+
+
+def content_name(*parts: str) -> str:
+    """24 hex digits that name the content the parts stand for."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _chunks(start: int, end: int) -> list[range]:
+    return [range(first, min(first + TEXT_CHUNK, end)) for first in range(start, end, TEXT_CHUNK)]
+
+
+@torch.inference_mode()
+def _states(
+    encoder: TransformerText, texts: TextStore, rows: Sequence[int], size: int
+) -> NDArray[np.float32]:
+    """States (tokens, H) of some texts end to end, computed in batches of like length."""
+    encoder.model.eval()
+    device = next(encoder.parameters()).device
+    found: dict[int, NDArray[np.float32]] = {}
+    order = sorted(rows, key=texts.size)
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        states = encoder.states(texts.collate(batch).to(device))
+        for row, values, mask in zip(batch, states.values.float().cpu(), states.mask.cpu(), strict=True):
+            found[row] = values[mask].numpy()
+    return np.concatenate([found[row] for row in rows])

@@ -1,0 +1,437 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import diptych.encoders.cells as cells_module
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import Item
+from diptych.data.images import PixelInput
+from diptych.data.text import TokenTexts
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.cache import CachedImages, cache_folder, cache_image_features, cache_text_states
+from diptych.encoders.cells import compute_cells
+from diptych.encoders.feature_file import HEADER, FeatureFile
+from diptych.encoders.transformer import TransformerText
+from diptych.errors import DataError, ImageError, StorageError
+
+SIZE = 8
+
+
+class Pictures:
+    """Coloured squares; ``opened`` counts the openings."""
+
+    def __init__(self, count: int, seed: int = 0, broken: tuple[int, ...] = ()) -> None:
+        rng = np.random.default_rng(seed)
+        self.arrays = rng.integers(0, 255, (count, SIZE, SIZE, 3)).astype(np.uint8)
+        self.broken, self.opened = broken, 0
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __getitem__(self, index: int) -> Item:
+        self.opened += 1
+        if index in self.broken:
+            raise ImageError(f"picture {index} is damaged: replace it.")
+        return Image.fromarray(self.arrays[index])
+
+    def content_key(self, index: int) -> str:
+        return str(hash(self.arrays[index].tobytes()))
+
+
+class Toy(Backbone):
+    """Four cells of five channels; ``seen`` counts the pictures, dropout shows the mode."""
+
+    def __init__(self) -> None:
+        super().__init__(size=SIZE, mean=(0.5,) * 3, std=(0.5,) * 3)
+        self.channels, self.seen = 5, 0
+        generator = torch.Generator().manual_seed(3)
+        self.filters = nn.Parameter(torch.randn(5, 3, 4, 4, generator=generator))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        self.seen += len(pixels)
+        grid = nn.functional.conv2d(pixels, self.filters, stride=4)
+        out: Tensor = self.dropout(grid).flatten(2).transpose(1, 2)
+        return out
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells_module, "CHUNK_IMAGES", 4)
+    monkeypatch.setattr(cells_module, "CPU_BATCH", 2)
+
+
+def pixel_input() -> PixelInput:
+    return PixelInput(**Toy().pixel_format)
+
+
+def expected_cells(store: Pictures) -> np.ndarray:
+    backbone, pixels = Toy().eval(), pixel_input()([Image.fromarray(a) for a in store.arrays])
+    with torch.no_grad():
+        return backbone(pixels).numpy().astype(np.float16)
+
+
+def test_cells_are_computed_once_and_read_back(tmp_path: Path) -> None:
+    backbone, store = Toy(), Pictures(11)
+    cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert backbone.seen == store.opened == 11
+    assert isinstance(cached, ArrayStore)
+    assert cached.pictures is store
+    assert cached.dtype == np.float16
+    assert np.array_equal(cached.rows(range(11)), expected_cells(store))
+    assert cached.content_key(3) == store.content_key(3)
+    again = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert backbone.seen == store.opened == 11
+    assert np.array_equal(again[5], cached[5])
+    whole = np.load(cached.path, mmap_mode="r")  # a plain npy file
+    assert whole.shape == (11, 4, 5)
+
+
+def test_another_backbone_input_or_picture_is_another_file(tmp_path: Path) -> None:
+    store = Pictures(3)
+    first = cache_image_features(Toy(), pixel_input(), store, tmp_path)
+    other = Toy()
+    nn.init.normal_(other.filters)
+    assert cache_image_features(other, pixel_input(), store, tmp_path).path != first.path
+    changed = PixelInput(**{**Toy().pixel_format, "mean": (0.4,) * 3})
+    assert cache_image_features(Toy(), changed, store, tmp_path).path != first.path
+    store.arrays[1] += 1
+    assert cache_image_features(Toy(), pixel_input(), store, tmp_path).path != first.path
+
+
+@pytest.mark.parametrize("stop", [0, 3, 4, 7, 10])
+def test_an_interrupted_run_goes_on(stop: int, tmp_path: Path) -> None:
+    store, backbone = Pictures(11, broken=(stop,)), Toy()
+    with pytest.raises(ImageError):
+        cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert not list(tmp_path.glob("*.npy"))
+    store.broken, backbone.seen = (), 0
+    cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert backbone.seen == 11 - stop // 4 * 4
+    assert np.array_equal(cached.rows(range(11)), expected_cells(store))
+
+
+def damage(path: Path, offset: int) -> None:
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 0xFF]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+
+
+def row_offset(row: int) -> int:
+    return HEADER + row * 4 * 5 * 2
+
+
+@pytest.mark.parametrize(
+    ("harm", "redone"),
+    [
+        (lambda path: damage(path, row_offset(5)), 7),  # the second chunk and what follows
+        (lambda path: damage(path, row_offset(0)), 11),
+        (lambda path: damage(path, 20), 0),  # the header
+        (lambda path: os.truncate(path, row_offset(9)), 3),
+        (lambda path: os.truncate(path, 10), 11),
+        (lambda path: path.write_bytes(path.read_bytes() + b"more"), 0),
+        (lambda path: os.utime(path), 0),  # touched, not changed
+        (lambda path: path.unlink(), 11),
+        (lambda path: log_of(path).unlink(), 11),
+        (lambda path: log_of(path).write_text("{"), 11),
+        (lambda path: log_of(path).write_bytes(log_of(path).read_bytes()[:-30]), 0),  # the last line cut off
+        (
+            lambda path: log_of(path).write_bytes(
+                b"\n".join([*log_of(path).read_bytes().split(b"\n")[:2], b"[]\n"])
+            ),
+            7,
+        ),
+    ],
+)
+def test_a_damaged_file_is_never_used(harm, redone: int, tmp_path: Path) -> None:
+    store, backbone = Pictures(11), Toy()
+    path = cache_image_features(backbone, pixel_input(), store, tmp_path).path
+    harm(path)
+    backbone.seen = 0
+    cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert backbone.seen == redone
+    assert np.array_equal(cached.rows(range(11)), expected_cells(store))
+    assert np.load(path).shape == (11, 4, 5)
+    backbone.seen = 0
+    cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert backbone.seen == 0
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.log")
+
+
+def test_a_half_written_chunk_is_redone(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    rows = np.arange(12, dtype=np.float32).reshape(6, 2)
+    with FeatureFile(path, "k") as file:
+        file.append(rows[:3], 3)
+    with file.part.open("ab") as part:
+        part.write(b"rubbish after the last chunk")
+    with file.log.open("ab") as log:
+        log.write(b'{"done": 4, "ro')
+    with FeatureFile(path, "k") as file:
+        assert (file.progress.done, file.progress.rows) == (3, 3)
+        file.append(rows[3:], 3)
+        file.finish()
+    assert np.array_equal(np.load(path), rows)
+
+
+def test_a_kill_between_renaming_and_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    with FeatureFile(path, "k") as file:
+        file.append(np.ones((3, 2)), 3)
+        file.finish()
+    lines = file.log.read_text().splitlines(keepends=True)
+    file.log.write_text("".join(lines[:-1]))
+    with FeatureFile(path, "k") as file:
+        assert not file.finished
+        assert file.progress.done == 3
+        file.finish()
+    assert np.load(path).shape == (3, 2)
+
+
+def test_files_of_another_key_are_refused_unless_they_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(3))
+    with pytest.raises(DataError, match="another backbone or other images"), FeatureFile(path, "k"):
+        pass
+    assert np.array_equal(np.load(path), np.arange(3))
+    with FeatureFile(path, "k", overwrite=True) as file:
+        assert file.progress.done == 0
+        file.append(np.ones((1, 2)), 1)
+    with pytest.raises(DataError, match="another backbone or other images"), FeatureFile(path, "other"):
+        pass
+
+
+def test_features_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with FeatureFile(tmp_path / "a.npy", "k") as file:
+        with pytest.raises(DataError, match="1e\\+06 do not fit half precision"):
+            file.append(np.full((1, 2), 1e6), 1)
+        with pytest.raises(DataError, match="no numbers"):
+            file.append(np.array([[np.nan, 1.0]]), 1)
+        file.append(np.ones((1, 2)), 1)
+        with pytest.raises(DataError, match="one size"):
+            file.append(np.ones((1, 3)), 1)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageError, match="choose a folder you may write"):
+        cache_image_features(Toy(), pixel_input(), Pictures(1), tmp_path / "x")
+
+
+def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, backbone, sync, count = Pictures(11), Toy(), os.fsync, [0]
+
+    def full(handle: int) -> None:
+        count[0] += 1
+        if count[0] == 4:  # data and line of the first chunk, data of the second, its line
+            raise OSError(28, "No space left on device")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="disk is full"):
+        cache_image_features(backbone, pixel_input(), store, tmp_path)
+    monkeypatch.setattr(os, "fsync", sync)
+    backbone.seen = 0
+    cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert backbone.seen <= 7
+    assert np.array_equal(cached.rows(range(11)), expected_cells(store))
+
+
+def test_the_folder_is_chosen_by_argument_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DIPTYCH_CACHE", raising=False)
+    assert cache_folder() == Path.home() / ".cache" / "diptych"
+    monkeypatch.setenv("DIPTYCH_CACHE", "/somewhere")
+    assert cache_folder() == Path("/somewhere")
+    assert cache_folder("/else") == Path("/else")
+
+
+def test_features_are_not_extracted_from_features(tmp_path: Path) -> None:
+    class Stored(Pictures):
+        def __getitem__(self, index: int) -> Item:
+            return np.zeros((2, 5), dtype=np.float32)
+
+    with pytest.raises(DataError, match="features already"):
+        cache_image_features(Toy(), pixel_input(), Stored(2), tmp_path)
+
+
+def test_chunks_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells_module, "CHUNK_IMAGES", 1000)
+    monkeypatch.setattr(cells_module, "CHUNK_BYTES", 4 * 5 * 4 * 6)
+    sizes = [chunk.images for chunk in compute_cells(Toy(), pixel_input(), Pictures(11))]
+    assert sizes == [6, 5]
+
+
+# ------------------------------------------------------------------------------------------------ processes
+
+
+class Keyed(Pictures):
+    def content_key(self, index: int) -> str:
+        return str(index)  # Python's hash of bytes differs between processes
+
+
+def test_two_runs_at_once_share_the_work(tmp_path: Path) -> None:
+    """Each opens the lock file on its own, as two processes do."""
+
+    class Slow(Toy):
+        def forward(self, pixels: Tensor) -> Tensor:
+            time.sleep(0.01)
+            return super().forward(pixels)
+
+    backbones = [Slow(), Slow()]
+    with ThreadPoolExecutor(2) as executor:
+        found = list(
+            executor.map(lambda b: cache_image_features(b, pixel_input(), Keyed(24), tmp_path), backbones)
+        )
+    assert sorted(backbone.seen for backbone in backbones) == [0, 24]
+    for cached in found:
+        assert np.array_equal(cached.rows(range(24)), expected_cells(Pictures(24)))
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+import torch
+import test_cache
+from test_cache import Keyed, Toy, cells_module, pixel_input
+from diptych.encoders.cache import cache_image_features
+
+cells_module.CHUNK_IMAGES, cells_module.CPU_BATCH = 4, 2
+class Slow(Toy):
+    def forward(self, pixels):
+        time.sleep(0.05)
+        return super().forward(pixels)
+Slow.__name__ = "Toy"
+cache_image_features(Slow(), pixel_input(), Keyed(400), sys.argv[1], show_progress=False)
+"""
+
+
+def test_a_killed_process_loses_one_chunk_at_most(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent)]
+    child = subprocess.Popen(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        deadline = time.monotonic() + 60
+        while not (logs := list(tmp_path.glob(".*.log"))) or len(logs[0].read_bytes().split(b"\n")) < 4:
+            assert time.monotonic() < deadline
+            assert child.poll() is None
+            time.sleep(0.01)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    written = json.loads(logs[0].read_bytes().split(b"\n")[-2])["done"]
+    assert 8 <= written < 400
+    backbone = Toy()
+    cached = cache_image_features(backbone, pixel_input(), Keyed(400), tmp_path)
+    assert backbone.seen == 400 - written
+    assert np.array_equal(cached.rows(range(400)), expected_cells(Pictures(400)))
+
+
+# ---------------------------------------------------------------------------------------------------- texts
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> TransformerText:
+    from transformers import BertConfig, BertModel
+
+    from diptych.encoders.pretrained import quiet
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("bert")
+    config = BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    with quiet():
+        BertModel(config).save_pretrained(folder)
+    return TransformerText(folder, dim=8, trainable=False)
+
+
+def tokens(count: int, seed: int = 0) -> TokenTexts:
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 9, count)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    ids = rng.integers(1, 50, offsets[-1]).astype(np.int32)
+    return TokenTexts(ids, np.zeros_like(ids), offsets, pad_id=0)
+
+
+def test_text_states_are_those_of_the_transformer(
+    encoder: TransformerText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diptych.encoders.cache.TEXT_CHUNK", 7)
+    texts = tokens(20)
+    cached = cache_text_states(encoder, texts, tmp_path, batch_size=3)
+    assert len(cached) == 20
+    rows = [3, 17, 0, 8]
+    found, ids = cached.collate(rows), texts.collate(rows)
+    assert torch.equal(found.mask, ids.mask)
+    with torch.no_grad():
+        expected = encoder.states(ids)
+        assert torch.allclose(found.values[found.mask], expected.values[ids.mask], atol=2e-3)
+        close = encoder.eval()(found).values - encoder(ids).values
+    assert close[found.mask].abs().max() < 5e-3
+    calls: list[int] = []
+    monkeypatch.setattr(encoder, "states", lambda ids: calls.append(1))
+    again = cache_text_states(encoder, texts, tmp_path)
+    assert calls == []
+    assert torch.equal(again.collate(rows).values, found.values)
+    with pytest.raises(DataError, match="already"):
+        cache_text_states(encoder, cached, tmp_path)
+
+
+def test_text_states_go_on_after_an_interruption(
+    encoder: TransformerText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = tokens(20)
+    expected = cache_text_states(encoder, texts, tmp_path / "whole").collate(range(20))
+    monkeypatch.setattr("diptych.encoders.cache.TEXT_CHUNK", 6)
+    states, calls = encoder.states, [0]
+
+    def failing(ids):
+        calls[0] += 1
+        if calls[0] == 3:
+            raise KeyboardInterrupt
+        return states(ids)
+
+    monkeypatch.setattr(encoder, "states", failing)
+    with pytest.raises(KeyboardInterrupt):
+        cache_text_states(encoder, texts, tmp_path / "halves")
+    monkeypatch.setattr("diptych.encoders.cache.TEXT_CHUNK", 5)  # chunks need not be those of the first run
+    found = cache_text_states(encoder, texts, tmp_path / "halves").collate(range(20))
+    assert torch.allclose(found.values, expected.values, atol=2e-3)
+
+
+def test_other_texts_are_another_file(encoder: TransformerText, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        cache_text_states(encoder, tokens(5, seed), tmp_path)
+    assert len(list(tmp_path.glob("texts-*.npy"))) == 2
+
+
+def test_the_store_travels_to_another_process(tmp_path: Path) -> None:
+    import pickle
+
+    cached = cache_image_features(Toy(), pixel_input(), Pictures(3), tmp_path)
+    cached[0]
+    twin = pickle.loads(pickle.dumps(cached))
+    assert isinstance(twin, CachedImages)
+    assert np.array_equal(twin[2], cached[2])
