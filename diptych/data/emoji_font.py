@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib
 import io
+import threading
 from typing import Any
 
 from PIL import ImageFont
@@ -21,6 +22,7 @@ from diptych.errors import MissingExtra
 FONT = "glyf_colr0.ttf"
 PRIVATE = 0xF0000  # first code point of the private-use plane, where glyphs get theirs
 VARIATION = "FE0F"  # "drawn as a picture": fonts may leave it out of a sequence
+_lock = threading.Lock()
 
 
 def demo_package(name: str) -> Any:
@@ -82,10 +84,11 @@ class EmojiFont:
 
     def of_size(self, size: int) -> ImageFont.FreeTypeFont:
         """The drawable copy of the font at a size in pixels."""
-        if size not in self._sized:
-            layout = ImageFont.Layout.BASIC
-            self._sized[size] = ImageFont.truetype(io.BytesIO(self._drawable), size, layout_engine=layout)
-        return self._sized[size]
+        with _lock:
+            if size not in self._sized:
+                copy, layout = io.BytesIO(self._drawable), ImageFont.Layout.BASIC
+                self._sized[size] = ImageFont.truetype(copy, size, layout_engine=layout)
+            return self._sized[size]
 
     @functools.cached_property
     def _drawable(self) -> bytes:

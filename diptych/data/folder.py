@@ -16,6 +16,9 @@ from diptych.data.files import FileImages, OnDisk, find_images, is_image, read_l
 from diptych.data.problems import Problems
 from diptych.data.splits import SPLIT_NAMES, UNSPLIT
 
+TABLES = (".csv", ".tsv", ".jsonl", ".json")
+EXPECTED = "a header or keys with 'image' and 'text' (docs/data.md lists the formats)"
+
 
 def matches(path: Path) -> bool:
     """Whether ``path`` is a folder with at least one image below it."""
@@ -26,6 +29,9 @@ def read(path: Path, *, problems: Problems | None = None) -> Captions:
     """Read every image below a folder, with the texts that lie beside them."""
     problems = problems or Problems()
     draft = Draft(str(path), problems)
+    for file in sorted(path.iterdir()):
+        if file.suffix.lower() in TABLES:
+            problems.warn("not read", file, "the file looks like a table of texts but is none", EXPECTED)
     on_disk = OnDisk()
     for name in find_images(path):
         parent, _, _ = name.rpartition("/")

@@ -42,6 +42,7 @@ FORMATS = (
         "a folder with train_ims.npy, train_caps.txt, ...",
         precomputed.matches,
         precomputed.read,
+        precomputed.parts,
     ),
     Format("webdataset", "a folder or pattern of .tar files", webdataset.matches, webdataset.read),
     Format(

@@ -20,7 +20,7 @@ from diptych.data.images import open_image
 from diptych.data.problems import Problems
 from diptych.data.rows import Columns, add_texts, gather_labels
 from diptych.data.splits import UNSPLIT, canonical_split
-from diptych.errors import DataError, MissingExtra
+from diptych.errors import DataError, ImageError, MissingExtra
 
 Table = Any
 """A ``datasets.Dataset``; the library is imported only when one is read."""
@@ -38,23 +38,24 @@ class TableImages:
         return len(self.places)
 
     def __getitem__(self, index: int) -> Item:
-        value = self._value(index)
-        table, row = self.places[index]
-        data = value.get("bytes")
-        return open_image(
-            data or value["path"], name=f"{self.name}, table {table}, row {row}" if data else None
-        )
+        data, path = self._value(index)
+        return open_image(path) if data is None else open_image(data, name=path)
 
     def content_key(self, index: int) -> str:
         """The hash of the encoded image."""
-        value = self._value(index)
-        data = value.get("bytes") or Path(value["path"]).read_bytes()
+        data, path = self._value(index)
+        data = Path(path).read_bytes() if data is None else data
         return hashlib.blake2b(data, digest_size=16).hexdigest()
 
-    def _value(self, index: int) -> dict[str, Any]:
+    def _value(self, index: int) -> tuple[bytes | None, str]:
+        """Encoded bytes and what to call them, or None and the path of a file."""
         table, row = self.places[index]
         value = self.tables[table][row][self.column]
-        return value if isinstance(value, dict) else {"path": value}
+        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (None, value)
+        where = f"{self.name}, table {table}, row {row}"
+        if data is None and not isinstance(path, str):
+            raise ImageError(f"{where}: the image is empty: fill column '{self.column}'.")
+        return data, where if data is not None else str(path)
 
 
 def matches(path: Path) -> bool:

@@ -9,7 +9,7 @@ after a split (``train.csv``, ``val.csv``). Without a ``split`` column or such a
 from __future__ import annotations
 
 import csv
-import io
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,36 +109,45 @@ def _names(cells: list[str]) -> list[str]:
 def table_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
     """Rows of a CSV or TSV file, with the line each begins on; whole columns of numbers become numbers."""
     lines = read_lines(path, problems)
-    text = "\n".join("" if line is None else line for line in lines) + "\n"
-    csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=sniff(lines[0] or "") or ",", skipinitialspace=True
-    )
+    if not lines or lines[0] is None:
+        return
+    delimiter = sniff(lines[0]) or ","
     names: list[str] = []
-    found: list[tuple[int, list[str]]] = []
-    begin = 1
-    try:
-        for cells in reader:
-            if not names:
-                names = _names(cells)
-            elif cells and lines[begin - 1] is not None:
-                found.append((begin, cells))
-            begin = reader.line_num + 1
-    except csv.Error as error:
-        problems.error("csv", f"{path}:{begin}", f"not CSV ({error})", "close the quotes of this line")
-    rows = []
-    for line, cells in found:
-        if len(cells) != len(names):
+    rows: list[tuple[int, list[Any]]] = []
+    for line, cells in _records(path, lines, delimiter, problems):
+        if not names:
+            names = _names(cells)
+        elif len(cells) != len(names):
             expected = f"the header names {len(names)}; quote a field that holds the delimiter"
             problems.error("csv", f"{path}:{line}", f"the row has {len(cells)} fields", expected)
         else:
             rows.append((line, cells))
     columns = Columns.among(names)
-    numbers = {names.index(c) for c in (columns.further if columns else ())}
-    for place in numbers:
-        _to_numbers([cells for _, cells in rows], place)
+    for column in columns.further if columns else ():
+        _to_numbers([cells for _, cells in rows], names.index(column))
     for line, cells in rows:
         yield Row(f"{path}:{line}", dict(zip(names, cells, strict=True)), split)
+
+
+def _records(
+    path: Path, lines: list[str | None], delimiter: str, problems: Problems
+) -> Iterator[tuple[int, list[str]]]:
+    """Records with the line each begins on; after a fault, the next line begins anew."""
+    csv.field_size_limit(LONGEST_FIELD)
+    begin = 0
+    while begin < len(lines):
+        rest = (f"{line or ''}\n" for line in itertools.islice(lines, begin, None))
+        reader = csv.reader(rest, delimiter=delimiter, skipinitialspace=True, strict=True)
+        start = begin
+        try:
+            for cells in reader:
+                if cells and lines[begin] is not None:
+                    yield begin + 1, cells
+                begin = start + reader.line_num
+        except csv.Error as error:
+            expected = "close the quotes, and double those inside a quoted field"
+            problems.error("csv", f"{path}:{begin + 1}", f"not CSV ({error})", expected)
+            begin += 1
 
 
 def _to_numbers(rows: list[list[Any]], place: int) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore, Joined, Rows
 from diptych.data.draft import Draft, Empty
+from diptych.data.duplicates import groups
 from diptych.data.files import read_json, read_lines
 from diptych.data.problems import Problems
 from diptych.data.rows import with_files
@@ -172,9 +173,11 @@ class Part:
         return Rows(store, np.arange(0, texts, k))
 
     def _one_per_image(self, ids: list[str] | None, count: int, problems: Problems) -> list[str] | None:
-        if ids is None or len(ids) == count:
-            return ids
         k, path = self.texts_per_image, self.root / f"{self.file}_ids.txt"
+        if ids is None:
+            return None
+        if len(ids) == count:
+            return self._unique(ids, path, problems)
         if len(ids) != count * k:
             expected = f"one per image or one per text ({count * k})"
             problems.error("counts", path, f"{len(ids)} ids for {count} images", expected)
@@ -186,7 +189,14 @@ class Part:
                 )
                 problems.error("counts", f"{path}:{row * k + 1}", message, f"each id {k} times in a row")
                 return None
-        return ids[::k]
+        return self._unique(ids[::k], path, problems)
+
+    @staticmethod
+    def _unique(ids: list[str], path: Path, problems: Problems) -> list[str] | None:
+        for places in groups(ids):
+            expected = "give each image its own id"
+            problems.error("image id", path, f"{len(places)} images have the id '{ids[places[0]]}'", expected)
+        return ids
 
     def _pictures(self, ids: list[str] | None, names: Mapping[str, str], problems: Problems) -> list[str]:
         path = self.root / f"{self.file}_ids.txt"

@@ -47,6 +47,9 @@ class Problems:
         """Report what opening a file raised, in its own words."""
         raise error
 
+    def warn(self, kind: str, file: object, message: str, expected: str = "") -> None:
+        """Report something a reader can live with."""
+
     def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
         """Report images named by ``where`` but absent from the disk: one error that names the first few."""
         if files:

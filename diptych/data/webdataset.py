@@ -31,8 +31,7 @@ from diptych.progress import track
 IMAGES = ("jpg", "jpeg", "png", "webp")
 JSON_TEXTS = ("captions", "caption", "text", "texts")
 NOT_RANDOM = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,15 @@ def _is_tar(name: str) -> bool:
 
 def expand(pattern: str) -> Iterator[str]:
     """Names of a brace pattern: ``{0000..0009}`` counts with the zeros kept, ``{train,val}`` chooses."""
-    if found := _RANGE.search(pattern):
-        first, last = found.groups()
-        choices = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    elif found := _CHOICE.search(pattern):
-        choices = found.group(1).split(",")
-    else:
+    found = _BRACES.search(pattern)
+    if found is None:
         yield pattern
         return
+    first, last, choice_list = found.groups()
+    if first is None:
+        choices = choice_list.split(",")
+    else:
+        choices = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     for choice in choices:
         yield from expand(pattern[: found.start()] + choice + pattern[found.end() :])
 
