@@ -87,7 +87,8 @@ class GeM(nn.Module):
         if p <= 1 or eps <= 0:
             raise SettingsError(f"GeM needs p > 1 and eps > 0, not p = {p} and eps = {eps}.")
         self.eps = eps
-        self.rho = nn.Parameter(torch.tensor(math.log(math.expm1(p - 1))))
+        inverse_softplus = p - 1 + math.log(-math.expm1(1 - p))
+        self.rho = nn.Parameter(torch.tensor(inverse_softplus))
 
     @property
     def p(self) -> Tensor:

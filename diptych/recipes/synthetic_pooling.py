@@ -1,7 +1,7 @@
 """The synthetic pooling experiment of VSE∞ (supplement 2.3, Table 6): can GPO learn a pooling it is shown?
 
-Random sets and the output of a known pooling are the training pairs; the error is the root mean square between
-the learned and the true coefficients, per size, averaged over sizes: those trained on (20 to 100), smaller
+Random sets and the output of a known pooling are the training pairs; the error is the root mean square of
+learned minus true coefficients, per size, averaged over sizes: those trained on (20 to 100), smaller
 ones (10 to 19) and larger ones (101 to 120).
 
 The paper states neither data nor optimiser. Here: N(0, 1) features in 64 channels, 16 sets of independent

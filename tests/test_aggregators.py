@@ -1,0 +1,522 @@
+"""Aggregators against float64 loops written from the papers' equations, and their properties."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from diptych import parts
+from diptych.aggregators import (
+    GPO,
+    CosSinBiGRU,
+    CosSinMLP,
+    CosSinTransformer,
+    First,
+    GeM,
+    Generator,
+    IndexBiGRU,
+    Interpolation,
+    KMax,
+    Last,
+    Max,
+    Mean,
+    SortedRowBiGRU,
+    gpo,
+    sorting,
+)
+from diptych.errors import SettingsError
+from diptych.types import Features
+
+D = 5
+MAKE: dict[str, Callable[[], nn.Module]] = {
+    "mean": Mean,
+    "max": Max,
+    "kmax": lambda: KMax(3),
+    "first": First,
+    "last": Last,
+    "gem": GeM,
+    "gpo": GPO,
+    "gpo_per_dimension": lambda: GPO(CosSinBiGRU(outputs=D)),
+    "gpo_index": lambda: GPO(IndexBiGRU(ranks=16)),
+    "gpo_mlp": lambda: GPO(CosSinMLP()),
+    "gpo_transformer": lambda: GPO(CosSinTransformer()),
+    "gpo_interpolation": lambda: GPO(Interpolation(pieces=4)),
+    "gpo_data_dependent": lambda: GPO(SortedRowBiGRU(D)),
+    "gpo_data_dependent_per_dimension": lambda: GPO(SortedRowBiGRU(D, outputs=D)),
+}
+GENERATORS: dict[str, Callable[[], Generator]] = {
+    "bigru": CosSinBiGRU,
+    "index": lambda: IndexBiGRU(ranks=16),
+    "mlp": CosSinMLP,
+    "transformer": CosSinTransformer,
+    "interpolation": lambda: Interpolation(pieces=4),
+}
+names = pytest.mark.parametrize("name", MAKE)
+
+
+def build(name: str, seed: int = 0) -> nn.Module:
+    """An aggregator in float64 whose every parameter is random, biases and knots included."""
+    torch.manual_seed(seed)
+    module = MAKE[name]().double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def sets(batch: int = 6, length: int = 9, seed: int = 1) -> Features:
+    """Float64 sets with holes in their masks: full, single and medium sizes."""
+    torch.manual_seed(seed)
+    mask = torch.rand(batch, length) < 0.6
+    mask[0] = True
+    mask[1] = False
+    mask[1, 4] = True
+    mask[2:, 0] = True
+    return Features(torch.randn(batch, length, D, dtype=torch.float64), mask)
+
+
+# ---------------------------------------------------------------- oracles
+
+
+def gru_states(gru: nn.GRU, rows: list[list[float]]) -> list[list[float]]:
+    """Cho et al.: reset and update gates, the reset applied to the projected state, one step at a time."""
+    weights = {name: value.tolist() for name, value in gru.state_dict().items()}
+    hidden = gru.hidden_size
+    state, states = [0.0] * hidden, []
+
+    def dot(row: list[float], x: list[float]) -> float:
+        return sum(a * b for a, b in zip(row, x, strict=True))
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    for x in rows:
+        new = []
+        for h in range(hidden):
+            gates = []
+            for gate in range(3):
+                row = gate * hidden + h
+                read = dot(weights["weight_ih_l0"][row], x) + weights["bias_ih_l0"][row]
+                kept = dot(weights["weight_hh_l0"][row], state) + weights["bias_hh_l0"][row]
+                gates.append((read, kept))
+            reset, update = (sigmoid(read + kept) for read, kept in gates[:2])
+            candidate = math.tanh(gates[2][0] + reset * gates[2][1])
+            new.append((1 - update) * candidate + update * state[h])
+        state = new
+        states.append(state)
+    return states
+
+
+def position_code(p: int, width: int) -> list[float]:
+    """sin and cos alternate, frequencies 10000^(−2j/width)."""
+    code = []
+    for j in range(width // 2):
+        code += [math.sin(p * 10000 ** (-2 * j / width)), math.cos(p * 10000 ** (-2 * j / width))]
+    return code
+
+
+def bigru_scores(gru: nn.Module, head: nn.Module, rows: list[list[float]]) -> list[list[float]]:
+    """Scores (N, K): mean of both directions, then the bias-free head."""
+    ahead = gru_states(gru.ahead, rows)
+    back = gru_states(gru.back, rows[::-1])[::-1]
+    out = []
+    for a, b in zip(ahead, back, strict=True):
+        state = [(x + y) / 2 for x, y in zip(a, b, strict=True)]
+        out.append([sum(w * s for w, s in zip(row, state, strict=True)) for row in head.weight.tolist()])
+    return out
+
+
+def interpolation_scores(knots: list[list[float]], size: int) -> list[list[float]]:
+    """The curve through equally spaced knots, read at k/(N − 1)."""
+    pieces, out = len(knots) - 1, []
+    for k in range(size):
+        r = 0.0 if size == 1 else k / (size - 1)
+        left = min(int(r * pieces + 1e-12), pieces - 1)
+        t = r * pieces - left
+        out.append([(1 - t) * a + t * b for a, b in zip(knots[left], knots[left + 1], strict=True)])
+    return out
+
+
+def transformer_scores(generator: CosSinTransformer, rows: list[list[float]]) -> list[list[float]]:
+    """Vaswani et al.: post-norm layers, x + attention, x + relu network; one query and head at a time."""
+    x = torch.tensor(rows, dtype=torch.float64)
+    for layer in generator.encoder.layers:
+        attention = layer.self_attn
+        width = attention.head_dim
+        q, k, v = (x @ attention.in_proj_weight.T + attention.in_proj_bias).chunk(3, dim=1)
+        mixed = torch.zeros_like(x)
+        for head in range(attention.num_heads):
+            part = slice(head * width, (head + 1) * width)
+            for i in range(len(x)):
+                weights = torch.exp(k[:, part] @ q[i, part] / math.sqrt(width))
+                mixed[i, part] = (weights[:, None] * v[:, part]).sum(0) / weights.sum()
+        x = layer.norm1(x + mixed @ attention.out_proj.weight.T + attention.out_proj.bias)
+        inner = (x @ layer.linear1.weight.T + layer.linear1.bias).clamp_min(0)
+        x = layer.norm2(x + inner @ layer.linear2.weight.T + layer.linear2.bias)
+    scores: list[list[float]] = (x @ generator.head.weight.T).tolist()
+    return scores
+
+
+def oracle_scores(generator: nn.Module, columns: list[list[float]]) -> list[list[float]]:
+    """Scores (N, K) for one set whose sorted channels are ``columns`` (D lists of N values)."""
+    size = len(columns[0])
+    if isinstance(generator, CosSinBiGRU):
+        return bigru_scores(generator.gru, generator.head, [position_code(p, 32) for p in range(size)])
+    if isinstance(generator, IndexBiGRU):
+        return bigru_scores(generator.gru, generator.head, generator.embedding.weight.tolist()[:size])
+    if isinstance(generator, SortedRowBiGRU):
+        weight, bias = generator.projection.weight.tolist(), generator.projection.bias.tolist()
+        rows = []
+        for k in range(size):
+            projected = [sum(w * c[k] for w, c in zip(row, columns, strict=True)) for row in weight]
+            rows.append(position_code(k, 32) + [a + b for a, b in zip(projected, bias, strict=True)])
+        return bigru_scores(generator.gru, generator.head, rows)
+    if isinstance(generator, CosSinMLP):
+        weight, bias = generator.hidden.weight.tolist(), generator.hidden.bias.tolist()
+        out = []
+        for p in range(size):
+            code = position_code(p, 32)
+            inner = [
+                max(0.0, b + sum(w * c for w, c in zip(row, code, strict=True)))
+                for row, b in zip(weight, bias, strict=True)
+            ]
+            out.append(
+                [
+                    sum(w * x for w, x in zip(row, inner, strict=True))
+                    for row in generator.head.weight.tolist()
+                ]
+            )
+        return out
+    if isinstance(generator, CosSinTransformer):
+        return transformer_scores(generator, [position_code(p, 32) for p in range(size)])
+    assert isinstance(generator, Interpolation)
+    return interpolation_scores(generator.knots.tolist(), size)
+
+
+def oracle(module: nn.Module, features: Features, temperature: float = 0.1) -> Tensor:
+    """Every aggregator, one sample and one channel at a time."""
+    out = torch.zeros(len(features.values), D, dtype=torch.float64)
+    for b, (values, mask) in enumerate(zip(features.values.tolist(), features.mask.tolist(), strict=True)):
+        valid = [row for row, keep in zip(values, mask, strict=True) if keep]
+        columns = [sorted((row[d] for row in valid), reverse=True) for d in range(D)]
+        size = len(valid)
+        for d, column in enumerate(columns):
+            if isinstance(module, Mean):
+                out[b, d] = sum(column) / size
+            elif isinstance(module, Max):
+                out[b, d] = column[0]
+            elif isinstance(module, KMax):
+                out[b, d] = sum(column[: module.k]) / min(module.k, size)
+            elif isinstance(module, First):
+                out[b, d] = valid[0][d]
+            elif isinstance(module, Last):
+                out[b, d] = valid[-1][d]
+            elif isinstance(module, GeM):
+                p = float(module.p)
+                out[b, d] = (sum(max(x, module.eps) ** p for x in column) / size) ** (1 / p)
+        if isinstance(module, GPO):
+            scores = oracle_scores(module.generator, columns)
+            for d, column in enumerate(columns):
+                mine = [row[d if len(row) > 1 else 0] for row in scores]
+                top = max(mine)
+                weights = [math.exp((s - top) / temperature) for s in mine]
+                out[b, d] = sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights)
+    return out
+
+
+@names
+def test_every_aggregator_follows_its_equation(name: str) -> None:
+    module, features = build(name), sets()
+    with torch.no_grad():
+        torch.testing.assert_close(module(features), oracle(module, features), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "temperature"),
+    [
+        (lambda m: None, 0.2),
+        (lambda m: m.generator.gru.back.load_state_dict(m.generator.gru.ahead.state_dict()), 0.1),
+        (lambda m: m.generator.head.weight.data.mul_(1.01), 0.1),
+    ],
+    ids=["temperature", "one direction used twice", "head"],
+)
+def test_the_oracle_notices_a_mutation(mutate: Callable[[nn.Module], None], temperature: float) -> None:
+    module, features = build("gpo"), sets()
+    expected = oracle(module, features, temperature)
+    mutate(module)
+    with torch.no_grad():
+        assert (module(features) - expected).abs().max() > 1e-4
+
+
+def test_a_wrong_start_of_the_backward_gru_is_noticed() -> None:
+    module, features = build("gpo"), sets()
+    whole = Features.whole(features.values)
+    theta = module.coefficients(torch.tensor([9]), 9)[0, :, 0]
+    # what a GRU that starts at the pad end would use for a smaller set: the coefficients of the full one, cut
+    cut = theta[:4] / theta[:4].sum()
+    assert (module.coefficients(torch.tensor([4]), 9)[0, :4, 0] - cut).abs().max() > 1e-3
+    assert torch.isfinite(module(whole)).all()
+
+
+def test_gpo_has_12704_parameters() -> None:
+    assert sum(p.numel() for p in GPO().parameters()) == 12_704
+
+
+# ---------------------------------------------------------------- properties
+
+
+@names
+def test_gradients(name: str) -> None:
+    module, features = build(name), sets(batch=3, length=5)
+    values = features.values.clone().requires_grad_()
+    parameters = tuple(module.parameters())
+
+    def forward(values: Tensor, *_: Tensor) -> Tensor:
+        return module(Features(values, features.mask))
+
+    assert torch.autograd.gradcheck(forward, (values, *parameters), fast_mode=True)
+
+
+@names
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+def test_padding_reaches_neither_output_nor_gradient(name: str, garbage: float) -> None:
+    module, features = build(name), sets()
+    expected = module(features)
+    values = features.values.masked_fill(~features.mask[..., None], garbage).requires_grad_()
+    out = module(Features(values, features.mask))
+    out.square().sum().backward()
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    assert values.grad is not None
+    assert (values.grad[~features.mask] == 0).all()
+    assert torch.isfinite(values.grad).all()
+    for parameter in module.parameters():
+        assert parameter.grad is not None
+        assert torch.isfinite(parameter.grad).all()
+
+
+@names
+def test_more_padding_changes_nothing(name: str) -> None:
+    module, features = build(name), sets()
+    more = Features(
+        nn.functional.pad(features.values, (0, 0, 0, 3), value=7.0), nn.functional.pad(features.mask, (0, 3))
+    )
+    torch.testing.assert_close(module(more), module(features), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in MAKE if n not in ("first", "last")])
+def test_order_of_elements_does_not_matter(name: str) -> None:
+    module, features = build(name), sets()
+    order = torch.randperm(9)
+    shuffled = features.map(lambda t: t[:, order])
+    torch.testing.assert_close(module(shuffled), module(features), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in MAKE if n != "gem"])
+def test_a_set_of_one_pools_to_its_element(name: str) -> None:
+    features = sets()
+    torch.testing.assert_close(build(name)(features)[1], features.values[1, 4], rtol=1e-12, atol=0)
+
+
+@names
+def test_an_empty_set_pools_to_zeros(name: str) -> None:
+    module, features = build(name), sets()
+    features.mask[3] = False
+    values = features.values.clone().requires_grad_()
+    out = module(Features(values, features.mask))
+    out.sum().backward()
+    assert (out[3] == 0).all()
+    assert (out[[0, 1, 2, 4]] != 0).all()
+    assert values.grad is not None
+    assert torch.isfinite(values.grad).all()
+    assert (values.grad[3] == 0).all()
+
+
+@names
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_features_are_pooled_in_float32(name: str, dtype: torch.dtype) -> None:
+    module, features = build(name).float(), sets()
+    half = Features(features.values.to(dtype), features.mask)
+    out = module(half)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, module(Features(half.values.float(), half.mask)), rtol=1e-6, atol=1e-6)
+
+
+def test_autocast_does_not_round_gpo() -> None:
+    module, features = build("gpo").float(), sets()
+    single = Features(features.values.float(), features.mask)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(single)
+    torch.testing.assert_close(out, module(single), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [n for n in MAKE if n not in ("first", "last")])
+def test_a_nan_among_the_valid_values_is_not_hidden(name: str) -> None:
+    module, features = build(name), sets()
+    features.values[0, 3, 2] = math.nan
+    assert not torch.isfinite(module(features)[0, 2])
+
+
+def test_ties_share_one_value() -> None:
+    features = sets()
+    tied = Features(features.values.round(), features.mask)
+    for name in ("gpo", "kmax", "max"):
+        module = build(name)
+        torch.testing.assert_close(module(tied), oracle(module, tied), rtol=1e-9, atol=1e-12)
+
+
+def test_kmax_runs_from_max_to_mean() -> None:
+    features = sets()
+    torch.testing.assert_close(KMax(1)(features), Max()(features))
+    torch.testing.assert_close(KMax(99)(features), Mean()(features))
+
+
+def test_gem_approaches_max_without_overflow() -> None:
+    values = torch.tensor([[[1e3], [2e3], [5.0]]])
+    pooled = GeM(p=200.0)(Features.whole(values))
+    assert 0.99 * 2e3 < pooled.item() <= 2e3
+
+
+@names
+def test_parts_rebuild_themselves(name: str) -> None:
+    module, features = build(name), sets()
+    twin = parts.rebuild(parts.describe(module)).double()
+    twin.load_state_dict(module.state_dict(), strict=True)
+    torch.testing.assert_close(twin(features), module(features), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KMax(0), "k is 0"),
+        (lambda: GeM(p=1.0), "p > 1"),
+        (lambda: GPO(temperature=0.0), "temperature"),
+        (lambda: Interpolation(pieces=0), "at least one piece"),
+        (lambda: CosSinTransformer(heads=5), "5 attention heads"),
+        (lambda: GPO(IndexBiGRU(ranks=8)).double()(sets()), "knows 8 ranks, not sets of length 9"),
+    ],
+)
+def test_bad_settings_say_so(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        make()
+
+
+# ---------------------------------------------------------------- one row per distinct size
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("batch", [4, 12], ids=["fewer samples than ranks", "more samples than ranks"])
+def test_recorded_programs_use_the_same_coefficients(
+    name: str, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    module, sizes = GPO(GENERATORS[name]()).double(), torch.randint(1, 10, (batch,))
+    present = module.coefficients(sizes, 9)
+    monkeypatch.setattr(gpo, "_shapes_are_fixed", lambda tensor: True)
+    monkeypatch.setattr(torch, "unique", None)  # would make the host wait
+    distinct, row = gpo.distinct_sizes(sizes, 9)
+    assert len(distinct) == min(batch, 9)
+    assert (distinct[row] == sizes).all()
+    torch.testing.assert_close(module.coefficients(sizes, 9), present, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_coefficients_depend_on_the_size_alone(name: str) -> None:
+    torch.manual_seed(0)
+    module = GPO(GENERATORS[name]()).double()
+    for size, length in itertools.product((1, 2, 7), (7, 11)):
+        theta = module.coefficients(torch.tensor([size]), length)[0, :, 0]
+        alone = module.coefficients(torch.tensor([size]), size)[0, :, 0]
+        torch.testing.assert_close(theta[:size], alone, rtol=1e-10, atol=1e-12)
+        assert (theta[size:] == 0).all()
+        assert theta.sum().item() == pytest.approx(1)
+
+
+def test_the_generator_runs_once_per_distinct_size() -> None:
+    asked = count_calls(module := build("gpo"))
+    features = sets(batch=40)
+    module(features)
+    assert asked == [sorted(set(features.sizes.tolist()))]
+
+
+def test_coefficients_are_remembered_in_inference_until_the_weights_change() -> None:
+    asked = count_calls(module := build("gpo").eval())
+    features = sets()
+
+    def encode() -> Tensor:
+        with torch.inference_mode():
+            return module(features).clone()
+
+    first = encode()
+    torch.testing.assert_close(encode(), first, rtol=0, atol=0)
+    assert len(asked) == 1
+    with torch.no_grad():
+        module.generator.head.weight.mul_(2)
+    second = encode()
+    assert len(asked) == 2
+    assert (second - first).abs().max() > 1e-3
+    torch.testing.assert_close(module(features), second)  # with gradients nothing is remembered
+    assert len(asked) == 3
+    module.eval()
+    encode()
+    assert len(asked) == 4
+    torch.testing.assert_close(copy.deepcopy(module)(features), second)
+
+
+def test_a_twin_that_moves_without_gradient_is_not_remembered() -> None:
+    asked = count_calls(module := build("gpo").eval())
+    with torch.no_grad():
+        module(sets())
+        module(sets())
+    assert len(asked) == 2
+
+
+def count_calls(module: nn.Module) -> list[list[int]]:
+    """The sizes each call of the generator is asked for."""
+    asked: list[list[int]] = []
+    module.generator.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0].tolist()))
+    return asked
+
+
+# ---------------------------------------------------------------- the sort
+
+
+def test_the_two_sorts_agree_in_value_and_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, results = sets(), []
+    weights = torch.randn(6, D, 9, dtype=torch.float64)
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        values = features.values.clone().requires_grad_()
+        ranked = sorting.sort_sets(Features(values, features.mask))
+        (ranked * weights).sum().backward()
+        results.append((ranked.detach(), values.grad))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_threads_sort_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(5, 3, 7).numpy()
+    alone = sorting._argsort(rows)
+    monkeypatch.setattr(sorting, "WORTH_A_THREAD", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert (sorting._argsort(rows) == alone).all()
+
+
+def test_sorting_leaves_its_input_alone() -> None:
+    for shape in ((2, 1, 4), (2, 4, 1), (1, 1, 1)):  # transposing these may not copy
+        values = torch.randn(shape)
+        before = values.clone()
+        sorting.sort_sets(Features(values, torch.zeros(shape[:2], dtype=torch.bool)))
+        assert (values == before).all()
+
+
+@pytest.mark.filterwarnings("default:The .grad attribute")  # the compiler's own, where it resumes after a GRU
+def test_gpo_survives_compilation() -> None:
+    module, features = build("gpo"), sets()
+    compiled = torch.compile(module, backend="eager")
+    torch.testing.assert_close(compiled(features), module(features), rtol=1e-12, atol=1e-12)

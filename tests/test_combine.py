@@ -1,0 +1,98 @@
+"""Sums of objectives, and switches between them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from diptych.objectives.combine import Sum, SwitchAt
+from diptych.objectives.objective import Objective
+from diptych.objectives.triplet import Triplet
+from diptych.types import Batch, Embeddings, Features, Terms
+
+
+class Fixed(Objective):
+    """Returns constant terms and writes down what it was told."""
+
+    def __init__(self, **terms: float) -> None:
+        super().__init__()
+        self.terms, self.heard = terms, list[object]()
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        return {name: torch.tensor(value) for name, value in self.terms.items()}
+
+    def start_epoch(self, epoch: int) -> None:
+        self.heard.append(("start", epoch))
+
+    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
+        self.heard.append("step")
+
+    def after_epoch(self, epoch: int) -> None:
+        self.heard.append(("end", epoch))
+
+
+NOTHING = Features.whole(torch.zeros(3, 1, 1))
+BATCH = Batch(NOTHING, NOTHING, torch.arange(3), torch.arange(3))
+EMBEDDINGS = Embeddings(torch.eye(3), torch.eye(3))
+
+
+def values(objective: Objective) -> dict[str, float]:
+    return {name: term.item() for name, term in objective(EMBEDDINGS, BATCH).items()}
+
+
+def test_a_sum_weights_and_names_every_term() -> None:
+    total = Sum({"one": (Fixed(loss=2.0), 0.5), "two": (Fixed(left=1.0, right=3.0), 10.0)})
+    assert values(total) == {"one": 1.0, "two.left": 10.0, "two.right": 30.0}
+
+
+def test_a_sum_passes_everything_on() -> None:
+    members = Fixed(a=1.0), Fixed(b=1.0)
+    total = Sum({"first": (members[0], 1.0), "second": (members[1], 1.0)})
+    total.start_epoch(4)
+    total.after_step(EMBEDDINGS, BATCH)
+    total.after_epoch(4)
+    for member in members:
+        assert member.heard == [("start", 4), "step", ("end", 4)]
+
+
+def test_a_switch_depends_on_the_epoch_alone() -> None:
+    switch = SwitchAt(Fixed(before=1.0), Fixed(after=2.0), epoch=2)
+    assert values(switch) == {"before": 1.0}
+    for epoch, expected in ((0, "before"), (1, "before"), (2, "after"), (7, "after"), (1, "before")):
+        switch.start_epoch(epoch)
+        assert list(values(switch)) == [expected]
+    resumed = SwitchAt(Fixed(before=1.0), Fixed(after=2.0), epoch=2)
+    resumed.start_epoch(3)
+    assert list(values(resumed)) == ["after"]
+    assert list(values(SwitchAt(Fixed(before=1.0), Fixed(after=2.0), epoch=0))) == ["after"]
+
+
+def test_a_switch_speaks_to_the_objective_in_force() -> None:
+    first, then = Fixed(a=1.0), Fixed(b=1.0)
+    switch = SwitchAt(first, then, epoch=1)
+    for epoch in (0, 1):
+        switch.start_epoch(epoch)
+        switch.after_step(EMBEDDINGS, BATCH)
+        switch.after_epoch(epoch)
+    assert first.heard == [("start", 0), "step", ("end", 0)]
+    assert then.heard == [("start", 1), "step", ("end", 1)]
+
+
+def test_the_phase_changes_with_the_switch_also_inside_a_sum() -> None:
+    switch = SwitchAt(Triplet(negatives="all"), Triplet(), epoch=1)
+    total = Sum({"triplet": (switch, 1.0), "other": (Fixed(a=1.0), 1.0)})
+    seen = []
+    for epoch in range(3):
+        total.start_epoch(epoch)
+        seen.append((switch.phase(), total.phase(), switch.collapsed_value(128)))
+    assert seen[0][0] != seen[1][0]
+    assert seen[0][1] != seen[1][1]
+    assert seen[1] == seen[2]
+    assert seen[0][2] is None
+    assert seen[1][2] == pytest.approx(51.2)
+
+
+def test_objectives_inside_are_submodules() -> None:
+    inner = Triplet()
+    total = Sum({"triplet": (SwitchAt(inner, Triplet(), epoch=1), 1.0)})
+    assert inner in total.modules()

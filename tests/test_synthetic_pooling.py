@@ -1,0 +1,125 @@
+"""The synthetic pooling experiment: its patterns, its error, its table."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from diptych.aggregators import GPO, CosSinMLP, Interpolation
+from diptych.errors import SettingsError
+from diptych.recipes import synthetic_pooling as experiment
+from diptych.recipes.synthetic_pooling import DESIGNS, PATTERNS, PROPOSED, PUBLISHED, Errors, Results, Run
+
+
+def oracle(pattern: str, size: int) -> list[float]:
+    """Weights of ranks 1 … N, from the paper's words."""
+    if pattern == "A":
+        return [1 / size] * size
+    if pattern.startswith("M-"):
+        k = min(int(pattern[2:]), size)
+        return [1 / k if rank <= k else 0.0 for rank in range(1, size + 1)]
+    if pattern == "T-50%":
+        top = math.ceil(size / 2)
+        return [1 / top if rank <= top else 0.0 for rank in range(1, size + 1)]
+    weights = [size - rank for rank in range(1, size + 1)]
+    return [w / sum(weights) for w in weights]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_are_those_of_the_paper(pattern: str) -> None:
+    sizes = torch.tensor([5, 10, 11, 20])
+    theta = experiment.true_coefficients(pattern, sizes, 20)
+    for row, size in zip(theta.tolist(), sizes.tolist(), strict=True):
+        assert row[:size] == pytest.approx(oracle(pattern, size), abs=1e-7)
+        assert row[size:] == [0.0] * (20 - size)
+
+
+def test_the_error_of_average_pooling_is_known() -> None:
+    average = GPO(Interpolation())  # its knots start at zero: equal weights
+    assert experiment.errors(average, "A").seen == pytest.approx(0, abs=1e-7)
+    measured = experiment.errors(average, "M-1")
+    by_size = [math.sqrt(((1 - 1 / n) ** 2 + (n - 1) / n**2) / n) for n in range(10, 20)]
+    assert measured.smaller == pytest.approx(sum(by_size) / 10, rel=1e-5)
+
+
+def test_training_moves_towards_the_pattern() -> None:
+    torch.manual_seed(0)
+    generator = CosSinMLP()
+    before = experiment.errors(GPO(generator), "M-1")
+    after = experiment.errors(experiment.train(generator, "M-1", seed=0, steps=120), "M-1")
+    assert after.seen < 0.02 < before.seen
+
+
+def test_runs_repeat_and_leave_the_global_generator_alone() -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    runs = [experiment.run_one("Cos/Sin+MLP", "L", seed=1, steps=3) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert (torch.get_rng_state() == state).all()
+    assert experiment.run_one("Cos/Sin+MLP", "L", seed=2, steps=3) != runs[0]
+
+
+def test_processes_give_the_same_runs() -> None:
+    choice = {
+        "designs": ["Index+Interp"],
+        "patterns": ["A", "L"],
+        "seeds": 1,
+        "steps": 2,
+        "show_progress": False,
+    }
+    assert experiment.run(**choice, workers=2) == experiment.run(**choice, workers=1)  # type: ignore[arg-type]
+
+
+def exact(shift: float = 0.0) -> Results:
+    """Results that equal the published table, the proposed design moved by ``shift``."""
+    runs = []
+    for design in DESIGNS:
+        for pattern in PATTERNS:
+            cell = PUBLISHED[design][pattern]
+            moved = shift if design == PROPOSED else 0.0
+            for seed, noise in enumerate((-0.001, 0.0, 0.001)):  # the mean of three is the cell
+                errors = Errors(*(value + moved + noise for value in (cell.seen, cell.smaller, cell.larger)))
+                runs.append(Run(design, pattern, seed, errors))
+    return Results(tuple(runs), steps=600)
+
+
+def test_the_table_shows_published_beside_measured() -> None:
+    table = experiment.render(exact())
+    for design in DESIGNS:
+        assert f"\n{design} " in table
+    rows = [
+        line.split(maxsplit=1)[1] for line in table.splitlines() if "published" in line or "measured" in line
+    ]
+    published = [row.removeprefix("published").strip() for row in rows[::2]]
+    measured = [line.split("measured")[1].strip() for line in table.splitlines() if "measured" in line]
+    assert published == measured
+    assert ".010 | .031/.007" in table
+    assert "15 of 15 cells within 0.02" in table
+    assert "0 of 15 cells within 0.02" in experiment.render(exact(shift=0.03))
+
+
+def test_reproduce_saves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "run", lambda **_: exact())
+    text = experiment.reproduce(seeds=3, output=tmp_path / "table6.json")
+    saved = json.loads((tmp_path / "table6.json").read_text("utf-8"))
+    assert text == experiment.render(exact())
+    assert len(saved["runs"]) == 60
+    assert saved["measured"][PROPOSED]["M-10"]["smaller"] == pytest.approx(0.031)
+    assert saved["published"][PROPOSED]["M-10"]["smaller"] == 0.031
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"designs": ["Fourier"]}, "no design 'Fourier': choose among Index"),
+        ({"patterns": ["M-2"]}, "no pattern 'M-2': choose among A"),
+        ({"seeds": 0}, "at least one seed"),
+    ],
+)
+def test_bad_settings_say_so(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        experiment.run(**settings)  # type: ignore[arg-type]
