@@ -1,0 +1,133 @@
+"""Spherical k-means over any number of rows, in blocks: memory stays bounded, also for a memory-mapped file.
+
+Plain blocks of a matrix product, measured on 28,300 × 1,024 rows, 1,000 clusters, 5 iterations (2 cores):
+1.6 s, against 2.9 s for faiss 1.13's ``Kmeans`` and 2.8 s for scikit-learn's ``KMeans``, which also need all
+rows in memory as float32. k-means++ would read all rows once per cluster, so random distinct rows are the
+start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diptych import ops
+from diptych.errors import SettingsError
+from diptych.progress import track
+
+Rows = Tensor | NDArray[Any]
+"""(N, D) vectors of any float type: a tensor, an array, or a memory map."""
+
+ROWS = 4096  # rows and
+COLUMNS = 4096  # centroids compared at a time: 64 MB of scores
+
+
+def assign(
+    rows: Rows, centroids: Tensor, *, chosen: NDArray[np.int64] | None = None, show_progress: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The nearest centroid of each row by dot product, and that product: two (N,) tensors on the CPU.
+
+    ``chosen`` gives the rows to look at; all of them otherwise.
+    """
+    count = len(rows) if chosen is None else len(chosen)
+    labels, scores = torch.empty(count, dtype=torch.int64), torch.empty(count)
+    starts = range(0, count, ROWS)
+    for start in track(starts, "assign prototypes", len(starts), show_progress):
+        block = _block(rows, chosen, start, centroids.device)
+        best, label = nearest(block, centroids)
+        labels[start : start + len(block)], scores[start : start + len(block)] = label.cpu(), best.cpu()
+    return labels, scores
+
+
+def nearest(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
+    """The greatest dot product of each row (B, D) with the centroids (K, D), and its centroid: two (B,)."""
+    best = rows.new_full((len(rows),), -torch.inf)
+    label = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    for start in range(0, len(centroids), COLUMNS):
+        found, where = (rows @ centroids[start : start + COLUMNS].T).max(dim=1)
+        closer = found > best
+        best = torch.where(closer, found, best)
+        label = torch.where(closer, where + start, label)
+    return best, label
+
+
+def kmeans(
+    rows: Rows,
+    clusters: int,
+    *,
+    chosen: NDArray[np.int64] | None = None,
+    iterations: int = 20,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    show_progress: bool = False,
+) -> Tensor:
+    """Unit centroids (K, D) of spherical k-means over unit rows; ends early once no row changes its cluster.
+
+    An empty cluster is put on a random member of the cluster that is the largest at that moment.
+    """
+    count = len(rows) if chosen is None else len(chosen)
+    if clusters < 1 or clusters > count:
+        raise SettingsError(f"{clusters} clusters of {count} vectors: give a number from 1 to {count}.")
+    rng = np.random.default_rng(seed)
+    first = np.sort(rng.choice(count, clusters, replace=False))
+    centroids = _rows(rows, first if chosen is None else chosen[first], torch.device(device))
+    labels = torch.full((count,), -1, dtype=torch.int64)
+    for _ in track(range(iterations), f"k-means, {clusters} clusters", iterations, show_progress):
+        sums = torch.zeros_like(centroids)
+        before = labels.clone()
+        for start in range(0, count, ROWS):
+            block = _block(rows, chosen, start, centroids.device)
+            _, label = nearest(block, centroids)
+            sums.index_add_(0, label, block)
+            labels[start : start + len(block)] = label.cpu()
+        if torch.equal(labels, before):
+            break
+        sizes = torch.bincount(labels, minlength=clusters)
+        centroids = torch.where((sizes > 0).to(device)[:, None], ops.unit(sums), centroids)
+        for empty, row in _replacements(labels.numpy(), sizes.numpy(), rng):
+            where = np.array([row]) if chosen is None else chosen[row : row + 1]
+            centroids[empty] = _rows(rows, where, centroids.device)[0]
+    return centroids
+
+
+def largest_first(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Pairs (empty cluster, the largest one at that moment); a split halves the size of the large one."""
+    left = sizes.copy()
+    for empty in np.flatnonzero(sizes == 0):
+        large = int(left.argmax())
+        if left[large] < 2:
+            return
+        left[large] //= 2
+        yield int(empty), large
+
+
+def _replacements(
+    labels: NDArray[np.int64], sizes: NDArray[np.int64], rng: np.random.Generator
+) -> Iterator[tuple[int, int]]:
+    order: NDArray[np.int64] | None = None
+    for empty, large in largest_first(sizes):
+        if order is None:
+            order, ends = np.argsort(labels, kind="stable"), np.cumsum(sizes)
+        yield empty, int(order[rng.integers(ends[large] - sizes[large], ends[large])])
+
+
+def _block(rows: Rows, chosen: NDArray[np.int64] | None, start: int, device: torch.device) -> Tensor:
+    if chosen is not None:
+        return _rows(rows, chosen[start : start + ROWS], device)
+    part = rows[start : start + ROWS]
+    part = torch.from_numpy(np.array(part)) if isinstance(part, np.ndarray) else part
+    return part.to(device=device, dtype=torch.float32)
+
+
+def _rows(rows: Rows, where: NDArray[np.int64], device: torch.device) -> Tensor:
+    picked = (
+        rows[torch.from_numpy(where).to(rows.device)]
+        if isinstance(rows, Tensor)
+        else torch.from_numpy(rows[where])
+    )
+    return picked.to(device=device, dtype=torch.float32)
