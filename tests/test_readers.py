@@ -226,6 +226,26 @@ def test_an_id_in_two_splits_is_refused_even_when_one_is_read(tmp_path: Path) ->
             open_captions(tmp_path, split=split)
 
 
+def test_any_number_of_texts_by_a_list_of_their_images(tmp_path: Path) -> None:
+    np.save(tmp_path / "dev_ims.npy", np.arange(12, dtype=np.float16).reshape(3, 2, 2))
+    (tmp_path / "dev_caps.txt").write_text("a\nb\nc\nd\n")
+    (tmp_path / "dev_image_of.txt").write_text("0\n2\n2\n2\n")
+    (tmp_path / "dev_ids.txt").write_text("x\ny\nz\n")
+    assert as_table(open_captions(tmp_path)) == {
+        "x": ("val", ["a"]),
+        "y": ("val", []),
+        "z": ("val", ["b", "c", "d"]),
+    }
+    for content, message in (
+        ("0\n2\n2\n", "3 lines for 4 texts"),
+        ("0\n2\n2\n3\n", "it names image 3: numbers from 0 to 2"),
+        ("0\n2\nx\n2\n", r"dev_image_of.txt:3: 'x' is no number"),
+    ):
+        (tmp_path / "dev_image_of.txt").write_text(content)
+        with pytest.raises(DataError, match=message):
+            open_captions(tmp_path)
+
+
 def test_pictures_by_id_mapping(tmp_path: Path) -> None:
     save_part(tmp_path / "f30k" / "precomp", "train", 2)
     save_pictures(tmp_path / "f30k" / "flickr30k-images", ["a.png", "b.png"])

@@ -10,6 +10,8 @@ memory-mapped.
   does this, unless ``cut_val=False``.
 * ``testall`` is COCO's 5,000 test images and ``test`` their first 1,000. Read together they would hold
   images twice, so where ``testall`` exists ``test`` is read only when asked for (``split="test"``).
+* ``*_image_of.txt``, where it exists, gives the row of each text's image, one per line: ``diptych extract``
+  writes it for images that do not have five texts each. Nothing is cut then.
 * With ``id_mapping.json`` and the pictures beside the folder (VSE∞'s layout for training from raw images) and
   ``pictures=True``, the items are the pictures instead of the arrays.
 """
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore, Joined, Rows
@@ -32,7 +35,7 @@ from diptych.data.rows import with_files
 from diptych.data.splits import canonical_split
 from diptych.errors import DataError, SettingsError
 
-FILES = {"train": "train", "val": "val", "dev": "val", "test": "test", "testall": "testall"}
+PUBLISHED = ("train", "val", "dev", "test", "testall")
 MAPPING = "id_mapping.json"
 VAL_TEXTS = 5000
 SHAPE = "a float array (images, 36, 2048) or (images, D)"
@@ -48,8 +51,9 @@ def parts(path: Path) -> dict[str, str]:
     root = folder(path)
     if not root.is_dir():
         return {}
-    names = {name for name in FILES for end in ("ims.npy", "caps.txt") if (root / f"{name}_{end}").exists()}
-    return {FILES[name]: name for name in FILES if name in names}
+    arrays = {file.name.removesuffix("_ims.npy") for file in root.glob("*_ims.npy") if file.name[0] != "."}
+    names = [name for name in PUBLISHED if name in arrays or (root / f"{name}_caps.txt").exists()]
+    return {canonical_split(name): name for name in (*names, *sorted(arrays - set(names)))}
 
 
 def folder(path: Path) -> Path:
@@ -108,34 +112,64 @@ class Part:
         k, problems = self.texts_per_image, draft.problems
         caps = self.root / f"{self.file}_caps.txt"
         if not caps.exists():
-            problems.error(
-                "missing file", caps, "the file does not exist", f"one text per line, {k} per image"
-            )
+            expected = f"one text per line, {k} per image"
+            problems.error("missing file", caps, "the file does not exist", expected)
             return []
         lines = read_lines(caps, problems)
+        pairs = self._listed_pairs(len(lines), problems)
         if names is None:
-            store = self._array(len(lines), problems)
+            store = self._array(len(lines), pairs is None, problems)
             if store is None:
                 return []
-        elif len(lines) % k:
-            problems.error("counts", caps, f"{len(lines)} texts do not divide by {k}", f"{k} texts per image")
-            return []
-        count = len(lines) // k
+            count = len(store)
+        else:
+            store, count = None, len(lines) // k if pairs is None else len(ids or ())
+            if pairs is None and len(lines) % k:
+                expected = f"{k} texts per image"
+                problems.error("counts", caps, f"{len(lines)} texts do not divide by {k}", expected)
+                return []
         ids = self._one_per_image(ids, count, problems)
+        if pairs is None:
+            count = count if self.limit is None else min(count, self.limit)
+            pairs = np.repeat(np.arange(count), k)
+        elif len(pairs) and not 0 <= pairs.min() <= pairs.max() < count:
+            message = f"it names image {pairs.max() if pairs.max() >= count else pairs.min()}"
+            problems.error("counts", self._pairs_file, message, f"numbers from 0 to {count - 1}")
+            return []
         keys = [f"{self.split}/{row}" for row in range(count)]
         if names is not None:
-            keys = self._pictures(ids, names, problems)
-        count = min(len(keys), count if self.limit is None else self.limit)
-        for row in range(count):
-            first = row * k
-            at = draft.image(keys[row], self.split, f"{caps}:{first + 1}", ids[row] if ids else None)
-            for line in range(first, first + k):
-                if lines[line] is not None:
-                    draft.text(at, lines[line], f"{caps}:{line + 1}")
-        return [] if names is not None or store is None else [Rows(store, np.arange(count))]
+            keys = self._pictures(ids, names, problems)[:count]
+        rows = [
+            draft.image(key, self.split, f"{self.root / self.file}, image {row}", ids[row] if ids else None)
+            for row, key in enumerate(keys)
+        ]
+        for number, (image, line) in enumerate(zip(pairs.tolist(), lines, strict=False), 1):
+            if line is not None and image < len(rows):
+                draft.text(rows[image], line, f"{caps}:{number}")
+        return [] if store is None else [Rows(store, np.arange(count))]
 
-    def _array(self, texts: int, problems: Problems) -> Rows | None:
-        """One row per image of the split's array, whichever of the two layouts it has."""
+    @property
+    def _pairs_file(self) -> Path:
+        return self.root / f"{self.file}_image_of.txt"
+
+    def _listed_pairs(self, texts: int, problems: Problems) -> NDArray[np.int64] | None:
+        """The image of each text where a file lists them; None in the published layouts."""
+        path = self._pairs_file
+        if not path.exists():
+            return None
+        lines = read_lines(path, problems)
+        if len(lines) != texts:
+            expected = f"one image number per line of {self.file}_caps.txt"
+            problems.error("counts", path, f"{len(lines)} lines for {texts} texts", expected)
+            return None
+        for number, line in enumerate(lines, 1):
+            if line is None or not line.strip().isdecimal():
+                problems.error("counts", f"{path}:{number}", f"'{line}' is no number", "the row of an image")
+                return None
+        return np.asarray([int(line or 0) for line in lines], dtype=np.int64)
+
+    def _array(self, texts: int, published: bool, problems: Problems) -> Rows | None:
+        """One row per image of the split's array, whichever of the published layouts it has."""
         path, k = self.root / f"{self.file}_ims.npy", self.texts_per_image
         if not path.exists():
             problems.error(
@@ -150,7 +184,7 @@ class Part:
         if len(store.shape) not in (2, 3) or store.dtype.kind != "f" or not len(store):
             problems.error("array", path, f"an array {store.shape} of {store.dtype}", SHAPE)
             return None
-        if len(store) * k == texts:
+        if not published or len(store) * k == texts:
             return Rows(store, np.arange(len(store)))
         if len(store) != texts or texts % k:
             expected = (
