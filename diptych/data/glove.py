@@ -100,7 +100,7 @@ def _from_text(source: str | Path, wanted: set[str]) -> dict[str, NDArray[np.flo
             dim = fields
         if fields < dim or dim == 0:
             raise DataError(
-                f"{path}:{number} has {fields} numbers after its word, not {dim or 'a vector'}: copy it again."
+                f"{path}:{number} has {fields} numbers after its word, not {dim or 'any'}: copy it again."
             )
         word, _, rest = line.partition(" ")
         if word not in wanted or fields > dim:  # a word with spaces in it is not one of ours
