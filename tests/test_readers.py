@@ -507,9 +507,12 @@ def test_broken_tars_are_named(tmp_path: Path) -> None:
     with tarfile.open(path, "w") as tar:
         add_member(tar, "a.txt", b"text")
         add_member(tar, "a.png", encoded(1))
-    path.write_bytes(path.read_bytes()[:1800])
-    with pytest.raises(DataError, match=r"train-0.tar: the tar is truncated or damaged"):
-        open_captions(tmp_path)
+    whole = path.read_bytes()
+    damaged = whole[:1024] + b"\x07" * 512 + whole[1536:]  # the second header
+    for broken in (whole[:1800], whole[:1024], whole[:1300], damaged):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match=r"train-0.tar: the tar is truncated or damaged"):
+            open_captions(tmp_path)
     path.write_bytes(b"\x01" * 2000)
     with pytest.raises(DataError, match="truncated or damaged"):
         open_captions(tmp_path)

@@ -187,6 +187,11 @@ def scan(path: Path, problems: Problems) -> list[Sample]:
                     if info.offset_data + info.size > size:
                         raise tarfile.ReadError("unexpected end of data")
                     _place(samples, Member(str(path), info.name, info.offset_data, info.size), problems)
+            # tarfile takes a damaged header for the end; the true end is a block of zeros
+            with path.open("rb") as handle:
+                handle.seek(tar.offset)
+                if handle.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                    raise tarfile.ReadError(f"no end mark at byte {tar.offset:,}")
     except (tarfile.TarError, EOFError, OSError) as error:
         expected = f"it has {size:,} bytes; copy it again"
         problems.error("tar", path, f"the tar is truncated or damaged ({error})", expected)
