@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -141,7 +142,7 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
             start = file.tell()
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path.") from error
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, TypeError, SyntaxError, TokenError, EOFError, OSError) as error:
         raise DataError(f"{path} is not a numpy array file ({error}): write it with numpy.save.") from error
     if dtype.hasobject:
         raise DataError(f"{path} holds pickled objects, not numbers: save it as a plain float array.")
