@@ -94,7 +94,10 @@ def _is_manifest(path: Path) -> bool:
 def sniff(header: str) -> str | None:
     """The delimiter that gives a header an image column, or None."""
     for delimiter in DELIMITERS:
-        names = _names(next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter), []))
+        try:
+            names = _names(next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter), []))
+        except csv.Error:
+            continue
         if len(names) > 1 and Columns.among(names) is not None:
             return delimiter
     return DELIMITERS[0] if Columns.among(_names([header])) is not None else None
