@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MARGIN = 8  # candidates beyond k that are scored again: float32 rounding must not decide who is in
+TIE = 2e-6  # float32 scores closer than this may be equal: float64 and the order of addition decide
+MAX_TIES = 4096  # such candidates beyond the margin; of more, the earliest
 SCORES = 1 << 24  # scores held at once
 UNPACKED = 1 << 14  # rows turned into float32 at once: about 32 MB at 512 dimensions
 GATHER = 0.25  # below this share of a segment, selected rows are gathered; above, all are scored and masked
@@ -38,10 +40,9 @@ def scan(
         chosen = None if selection is None else selection.get(segment.number, np.zeros(0, np.int64))
         base = segment.number << ROW_BITS
         for rows, scores in _blocks(segment, layout, q, chosen):
-            top = torch.topk(scores, min(wanted, scores.shape[1]), dim=1, sorted=False)
-            slots = base + (top.indices + rows if isinstance(rows, int) else rows[top.indices])
-            for row in range(len(queries)):
-                found[row].append((top.values[row], slots[row]))
+            for row, best in enumerate(_best(scores, wanted)):
+                slots = base + (best + rows if isinstance(rows, int) else rows[best])
+                found[row].append((scores[row][best], slots))
     return [_merge(parts, wanted) for parts in found]
 
 
@@ -108,14 +109,32 @@ def _product(rows: Tensor, queries: Tensor) -> Tensor:
     return queries @ rows.T
 
 
+def _best(scores: Tensor, wanted: int) -> list[Tensor]:
+    """For each row of scores (Q, N), indices of its best ``wanted`` and of all that tie with the last."""
+    import torch
+
+    top = torch.topk(scores, min(wanted, scores.shape[1]), dim=1, sorted=False)
+    last = top.values.amin(dim=1, keepdim=True)
+    crowded = (scores >= last - TIE).sum(dim=1) > top.indices.shape[1]
+    out = list(top.indices)
+    for row in torch.nonzero(crowded & last.isfinite().flatten()).flatten().tolist():
+        near = torch.nonzero(scores[row] >= last[row] - TIE).flatten()  # in the order of addition
+        if len(near) > wanted + MAX_TIES:
+            sure = scores[row][near] > last[row] + TIE
+            near = torch.cat([near[sure], near[~sure][: wanted + MAX_TIES]])
+        out[row] = near
+    return out
+
+
 def _merge(parts: list[tuple[Tensor, Tensor]], wanted: int) -> Rows:
     import torch
 
     if not parts:
         return np.zeros(0, np.int64)
     scores, slots = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-    if len(scores) > wanted:
-        kept = torch.topk(scores, wanted, sorted=False).indices
-        scores, slots = scores[kept], slots[kept]
+    order = torch.argsort(slots)
+    scores, slots = scores[order], slots[order]
+    (kept,) = _best(scores[None], wanted)
+    scores, slots = scores[kept], slots[kept]
     result: Rows = slots[scores > -torch.inf].numpy()
     return result
