@@ -1,0 +1,172 @@
+"""Connections to PostgreSQL: kept, replaced when the server went away, its errors as one sentence each."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from diptych.errors import DataError, IndexError_, MissingExtra, SettingsError, StorageError, Unavailable
+
+try:
+    import psycopg
+    from pgvector.psycopg import register_vector
+    from psycopg import errors
+except ImportError as missing:
+    raise MissingExtra("psycopg[binary] and pgvector", "postgres", "An index in PostgreSQL") from missing
+
+SCHEMES = ("postgresql", "postgres")
+DEFAULT_INDEX = "diptych"
+IDLE = 8  # connections kept open between requests
+# a server that vanished without a word is noticed within seconds, not after the system's two hours
+_PATIENCE = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+T = TypeVar("T")
+Connection = Any  # psycopg.Connection[tuple[Any, ...]], whose stubs an installation without the extra lacks
+
+
+class Database:
+    """A pool of connections to one database, and the name of the index in it.
+
+    The URL is ``postgresql://user:password@host:port/database?index=name``: each index is a schema of that
+    name, so one database holds several. Without ``index`` it is ``diptych``.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        self.index = options.pop("index", DEFAULT_INDEX)
+        if not _NAME.fullmatch(self.index):
+            raise SettingsError(
+                f"index={self.index!r} in the database URL is no name for an index: "
+                "use lower-case letters, digits and _, at most 40."
+            )
+        self._url = urlunsplit(parts._replace(query=urlencode(options)))
+        host = parts.netloc.rsplit("@", 1)[-1] or options.get("host", "")
+        self.label = f"{SCHEMES[0]}://{host}{parts.path}?index={self.index}"  # without the password
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(self, read: Callable[[Connection], T]) -> T:
+        """The answer of ``read``, asked a second time when the first connection turns out to be dead."""
+        return self._run(read, lambda db: db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+
+    def change(self, write: Callable[[Connection], T], begin: str) -> T:
+        """Run ``write`` in a transaction after ``begin``; committed when this returns, else without trace.
+
+        Only ``begin`` is asked again on a dead connection: a commit whose answer was lost may have happened.
+        """
+        return self._run(write, lambda db: db.execute(f"BEGIN; {begin}"), retry=False)
+
+    def alone(self, statement: Any) -> None:
+        """Run a statement that must not be inside a transaction (VACUUM)."""
+        with self._translating():
+            db, _ = self._borrow()
+            try:
+                db.execute(statement)
+            finally:
+                self._give_back(db)
+
+    def close(self) -> None:
+        """Close every connection; idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for db in idle:
+            db.close()
+
+    def _run(
+        self, work: Callable[[Connection], T], begin: Callable[[Connection], Any], retry: bool = True
+    ) -> T:
+        with self._translating():
+            while True:
+                db, fresh = self._borrow()
+                started = False
+                try:
+                    begin(db)
+                    started = True
+                    result = work(db)
+                    db.execute("COMMIT")
+                    return result
+                except BaseException as error:
+                    gone = isinstance(error, psycopg.OperationalError) and _is_gone(error)
+                    if gone:
+                        self._drop_idle()  # they were opened to the same server
+                    with suppress(psycopg.Error):
+                        db.execute("ROLLBACK")
+                    if not gone or fresh or (started and not retry):
+                        raise
+                finally:
+                    self._give_back(db)
+
+    def _borrow(self) -> tuple[Connection, bool]:
+        """A connection, and whether it was opened just now."""
+        with self._lock:
+            if self._closed:
+                raise IndexError_(f"the index {self.label} is closed: open it again.")
+            if self._idle:
+                return self._idle.pop(), False
+        db = psycopg.connect(self._url, autocommit=True, application_name="diptych", **_PATIENCE)
+        try:
+            # what is acknowledged is on disk, whatever the server's default is
+            db.execute("SET synchronous_commit = on")
+            if db.execute("SELECT 1 FROM pg_type WHERE typname = 'vector'").fetchone():
+                register_vector(db)
+        except BaseException:
+            db.close()
+            raise
+        return db, True
+
+    def _give_back(self, db: Connection) -> None:
+        with self._lock:
+            keep = not (self._closed or db.broken or db.closed) and len(self._idle) < IDLE
+            if keep:
+                self._idle.append(db)
+        if not keep:
+            db.close()
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for db in idle:
+            db.close()
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise self._sentence(error) from error
+
+    def _sentence(self, error: psycopg.Error) -> Exception:
+        reason = (error.diag.message_primary or str(error).strip() or type(error).__name__).splitlines()[0]
+        place = self.label
+        if isinstance(error, errors.DiskFull):
+            return StorageError(
+                f"the disk of {place} is full: free some space and try again; what was saved is intact."
+            )
+        if isinstance(error, errors.InsufficientPrivilege | errors.ReadOnlySqlTransaction):
+            return StorageError(f"{place} cannot be written ({reason}): use a role that may write there.")
+        if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
+            return IndexError_(f"there is no index at {place}: index a collection there first.")
+        if isinstance(error, errors.QueryCanceled | errors.LockNotAvailable | errors.TransactionRollback):
+            return Unavailable(f"{place} gave up on the request ({reason}): try again.")
+        if isinstance(error, errors.DataError | errors.ProgramLimitExceeded):
+            return DataError(f"{place} cannot store or compare a value ({reason}): change that value.")
+        if isinstance(error, psycopg.OperationalError):
+            return Unavailable(
+                f"the database {place} does not answer ({reason}): start it or check the URL, then try again."
+            )
+        return IndexError_(
+            f"{place} answered with an error ({reason}): check the index with 'diptych index verify'."
+        )
+
+
+def _is_gone(error: psycopg.OperationalError) -> bool:
+    """Whether the connection failed, not a statement: then there is no SQLSTATE, or 57P0x from a stop."""
+    state = error.sqlstate or ""
+    return not state or state.startswith(("08", "57P0"))

@@ -1,0 +1,412 @@
+"""The remote engine: an index in PostgreSQL with pgvector, behind the same protocol as the embedded one.
+
+Exact search scans the vectors on the server and scores the best again in float64 here, so it returns what the
+embedded engine returns on the same items. Full text is BM25 as FTS5 computes it (see ``bm25``). Every change
+is one transaction that first locks the index's generation: writers take turns, readers never wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from pgvector import HalfVector, Vector
+
+from diptych.errors import IndexError_, QueryError, SettingsError
+from diptych.index import ranking, tables
+from diptych.index.bm25 import Tokenizer
+from diptych.index.database import Connection, Database
+from diptych.index.duplicates import best_pairs
+from diptych.index.filters import Filter, parse_filter
+from diptych.index.protocol import (
+    KINDS,
+    Collection,
+    Hit,
+    Hits,
+    IndexInfo,
+    Item,
+    Kind,
+    Pair,
+    Precision,
+    Vectors,
+)
+from diptych.index.pushdown import condition, storable
+from diptych.index.ranking import Selection
+from diptych.index.records import checked_vectors, item, records, rows_of, storable_ids
+from diptych.index.scan import rescore
+from diptych.index.segments import Layout
+from diptych.index.state import Segment
+from diptych.index.tables import Tables
+from diptych.index.writing import check_items
+
+MARGIN = 32  # candidates beyond k that are scored again: the server's float32 must not decide who is in
+LEAST_EF, MAX_EF = 100, 1000  # candidates an HNSW search keeps; the second is pgvector's limit
+
+
+class PostgresIndex:
+    """An index in a schema of a PostgreSQL database: many writers, many readers.
+
+    Safe to share between threads. A database that goes away makes requests fail with ``Unavailable``; the
+    first one after it is back works again.
+    """
+
+    def __init__(self, url: str, *, writable: bool = False) -> None:
+        self._database, self._writable = Database(url), writable
+        self._tokenizer = Tokenizer()
+        self._sampled: tuple[Any, Vectors] | None = None
+        self.path = self._database.label
+        try:
+            self._meta = self._database.ask(Tables(self._database.index).meta)
+            if int(self._meta["format"]) != tables.FORMAT:
+                raise IndexError_(
+                    f"{self.path} has index format {self._meta['format']}, this version reads "
+                    f"{tables.FORMAT}: update diptych, or index the collection anew."
+                )
+        except BaseException:
+            self.close()
+            raise
+        self._dimension = int(self._meta["dimension"])
+        self._precision: Precision = self._meta["precision"]  # type: ignore[assignment]
+        self._tables = Tables(self._database.index, self._precision)
+
+    @classmethod
+    def create(
+        cls,
+        url: str,
+        dimension: int,
+        *,
+        model: str = "",
+        fingerprint: str = "",
+        precision: Precision = "float32",
+    ) -> PostgresIndex:
+        """A new, empty index, open for writing; an index that is already there is refused."""
+        facts = tables.new_facts(dimension, precision, model, fingerprint)
+        database = Database(url)
+        try:
+            new = Tables(database.index, precision)
+            database.change(lambda db: new.create(db, database.label, facts), "SELECT 1")
+        finally:
+            database.close()
+        return cls(url, writable=True)
+
+    @classmethod
+    def open(
+        cls, url: str, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
+    ) -> PostgresIndex:
+        """An existing index; with ``fingerprint``, one made by another model is refused by name."""
+        index = cls(url, writable=writable)
+        theirs = index._meta["fingerprint"]
+        if fingerprint is not None and fingerprint != theirs:
+            index.close()
+            raise IndexError_(
+                f"{index.path} was made with the model '{index._meta['model'] or 'unnamed'}' (fingerprint "
+                f"{theirs or 'none'}), not with '{model or 'unnamed'}' (fingerprint {fingerprint}): search "
+                "it with its own model, or index the collection anew with this one under another name."
+            )
+        return index
+
+    @staticmethod
+    def exists(url: str) -> bool:
+        """Whether there is an index to open."""
+        database = Database(url)
+        try:
+            return database.ask(Tables(database.index).exists)
+        finally:
+            database.close()
+
+    @property
+    def info(self) -> IndexInfo:
+        """What the index says of itself."""
+        t = self._tables
+        return self._database.ask(
+            lambda db: IndexInfo(
+                path=self.path,
+                engine="postgresql",
+                dimension=self._dimension,
+                precision=self._precision,
+                model=self._meta["model"],
+                fingerprint=self._meta["fingerprint"],
+                version=self._meta["version"],
+                created=self._meta["created"],
+                counts=t.counts(db),
+                deleted=0,
+                size=t.size(db),
+                columns=t.columns(db),
+                collections=t.collections(db),
+                approximate=t.graphs(db),
+            )
+        )
+
+    @property
+    def generation(self) -> int:
+        """A number that grows with every change."""
+        return self._database.ask(self._tables.generation)
+
+    def count(self, kind: Kind | None = None) -> int:
+        """Items present, of one kind or of all."""
+        counts = self._database.ask(self._tables.counts)
+        return sum(counts.values()) if kind is None else counts[kind]
+
+    def __len__(self) -> int:
+        return self.count()
+
+    # ------------------------------------------------------------------ changing
+
+    def add(self, items: Sequence[Item], vectors: Any) -> None:
+        """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
+        self._store(items, vectors, replace=False)
+
+    def update(self, items: Sequence[Item], vectors: Any) -> None:
+        """Add items, replacing those whose id is present."""
+        self._store(items, vectors, replace=True)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Remove items by id and say how many were there; texts of a removed image go with it."""
+        known = storable_ids(ids)
+        removed: int = self._change(lambda db: self._tables.remove(db, known, with_texts=True))
+        return removed
+
+    def collection(self, name: str, root: str = "") -> Collection:
+        """The collection of this name and root, recorded if it is new."""
+        found = self._database.ask(lambda db: self._tables.find_collection(db, name, root))
+        if found is None:
+            found = self._change(lambda db: self._tables.add_collection(db, name, root))
+        return found
+
+    def build_graph(self, kind: Kind = "image") -> None:
+        """Make the approximate index (HNSW) of a kind; from then on it follows every change."""
+        limit = tables.GRAPH_LIMITS[self._precision]
+        if self._dimension > limit:
+            raise SettingsError(
+                f"pgvector builds no approximate index over {self._dimension} {self._precision} dimensions "
+                f"(the limit is {limit}): search exactly, or use fewer dimensions."
+            )
+        self._change(lambda db: self._tables.build_graph(db, kind))
+
+    def compact(self) -> int:
+        """Give back the space of removed rows; the number of bytes freed. Searches wait while it runs."""
+        self._check_writable()
+        before = self._database.ask(self._tables.size)
+        for statement in self._tables.vacuum():
+            self._database.alone(statement)
+        return max(0, before - self._database.ask(self._tables.size))
+
+    # ------------------------------------------------------------------ reading
+
+    def get(self, ids: Sequence[str]) -> list[Item | None]:
+        """The items of these ids, None where absent."""
+        found = {
+            one.id: one for one in self._database.ask(lambda db: self._tables.items(db, storable_ids(ids)))
+        }
+        return [found.get(id) for id in ids]
+
+    def vectors(self, ids: Sequence[str]) -> Vectors:
+        """The stored vectors (len(ids), dimension) of items that must be present."""
+        found = self._database.ask(lambda db: self._tables.vectors_of(db, storable_ids(ids)))
+        absent = [id for id in ids if id not in found]
+        if absent:
+            raise QueryError(f"'{absent[0]}' is not in the index {self.path}: check the id.")
+        return self._rows([found[id] for id in ids])
+
+    def thumbnail(self, id: str) -> bytes | None:
+        """The stored JPEG of an item, if it has one."""
+        return self._database.ask(lambda db: self._tables.thumbnail(db, id)) if storable(id) else None
+
+    def file(self, item: Item) -> Path | None:
+        """The file of an item on this machine, None without one or when its path would leave its root."""
+        roots = {c.number: c.root for c in self._database.ask(self._tables.collections)}
+        if not roots.get(item.collection) or not item.path:
+            return None
+        root = Path(roots[item.collection]).resolve()
+        path = (root / item.path).resolve()
+        return path if path.is_relative_to(root) and path.is_file() else None
+
+    def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
+        """(id, content) of every item of a collection, for a re-index to compare."""
+        yield from self._database.ask(lambda db: self._tables.contents(db, collection, kind))
+
+    def search(
+        self,
+        vector: Any,
+        k: int = 10,
+        *,
+        kind: Kind | None = None,
+        filter: str | Filter | None = None,
+        exact: bool | None = None,
+    ) -> Hits:
+        """The k best items for one vector (dimension,)."""
+        row = np.asarray(vector, np.float32)
+        return self.search_many(row.reshape(1, -1), k, kind=kind, filter=filter, exact=exact)[0]
+
+    def search_many(
+        self,
+        vectors: Any,
+        k: int = 10,
+        *,
+        kind: Kind | None = None,
+        filter: str | Filter | None = None,
+        exact: bool | None = None,
+    ) -> list[Hits]:
+        """``search`` for each row of (queries, dimension), in one conversation with the server.
+
+        The approximate index answers where there is one for the kind, unless ``exact`` is True; a filtered
+        search is always exact.
+        """
+        queries = self._checked(vectors, "the query")
+        _check_k(k)
+
+        def read(db: Connection) -> list[Hits]:
+            wanted = exact is not True and filter is None and k + MARGIN <= MAX_EF
+            approximate = wanted and kind in self._tables.graphs(db)
+            chosen = self._selection(db, kind, filter)
+            if approximate:
+                effort = min(MAX_EF, max(LEAST_EF, 2 * (k + MARGIN)))
+                db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(effort),))
+            cast = HalfVector if approximate and self._precision == "float16" else Vector
+            with db.pipeline():
+                cursors = [
+                    ranking.nearest(db, self._tables, cast(query), k + MARGIN, chosen, approximate)
+                    for query in queries
+                ]
+            return [
+                self._hits(query, cursor.fetchall(), k, not approximate)
+                for query, cursor in zip(queries, cursors, strict=True)
+            ]
+
+        return self._database.ask(read)
+
+    def search_words(
+        self, text: str, k: int = 10, *, kind: Kind | None = None, filter: str | Filter | None = None
+    ) -> Hits:
+        """The k best items by BM25 over their texts; items without any of the words are absent."""
+        _check_k(k)
+        words = self._tokenizer.query(text)
+        kinds = KINDS if kind is None else (kind,)
+
+        def read(db: Connection) -> list[tuple[float, int, Item]]:
+            selections = [self._selection(db, one, filter) for one in kinds]
+            return [row for one in selections for row in ranking.best_words(db, self._tables, words, k, one)]
+
+        found = sorted(self._database.ask(read), key=lambda row: (-row[0], row[1]))[:k]
+        return Hits(tuple(Hit(one, score) for score, _, one in found))
+
+    def sample(
+        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
+    ) -> Vectors:
+        """Vectors of up to ``size`` items spread evenly over the index, the same for the same state."""
+
+        def read(db: Connection) -> Vectors:
+            key = (self._tables.generation(db), kind, repr(filter), size)
+            if self._sampled is None or self._sampled[0] != key:
+                chosen = self._selection(db, kind, filter)
+                self._sampled = (key, self._rows(ranking.sample(db, self._tables, chosen, size)))
+            return self._sampled[1]
+
+        return self._database.ask(read)
+
+    def near_duplicates(
+        self,
+        *,
+        kind: Kind = "image",
+        threshold: float | None = None,
+        limit: int = 100,
+        show_progress: bool = False,
+    ) -> list[Pair]:
+        """The ``limit`` best pairs, best first; with ``threshold``, only those that reach it.
+
+        The vectors of the kind are brought here for it: a database has no quick way to compare all with all.
+        """
+        if limit < 1:
+            raise SettingsError(f"the number of pairs to list must be at least 1, not {limit}.")
+
+        def read(db: Connection) -> list[Pair]:
+            rows = self._tables.vectors_of_kind(db, kind)
+            serials = [serial for serial, _ in rows]
+            stored = self._rows([vector for _, vector in rows])
+            segment = Segment(0, kind, "", stored, np.zeros(0, np.int64))
+            layout = Layout(self._dimension, "float32")
+            scores, first, second = best_pairs([segment], layout, threshold, limit, show_progress)
+            pairs = [(serials[a], serials[b]) for a, b in zip(first, second, strict=True)]
+            found = self._tables.items_at(db, [serial for pair in pairs for serial in pair])
+            return [Pair(found[a], found[b], float(s)) for (a, b), s in zip(pairs, scores, strict=True)]
+
+        return self._database.ask(read)
+
+    def verify(self) -> list[str]:
+        """Read everything and compare it with its checksums: one sentence per fault."""
+        return self._database.ask(self._tables.verify)
+
+    def close(self) -> None:
+        """Close the connections; idempotent."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _change(self, write: Callable[[Connection], Any]) -> Any:
+        self._check_writable()
+
+        def counted(db: Connection) -> Any:
+            result = write(db)
+            self._tables.count_change(db)
+            return result
+
+        return self._database.change(counted, self._tables.take_turn)
+
+    def _store(self, items: Sequence[Item], vectors: Any, replace: bool) -> None:
+        rows = self._checked(vectors, "vectors to add")
+        check_items(items, len(rows))
+        if not items:
+            return
+        new = records(items, rows, self._precision, self._tokenizer)
+        ids = [one.id for one in items]
+
+        def write(db: Connection) -> None:
+            if replace:
+                self._tables.remove(db, ids, with_texts=False)
+            elif present := self._tables.items(db, ids):
+                raise IndexError_(
+                    f"'{present[0].id}' is already in {self.path}: update it, or delete it first."
+                )
+            self._tables.insert(db, new)
+
+        self._change(write)
+
+    def _selection(self, db: Connection, kind: Kind | None, filter: str | Filter | None) -> Selection:
+        if filter is None:
+            return Selection(kind)
+        columns = self._tables.columns(db)
+        tree = parse_filter(filter, columns) if isinstance(filter, str) else filter
+        return Selection(kind, *condition(tree, columns))
+
+    def _hits(self, query: Vectors, rows: list[tuple[Any, ...]], k: int, exact: bool) -> Hits:
+        scores = rescore(self._rows([row[1] for row in rows]), query)
+        best = np.lexsort(([row[0] for row in rows], -scores))[:k]
+        return Hits(tuple(Hit(item(rows[n][2:]), float(scores[n])) for n in best), exact)
+
+    def _rows(self, vectors: Sequence[Any]) -> Vectors:
+        return rows_of(vectors, self._dimension)
+
+    def _checked(self, vectors: Any, what: str) -> Vectors:
+        return checked_vectors(vectors, self._dimension, what, self.path, self._meta["model"])
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise IndexError_(
+                f"{self.path} is open for reading only: open it with writable=True to change it."
+            )
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise SettingsError(f"k must be at least 1, not {k}.")

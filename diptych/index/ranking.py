@@ -1,0 +1,95 @@
+"""The SQL that ranks: nearest vectors, best words, and an even sample, each over what a filter selects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from diptych.index.bm25 import K1, LEAST_IDF, B
+from diptych.index.database import Connection
+from diptych.index.protocol import Item, Kind
+from diptych.index.records import COLUMNS, item
+from diptych.index.tables import Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The items a search looks at: of one kind or of all, and passing a condition over ``items``."""
+
+    kind: Kind | None = None
+    where: str = "true"
+    parameters: dict[str, Any] | None = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The parameters of the condition."""
+        return self.parameters or {}
+
+
+def nearest(
+    db: Connection, tables: Tables, query: Any, count: int, chosen: Selection, approximate: bool
+) -> Any:
+    """A cursor over (serial, vector, item …) of the ``count`` best by the server's arithmetic, unordered."""
+    # a literal, one of KINDS: the planner must see it to take the approximate index of that kind
+    kind = "true" if chosen.kind is None else f"v.kind = '{chosen.kind}'"
+    if approximate:
+        best = f"FROM {{s}}.vectors v WHERE {kind} ORDER BY v.vector <#> %(query)s"
+    else:
+        # + 0 keeps the planner from an approximate index; widened halves keep the query unrounded
+        wide = "v.vector" if tables.precision == "float32" else "v.vector::vector"
+        join = "" if chosen.where == "true" else "JOIN {s}.items USING (serial)"
+        best = (
+            f"FROM {{s}}.vectors v {join} WHERE {kind} AND {chosen.where} "
+            f"ORDER BY ({wide} <#> %(query)s) + 0, v.serial"
+        )
+    statement = (
+        f"SELECT best.serial, best.vector, {COLUMNS} FROM "
+        f"(SELECT v.serial, v.vector {best} LIMIT %(count)s) best JOIN {{s}}.items USING (serial)"
+    )
+    return db.execute(tables.sql(statement), {**chosen.values, "query": query, "count": count}, binary=True)
+
+
+def best_words(
+    db: Connection, tables: Tables, words: dict[str, int], k: int, chosen: Selection
+) -> list[tuple[float, int, Item]]:
+    """(score, serial, item) of the k best of one kind by BM25."""
+    statement = f"""
+        WITH total AS (
+          SELECT items::float8 AS n, words::float8 / items AS average FROM {{s}}.totals
+          WHERE kind = %(kind)s AND items > 0 AND words > 0),
+        rare AS (
+          SELECT w.term, w.weight, w.place,
+                 greatest(ln((n - hits + 0.5) / (hits + 0.5)), {LEAST_IDF}) AS idf
+          FROM unnest(%(terms)s::text[], %(weights)s::int[]) WITH ORDINALITY AS w(term, weight, place), total,
+          LATERAL (SELECT count(*) AS hits FROM {{s}}.postings p
+                   WHERE p.kind = %(kind)s AND p.term = w.term) found
+          WHERE hits > 0),
+        best AS (
+          SELECT serial, sum(
+            rare.weight * idf * (p.count * {K1 + 1}::float8) /
+            (p.count + {K1}::float8 * ({1 - B}::float8 + {B}::float8 * items.words / total.average))
+            ORDER BY place) AS score
+          FROM rare JOIN {{s}}.postings p ON p.kind = %(kind)s AND p.term = rare.term
+          JOIN {{s}}.items USING (serial), total
+          WHERE {chosen.where} GROUP BY serial ORDER BY score DESC, serial LIMIT %(k)s)
+        SELECT best.score, best.serial, {COLUMNS} FROM best JOIN {{s}}.items USING (serial)"""
+    given = {"kind": chosen.kind, "terms": list(words), "weights": list(words.values()), "k": k}
+    rows = db.execute(tables.sql(statement), {**chosen.values, **given}).fetchall()
+    return [(score, serial, item(rest)) for score, serial, *rest in rows]
+
+
+def sample(db: Connection, tables: Tables, chosen: Selection, size: int) -> list[Any]:
+    """Vectors of up to ``size`` items at even distances, in the order they were added."""
+    condition = f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {chosen.where}"
+    count = f"SELECT count(*) FROM {{s}}.items WHERE {condition}"
+    given = {**chosen.values, "kind": chosen.kind}
+    total = db.execute(tables.sql(count), given).fetchone()[0]
+    places = np.linspace(0, max(0, total - 1), min(size, total)).astype(np.int64).tolist()
+    statement = f"""
+        SELECT vector FROM (SELECT serial, row_number() OVER (ORDER BY serial) - 1 AS place
+                            FROM {{s}}.items WHERE {condition}) numbered
+        JOIN {{s}}.vectors USING (serial) WHERE place = ANY(%(places)s) ORDER BY serial"""
+    rows = db.execute(tables.sql(statement), {**given, "places": places}, binary=True).fetchall()
+    return [vector for (vector,) in rows]

@@ -1,0 +1,471 @@
+"""PostgreSQL against a real server: the embedded engine's answers, two writers, a server that goes away."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from servers import Server, postgres
+
+from diptych.errors import DataError, IndexError_, QueryError, SettingsError, StorageError, Unavailable
+from diptych.index.embedded import EmbeddedIndex
+from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
+from diptych.index.postgres import PostgresIndex
+from diptych.index.protocol import Item
+
+DIM = 24
+WORDS = [
+    "red", "green", "blue", "shoe", "shoes", "sneaker", "running", "runner", "café", "dog", "dogs", "foo_bar",
+    "日本語", "straße",
+]  # fmt: skip
+names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with postgres() as running:
+        yield running
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    return server.index_url(f"test{next(names)}")
+
+
+def collection(count: int = 300, seed: int = 0) -> tuple[list[Item], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    items, vectors = [], rng.normal(size=(count, DIM)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    for n in range(count):
+        metadata: dict[str, Any] = {"price": int(rng.integers(100)), "color": WORDS[rng.integers(3)]}
+        if n % 3 == 0:
+            metadata |= {"tags": [WORDS[rng.integers(8)], int(rng.integers(3))], "sale": bool(n % 2)}
+        if n % 5 == 0:
+            metadata |= {
+                "rating": float(rng.integers(10)) / 2,
+                "note": "ÀB%c_D" if n % 2 else "\\x İstanbul ΑΣ",
+            }
+        if n % 7 == 0:
+            metadata["price"] = None
+        text = " ".join(WORDS[i] for i in rng.integers(len(WORDS), size=rng.integers(0, 9)))
+        kind = "text" if n % 4 == 3 else "image"
+        image_id = f"item{n - 1}" if kind == "text" else ""
+        path = f"a/{n}.jpg" if kind == "image" else ""
+        items.append(Item(f"item{n}", kind, path, text, image_id, metadata, f"v{n}", 0))
+    vectors[120:140] = vectors[min(10, count - 1)]  # ties, where there are so many
+    return items, vectors
+
+
+@pytest.fixture
+def both(url: str, tmp_path: Path) -> Iterator[tuple[PostgresIndex, EmbeddedIndex]]:
+    items, vectors = collection()
+    with (
+        PostgresIndex.create(url, DIM, fingerprint="f") as remote,
+        EmbeddedIndex.create(tmp_path / "i", DIM) as local,
+    ):
+        for index in (remote, local):
+            index.add(items[:200], vectors[:200])
+            index.add(items[200:], vectors[200:])
+            index.delete(["item8", "item17", "absent"])
+            index.update([items[100], items[33]], vectors[[100, 33]])
+        yield remote, local
+
+
+def same(remote: Any, local: Any) -> None:
+    assert remote.ids == local.ids
+    assert remote.scores == local.scores  # both in float64 from the same stored numbers
+    assert [hit.item for hit in remote] == [hit.item for hit in local]
+
+
+def execute(index: PostgresIndex, statement: str) -> None:
+    index._database.change(lambda db: db.execute(statement), "SELECT 1")
+
+
+# ---------------------------------------------------------------------- the same answers
+
+
+def test_exact_search_answers_what_the_embedded_engine_answers(both: Any) -> None:
+    remote, local = both
+    queries = collection(20, seed=5)[1]
+    for kind in ("image", "text"):
+        for k in (1, 7, 400):
+            for a, b in zip(
+                remote.search_many(queries, k, kind=kind),
+                local.search_many(queries, k, kind=kind),
+                strict=True,
+            ):
+                same(a, b)
+                assert a.exact
+    assert remote.search(queries[0], 25).ids == local.search(queries[0], 25).ids
+    assert len(remote) == len(local)
+    assert remote.info.counts == local.info.counts
+    assert remote.info.columns == local.info.columns
+
+
+def test_equal_scores_keep_the_order_of_addition(both: Any) -> None:
+    remote, _ = both
+    _, vectors = collection()
+    hits = remote.search(vectors[10], 12, kind="image").ids
+    tied = [f"item{n}" for n in [10, *range(120, 140)] if n % 4 != 3]
+    assert hits == tied[:12]
+
+
+FILTERS = [
+    "price < 50",
+    "price >= 50 and color = 'red'",
+    "price = 7 or price = 7.0",
+    "not (price < 50)",
+    "price != 10",
+    "price is null",
+    "price is not null and rating > 1.5",
+    "color in ('red', 'blue')",
+    "color not in ('red')",
+    "color < 'green'",
+    "color >= 'green'",
+    "color > 'RED'",
+    "tags contains 'red'",
+    "tags contains 1",
+    "tags not contains 'shoe'",
+    "tags is null",
+    "sale = true",
+    "sale != true",
+    "note contains 'àb'",
+    "note contains 'ας'",
+    "note contains 'i̇s'",
+    "note like '%\\\\%'",
+    "note like '_b%c_d'",
+    "note like '%'",
+    "note contains '%'",
+    "text contains 'SHOE'",
+    "text like '%straße%'",
+    "text is null",
+    "path like 'a/1_.jpg'",
+    "path is null",
+    "image_id = 'item2'",
+    "id in ('item1', 'item2', 'nothing')",
+    "id > 'item30' and id <= 'item33'",
+    "price < 1e999",
+    "price > -1e999 and price < -1e999",
+    "price = 1e999",
+    "color = 'a\x00b' or color = 'red'",
+    "color = \"x' OR '1'='1\"",
+]
+
+
+@pytest.mark.parametrize("text", FILTERS)
+def test_filters_are_pushed_down_and_mean_the_same(both: Any, text: str) -> None:
+    remote, local = both
+    query = collection(1, seed=9)[1][0]
+    for kind in ("image", "text"):
+        same(
+            remote.search(query, 400, kind=kind, filter=text),
+            local.search(query, 400, kind=kind, filter=text),
+        )
+
+
+def test_a_filter_agrees_with_its_definition(both: Any) -> None:
+    remote, _ = both
+    items, _ = collection()
+    present = {i.id: i for i in items}
+    for gone in ("item8", "item17"):
+        present.pop(gone)
+    present = {id: i for id, i in present.items() if i.image_id not in ("item8", "item17")}
+    for text in FILTERS:
+        tree = parse_filter(text)
+        expected = {
+            i.id
+            for i in present.values()
+            if matches(tree, i.metadata | {name: getattr(i, name) or None for name in ITEM_COLUMNS})
+        }
+        found = set(remote.search(np.ones(DIM), 1000, filter=tree).ids)
+        assert found == expected, text
+
+
+def test_full_text_is_the_same_bm25(both: Any) -> None:
+    remote, local = both
+    for text in (
+        "red shoes",
+        "running",
+        "dog dogs café",
+        "CAFE",
+        "日本語 straße",
+        "nothing like this",
+        '"; DROP',
+        "red",
+    ):
+        for kind in ("image", "text"):
+            for filter in (None, "price < 50"):
+                a = remote.search_words(text, 20, kind=kind, filter=filter)
+                b = local.search_words(text, 20, kind=kind, filter=filter)
+                assert a.ids == b.ids, text
+                assert a.scores == pytest.approx(b.scores, rel=1e-9)
+
+
+def test_samples_duplicates_and_reading_agree(both: Any) -> None:
+    remote, local = both
+    for kind in ("image", "text"):
+        np.testing.assert_array_equal(remote.sample(kind, None, 50), local.sample(kind, None, 50))
+        np.testing.assert_array_equal(
+            remote.sample(kind, "price < 50", 500), local.sample(kind, "price < 50", 500)
+        )
+    a, b = remote.near_duplicates(threshold=0.999), local.near_duplicates(threshold=0.999)
+    assert [(p.first.id, p.second.id) for p in a] == [(p.first.id, p.second.id) for p in b]
+    assert len(a) > 100 - 1
+    assert remote.get(["item3", "absent"]) == local.get(["item3", "absent"])
+    np.testing.assert_array_equal(remote.vectors(["item5", "item3"]), local.vectors(["item5", "item3"]))
+    assert sorted(remote.contents(0)) == sorted(local.contents(0))
+    assert remote.verify() == []
+
+
+def test_half_precision_answers_like_the_embedded_engine(url: str, tmp_path: Path) -> None:
+    items, vectors = collection()
+    with (
+        PostgresIndex.create(url, DIM, precision="float16") as remote,
+        EmbeddedIndex.create(tmp_path / "i", DIM, precision="float16") as local,
+    ):
+        remote.add(items, vectors)
+        local.add(items, vectors)
+        for query in collection(10, seed=3)[1]:
+            same(remote.search(query, 20, kind="image"), local.search(query, 20, kind="image"))
+        remote.build_graph("image")
+        assert not remote.search(vectors[3], 5, kind="image").exact
+        with pytest.raises(SettingsError, match="beyond float16"):
+            remote.update(items[:1], np.full((1, DIM), 1e6))
+
+
+def test_an_approximate_index_answers_what_is_not_filtered(url: str) -> None:
+    items, vectors = collection(2000)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        index.build_graph("image")
+        assert index.info.approximate == {"image": 1500}
+        queries, found = collection(20, seed=4)[1], 0
+        for query in queries:
+            exact, quick = (
+                index.search(query, 10, kind="image", exact=True),
+                index.search(query, 10, kind="image"),
+            )
+            assert exact.exact
+            assert not quick.exact
+            found += len(set(exact.ids) & set(quick.ids))
+        assert found >= 0.95 * 200
+        rare = index.search(queries[0], 10, kind="image", filter="price = 5")
+        assert rare.exact
+        assert len(rare) == 10
+        index.delete([items[0].id])
+        assert items[0].id not in index.search(vectors[0], 10, kind="image").ids
+        assert index.search(queries[0], 1000, kind="image").exact  # beyond what HNSW can rank
+
+
+# ---------------------------------------------------------------------- changing
+
+
+def test_updates_are_idempotent_and_durable(server: Server, url: str) -> None:
+    items, vectors = collection(40)
+    with PostgresIndex.create(url, DIM) as index:
+        for _ in range(3):
+            index.update(items, vectors)
+        assert len(index) == 40
+        assert index.verify() == []
+        before = index.search(vectors[0], 40).ids
+    with PostgresIndex.open(url) as again:
+        assert again.search(vectors[0], 40).ids == before
+        assert again.generation == 3
+        with pytest.raises(IndexError_, match="open for reading only"):
+            again.delete(["item1"])
+
+
+def test_an_id_that_is_present_is_refused_and_nothing_is_written(url: str) -> None:
+    items, vectors = collection(10)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items[:5], vectors[:5])
+        with pytest.raises(IndexError_, match="'item2' is already in"):
+            index.add(items[2:], vectors[2:])
+        assert len(index) == 5
+
+
+def test_thumbnails_collections_and_files(url: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(b"x")
+    (tmp_path / "out.jpg").write_bytes(b"y")
+    (tmp_path / "in" / "link.jpg").symlink_to(tmp_path / "out.jpg")
+    with PostgresIndex.create(url, 2) as index:
+        where = index.collection("photos", str(tmp_path / "in"))
+        assert index.collection("photos", str(tmp_path / "in")) == where
+        assert index.collection("other").number == where.number + 1
+        items = [
+            Item(p, path=p, collection=where.number, thumbnail=b"jpeg")
+            for p in ("a.jpg", "../out.jpg", "link.jpg", "no.jpg")
+        ]
+        index.add(items, np.eye(4, 2))
+        assert index.thumbnail("a.jpg") == b"jpeg"
+        assert index.thumbnail("a\x00") is None
+        files = [index.file(item) for item in items]
+        assert files == [tmp_path / "in" / "a.jpg", None, None, None]
+        index.delete(["a.jpg"])
+        assert index.thumbnail("a.jpg") is None
+
+
+def test_two_writers_at_once_lose_nothing(url: str) -> None:
+    items, vectors = collection(240)
+    PostgresIndex.create(url, DIM).close()
+    failures: list[BaseException] = []
+
+    def write(part: int) -> None:
+        try:
+            with PostgresIndex.open(url, writable=True) as index:
+                for start in range(0, 240, 20):  # both write every item, in opposite orders
+                    at = start if part == 0 else 220 - start
+                    index.update(items[at : at + 20], vectors[at : at + 20])
+                    index.delete([f"item{at + part}"])
+                    index.update(items[at : at + 20][::-1], vectors[at : at + 20][::-1])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(part,)) for part in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    with PostgresIndex.open(url) as index:
+        assert len(index) == 240
+        assert index.verify() == []
+        assert index.generation == 72
+        assert sorted(index.search(vectors[0], 300).ids) == sorted(i.id for i in items)
+
+
+def test_compaction_gives_space_back(url: str) -> None:
+    items, vectors = collection(2000)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        index.delete([item.id for item in items[100:]])
+        before = index.search(vectors[0], 10).ids
+        assert index.compact() > 0
+        assert index.search(vectors[0], 10).ids == before
+        assert index.verify() == []
+
+
+def test_verify_tells_what_is_wrong(url: str) -> None:
+    items, vectors = collection(5)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        s = index._tables.schema
+        execute(
+            index, f"UPDATE {s}.vectors SET vector = (vector::real[] || '{{1}}')[2:]::vector WHERE serial = 2"
+        )
+        execute(index, f"DELETE FROM {s}.vectors WHERE serial = 3")
+        execute(index, f"DELETE FROM {s}.items WHERE serial = 4")
+        faults = "\n".join(index.verify())
+        assert "the vector of 'item1' differs from its checksum" in faults
+        assert "'item2' has no vector" in faults
+        assert "of the table vectors belong to no item" in faults
+        assert "not as many" in faults
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def test_another_model_is_refused_by_name(url: str) -> None:
+    PostgresIndex.create(url, DIM, model="emoji", fingerprint="aaaa").close()
+    PostgresIndex.open(url, fingerprint="aaaa").close()
+    with pytest.raises(
+        IndexError_, match=r"made with the model 'emoji' \(fingerprint aaaa\), not with 'mine'"
+    ):
+        PostgresIndex.open(url, fingerprint="bbbb", model="mine")
+    with pytest.raises(IndexError_, match="already an index"):
+        PostgresIndex.create(url, DIM)
+    assert PostgresIndex.exists(url)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda i: i.search(np.ones(DIM), 0), SettingsError, "k must be at least 1, not 0"),
+        (lambda i: i.search_words("red", 0), SettingsError, "k must be at least 1, not 0"),
+        (lambda i: i.search(np.ones(3)), IndexError_, f"holds vectors of {DIM} dimensions"),
+        (lambda i: i.search(np.full(DIM, np.nan)), DataError, "NaN"),
+        (lambda i: i.search(np.ones(DIM), filter="prize < 3"), QueryError, "did you mean 'price'"),
+        (lambda i: i.search(np.ones(DIM), filter="price < "), QueryError, "character 9"),
+        (lambda i: i.vectors(["nothing"]), QueryError, "'nothing' is not in the index"),
+        (lambda i: i.add([Item("a\x00b")], np.ones((1, DIM))), DataError, "NUL"),
+        (lambda i: i.add([Item("a", text="\ud800")], np.ones((1, DIM))), DataError, "surrogate"),
+        (lambda i: i.add([Item("a", metadata={"x": "\x00"})], np.ones((1, DIM))), DataError, "NUL"),
+        (lambda i: i.add([Item("a" * 3000)], np.ones((1, DIM))), DataError, "shorten"),
+        (lambda i: i.add([Item("")], np.ones((1, DIM))), DataError, "unique"),
+        (lambda i: i.add([Item("a"), Item("a")], np.ones((2, DIM))), DataError, "unique"),
+        (lambda i: i.add([Item("a")], np.ones((2, DIM))), DataError, "one vector per item"),
+    ],
+)
+def test_bad_input_is_one_sentence(both: Any, make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make(both[0])
+    assert len(both[0]) == len(both[1])
+
+
+def test_urls_that_lead_nowhere(server: Server, url: str) -> None:
+    with pytest.raises(IndexError_, match="there is no index at"):
+        PostgresIndex.open(url)
+    assert not PostgresIndex.exists(url)
+    with pytest.raises(Unavailable, match="does not answer") as caught:
+        PostgresIndex.open("postgresql://me:secret@127.0.0.1:1/none")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(SettingsError, match="no name for an index"):
+        PostgresIndex.open(server.index_url("a;drop"))
+    with pytest.raises(SettingsError, match="1 to 16000"):
+        PostgresIndex.create(url, 0)
+    with pytest.raises(SettingsError, match="not 'binary'"):
+        PostgresIndex.create(url, 8, precision="binary")
+
+
+def test_sql_in_texts_ids_and_filters_stays_text(both: Any) -> None:
+    remote, local = both
+    evil = "'); DROP SCHEMA public CASCADE; --"
+    for index in both:
+        index.update([Item(evil, text=evil, metadata={evil: evil, "%s": "%(f0)s {s}"})], np.ones((1, DIM)))
+    assert remote.get([evil]) == local.get([evil])
+    for filter in (f'`{evil}` = "{evil}"', '`%s` like "%(f0)s%"', f'id = "{evil}"', '`%s` contains "{s}"'):
+        assert remote.search(np.ones(DIM), filter=filter).ids == [evil]
+    assert remote.search_words(evil, 3, kind="image").ids[0] == evil
+    assert remote.delete([evil]) == 1
+
+
+def test_a_role_that_may_not_write_is_told_so(server: Server, url: str) -> None:
+    items, vectors = collection(3)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        s = index._tables.schema
+        execute(index, f"CREATE ROLE reader LOGIN; GRANT USAGE ON SCHEMA {s} TO reader")
+        execute(index, f"GRANT SELECT ON ALL TABLES IN SCHEMA {s} TO reader")
+    with PostgresIndex.open(url.replace("postgres:@", "reader:@"), writable=True) as limited:
+        assert len(limited.search(vectors[0])) == 3
+        with pytest.raises(StorageError, match="cannot be written"):
+            limited.delete(["item0"])
+
+
+# last: it stops the server
+def test_a_database_that_goes_away_comes_back(server: Server, url: str) -> None:
+    items, vectors = collection(30)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        before = index.search(vectors[0], 5).ids
+        server.stop()
+        for request in (
+            lambda: index.search(vectors[0]),
+            lambda: index.delete(["item1"]),
+            lambda: index.info,
+        ):
+            with pytest.raises(Unavailable, match="does not answer"):
+                request()
+        server.start()
+        assert index.search(vectors[0], 5).ids == before
+        server.stop()
+        server.start()  # every kept connection is dead now: each request notices and opens a new one
+        index.update(items[:1], vectors[:1])
+        assert len(index) == 30
+        assert index.verify() == []
