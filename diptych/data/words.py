@@ -36,7 +36,10 @@ _PIECE = re.compile(
     re.VERBOSE,
 )
 _CLITIC = re.compile(r"(?P<stem>.*[^'])(?P<tail>'(?:s|m|d|ll|re|ve)?|n't)")
-_OPENING = re.compile(r"'(?!(?:re|ve|ll|m|t|s|d|n)\b)(?=\w)")
+_APOSTROPHE = re.compile(r"'(\w+)")
+LEANING = frozenset(
+    ["re", "ve", "ll", "m", "t", "s", "d", "n"]
+)  # after an apostrophe these need the word before
 _CONTRACTION = re.compile(r"(can|d|gim|lem|gon|wan|got|more)(not|'ye|me|na|ta|'n)")
 
 
@@ -149,7 +152,8 @@ def _split(chunk: str, words: list[str], before: str) -> None:
 
 def _split_word(word: str, words: list[str]) -> None:
     """Append a run of letters, digits and inner marks, its clitics and contractions cut apart."""
-    if _OPENING.match(word):
+    quoted = _APOSTROPHE.match(word)
+    if quoted and quoted.group(1) not in LEANING:
         words.append("'")
         word = word[1:]
     clitic = _CLITIC.fullmatch(word)
