@@ -218,6 +218,15 @@ def test_broken_precomputed_files_are_named(tmp_path: Path) -> None:
         open_captions(tmp_path)
 
 
+def test_arrays_written_by_python_2_are_read(tmp_path: Path) -> None:
+    save_part(tmp_path, "train", 6)
+    array = tmp_path / "train_ims.npy"
+    old = array.read_bytes().replace(b"(6, 3, 4), }   ", b"(6L, 3L, 4L), }")
+    array.write_bytes(old)
+    assert b"6L" in old
+    assert open_captions(tmp_path).images[5].shape == (3, 4)
+
+
 def test_an_id_in_two_splits_is_refused_even_when_one_is_read(tmp_path: Path) -> None:
     save_part(tmp_path, "train", 3)
     save_part(tmp_path, "dev", 2, first=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,7 +139,10 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
                 if version == (1, 0)
                 else np.lib.format.read_array_header_2_0
             )
-            shape, by_columns, dtype = read(file)
+            with warnings.catch_warnings():
+                # published arrays were written by Python 2, whose headers numpy reads with a warning
+                warnings.simplefilter("ignore", UserWarning)
+                shape, by_columns, dtype = read(file)
             start = file.tell()
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path.") from error
