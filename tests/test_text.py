@@ -22,7 +22,7 @@ from diptych.parts import describe, rebuild
 
 # ---- words
 
-TREEBANK = [  # as nltk.word_tokenize cuts them
+TREEBANK = [  # single sentences, cut as NLTKWordTokenizer of NLTK 3.10 cuts them
     ("A man's dog doesn't bark .", "a man 's dog does n't bark ."),
     ("two dogs, one cat; running!", "two dogs , one cat ; running !"),
     ("the players' bench (red)", "the players ' bench ( red )"),

@@ -2,11 +2,12 @@
 
 The published vocabularies and texts were cut by ``word_tokenize``: Punkt splits sentences, then Penn Treebank
 rules split words. The word rules are written here as a scanner over the chunks between spaces, so that
-neither NLTK nor its downloaded Punkt model is needed; on caption text both give the same words, differing
-only in odd runs of marks such as ``::a``. Of Punkt only one thing reaches the words: a period inside the text
-that ends a sentence becomes a word of its own. Here it does unless the word before it is a known
-abbreviation, or an initial or a number and the sentence goes on; Punkt decides the same way from a trained
-list of abbreviations, so a rare abbreviation may be cut differently.
+neither NLTK nor its downloaded Punkt model is needed; on caption text they give the words of
+``NLTKWordTokenizer``, other ones only in odd runs of marks such as ``::a`` or two quotation marks in a row.
+Of Punkt one thing reaches the words: a period inside the text that ends a sentence becomes a word of its own.
+Here it does unless the word before it is a known abbreviation, or an initial or a number and the sentence
+goes on. Punkt's rule is the same with a trained list of abbreviations in the place of ours, so a rare
+abbreviation may be cut differently.
 """
 
 from __future__ import annotations
@@ -37,9 +38,8 @@ _PIECE = re.compile(
 )
 _CLITIC = re.compile(r"(?P<stem>.*[^'])(?P<tail>'(?:s|m|d|ll|re|ve)?|n't)")
 _APOSTROPHE = re.compile(r"'(\w+)")
-LEANING = frozenset(
-    ["re", "ve", "ll", "m", "t", "s", "d", "n"]
-)  # after an apostrophe these need the word before
+# what may follow an apostrophe that leans on the word before, so that it opens no quotation
+LEANING = frozenset(["re", "ve", "ll", "m", "t", "s", "d", "n"])
 _CONTRACTION = re.compile(r"(can|d|gim|lem|gon|wan|got|more)(not|'ye|me|na|ta|'n)")
 
 
