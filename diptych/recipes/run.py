@@ -22,6 +22,8 @@ from diptych.training.settings import TrainingSettings, from_json
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 
+FEW_SHAPES = 8  # text lengths are rounded up to a multiple of it where each length is compiled or recorded
+
 
 def run_recipe(
     recipe: Recipe,
@@ -48,8 +50,11 @@ def run_recipe(
     method = recipe.build(settings, training)
     seed_everything(settings.seed)  # what building drew (a vocabulary, random rows) does not move the first batch
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    multiple = FEW_SHAPES if settings.compile or settings.cuda_graphs else 1
     prepared = [
-        prepare(method.retriever, part, device=device, cache_dir=cache_dir, show_progress=show_progress)
+        prepare(
+            method.retriever, part, device=device, cache_dir=cache_dir, pad_to_multiple=multiple, show_progress=show_progress
+        )
         for part in (training, validation)
     ]
     folder.mkdir(parents=True, exist_ok=True)

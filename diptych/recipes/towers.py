@@ -12,9 +12,9 @@ from torch import nn
 
 from diptych import aggregators
 from diptych.data.captions import Captions
-from diptych.data.glove import word_vectors
 from diptych.data.images import ImageInput, PixelInput, RegionInput
-from diptych.data.text import TextInput, WordInput, WordPieceInput, build_vocabulary
+from diptych.data.text import TextInput, WordInput, WordPieceInput
+from diptych.data.words import build_vocabulary
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU, UniGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
@@ -118,6 +118,8 @@ def text_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.Mo
         kind = BiGRU if name == "bigru" else UniGRU
         encoder = kind(len(words), settings.word_dim, settings.dim)
         if settings.word_vectors:
+            from diptych.data.glove import word_vectors
+
             matrix, found = word_vectors(words, settings.word_vectors, settings.word_dim)
             encoder.load_word_vectors(torch.from_numpy(matrix), torch.from_numpy(found))
         return encoder, WordInput(words, augment=drop)

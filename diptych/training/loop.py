@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor
 
@@ -133,6 +134,7 @@ def train(
 def start(method: Method, settings: TrainingSettings) -> Accelerator:
     """The accelerator of this run, with the settings that do not go together refused."""
     waits = bool(method.train_from)
+    AcceleratorState._reset_state()  # one process may train several runs, each with its own precision
     accelerator = Accelerator(
         mixed_precision=settings.precision,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=waits)],

@@ -21,9 +21,13 @@ def prepare(
     *,
     device: str = "cpu",
     cache_dir: Path | None = None,
+    pad_to_multiple: int = 1,
     show_progress: bool = True,
 ) -> Prepared:
-    """Captions as the towers read them: a frozen part's outputs are computed once and kept on disk."""
+    """Captions as the towers read them: a frozen part's outputs are computed once and kept on disk.
+
+    ``pad_to_multiple`` rounds text lengths up, which leaves few shapes to compile or to record.
+    """
     image, text = retriever.image.encoder, retriever.text.encoder
     pictures = len(captions.images) > 0 and not isinstance(captions.images[0], np.ndarray)
     if pictures and isinstance(image, Grid) and not image.trainable:
@@ -32,6 +36,7 @@ def prepare(
         )
         captions = replace(captions, images=store)
     texts = retriever.text_input.prepare(captions.texts)
+    texts.pad_to_multiple = pad_to_multiple
     if isinstance(text, TransformerText) and not text.trainable:
         texts = cache_text_states(text.to(device), texts, cache_dir, show_progress=show_progress)
     return Prepared(captions, texts)

@@ -83,7 +83,8 @@ class GraphedStep:
             return result
         static = batch.map(torch.clone)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+        # thread_local: the loader's threads pin memory meanwhile, which would break a global capture
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             result = self.step(static)
         self.graphs[key] = graph, static, result
         graph.replay()  # type: ignore[no-untyped-call]
