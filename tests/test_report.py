@@ -1,0 +1,163 @@
+"""Reports: bootstrap by image, tables, lossless JSON, and refusing to compare unlike protocols."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diptych.errors import DataError, SettingsError
+from diptych.evaluation.bootstrap import Queries, bootstrap, interval
+from diptych.evaluation.evaluate import evaluate_scores
+from diptych.evaluation.report import Card, Report, compare
+
+PAIRING = np.repeat(np.arange(60), 5)
+
+
+def make_report(seed: int = 0, **options: object) -> Report:
+    rng = np.random.default_rng(seed)
+    scores = rng.standard_normal((60, 300))
+    scores[PAIRING, np.arange(300)] += 2.5
+    return evaluate_scores(scores, PAIRING, model=f"model{seed}", **options)  # type: ignore[arg-type]
+
+
+def test_replicates_are_those_of_explicit_resampling() -> None:
+    rng = np.random.default_rng(0)
+    images = np.sort(rng.integers(0, 7, size=20))  # uneven, perhaps an image without a query
+    values = rng.random(20)
+    found = bootstrap({"m": Queries(values, images)}, 7, 40, np.random.default_rng(5))["m"]
+    drawn = np.random.default_rng(5).integers(7, size=(40, 7))
+    for replicate, draw in zip(found, drawn, strict=True):
+        sample = [
+            value for image in draw for value, owner in zip(values, images, strict=True) if owner == image
+        ]
+        assert replicate == pytest.approx(np.mean(sample))
+
+
+def test_texts_come_along_with_their_image() -> None:
+    """Texts of an image that all agree hold one image's worth of evidence, not five."""
+    images = np.repeat(np.arange(400), 5)
+    values = np.repeat((np.arange(400) % 2).astype(float), 5)
+    found = bootstrap({"m": Queries(values, images)}, 400, 2000, np.random.default_rng(0))["m"]
+    assert found.std() == pytest.approx(np.sqrt(0.25 / 400), rel=0.1)
+    assert found.std() > 1.5 * np.sqrt(0.25 / 2000)  # what resampling texts would give
+
+
+def test_an_interval_is_the_central_part() -> None:
+    assert interval(np.arange(1001.0)) == pytest.approx((25, 975))
+    assert interval(np.array([1.0, np.nan, 1.0])) == (1.0, 1.0)
+
+
+def test_intervals_surround_their_metric_and_are_seeded() -> None:
+    report = make_report()
+    for name, (low, high) in report.intervals.items():
+        assert low <= report.metrics[name] <= high, name
+    assert "image_to_text_median_rank" not in report.intervals
+    assert {"rsum", "mean_recall", "text_to_image_mean_rank"} <= set(report.intervals)
+    assert make_report().intervals == report.intervals
+    assert make_report(seed=0, bootstrap=0).intervals == {}
+    low, high = report.intervals["rsum"]
+    assert report.intervals["mean_recall"] == pytest.approx((low / 6, high / 6))
+
+
+def test_a_report_survives_its_file(tmp_path: Path) -> None:
+    report = make_report()
+    report.save(tmp_path / "deep" / "report.json")
+    assert Report.load(tmp_path / "deep" / "report.json") == report
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not a saved report"),
+        ("[]", "not a saved report"),
+        ('{"metrics": {}}', "not a saved report"),
+        ('{"format": 99}', "format 99, this version reads 1"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "r.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        Report.load(tmp_path / "r.json")
+    with pytest.raises(DataError, match="No such file"):
+        Report.load(tmp_path / "absent.json")
+
+
+def test_a_card_of_another_shape_is_refused(tmp_path: Path) -> None:
+    make_report().save(tmp_path / "r.json")
+    content = json.loads((tmp_path / "r.json").read_text("utf-8"))
+    del content["card"]["ties"]
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match="ties"):
+        Report.load(tmp_path / "r.json")
+
+
+def test_the_table_is_aligned_and_complete() -> None:
+    report = make_report()
+    text = str(report)
+    head, image_to_text, text_to_image = text.splitlines()[:3]
+    assert len(head) == len(image_to_text) == len(text_to_image)
+    assert head.split() == ["R@1", "R@5", "R@10", "median", "rank", "mean", "rank"]
+    assert f"{report.metrics['rsum']:.1f} ({report.interval_text('rsum')})" in text
+    for said in ("split unknown", "protocol plain", "ties index", report.card.data_hash, "model0", "pairs/s"):
+        assert said in text
+    assert "warning" not in text
+
+
+def test_markdown_has_the_same_cells() -> None:
+    report = make_report()
+    lines = report.to_markdown().splitlines()
+    assert lines[0] == "|  | R@1 | R@5 | R@10 | median rank | mean rank |"
+    assert lines[1] == "|---|---:|---:|---:|---:|---:|"
+    cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    assert cells[0] == "image → text"
+    name = "image_to_text_recall@1"
+    assert cells[1] == f"{report.metrics[name]:.1f} ({report.interval_text(name)})"
+    assert report.interval_text("image_to_text_median_rank") == ""
+
+
+def test_the_card_in_words() -> None:
+    fields = make_report().card_fields()
+    assert fields["texts per image"] == "5"
+    assert fields["intervals"] == "95 %, 1,000 bootstrap resamples by image (seed 0)"
+    assert "thousand pairs/s" in fields["speed"]
+    assert all(isinstance(value, str) for value in fields.values())
+
+
+def test_comparing_shows_the_difference() -> None:
+    first, second = make_report(0), make_report(1)
+    comparison = compare(first, second)
+    assert comparison.rows[0][0] == "image_to_text_recall@1"
+    for name, one, other, change in comparison.rows:
+        assert (one, other) == (first.metrics[name], second.metrics[name])
+        assert change == other - one
+    assert "model0" in str(comparison)
+    assert comparison.to_markdown().startswith("| metric | model0 | model1 | difference |")
+
+
+@pytest.mark.parametrize("name", Card.PROTOCOL_FIELDS)
+def test_unlike_protocols_are_never_compared(name: str) -> None:
+    first = make_report()
+    other = (1, 2.0, 3) if name == "texts_per_image" else "another"
+    second = replace(first, card=replace(first.card, **{name: other}))
+    with pytest.raises(SettingsError, match=f"their {name} differs"):
+        compare(first, second)
+    assert compare(first, second, allow=[name]).rows
+
+
+def test_models_dates_and_seeds_may_differ() -> None:
+    first = make_report()
+    card = replace(first.card, model="b", date="2000-01-01", seed=7, bootstrap=0, version="9", data="copy")
+    assert compare(first, replace(first, card=card)).rows
+    with pytest.raises(SettingsError, match="no protocol field"):
+        compare(first, first, allow=["colour"])
+
+
+def test_tied_queries_are_reported_and_many_of_them_warned_of() -> None:
+    report = evaluate_scores(np.zeros((60, 300)), PAIRING, bootstrap=0)
+    assert report.card.tied_queries == {"image_to_text": 60, "text_to_image": 300}
+    assert "100.0 % of the queries are tied" in str(report)
+    assert "warning" in report.card_fields()
