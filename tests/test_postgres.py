@@ -213,6 +213,9 @@ def test_samples_duplicates_and_reading_agree(both: Any) -> None:
         np.testing.assert_array_equal(
             remote.sample(kind, "price < 50", 500), local.sample(kind, "price < 50", 500)
         )
+    for column in ("color", "sale", "note", "price", "absent"):
+        assert remote.values(column) == local.values(column)
+    assert [value for value, _ in remote.values("sale")] in ([True, False], [False, True])
     a, b = remote.near_duplicates(threshold=0.999), local.near_duplicates(threshold=0.999)
     assert [(p.first.id, p.second.id) for p in a] == [(p.first.id, p.second.id) for p in b]
     assert len(a) > 100 - 1

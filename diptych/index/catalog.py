@@ -217,6 +217,16 @@ def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
         db.execute("INSERT INTO dead(slot) VALUES (?)", (slot,))
 
 
+def common_values(db: sqlite3.Connection, column: str, limit: int) -> list[tuple[str | bool, int]]:
+    """The most frequent texts and booleans of a metadata column; equally frequent ones in order."""
+    query = (
+        "SELECT type, value, count(*) FROM items, json_each(metadata) WHERE key = ? "
+        "AND type IN ('text', 'true', 'false') GROUP BY type, value ORDER BY count(*) DESC, value LIMIT ?"
+    )
+    rows = db.execute(query, (column, limit)).fetchall()
+    return [(value if kind == "text" else bool(value), count) for kind, value, count in rows]
+
+
 def record(item: Item) -> tuple[Any, ...]:
     """The stored columns of an item after its slot; raises when the metadata cannot be stored."""
     metadata = {}

@@ -304,6 +304,10 @@ class EmbeddedIndex:
 
         return self._read(read)
 
+    def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
+        """The most frequent texts and booleans of a metadata column, and how many items have each."""
+        return self._read(lambda state, db: catalog.common_values(db, column, limit))
+
     def sample(
         self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
     ) -> Vectors:

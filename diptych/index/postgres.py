@@ -293,6 +293,12 @@ class PostgresIndex:
         found = sorted(self._database.ask(read), key=lambda row: (-row[0], row[1]))[:k]
         return Hits(tuple(Hit(one, score) for score, _, one in found))
 
+    def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
+        """The most frequent texts and booleans of a metadata column, and how many items have each."""
+        if not storable(column):
+            return []
+        return self._database.ask(lambda db: self._tables.common_values(db, column, limit))
+
     def sample(
         self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
     ) -> Vectors:

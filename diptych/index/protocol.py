@@ -265,6 +265,10 @@ class Index(Protocol):
         """The k best items by BM25 over their texts; items without any of the words are absent."""
         ...
 
+    def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
+        """The most frequent texts and booleans of a metadata column, and how many items have each."""
+        ...
+
     def sample(
         self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
     ) -> Vectors:

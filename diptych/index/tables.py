@@ -233,6 +233,15 @@ class Tables:
         rows: list[tuple[str, str]] = db.execute(self.sql(query), (collection, kind, kind)).fetchall()
         return rows
 
+    def common_values(self, db: Connection, column: str, limit: int) -> list[tuple[str | bool, int]]:
+        """The most frequent texts and booleans of a metadata column; equally frequent ones in order."""
+        query = """
+            SELECT value, count(*) FROM (SELECT metadata -> %s AS value FROM {s}.items) cells
+            WHERE jsonb_typeof(value) IN ('string', 'boolean') GROUP BY value
+            ORDER BY count(*) DESC, (value #>> ARRAY[]::text[]) COLLATE "C" LIMIT %s"""
+        rows: list[tuple[str | bool, int]] = db.execute(self.sql(query), (column, limit)).fetchall()
+        return rows
+
     def verify(self, db: Connection) -> list[str]:
         """One sentence per fault."""
         faults = []
