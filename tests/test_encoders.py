@@ -324,3 +324,47 @@ def test_every_encoder_trains_rebuilds_and_is_deterministic_in_evaluation(
     with torch.no_grad():
         assert torch.equal(encoder(inputs).values, encoder(inputs).values)
         assert torch.equal(twin(inputs).values, encoder(inputs).values)
+
+
+@pytest.mark.parametrize("name", ["regions", "stored grid", "lite0"])
+def test_encoders_compile_without_a_break(name: str, text_model: Path) -> None:
+    torch.manual_seed(0)
+    encoder, inputs = ENCODERS[name](text_model)
+    encoder.drop = 0.0
+    twin = copy.deepcopy(encoder)
+    compiled = torch.compile(encoder, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(inputs).values, twin(inputs).values, atol=1e-5)
+    for one, two in zip(encoder.buffers(), twin.buffers(), strict=True):
+        assert torch.allclose(one.float(), two.float())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_are_captured_in_a_cuda_graph(name: str, text_model: Path) -> None:
+    torch.manual_seed(0)
+    encoder, inputs = ENCODERS[name](text_model)
+    inputs = inputs.to("cuda")
+    expected = encoder.eval()(inputs.to("cpu")).values
+    encoder = encoder.cuda()
+    valid = inputs.mask if isinstance(inputs, Features) and name != "unigru" else ...
+    found = encoder(inputs).values
+    assert torch.allclose(found[valid].cpu(), expected[valid.cpu() if valid is not ... else ...], atol=2e-2)
+    encoder.train()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            encoder(inputs).values.sum().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    encoder.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = encoder(inputs)
+        out.values.float().square().sum().backward()
+    masks = []
+    for _ in range(2):
+        graph.replay()
+        masks.append(out.mask.clone())
+        assert out.values[out.mask].isfinite().all()
+    if name in ("regions", "stored grid"):
+        assert masks[0].sum() <= inputs.mask.sum()

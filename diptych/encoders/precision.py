@@ -14,5 +14,7 @@ def fit(features: Features, weight: Tensor) -> Tensor:
 
     Padding may hold anything, even NaN, which a zero gradient would still carry into the weights (0 · NaN).
     """
-    values = features.values.masked_fill(~features.mask[..., None], 0.0)
-    return values if torch.is_autocast_enabled(values.device.type) else values.to(weight.dtype)
+    kind = features.values.device.type
+    # cast once here: autocast would cast the same values again for every layer that reads them
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    return features.values.to(dtype).masked_fill(~features.mask[..., None], 0.0)
