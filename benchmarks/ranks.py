@@ -88,8 +88,11 @@ def timed(work: Callable[[], T], repeats: int = 1) -> tuple[T, float]:
 
 
 def peak_of(work: Callable[[], T]) -> tuple[T, float]:
-    """The result and the most memory it took beyond what was resident before, in MB (Linux)."""
-    Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to the present
+    """The result and the most memory it took beyond what was resident before, in MB; NaN where unknown."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak back to the present; Linux only
+    except OSError:
+        return work(), float("nan")
     before = _resident("VmRSS")
     result = work()
     return result, (_resident("VmHWM") - before) / 1000
@@ -203,7 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     report, seconds = timed(lambda: evaluate(Passing(text), captions))
     print(f"evaluate: {store.reads:,} images encoded for {images:,} images (published code: {texts:,}),")
-    print(f"          {seconds:.2f} s with {report.card.bootstrap:,} bootstrap resamples, {report._speed()}")
+    print(
+        f"          {seconds:.2f} s with {report.card.bootstrap:,} bootstrap resamples, {report.speed_text()}"
+    )
 
 
 if __name__ == "__main__":

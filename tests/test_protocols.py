@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from small import precomputed
 from torch import Tensor
 
+from diptych.aggregators import GPO
 from diptych.data.captions import Captions
+from diptych.data.formats import open_captions
+from diptych.data.images import RegionInput
+from diptych.data.text import WordInput
+from diptych.data.words import build_vocabulary
+from diptych.encoders.bigru import BiGRU
+from diptych.encoders.regions import Regions
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.evaluate import evaluate, evaluate_ensemble, evaluate_scores
 from diptych.evaluation.metrics import retrieval_metrics
 from diptych.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from diptych.evaluation.scores import EmbeddingScores
+from diptych.retriever import Retriever, Tower
 
 
 class Numbers:
@@ -225,3 +235,20 @@ def test_scoring_may_run_elsewhere_than_encoding() -> None:
     assert evaluate(Dice(0), data(5), device="cpu", bootstrap=0).metrics["rsum"] > 0
     scores = EmbeddingScores(torch.randn(3, 4, dtype=torch.float64), torch.randn(5, 4))
     assert scores.tile(slice(None), slice(None)).dtype == torch.float64
+
+
+def test_a_real_retriever_reads_each_image_once(tmp_path: Path) -> None:
+    captions = open_captions(precomputed(tmp_path / "data"), split="val")
+    words = build_vocabulary(captions.texts, min_count=1)
+    model = Retriever(
+        Tower(Regions(16, 8), GPO()),
+        Tower(BiGRU(len(words), 8, 8), GPO()),
+        RegionInput(16),
+        WordInput(words, augment=0),
+    )
+    seen: list[int] = []
+    model.image.encoder.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0].values)))
+    report = evaluate(model, captions, image_batch_size=4, protocol=Protocol("halves", folds=2), bootstrap=10)
+    assert seen == [4, 4, 2]
+    assert report.card.model == model.fingerprint()
+    assert (report.card.images, report.card.texts, report.card.split) == (10, 50, "val")

@@ -100,10 +100,22 @@ class Report:
         low, high = self.intervals[name]
         return f"{low:.1f}–{high:.1f}"
 
+    def speed_text(self) -> str:
+        """``812 images/s, 4,021 texts/s, ...``, what was measured of it."""
+        units = {
+            "images_per_second": "{:,.0f} images/s",
+            "texts_per_second": "{:,.0f} texts/s",
+            "thousand_pairs_per_second": "{:,.0f} thousand pairs/s",
+            "seconds": "{:.2f} s in all",
+        }
+        return ", ".join(unit.format(self.speed[name]) for name, unit in units.items() if name in self.speed)
+
     def card_fields(self) -> dict[str, str]:
         """The card in words, with the speed and any warning."""
         return (
-            self.card.described() | {"speed": self._speed()} | ({"warning": w} if (w := self.warning) else {})
+            self.card.described()
+            | {"speed": self.speed_text()}
+            | ({"warning": w} if (w := self.warning) else {})
         )
 
     @property
@@ -172,18 +184,9 @@ class Report:
             f"ties {card['ties']} (tied: {card['tied queries']}), score {card['score']}, "
             f"data {card['data hash']}, model {card['model']}, diptych {card['diptych']}, {card['date']}",
             f"intervals: {card['intervals']}",
-            *([f"speed: {self._speed()}"] if self.speed else []),
+            *([f"speed: {self.speed_text()}"] if self.speed else []),
             *([f"warning: {self.warning}"] if self.warning else []),
         ]
-
-    def _speed(self) -> str:
-        units = {
-            "images_per_second": "{:,.0f} images/s",
-            "texts_per_second": "{:,.0f} texts/s",
-            "thousand_pairs_per_second": "{:,.0f} thousand pairs/s",
-            "seconds": "{:.2f} s in all",
-        }
-        return ", ".join(unit.format(self.speed[name]) for name, unit in units.items() if name in self.speed)
 
 
 @dataclass(frozen=True, slots=True)
