@@ -279,15 +279,13 @@ def _record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    db = sqlite3.connect(
+    return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
         timeout=30,
         isolation_level=None,
         check_same_thread=False,
     )
-    db.execute("PRAGMA cache_size = -8000")  # kilobytes
-    return db
 
 
 def _connect_reader(path: Path) -> sqlite3.Connection:

@@ -167,6 +167,8 @@ class EmbeddedIndex:
         """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
         rows = self._checked(vectors, "the vectors to add")
         writing.check_items(items, len(rows))
+        if not items:
+            return
         with self._mutex, self._catalog.writing() as db:
             present = catalog.slots_of(db, [item.id for item in items])
             if present:
@@ -179,6 +181,8 @@ class EmbeddedIndex:
         """Add items, replacing those whose id is present."""
         rows = self._checked(vectors, "the vectors to update")
         writing.check_items(items, len(rows))
+        if not items:
+            return
         with self._mutex, self._catalog.writing() as db:
             present = catalog.slots_of(db, [item.id for item in items])
             catalog.remove_slots(db, present.values())
@@ -411,7 +415,9 @@ class EmbeddedIndex:
         return rows
 
     def _size(self) -> int:
-        return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
+        """Bytes of vectors and catalog; SQLite's log comes and goes."""
+        files = [file for file in self.path.iterdir() if not file.name.endswith(("-wal", "-shm"))]
+        return sum(file.stat().st_size for file in files)
 
     def _remove_orphans(self) -> None:
         """Delete vector files that no committed state refers to: the remains of an unfinished operation."""
