@@ -136,7 +136,7 @@ def test_an_ensemble_ranks_by_the_mean_of_the_scores() -> None:
     assert report.metrics["rsum"] > evaluate(models[0], captions, bootstrap=0).metrics["rsum"]
     with pytest.raises(SettingsError, match="2 text stores for 3 models"):
         evaluate_ensemble(models, captions, text_stores=[None, None])
-    with pytest.raises(DataError, match="at least one member"):
+    with pytest.raises(SettingsError, match="at least one member"):
         evaluate_ensemble([], captions)
 
 

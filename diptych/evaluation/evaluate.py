@@ -142,6 +142,9 @@ def evaluate_ensemble(
         raise SettingsError(
             f"{len(stores)} text stores for {len(retrievers)} models: give one each, or none."
         )
+    if not retrievers:
+        raise SettingsError("an ensemble needs at least one member: give a model.")
+    where = getattr(retrievers[0], "device", torch.device("cpu")) if device is None else device
     began, image_seconds, text_seconds = time.perf_counter(), 0.0, 0.0
     members: list[Scores] = []
     for retriever, store in zip(retrievers, stores, strict=True):
@@ -149,7 +152,6 @@ def evaluate_ensemble(
             raise DataError(
                 f"the text store has {len(store)} texts, the data {len(captions.texts)}: prepare these."
             )
-        where = getattr(retriever, "device", torch.device("cpu")) if device is None else device
         start = time.perf_counter()
         image = retriever.encode_image(
             captions.images, batch_size=image_batch_size, show_progress=show_progress
@@ -157,10 +159,8 @@ def evaluate_ensemble(
         middle = time.perf_counter()
         texts = captions.texts if store is None else store
         text = retriever.encode_text(texts, batch_size=text_batch_size, show_progress=show_progress)
-        image_seconds, text_seconds = (
-            image_seconds + middle - start,
-            text_seconds + time.perf_counter() - middle,
-        )
+        image_seconds += middle - start
+        text_seconds += time.perf_counter() - middle
         members.append(EmbeddingScores(image.to(where), text.to(where)))
     scores = members[0] if len(members) == 1 else MeanScores(members)
     encoding = {

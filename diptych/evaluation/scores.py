@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,7 +20,6 @@ Index = slice | Tensor
 LEAST = 64  # rows of either side in one product, see EmbeddingScores
 
 
-@runtime_checkable
 class Scores(Protocol):
     """Scores of N images against M texts: all that a pair scorer or a re-ranker needs to be evaluated."""
 
@@ -142,14 +142,14 @@ class MeanScores:
 
     @property
     def device(self) -> torch.device:
-        """The device of the first member."""
+        """The device of the members."""
         return self.parts[0].device
 
     def tile(self, images: Index, texts: Index) -> Tensor:
         """Mean over the members."""
-        total = self.parts[0].tile(images, texts).clone()
+        total = self.parts[0].tile(images, texts)
         for part in self.parts[1:]:
-            total = total + part.tile(images, texts).to(total.device)
+            total = total + part.tile(images, texts)
         return total / len(self.parts)
 
 
@@ -182,7 +182,7 @@ class Selection:
 
 def as_scores(scores: Scores | Tensor | NDArray[Any]) -> Scores:
     """``scores`` itself, or a matrix (images, texts) as scores."""
-    return scores if isinstance(scores, Scores) else MatrixScores(scores)
+    return MatrixScores(scores) if isinstance(scores, Tensor | np.ndarray) else scores
 
 
 def checked_tile(scores: Scores, images: Index, texts: Index) -> Tensor:
