@@ -25,6 +25,7 @@ from diptych.data.concepts import (
     read_concept_labels,
     read_cvse,
 )
+from diptych.data.glove import WordVectors
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.ops import masked_mean, unit
 from diptych.parts import describe, rebuild
@@ -395,11 +396,12 @@ def test_branch_is_saved_with_words_graph_and_vectors(tmp_path: Path) -> None:
 
 def test_unknown_words_get_random_vectors_of_the_same_spread() -> None:
     torch.manual_seed(0)
-    table = np.full((400, 50), np.nan)
+    table = np.zeros((400, 50), dtype=np.float32)
     table[:200] = np.random.default_rng(0).normal(0, 0.7, (200, 50))
+    vectors = WordVectors(table, np.arange(400) < 200)
     words = [f"w{i}" for i in range(400)]
     concepts = Concepts(words, np.ones(400, dtype=np.int64), np.zeros((400, 400), dtype=np.int64))
-    branch = ConceptBranch.from_concepts(concepts, 8, vectors=table)
+    branch = ConceptBranch.from_concepts(concepts, 8, vectors=vectors)
     np.testing.assert_allclose(branch.vectors[:200].numpy(), table[:200], rtol=1e-6)
     assert branch.vectors[200:].isfinite().all()
     assert abs(float(branch.vectors[200:].std()) - 0.7) < 0.02
@@ -410,7 +412,7 @@ def test_unknown_words_get_random_vectors_of_the_same_spread() -> None:
     ("kwargs", "words"),
     [
         ({"word_dim": 300}, "have 3 numbers each, not 300: give a GloVe file of width 300"),
-        ({"vectors": np.zeros((2, 3))}, "5 rows of word vectors"),
+        ({"vectors": WordVectors(np.zeros((2, 3), np.float32), np.ones(2, bool))}, "5 rows of word vectors"),
         ({"weight": 1.0}, "weight 1.0"),
     ],
 )

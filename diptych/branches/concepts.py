@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
@@ -19,6 +18,7 @@ from diptych import ops
 from diptych.branches.branch import Branch
 from diptych.branches.graph import Norm, concept_graph
 from diptych.data.concepts import Concepts
+from diptych.data.glove import WordVectors
 from diptych.errors import SettingsError
 from diptych.parts import part
 from diptych.types import Embeddings, Features
@@ -88,7 +88,7 @@ class ConceptBranch(Branch):
         concepts: Concepts,
         dim: int = 1024,
         *,
-        vectors: NDArray[np.floating[Any]] | None = None,
+        vectors: WordVectors | None = None,
         word_dim: int | None = None,
         threshold: float = 0.3,
         norm: Norm = "sym",
@@ -96,24 +96,28 @@ class ConceptBranch(Branch):
     ) -> ConceptBranch:
         """A branch over ``concepts``, their graph, and their word vectors.
 
-        ``vectors`` (g, d) go before those of the concepts; a row of NaN, a word without a vector, is drawn at
-        random with the spread of the others, and so are all rows where there are none (d = ``word_dim`` or
-        300). ``word_dim`` given beside vectors must be their width.
+        ``vectors`` (from ``word_vectors(concepts.words, …)``) go before those of the concepts. A word without
+        a vector gets a random one with the spread of the others, and so do all where there are none (d =
+        ``word_dim`` or 300). ``word_dim`` given beside vectors must be their width.
         """
-        table = concepts.vectors if vectors is None else np.asarray(vectors)
         g = len(concepts.words)
-        if table is not None and (table.ndim != 2 or len(table) != g):
-            raise SettingsError(f"{g} concepts need {g} rows of word vectors, not an array of {table.shape}.")
-        if table is not None and word_dim is not None and table.shape[1] != word_dim:
+        if vectors is None and concepts.vectors is not None:
+            vectors = WordVectors(concepts.vectors, np.ones(g, dtype=np.bool_))
+        if vectors is not None and (vectors.matrix.ndim != 2 or len(vectors.matrix) != g):
             raise SettingsError(
-                f"the word vectors have {table.shape[1]} numbers each, not {word_dim}: "
-                f"give a GloVe file of width {word_dim}, or set the width to {table.shape[1]}."
+                f"{g} concepts need {g} rows of word vectors, not an array of {vectors.matrix.shape}."
             )
-        width = table.shape[1] if table is not None else word_dim or 300
+        if vectors is not None and word_dim is not None and vectors.matrix.shape[1] != word_dim:
+            found = vectors.matrix.shape[1]
+            raise SettingsError(
+                f"the word vectors have {found} numbers each, not {word_dim}: "
+                f"give a GloVe file of width {word_dim}, or set the width to {found}."
+            )
+        width = word_dim or 300 if vectors is None else vectors.matrix.shape[1]
         branch = cls(concepts.words, dim, width, **settings)
         with torch.no_grad():
             branch.adjacency.copy_(torch.from_numpy(concept_graph(concepts, threshold=threshold, norm=norm)))
-            branch.vectors.copy_(_completed(table, g, width))
+            branch.vectors.copy_(_completed(vectors, g, width))
         return branch
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
@@ -179,16 +183,15 @@ class ConceptBranch(Branch):
         return ops.unit(torch.softmax(scores, dim=1) @ y)
 
 
-def _completed(table: NDArray[np.floating[Any]] | None, g: int, width: int) -> Tensor:
+def _completed(vectors: WordVectors | None, g: int, width: int) -> Tensor:
     """(g, width) with random rows for the words that have no vector."""
-    if table is None:
-        return UNKNOWN_SPREAD * torch.randn(g, width)
-    rows = torch.from_numpy(np.array(table, dtype=np.float32))
-    missing = rows.isnan().any(dim=1)
-    known = rows[~missing]
-    spread = float(known.std()) if known.numel() > 1 else UNKNOWN_SPREAD
-    rows[missing] = spread * torch.randn(int(missing.sum()), width)
-    return rows
+    random = torch.randn(g, width)
+    if vectors is None:
+        return UNKNOWN_SPREAD * random
+    found = torch.from_numpy(vectors.found)
+    matrix = torch.from_numpy(np.asarray(vectors.matrix, dtype=np.float32))
+    spread = float(matrix[found].std()) if int(found.sum()) else UNKNOWN_SPREAD
+    return torch.where(found[:, None], matrix, spread * random)
 
 
 def _digest(words: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ class PrototypeClassification(Objective):
     nearest centroid as the label and moves it, c ← unit(m · c + (1 − m) · ū), where ū is the mean of its
     pairs in the batch and m = ``momentum``. At the end of an epoch a cluster that no pair fell into is put
     beside the largest one, which it splits, and its row of the head is drawn anew; the optimiser's moments of
-    that row stay and fade with its own averages. A cluster keeps its number for ever: the head has a row each.
+    that row stay and fade with its averages. A cluster keeps its number for ever: the head has a row each.
 
     Everything is in buffers, and identical on all processes: embeddings arrive gathered, and the centroids
     of k-means are sent by the first process.
