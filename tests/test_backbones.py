@@ -276,8 +276,8 @@ def fake_timm(monkeypatch: pytest.MonkeyPatch) -> None:
         "input_size": (3, SIZE, SIZE), "mean": (0.5,) * 3, "std": (0.2,) * 3, "interpolation": "bicubic",
     }  # fmt: skip
     timm.data, timm.is_model = data, lambda name: name in ("vit", "resnet", "swin")
-    timm.list_models = lambda pattern: ["vit"]
-    timm.create_model = lambda name, pretrained, num_classes: _FakeTimmModel(name)
+    timm.list_models = lambda: ["vit"]
+    timm.create_model = lambda name, **options: _FakeTimmModel(name)
     monkeypatch.setitem(sys.modules, "timm", timm)
     monkeypatch.setitem(sys.modules, "timm.data", data)
 
@@ -295,7 +295,7 @@ def test_timm_backbones_give_cells(name: str, fake_timm: None, tmp_path: Path) -
 def test_timm_that_is_absent_broken_or_lacks_the_model(
     fake_timm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SettingsError, match="no model 'vitt'"):
+    with pytest.raises(SettingsError, match=r"no model 'vitt': .* such as vit"):
         TimmBackbone("timm:vitt")
     monkeypatch.setitem(sys.modules, "timm.data", None)
     with pytest.raises(SettingsError, match="does not import"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
@@ -32,22 +33,16 @@ class TimmBackbone(Backbone):
         timm = _timm()
         known = name.removeprefix(PREFIX)
         if not timm.is_model(known):
-            near = (
-                ", ".join(timm.list_models(f"*{known.split('.')[0].split('_')[0]}*")[:3])
-                or "timm.list_models()"
-            )
-            raise SettingsError(f"timm has no model '{known}': choose one of its names, such as {near}.")
-        try:
-            model = timm.create_model(known, pretrained=pretrained, num_classes=0)
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:160]
-            raise SettingsError(
-                f"timm cannot load '{known}' ({reason}): check its weights and the network."
-            ) from error
+            near = get_close_matches(known.split(".")[0], timm.list_models()) or ["resnet50"]
+            raise SettingsError(f"timm has no model '{known}': choose one of its names, such as {near[0]}.")
+        model = _create(timm, known, pretrained)
         data: dict[str, Any] = timm.data.resolve_model_data_config(model)
+        trained_size = data["input_size"][-1]
+        if size not in (None, trained_size) and hasattr(model, "patch_embed"):
+            model = _create(timm, known, pretrained, img_size=size)  # position embeddings are resampled
         interpolation = data["interpolation"]
         super().__init__(
-            size=size or data["input_size"][-1],
+            size=size or trained_size,
             mean=data["mean"],
             std=data["std"],
             interpolation=interpolation if interpolation in ("bilinear", "bicubic") else "bilinear",
@@ -59,10 +54,8 @@ class TimmBackbone(Backbone):
     def forward(self, pixels: Tensor) -> Tensor:
         """Cells (B, R, channels), row by row."""
         output: Tensor = self.model.forward_features(pixels)
-        if output.dim() == 4:
-            last = (
-                output.shape[-1] == self.channels and output.shape[1] != self.channels
-            )  # Swin: (B, h, w, C)
+        if output.dim() == 4:  # (B, C, h, w), but Swin gives (B, h, w, C)
+            last = output.shape[1] != self.channels
             return output.flatten(1, 2) if last else output.flatten(2).transpose(1, 2)
         return output if self.class_token else output[:, int(getattr(self.model, "num_prefix_tokens", 0)) :]
 
@@ -73,6 +66,14 @@ class TimmBackbone(Backbone):
     def save_assets(self, folder: object) -> dict[str, object]:
         """The weights travel with the model."""
         return {"pretrained": False}
+
+
+def _create(timm: ModuleType, name: str, pretrained: bool, **options: Any) -> Any:
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise SettingsError(f"timm cannot make '{name}' ({reason}): check its weights and size.") from error
 
 
 def _timm() -> ModuleType:
