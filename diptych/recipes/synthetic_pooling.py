@@ -16,6 +16,7 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -214,14 +215,26 @@ def _alone(jobs: Iterable[Job]) -> Iterator[Run]:
         yield run_one(*job)
 
 
+def _prepare() -> None:
+    """In each process: one thread, and an interrupt is its parent's business."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _together(jobs: Iterable[Job], workers: int) -> Iterator[Run]:
     """Runs as they end, each process on one thread."""
     # spawned, not forked: a forked child inherits torch's locked thread pool
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,))
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, context, initializer=_prepare)
     try:
         for future in as_completed([pool.submit(run_one, *job) for job in jobs]):
             yield future.result()
+    except BaseException:
+        # interrupted: a training in flight is not worth waiting for
+        for child in set(multiprocessing.active_children()) - others:
+            child.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -232,7 +245,7 @@ def render(results: Results) -> str:
     patterns = [p for p in PATTERNS if any(run.pattern == p for run in results.runs)]
     lines = [
         "VSE∞, supplement Table 6: RMSE of pooling coefficients, seen sizes | unseen smaller/larger",
-        f"mean of {results.seeds()} runs of {results.steps} steps; sizes 20-100 | 10-19/101-120",
+        f"runs per cell: {results.seeds()}, averaged; {results.steps} steps each; sizes 20-100 | 10-19/101-120",
         "",
         f"{'design':<15}{'':<11}" + "".join(f"{pattern:<20}" for pattern in patterns),
     ]
