@@ -33,17 +33,16 @@ def scan(
     """For each query (Q, D), slots of the k + MARGIN best rows at least, in no order."""
     import torch
 
-    wanted = k + MARGIN
     q = torch.from_numpy(np.ascontiguousarray(queries))
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(len(queries))]
     for segment in segments:
         chosen = None if selection is None else selection.get(segment.number, np.zeros(0, np.int64))
         base = segment.number << ROW_BITS
         for rows, scores in _blocks(segment, layout, q, chosen):
-            for row, best in enumerate(_best(scores, wanted)):
+            for row, best in enumerate(_best(scores, k)):
                 slots = base + (best + rows if isinstance(rows, int) else rows[best])
                 found[row].append((scores[row][best], slots))
-    return [_merge(parts, wanted) for parts in found]
+    return [_merge(parts, k) for parts in found]
 
 
 def rescore(stored: Vectors, query: Vectors) -> NDArray[np.float64]:
@@ -109,24 +108,26 @@ def _product(rows: Tensor, queries: Tensor) -> Tensor:
     return queries @ rows.T
 
 
-def _best(scores: Tensor, wanted: int) -> list[Tensor]:
-    """For each row of scores (Q, N), indices of its best ``wanted`` and of all that tie with the last."""
+def _best(scores: Tensor, k: int) -> list[Tensor]:
+    """For each row of scores (Q, N), indices of its best k + MARGIN and of all that tie with the k-th."""
     import torch
 
-    top = torch.topk(scores, min(wanted, scores.shape[1]), dim=1, sorted=False)
-    last = top.values.amin(dim=1, keepdim=True)
-    crowded = (scores >= last - TIE).sum(dim=1) > top.indices.shape[1]
+    top = torch.topk(scores, min(k + MARGIN, scores.shape[1]), dim=1)
     out = list(top.indices)
-    for row in torch.nonzero(crowded & last.isfinite().flatten()).flatten().tolist():
-        near = torch.nonzero(scores[row] >= last[row] - TIE).flatten()  # in the order of addition
-        if len(near) > wanted + MAX_TIES:
-            sure = scores[row][near] > last[row] + TIE
-            near = torch.cat([near[sure], near[~sure][: wanted + MAX_TIES]])
+    if top.indices.shape[1] <= k:
+        return out
+    last, limit = top.values[:, -1], top.values[:, k - 1] - TIE
+    crowded = (last >= limit) & last.isfinite()  # else every tie of the k-th is within the margin
+    for row in torch.nonzero(crowded).flatten().tolist():
+        near = torch.nonzero(scores[row] >= limit[row]).flatten()  # in the order of addition
+        if len(near) > k + MAX_TIES:
+            sure = scores[row][near] > limit[row] + 2 * TIE
+            near = torch.cat([near[sure], near[~sure][: k + MAX_TIES]])
         out[row] = near
     return out
 
 
-def _merge(parts: list[tuple[Tensor, Tensor]], wanted: int) -> Rows:
+def _merge(parts: list[tuple[Tensor, Tensor]], k: int) -> Rows:
     import torch
 
     if not parts:
@@ -134,7 +135,7 @@ def _merge(parts: list[tuple[Tensor, Tensor]], wanted: int) -> Rows:
     scores, slots = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
     order = torch.argsort(slots)
     scores, slots = scores[order], slots[order]
-    (kept,) = _best(scores[None], wanted)
+    (kept,) = _best(scores[None], k)
     scores, slots = scores[kept], slots[kept]
     result: Rows = slots[scores > -torch.inf].numpy()
     return result

@@ -1,0 +1,227 @@
+"""The query layer: texts, images, mixtures, fusion, re-ranking, the cut-off; the model sees colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colour_model import WORDS, ColourModel
+from PIL import Image
+
+from diptych.errors import ImageError, IndexError_, QueryError, SettingsError
+from diptych.index.cutoff import background, measure_cutoff
+from diptych.index.embedded import EmbeddedIndex
+from diptych.index.protocol import Hit, Hits, Item, Query, Term
+from diptych.index.search import Searcher
+from diptych.index.words import fuse
+
+NAMES = list(WORDS)
+
+
+@pytest.fixture
+def searcher(tmp_path: Path) -> Iterator[Searcher]:
+    model = ColourModel()
+    index = EmbeddedIndex.create(tmp_path / "i", model.dim, fingerprint=model.fingerprint())
+    pictures = [Image.new("RGB", (4, 4), WORDS[name]) for name in NAMES]
+    items = [Item(name, text=f"a {name} thing", metadata={"n": n}) for n, name in enumerate(NAMES)]
+    index.add(items, model.encode_image(pictures))
+    texts = [Item(f"{n}#text0", "text", text=f"{n} words", image_id=n) for n in NAMES]
+    index.add(texts, model.encode_text([t.text for t in texts]))
+    with index:
+        yield Searcher(index, model)
+
+
+def picture(tmp_path: Path, name: str) -> Path:
+    path = tmp_path / f"{name}.png"
+    Image.new("RGB", (4, 4), WORDS[name]).save(path)
+    return path
+
+
+def test_all_four_directions(searcher: Searcher, tmp_path: Path) -> None:
+    red = picture(tmp_path, "red")
+    assert searcher.search("red", 1).ids == ["red"]
+    assert searcher.search("red", 1, kind="text").ids == ["red#text0"]
+    assert searcher.search(red, 1).ids == ["red"]
+    assert searcher.search(str(red), 1, kind="text").ids == ["red#text0"]
+    assert searcher.search(Image.open(red), 1).ids == ["red"]
+    assert len(searcher.search("red", 20, kind=None)) == 8
+
+
+def test_terms_add_and_subtract(searcher: Searcher, tmp_path: Path) -> None:
+    white, red = picture(tmp_path, "white"), picture(tmp_path, "red")
+    assert searcher.search(f"{white} - {red}", 4).ids[-1] == "red"
+    assert searcher.search('"3:green" + "blue"', 2).ids == ["green", "blue"]
+    assert searcher.search('"green" + "3:blue"', 2).ids == ["blue", "green"]
+    vector = searcher.encode(Query((Term("red", weight=2.0), Term("blue", weight=-0.5))))
+    a, b = searcher.model.encode_text(["red", "blue"]).double().numpy()
+    expected = 2 * a / np.linalg.norm(a) - 0.5 * b / np.linalg.norm(b)
+    np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-6)
+
+
+def test_terms_that_cancel_are_refused(searcher: Searcher) -> None:
+    with pytest.raises(QueryError, match="cancel each other out"):
+        searcher.search('"red" - "red"')
+
+
+def test_more_like_this(searcher: Searcher) -> None:
+    hits = searcher.more_like("red", 2)
+    assert "red" not in hits.ids
+    assert len(hits) == 2
+    assert searcher.more_like("red", 1, kind="text").ids == ["red#text0"]
+    assert searcher.search(Query((Term("red", "item"), Term("green", "item", -1.0))), 1).ids == ["red"]
+    with pytest.raises(QueryError, match="'nobody' is not in the index"):
+        searcher.more_like("nobody")
+
+
+def test_filters_pass_through(searcher: Searcher) -> None:
+    assert "red" not in searcher.search("red", 4, filter="n > 0").ids
+
+
+def test_fusion_is_reciprocal_rank() -> None:
+    scores = fuse([["a", "b", "c"], ["c", "d"]])
+    assert scores["a"] == 1 / 61
+    assert scores["c"] == 1 / 63 + 1 / 61
+    assert max(scores, key=lambda id: scores[id]) == "c"
+
+
+def test_hybrid_fuses_meaning_and_words(searcher: Searcher) -> None:
+    searcher.index.add(
+        [Item("odd", text="xylophone in blue")],
+        searcher.model.encode_image([Image.new("RGB", (2, 2), (9, 0, 0))]),
+    )
+    plain = searcher.search("red xylophone", 5)
+    hits = searcher.search("red xylophone", 5, hybrid=True)
+    assert plain.ids.index("odd") > 0
+    assert set(hits.ids[:2]) == {"red", "odd"}
+    by_id = {hit.item.id: hit for hit in hits}
+    assert by_id["odd"].details["bm25"] > 0
+    vector = searcher.encode(Query((Term("red xylophone"),)))
+    assert by_id["odd"].details["similarity"] == pytest.approx(
+        float(searcher.index.vectors(["odd"])[0] @ vector)
+    )
+    assert searcher.search("red", 3, hybrid=True, filter="n > 0").ids[0] != "red"
+
+
+def test_hybrid_finds_what_vectors_rank_below_the_depth(
+    searcher: Searcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diptych.index.search.DEPTH", 1)
+    hits = searcher.search("red white", 4, hybrid=True)
+    assert all("similarity" in hit.details for hit in hits)
+
+
+def test_a_pair_scorer_ranks_anew(searcher: Searcher) -> None:
+    def scorer(query: Query, items: Sequence[Item], files: Sequence[Path | None]) -> list[float]:
+        assert query.text == "red"
+        assert len(files) == len(items)
+        return [float(item.id == "blue") for item in items]
+
+    with pytest.raises(QueryError, match="no pair scorer"):
+        searcher.search("red", 2, rerank=4)
+    searcher.pair_scorer = scorer
+    hits = searcher.search("red", 2, rerank=4)
+    assert hits.ids[0] == "blue"
+    assert hits[0].details["pair"] == 1.0
+    assert hits[0].details["similarity"] < 1
+
+
+def test_another_model_and_an_empty_index_are_refused(searcher: Searcher, tmp_path: Path) -> None:
+    with pytest.raises(IndexError_, match="not with 'other'"):
+        Searcher(searcher.index, ColourModel("other"), model_name="other")
+    searcher.index.delete([*NAMES, *(f"{n}#text0" for n in NAMES)])
+    with pytest.raises(IndexError_, match="is empty: add a collection"):
+        searcher.search("red")
+
+
+def test_what_cannot_be_searched_says_so(searcher: Searcher, tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"nothing")
+    with pytest.raises(ImageError):
+        searcher.search(tmp_path / "bad.png")
+    with pytest.raises(QueryError, match="is a web address: download the image"):
+        searcher.search("https://example.org/a.jpg")
+    with pytest.raises(QueryError, match="empty"):
+        searcher.search(" ")
+    with pytest.raises(SettingsError, match="at least 1, not 0"):
+        searcher.search("red", 0)
+
+
+def test_an_allowed_address_that_does_not_answer(searcher: Searcher) -> None:
+    searcher.allow_urls = True
+    with pytest.raises(QueryError, match="cannot be fetched"):
+        searcher.search("http://127.0.0.1:9/a.jpg")
+
+
+# ---------------------------------------------------------------------- the cut-off
+
+
+def test_the_background_is_the_median_and_the_upper_spread() -> None:
+    rng = np.random.default_rng(0)
+    scores = 0.2 + 0.05 * rng.normal(size=20_000)
+    found = background(scores, 20_000)
+    assert found is not None
+    assert found.location == pytest.approx(0.2, abs=0.002)
+    assert found.spread == pytest.approx(0.05, rel=0.03)
+    assert found.strength(0.3) == pytest.approx(2, rel=0.05)
+    assert background(scores[:5], 5) is None
+    with pytest.raises(SettingsError, match="between 0 and 1, not 0"):
+        found.cutoff(0)
+
+
+@pytest.mark.parametrize("count", [1000, 5000])
+@pytest.mark.parametrize("chance", [0.5, 0.1])
+def test_chance_is_what_it_says_on_a_normal_background(count: int, chance: float) -> None:
+    rng = np.random.default_rng(1)
+    passed = 0
+    for _ in range(400):
+        scores = rng.normal(size=count)
+        found = background(scores, count)
+        assert found is not None
+        passed += scores.max() >= found.cutoff(chance)
+    # P(best of N passes) = 1 − (1 − p/N)^N ≈ 1 − exp(−p)
+    assert passed / 400 == pytest.approx(1 - np.exp(-chance), abs=0.08)
+
+
+def test_shifting_and_scaling_scores_moves_the_cutoff_with_them() -> None:
+    scores = np.random.default_rng(2).gamma(2.0, size=500)
+    one, two = background(scores, 500), background(3 * scores - 1, 500)
+    assert one is not None
+    assert two is not None
+    assert two.cutoff() == pytest.approx(3 * one.cutoff() - 1)
+    assert two.strength(3 * scores.max() - 1) == pytest.approx(one.strength(scores.max()))
+
+
+def test_error_rates_are_measured_both_ways() -> None:
+    rng = np.random.default_rng(3)
+    scores = rng.normal(size=(100, 300))
+    clear = scores.copy()
+    clear[np.arange(100), np.arange(100)] = 9.0
+    (rates,) = measure_cutoff(clear, [[n] for n in range(100)], [0.05])
+    assert rates.false_none == 0
+    assert rates.false_match < 0.12
+    (hidden,) = measure_cutoff(scores, [[n] for n in range(100)], [0.05])
+    assert hidden.false_none > 0.8
+    with pytest.raises(SettingsError, match="too small"):
+        measure_cutoff(scores[:, :5], [[0]] * 100)
+
+
+def test_hits_know_whether_anything_matched(tmp_path: Path) -> None:
+    model = ColourModel()
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(300, model.dim)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    rows[:, 0] = -np.abs(rows[:, 0])  # nothing red
+    with EmbeddedIndex.create(tmp_path / "i", model.dim, fingerprint=model.fingerprint()) as index:
+        index.add([Item(f"i{n}") for n in range(300)], rows)
+        searcher = Searcher(index, model)
+        none = searcher.search("red", 5)
+        assert none.cutoff is not None
+        assert not none.matched
+        assert searcher.search("red", 5, chance=None).matched
+        index.add([Item("match")], model.encode_text(["red"]))
+        some = searcher.search("red", 5)
+        assert some.strength is not None
+        assert [hit.item.id for hit in some.matches] == ["match"]
+    fused = Hits((Hit(Item("a"), 0.03, {"similarity": 0.5}),), cutoff=0.4)
+    assert fused.matched
