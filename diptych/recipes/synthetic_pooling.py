@@ -245,7 +245,7 @@ def render(results: Results) -> str:
     patterns = [p for p in PATTERNS if any(run.pattern == p for run in results.runs)]
     lines = [
         "VSE∞, supplement Table 6: RMSE of pooling coefficients, seen sizes | unseen smaller/larger",
-        f"runs per cell: {results.seeds()}, averaged; {results.steps} steps each; sizes 20-100 | 10-19/101-120",
+        f"runs per cell: {results.seeds()}, averaged, {results.steps} steps; sizes 20-100 | 10-19/101-120",
         "",
         f"{'design':<15}{'':<11}" + "".join(f"{pattern:<20}" for pattern in patterns),
     ]
