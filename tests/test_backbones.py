@@ -98,6 +98,7 @@ def test_fingerprint_names_the_weights_not_their_source(tmp_path: Path) -> None:
     one, two = Lite0(pretrained=False), Lite0(pretrained=False)
     assert one.fingerprint() != two.fingerprint()
     assert rebuilt(one, tmp_path).fingerprint() == one.fingerprint()
+    assert describe(Lite0()) == describe(Lite0(pretrained=False))
 
 
 def test_pretrained_lite0_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +204,7 @@ def test_hub_backbones_give_cells_and_rebuild_without_their_source(name: str, vi
         assert torch.equal(twin.backbone(pixels), out)
     assert twin.backbone.pixel_format == backbone.pixel_format
     assert twin.backbone.fingerprint() == backbone.fingerprint()
+    assert describe(twin) == describe(Grid(backbone, 8))
 
 
 def test_vit_cells_are_the_patch_tokens_and_other_sizes_interpolate(vision) -> None:
@@ -288,6 +290,7 @@ def test_timm_backbones_give_cells(name: str, fake_timm: None, tmp_path: Path) -
     assert backbone(torch.zeros(2, 3, SIZE, SIZE)).shape == (2, 16, 6)
     assert backbone.pixel_format["size"] == SIZE
     assert rebuilt(backbone, tmp_path).fingerprint() == backbone.fingerprint()
+    assert describe(rebuilt(backbone, tmp_path)) == describe(backbone)
     if name == "vit":
         assert TimmBackbone(name, class_token=True)(torch.zeros(2, 3, SIZE, SIZE)).shape == (2, 18, 6)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -223,6 +224,11 @@ def test_transformer_rebuilds_without_its_source(text_model: Path, tmp_path: Pat
     assert torch.equal(twin.eval()(texts).values, encoder(texts).values)
     assert not twin.trainable
     assert twin.fingerprint() == encoder.fingerprint()
+    assert describe(twin) == describe(encoder)
+    other = copy.deepcopy(encoder)
+    other.model.config.num_attention_heads = 4
+    assert other.fingerprint() != encoder.fingerprint()
+    assert describe(other) != describe(encoder)
 
 
 def test_a_source_that_is_no_model(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

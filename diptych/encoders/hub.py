@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diptych.encoders.backbone import Backbone
-from diptych.encoders.pretrained import free_name, load_config, load_model, read_json
+from diptych.encoders.backbone import Backbone, weights_fingerprint
+from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model, read_json
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 
@@ -64,7 +64,8 @@ class HubBackbone(Backbone):
 
     def fingerprint(self) -> str:
         """16 hex digits of the architecture, the weights and the choice of tokens."""
-        return f"{super().fingerprint()}{'-tokens' if self.class_token else ''}"
+        kind = config_identity(self.model.config)
+        return weights_fingerprint(self, f"{kind}{' with class token' if self.class_token else ''}")
 
     def save_assets(self, folder: Path) -> dict[str, object]:
         """Configuration and preprocessing in a folder of their own; the weights travel with the model."""
@@ -72,6 +73,10 @@ class HubBackbone(Backbone):
         self.model.config.save_pretrained(folder / name)  # type: ignore[operator, union-attr]
         (folder / name / PREPROCESSOR).write_text(json.dumps(self.processor, indent=2), "utf-8")
         return {"source": name, "pretrained": False}
+
+    def content_arguments(self) -> dict[str, object]:
+        """The architecture and the preprocessing, wherever they came from."""
+        return {"source": [config_identity(self.model.config), self.processor], "pretrained": False}
 
     def _channels(self, source: str) -> int:
         """Seen by looking at one grey picture: configurations name their width in a dozen ways."""

@@ -134,6 +134,10 @@ class Lite0(Backbone):
         """The weights travel with the model."""
         return {"pretrained": False}
 
+    def content_arguments(self) -> dict[str, object]:
+        """Where the weights came from does not matter."""
+        return {"pretrained": False}
+
 
 NAMES = (
     (r"^_conv_stem\.weight", "stem.filters"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import nn
 from diptych.errors import DataError
 
 PREFIX = "hf:"
+UNRELATED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
 
 
 def source_name(source: str | Path) -> str:
@@ -74,6 +76,12 @@ def read_json(source: str | Path, filename: str) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise DataError(f"{filename} of {name} cannot be read ({error}): download it again.") from error
     return found if isinstance(found, dict) else None
+
+
+def config_identity(config: Any) -> str:
+    """16 hex digits of an architecture: its configuration without where, when and by what it was written."""
+    values = {key: value for key, value in config.to_dict().items() if key not in UNRELATED}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def free_name(folder: Path, name: str) -> str:

@@ -67,6 +67,10 @@ class TimmBackbone(Backbone):
         """The weights travel with the model."""
         return {"pretrained": False}
 
+    def content_arguments(self) -> dict[str, object]:
+        """Where the weights came from does not matter."""
+        return {"pretrained": False}
+
 
 def _create(timm: ModuleType, name: str, pretrained: bool, **options: Any) -> Any:
     try:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.dropping import check_rate, drop_each
 from diptych.encoders.precision import fit
-from diptych.encoders.pretrained import free_name, load_config, load_model
+from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model
 from diptych.errors import DataError
 from diptych.parts import part
 from diptych.types import Features, Inputs
@@ -92,10 +92,14 @@ class TransformerText(nn.Module):
 
     def fingerprint(self) -> str:
         """16 hex digits of the transformer's weights, the projection left out: what its states depend on."""
-        return weights_fingerprint(self.model, type(self.model).__name__)
+        return weights_fingerprint(self.model, config_identity(self.model.config))
 
     def save_assets(self, folder: Path) -> dict[str, object]:
         """The transformer's configuration in a folder of its own; the weights travel with the model."""
         name = free_name(folder, "text_encoder")
         self.model.config.save_pretrained(folder / name)  # type: ignore[operator, union-attr]
         return {"source": name, "pretrained": False}
+
+    def content_arguments(self) -> dict[str, object]:
+        """The architecture, wherever it came from."""
+        return {"source": config_identity(self.model.config), "pretrained": False}
