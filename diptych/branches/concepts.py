@@ -165,7 +165,7 @@ class ConceptBranch(Branch):
     def _convolve(self) -> Tensor:
         y = self.vectors
         for number, layer in enumerate(self.layers):
-            y = self.adjacency @ layer(y)
+            y = layer(self.adjacency @ y)  # (Ã X) W: the narrow product first
             if number == 0:
                 y = leaky_relu(y, SLOPE)
         return ops.unit(y.float())
