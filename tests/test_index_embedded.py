@@ -270,7 +270,7 @@ def test_a_reader_does_not_see_half_an_operation(index: EmbeddedIndex) -> None:
     query = unit_rows(1, seed=4)[0]
     with EmbeddedIndex.open(index.path) as reader:
         before = reader.search(query, 50).ids
-        with index._catalog.writing() as db:
+        with index._store.writing() as db:
             from diptych.index import writing
 
             writing.remove(db, ["i0"])
@@ -284,7 +284,7 @@ def test_a_reader_outlives_compaction(index: EmbeddedIndex) -> None:
     with EmbeddedIndex.open(index.path) as reader:
         index.delete(["i0"])
         expected = reader.search(query, 10).ids
-        state = reader._state
+        state = reader._store._state
         index.compact()
         assert state is not None
         assert len(state.segments[0].stored[0]) == D
@@ -447,7 +447,7 @@ def test_verify_finds_a_flipped_bit(index: EmbeddedIndex) -> None:
 
 
 def test_another_format_is_refused(index: EmbeddedIndex) -> None:
-    with index._catalog.writing() as db:
+    with index._store.writing() as db:
         db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
     index.close()
     with pytest.raises(IndexError_, match="has index format 99, this version reads 1: update diptych"):
@@ -467,14 +467,14 @@ def test_a_full_disk_leaves_the_index_intact(index: EmbeddedIndex, monkeypatch: 
             index.add(images(5, 80), unit_rows(5))
     assert len(index) == 50
     assert index.verify() == []
-    assert index._catalog._writer is not None
-    pages = index._catalog._writer.execute("PRAGMA page_count").fetchone()[0]
-    index._catalog._writer.execute(f"PRAGMA max_page_count = {pages}")  # how SQLite meets a full disk
+    assert index._store._catalog._writer is not None
+    pages = index._store._catalog._writer.execute("PRAGMA page_count").fetchone()[0]
+    index._store._catalog._writer.execute(f"PRAGMA max_page_count = {pages}")  # how SQLite meets a full disk
     with pytest.raises(StorageError, match="disk is full"):
         index.add(images(2000, 1000), unit_rows(2000))
     assert index.verify() == []
     count = len(index)
-    index._catalog._writer.execute("PRAGMA max_page_count = 1000000")
+    index._store._catalog._writer.execute("PRAGMA max_page_count = 1000000")
     index.add(images(5, 80), unit_rows(5))
     assert len(index) == count + 5
     assert index.verify() == []

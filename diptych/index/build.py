@@ -16,11 +16,12 @@ from PIL import Image
 
 from diptych.data.captions import Captions, Rows
 from diptych.data.captions import Item as Picture
-from diptych.errors import DataError
+from diptych.errors import DataError, MissingExtra
 from diptych.index.opening import create_index, index_exists, open_index
-from diptych.index.protocol import Collection, Index, Item, Model, Precision, Vectors
+from diptych.index.protocol import KINDS, Collection, Index, Item, Model, Precision, Vectors
 from diptych.progress import track
 
+APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of milliseconds on two cores
 CHUNK = 256  # images encoded and committed together: what a killed run may have to do again
 PIXELS = 64_000_000  # of decoded pictures in memory at once
 THUMBNAIL = 256  # longest side of a stored thumbnail, in pixels
@@ -28,7 +29,10 @@ THUMBNAIL = 256  # longest side of a stored thumbnail, in pixels
 
 @dataclass(slots=True)
 class Built:
-    """What ``index_collection`` did; ``skipped`` are (image id, reason) of what could not be read."""
+    """What ``index_collection`` did.
+
+    ``skipped`` are (image id, reason) of what could not be read, ``notes`` sentences for the user.
+    """
 
     images: int = 0
     texts: int = 0
@@ -37,6 +41,7 @@ class Built:
     unchanged: int = 0
     removed: int = 0
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def index_collection(
@@ -49,6 +54,7 @@ def index_collection(
     texts: bool = True,
     precision: Precision = "float32",
     batch_size: int = 64,
+    approximate_above: int = APPROXIMATE_ABOVE,
     show_progress: bool = False,
 ) -> Built:
     """Bring an index in line with a collection, creating it if need be.
@@ -57,7 +63,8 @@ def index_collection(
     Unreadable images are skipped and listed. Work is committed every few hundred images: a run that was
     killed continues where it was. With ``texts``, the texts are items of their own beside being the full text
     of their image, so that an image finds texts and a text finds texts. A collection is told from others in
-    the same index by its ``name`` and root.
+    the same index by its ``name`` and root. From ``approximate_above`` items of a kind on, the index is given
+    an approximate index of them.
     """
     captions = source if isinstance(source, Captions) else _read(source)
     if len(captions.images) == 0:
@@ -71,8 +78,24 @@ def index_collection(
                 place, model.dim, model=model_name, fingerprint=fingerprint, precision=precision
             )
         with index:
-            return _Sync(model, captions, index, name, texts, batch_size).run(show_progress)
-    return _Sync(model, captions, place, name, texts, batch_size).run(show_progress)
+            return index_collection(
+                model,
+                captions,
+                index,
+                name=name,
+                texts=texts,
+                batch_size=batch_size,
+                approximate_above=approximate_above,
+                show_progress=show_progress,
+            )
+    built = _Sync(model, captions, place, name, texts, batch_size).run(show_progress)
+    for kind in KINDS:
+        if place.count(kind) >= max(1, approximate_above):
+            try:
+                place.build_graph(kind, show_progress=show_progress)
+            except MissingExtra as error:
+                built.notes.append(f"the {place.count(kind):,} {kind} items are searched one by one: {error}")
+    return built
 
 
 @dataclass(slots=True)

@@ -37,8 +37,8 @@ CREATE TABLE dead(serial INTEGER PRIMARY KEY, slot INTEGER NOT NULL UNIQUE);
 CREATE TABLE columns(name TEXT PRIMARY KEY, kinds TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE collections(number INTEGER PRIMARY KEY, name TEXT NOT NULL, root TEXT NOT NULL);
 CREATE TABLE graphs(
-  kind TEXT PRIMARY KEY, file TEXT NOT NULL, rows INTEGER NOT NULL, checksum INTEGER NOT NULL,
-  covers TEXT NOT NULL) WITHOUT ROWID;
+  kind TEXT PRIMARY KEY, file TEXT NOT NULL, rows INTEGER NOT NULL, size INTEGER NOT NULL,
+  checksum INTEGER NOT NULL, covers TEXT NOT NULL) WITHOUT ROWID;
 """
 # one full-text table a kind: document frequencies of images do not mix with those of their single texts
 _WORDS = """

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
-from filelock import FileLock, Timeout
 
-import diptych
-from diptych.data.storage import replace_folder, storing
 from diptych.errors import DataError, IndexError_, QueryError, SettingsError
 from diptych.index import catalog, writing
-from diptych.index.catalog import Catalog
+from diptych.index.approximate import Graphs, is_stale
 from diptych.index.columns import Columns
 from diptych.index.duplicates import best_pairs
 from diptych.index.filters import Filter
 from diptych.index.protocol import (
     KINDS,
-    PRECISIONS,
     Collection,
     Hit,
     Hits,
@@ -35,14 +29,11 @@ from diptych.index.protocol import (
     Vectors,
 )
 from diptych.index.scan import fetch, rescore, scan
-from diptych.index.segments import ROW_BITS, Layout
-from diptych.index.state import Rows, State, load_state
+from diptych.index.segments import ROW_BITS
+from diptych.index.state import Rows, State
+from diptych.index.store import Store
 from diptych.index.verify import verify
 from diptych.index.words import best_words
-
-LOCK = "writer.lock"
-ATTEMPTS = 3  # to read while a writer compacts
-T = TypeVar("T")
 
 
 class EmbeddedIndex:
@@ -55,23 +46,12 @@ class EmbeddedIndex:
 
     def __init__(self, path: str | Path, *, writable: bool = False) -> None:
         self.path = Path(path)
-        self._lock = _take_lock(self.path) if writable else None
-        self._mutex = threading.RLock()  # one write at a time within the process
-        self._state: State | None = None
+        self._store = Store(self.path, writable)
+        self._layout, self._meta = self._store.layout, self._store.meta
+        self._read = self._store.read
         self._columns = Columns()
+        self._graphs = Graphs(self.path, self._layout)
         self._sampled: tuple[Any, Vectors] | None = None
-        try:
-            self._catalog = Catalog(self.path, writable)
-            with self._catalog.reading() as db:
-                self._meta = catalog.meta(db)
-            self._layout = Layout(int(self._meta["dimension"]), self._meta["precision"])  # type: ignore[arg-type]
-            self._read(lambda state, db: None)  # a half-copied index is refused here, not at the first query
-            if writable:
-                self._remove_orphans()
-        except BaseException:
-            if self._lock is not None:
-                self._lock.release()
-            raise
 
     @classmethod
     def create(
@@ -84,24 +64,7 @@ class EmbeddedIndex:
         precision: Precision = "float32",
     ) -> EmbeddedIndex:
         """A new, empty index, open for writing; an index that is already there is refused."""
-        path = Path(path)
-        if dimension < 1:
-            raise SettingsError(f"an index needs vectors of at least 1 dimension, not {dimension}.")
-        if precision not in PRECISIONS:
-            raise SettingsError(f"precision '{precision}' is unknown: choose {', '.join(PRECISIONS)}.")
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            what = "is already an index" if (path / catalog.FILE).is_file() else "exists and is not empty"
-            raise IndexError_(f"{path} {what}: open it, or choose another folder.")
-        facts = {
-            "dimension": str(dimension),
-            "precision": precision,
-            "model": model,
-            "fingerprint": fingerprint,
-            "version": diptych.__version__,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        with replace_folder(path) as new:
-            Catalog.create(new, facts)
+        Store.create(Path(path), dimension, precision, model, fingerprint)
         return cls(path, writable=True)
 
     @classmethod
@@ -145,10 +108,10 @@ class EmbeddedIndex:
             created=self._meta["created"],
             counts={kind: state.count(kind) for kind in KINDS},
             deleted=sum(len(s.gone) for s in state.segments),
-            size=self._size(),
+            size=self._store.size(),
             columns={name: tuple(json.loads(kinds)) for name, kinds in columns},
             collections=tuple(Collection(*row) for row in collections),
-            approximate={kind: rows for kind, _, rows, *_ in state.graphs},
+            approximate={graph.kind: graph.rows for graph in state.graphs},
         )
 
     @property
@@ -169,7 +132,7 @@ class EmbeddedIndex:
         writing.check_items(items, len(rows))
         if not items:
             return
-        with self._mutex, self._catalog.writing() as db:
+        with self._store.writing() as db:
             present = catalog.slots_of(db, [item.id for item in items])
             if present:
                 raise IndexError_(
@@ -183,14 +146,14 @@ class EmbeddedIndex:
         writing.check_items(items, len(rows))
         if not items:
             return
-        with self._mutex, self._catalog.writing() as db:
+        with self._store.writing() as db:
             present = catalog.slots_of(db, [item.id for item in items])
             catalog.remove_slots(db, present.values())
             writing.insert(db, self.path, self._layout, items, rows)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items by id and say how many were there; texts of a removed image go with it."""
-        with self._mutex, self._catalog.writing() as db:
+        with self._store.writing() as db:
             return writing.remove(db, ids)
 
     def compact(self) -> int:
@@ -198,23 +161,31 @@ class EmbeddedIndex:
 
         The rows that are left are copied to new files; one transaction puts them in the place of the old.
         """
-        with self._mutex:
-            before = self._size()
-            state = self._read(lambda state, db: state)
-            with self._catalog.writing() as db:
+        before = self._store.size()
+        with self._store.alone() as state:
+            with self._store.writing() as db:
                 old = writing.compact(db, self.path, self._layout, state)
-            self._state = None
-            for segment in old:
-                (self.path / segment.file).unlink(missing_ok=True)
-            self._catalog.shrink()
-            return max(0, before - self._size())
+            self._store.drop([segment.file for segment in old])
+            self._store.shrink()
+        return max(0, before - self._store.size())
+
+    def build_graph(self, kind: Kind = "image", *, show_progress: bool = False) -> None:
+        """Make the approximate index of a kind, or bring it up to date when much was changed since."""
+        with self._store.alone() as state:
+            old = self._graphs.find(state, kind)
+            if state.count(kind) == 0 or (old is not None and not is_stale(old, state)):
+                return
+            graph = self._graphs.build(state, kind, show_progress)
+            with self._store.writing() as db:
+                self._graphs.record(db, graph)
+            self._store.drop([one.file for one in state.graphs if one.kind == kind])
 
     def collection(self, name: str, root: str = "") -> Collection:
         """The collection of this name and root, recorded if it is new."""
         find = "SELECT number, name, root FROM collections WHERE name = ? AND root = ?"
         found = self._read(lambda state, db: db.execute(find, (name, root)).fetchone())
         if found is None:
-            with self._mutex, self._catalog.writing() as db:
+            with self._store.writing() as db:
                 number = db.execute("SELECT coalesce(max(number) + 1, 0) FROM collections").fetchone()[0]
                 db.execute("INSERT INTO collections VALUES (?, ?, ?)", (number, name, root))
                 found = (number, name, root)
@@ -285,11 +256,19 @@ class EmbeddedIndex:
         _check_k(k)
 
         def read(state: State, db: Any) -> list[Hits]:
-            chosen = None if filter is None else self._columns.select(state, db, filter, kind)
-            found = scan(state.of_kind(kind), self._layout, queries, k, chosen)
-            return [
-                self._hits(state, db, query, slots, k) for query, slots in zip(queries, found, strict=True)
-            ]
+            graph = None if exact or filter is not None else self._graphs.find(state, kind)
+            if graph is not None:
+                found = self._graphs.search(graph, state, queries, k)
+            elif exact is False and filter is None:
+                what = f"{kind} items" if kind else "images and texts together"
+                raise IndexError_(
+                    f"{self.path} has no approximate index of {what}: build one, or search exactly."
+                )
+            else:
+                chosen = None if filter is None else self._columns.select(state, db, filter, kind)
+                found = scan(state.of_kind(kind), self._layout, queries, k, chosen)
+            pairs = zip(queries, found, strict=True)
+            return [self._hits(state, db, query, slots, k, graph is None) for query, slots in pairs]
 
         return self._read(read)
 
@@ -363,13 +342,7 @@ class EmbeddedIndex:
 
     def close(self) -> None:
         """Release files and locks; idempotent."""
-        try:
-            self._catalog.close()
-        finally:
-            self._state = None
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+        self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -379,21 +352,7 @@ class EmbeddedIndex:
     ) -> None:
         self.close()
 
-    def _read(self, answer: Callable[[State, Any], T]) -> T:
-        """Ask within one snapshot; again when compaction took a file away between snapshot and mapping."""
-        for attempt in range(ATTEMPTS):
-            with self._catalog.reading() as db:
-                try:
-                    state = load_state(db, self.path, self._layout, self._state)
-                except IndexError_:
-                    if attempt == ATTEMPTS - 1:
-                        raise
-                    continue
-                self._state = state
-                return answer(state, db)
-        raise AssertionError("unreachable")
-
-    def _hits(self, state: State, db: Any, query: Vectors, slots: Rows, k: int, exact: bool = True) -> Hits:
+    def _hits(self, state: State, db: Any, query: Vectors, slots: Rows, k: int, exact: bool) -> Hits:
         scores = rescore(fetch(state.segments, self._layout, slots), query)
         best = np.lexsort((slots, -scores))[:k]
         items = catalog.items_at(db, slots[best].tolist())
@@ -414,36 +373,7 @@ class EmbeddedIndex:
             raise DataError(f"row {bad} of {what} holds NaN or infinity: check the model and its input.")
         return rows
 
-    def _size(self) -> int:
-        """Bytes of vectors and catalog; SQLite's log comes and goes."""
-        files = [file for file in self.path.iterdir() if not file.name.endswith(("-wal", "-shm"))]
-        return sum(file.stat().st_size for file in files)
-
-    def _remove_orphans(self) -> None:
-        """Delete vector files that no committed state refers to: the remains of an unfinished operation."""
-        state = self._read(lambda state, db: state)
-        kept = {s.file for s in state.segments} | {graph[1] for graph in state.graphs}
-        for pattern in ("vectors-*", "graph-*"):
-            for file in self.path.glob(pattern):
-                if file.name not in kept:
-                    file.unlink(missing_ok=True)
-
 
 def _check_k(k: int) -> None:
     if k < 1:
         raise SettingsError(f"k, the number of hits, must be at least 1, not {k}.")
-
-
-def _take_lock(path: Path) -> FileLock:
-    if not path.is_dir():
-        raise IndexError_(f"{path} is not an index (no such folder): index a collection there first.")
-    lock = FileLock(path / LOCK)
-    with storing(path):
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise IndexError_(
-                f"{path} is being written by another process: wait until it has finished, "
-                "or open it for reading."
-            ) from None
-    return lock

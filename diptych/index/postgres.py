@@ -41,6 +41,7 @@ from diptych.index.segments import Layout
 from diptych.index.state import Segment
 from diptych.index.tables import Tables
 from diptych.index.writing import check_items
+from diptych.progress import track
 
 MARGIN = 32  # candidates beyond k that are scored again: the server's float32 must not decide who is in
 LEAST_EF, MAX_EF = 100, 1000  # candidates an HNSW search keeps; the second is pgvector's limit
@@ -176,7 +177,7 @@ class PostgresIndex:
             found = self._change(lambda db: self._tables.add_collection(db, name, root))
         return found
 
-    def build_graph(self, kind: Kind = "image") -> None:
+    def build_graph(self, kind: Kind = "image", *, show_progress: bool = False) -> None:
         """Make the approximate index (HNSW) of a kind; from then on it follows every change."""
         limit = tables.GRAPH_LIMITS[self._precision]
         if self._dimension > limit:
@@ -184,7 +185,8 @@ class PostgresIndex:
                 f"pgvector builds no approximate index over {self._dimension} {self._precision} dimensions "
                 f"(the limit is {limit}): search exactly, or use fewer dimensions."
             )
-        self._change(lambda db: self._tables.build_graph(db, kind))
+        for _ in track([kind], "approximate index", 1, show_progress):
+            self._change(lambda db: self._tables.build_graph(db, kind))
 
     def compact(self) -> int:
         """Give back the space of removed rows; the number of bytes freed. Searches wait while it runs."""

@@ -294,6 +294,10 @@ class Index(Protocol):
         """The collection of this name and root, recorded if it is new."""
         ...
 
+    def build_graph(self, kind: Kind = "image", *, show_progress: bool = False) -> None:
+        """Make the approximate index of a kind, or bring it up to date; searches then use it by default."""
+        ...
+
     def compact(self) -> int:
         """Give back the space of removed rows; the number of bytes freed."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +47,17 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """The approximate index of a kind: its file, and how many rows of each segment it covers."""
+
+    kind: Kind
+    file: str
+    rows: int
+    size: int
+    covers: dict[int, int]
+
+
+@dataclass(frozen=True)
 class State:
     """What a search reads; within one ``epoch`` (compaction begins the next) a slot never changes."""
 
@@ -53,7 +65,7 @@ class State:
     epoch: int
     segments: tuple[Segment, ...]
     last_dead: int
-    graphs: tuple[tuple[str, str, int, str, int], ...]
+    graphs: tuple[Graph, ...]
 
     def of_kind(self, kind: Kind | None) -> tuple[Segment, ...]:
         """The segments that hold a kind, all for None."""
@@ -90,5 +102,8 @@ def load_state(db: sqlite3.Connection, folder: Path, layout: Layout, before: Sta
             gone = np.union1d(gone, fresh)
         same = old is not None and stored is old.stored and gone is old.gone
         segments.append(old if same and old is not None else Segment(number, kind, file, stored, gone))
-    graphs = tuple(db.execute("SELECT kind, file, rows, covers, checksum FROM graphs").fetchall())
+    graphs = tuple(
+        Graph(kind, file, rows, size, {int(k): v for k, v in json.loads(covers).items()})
+        for kind, file, rows, size, covers in db.execute("SELECT kind, file, rows, size, covers FROM graphs")
+    )
     return State(generation, epoch, tuple(segments), last, graphs)

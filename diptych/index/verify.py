@@ -33,14 +33,12 @@ def verify(state: State, db: sqlite3.Connection, folder: Path, layout: Layout) -
         words = _count(db, f"SELECT count(*) FROM {kind}_words_docsize")
         if words != state.count(kind):
             faults.append(f"the full text covers {words} of {state.count(kind)} {kind} items.")
-    for name, file, _, _, expected in state.graphs:
+    for file, size, expected in db.execute("SELECT file, size, checksum FROM graphs"):
         path = folder / file
-        if not path.is_file():
-            faults.append(
-                f"the approximate index of {name} items, {file}, is missing: it will be built anew."
-            )
-        elif checksum(path, 0, path.stat().st_size) != expected:
-            faults.append(f"the approximate index of {name} items, {file}, is damaged: delete the file.")
+        if not path.is_file() or path.stat().st_size != size:
+            faults.append(f"the approximate index {file} is missing or cut short: build it again.")
+        elif checksum(path, 0, size) != expected:
+            faults.append(f"the approximate index {file} is damaged: build it again.")
     return faults
 
 

@@ -1,0 +1,146 @@
+"""The folder of an embedded index: its lock, its catalog, and the state readers share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+
+import diptych
+from diptych.data.storage import replace_folder, storing
+from diptych.errors import IndexError_, SettingsError
+from diptych.index import catalog
+from diptych.index.catalog import Catalog
+from diptych.index.protocol import PRECISIONS, Precision
+from diptych.index.segments import Layout
+from diptych.index.state import State, load_state
+
+LOCK = "writer.lock"
+ATTEMPTS = 3  # to read while a writer compacts
+T = TypeVar("T")
+
+
+class Store:
+    """Reading within a snapshot, writing within a transaction, one writer at a time."""
+
+    def __init__(self, path: Path, writable: bool) -> None:
+        self.path = path
+        self._lock = _take_lock(path) if writable else None
+        self._mutex = threading.RLock()  # one write at a time within the process
+        self._state: State | None = None
+        try:
+            self._catalog = Catalog(path, writable)
+            with self._catalog.reading() as db:
+                self.meta = catalog.meta(db)
+            self.layout = Layout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
+            state = self.state  # a half-copied index is refused here, not at the first query
+            if writable:
+                self._remove_orphans(state)
+        except BaseException:
+            if self._lock is not None:
+                self._lock.release()
+            raise
+
+    @staticmethod
+    def create(path: Path, dimension: int, precision: Precision, model: str, fingerprint: str) -> None:
+        """Write an empty index; one that is already there is refused."""
+        if dimension < 1:
+            raise SettingsError(f"an index needs vectors of at least 1 dimension, not {dimension}.")
+        if precision not in PRECISIONS:
+            raise SettingsError(f"precision '{precision}' is unknown: choose {', '.join(PRECISIONS)}.")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = "is already an index" if (path / catalog.FILE).is_file() else "exists and is not empty"
+            raise IndexError_(f"{path} {what}: open it, or choose another folder.")
+        facts = {
+            "dimension": str(dimension),
+            "precision": precision,
+            "model": model,
+            "fingerprint": fingerprint,
+            "version": diptych.__version__,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        with replace_folder(path) as new:
+            Catalog.create(new, facts)
+
+    @property
+    def state(self) -> State:
+        """The last committed state."""
+        return self.read(lambda state, db: state)
+
+    def read(self, answer: Callable[[State, Any], T]) -> T:
+        """Ask within one snapshot; again when compaction took a file away between snapshot and mapping."""
+        for attempt in range(ATTEMPTS):
+            with self._catalog.reading() as db:
+                try:
+                    state = load_state(db, self.path, self.layout, self._state)
+                except IndexError_:
+                    if attempt == ATTEMPTS - 1:
+                        raise
+                    continue
+                self._state = state
+                return answer(state, db)
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def writing(self) -> Iterator[Any]:
+        """A transaction that commits at the end, or leaves no trace."""
+        with self._mutex, self._catalog.writing() as db:
+            yield db
+
+    @contextmanager
+    def alone(self) -> Iterator[State]:
+        """The state, which nobody else changes meanwhile."""
+        with self._mutex:
+            yield self.state
+
+    def drop(self, files: list[str]) -> None:
+        """Delete files that the committed state no longer refers to."""
+        self._state = None
+        for name in files:
+            (self.path / name).unlink(missing_ok=True)
+
+    def shrink(self) -> None:
+        """Give the space of removed rows in the catalog back to the file system."""
+        with self._mutex:
+            self._catalog.shrink()
+
+    def size(self) -> int:
+        """Bytes of vectors and catalog; SQLite's log comes and goes."""
+        files = [file for file in self.path.iterdir() if not file.name.endswith(("-wal", "-shm"))]
+        return sum(file.stat().st_size for file in files)
+
+    def close(self) -> None:
+        """Release files and locks; idempotent."""
+        try:
+            self._catalog.close()
+        finally:
+            self._state = None
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    def _remove_orphans(self, state: State) -> None:
+        """Delete files that no committed state refers to: the remains of an unfinished operation."""
+        kept = {s.file for s in state.segments} | {graph.file for graph in state.graphs}
+        found = [*self.path.glob("vectors-*"), *self.path.glob("graph-*")]
+        self.drop([file.name for file in found if file.name not in kept])
+
+
+def _take_lock(path: Path) -> FileLock:
+    if not path.is_dir():
+        raise IndexError_(f"{path} is not an index (no such folder): index a collection there first.")
+    lock = FileLock(path / LOCK)
+    with storing(path):
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise IndexError_(
+                f"{path} is being written by another process: wait until it has finished, "
+                "or open it for reading."
+            ) from None
+    return lock

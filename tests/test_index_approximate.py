@@ -1,0 +1,156 @@
+"""The approximate index: good proposals, exact scores, and nothing lost to changes since it was built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colour_model import ColourModel
+from test_index_build import drawn
+
+from diptych.errors import IndexError_, MissingExtra
+from diptych.index import build, segments
+from diptych.index.build import index_collection
+from diptych.index.embedded import EmbeddedIndex
+from diptych.index.opening import open_index
+from diptych.index.protocol import Item, Vectors
+
+pytest.importorskip("usearch")
+D, N = 32, 3000
+
+
+def clustered(n: int, seed: int) -> Vectors:
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(size=(40, D))
+    rows = centres[rng.integers(0, 40, n)] + 0.5 * rng.normal(size=(n, D))
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedIndex:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1000 * D * 4)
+    made = EmbeddedIndex.create(tmp_path / "i", D)
+    made.add([Item(f"i{n}", metadata={"n": n}) for n in range(N)], clustered(N, 0))
+    made.build_graph("image")
+    return made
+
+
+def recall(index: EmbeddedIndex, queries: Vectors, k: int = 10) -> float:
+    found, truth = (
+        index.search_many(queries, k, kind="image"),
+        index.search_many(queries, k, kind="image", exact=True),
+    )
+    assert not any(hits.exact for hits in found)
+    assert all(hits.exact for hits in truth)
+    return float(np.mean([len(set(a.ids) & set(b.ids)) / k for a, b in zip(found, truth, strict=True)]))
+
+
+def test_it_finds_nearly_everything_with_exact_scores(index: EmbeddedIndex) -> None:
+    queries = clustered(50, 1)
+    assert recall(index, queries) > 0.97
+    assert index.info.approximate == {"image": N}
+    for query in queries[:10]:
+        exact = {h.item.id: h.score for h in index.search(query, 50, kind="image", exact=True)}
+        hits = index.search(query, 10, kind="image")
+        assert all(exact.get(hit.item.id, hit.score) == hit.score for hit in hits)
+        assert hits.scores == sorted(hits.scores, reverse=True)
+    assert index.verify() == []
+
+
+def test_new_items_are_found_and_removed_ones_are_not(index: EmbeddedIndex) -> None:
+    queries = clustered(20, 2)
+    index.add([Item(f"q{n}") for n in range(20)], queries)
+    assert [hits.ids[0] for hits in index.search_many(queries, 5, kind="image")] == [
+        f"q{n}" for n in range(20)
+    ]
+    gone = {id for hits in index.search_many(queries, 30, kind="image") for id in hits.ids}
+    index.delete(sorted(gone))
+    left = index.search_many(queries, 10, kind="image")
+    assert not {id for hits in left for id in hits.ids} & gone
+    assert all(len(hits) == 10 for hits in left)
+    assert recall(index, queries) > 0.9
+
+
+def test_k_items_come_back_when_k_exist(index: EmbeddedIndex) -> None:
+    index.delete([f"i{n}" for n in range(N - 15)])
+    assert len(index.search(clustered(1, 3)[0], 15, kind="image")) == 15
+    assert len(index.search(clustered(1, 3)[0], 100, kind="image")) == 15
+
+
+def test_a_filter_is_always_exact(index: EmbeddedIndex) -> None:
+    hits = index.search(clustered(1, 3)[0], 10, kind="image", filter="n < 100")
+    assert hits.exact
+    assert len(hits) == 10
+
+
+def test_it_is_brought_up_to_date_when_much_changed(index: EmbeddedIndex) -> None:
+    (file,) = index.path.glob("graph-*")
+    index.build_graph("image")
+    assert list(index.path.glob("graph-*")) == [file]  # nothing changed
+    index.delete([f"i{n}" for n in range(500)])
+    index.add([Item(f"new{n}") for n in range(900)], clustered(900, 4))
+    index.build_graph("image")
+    (new,) = index.path.glob("graph-*")
+    assert new != file
+    assert index.info.approximate == {"image": N + 400}
+    assert recall(index, clustered(30, 5)) > 0.95
+    assert index.verify() == []
+
+
+def test_compaction_leaves_it_usable(index: EmbeddedIndex) -> None:
+    index.delete(["i5", "i2500"])
+    index.compact()
+    queries = clustered(10, 6)
+    assert recall(index, queries) > 0.9
+    index.build_graph("image")
+    assert recall(index, queries) > 0.95
+    assert index.info.approximate == {"image": N - 2}
+
+
+def test_a_reader_uses_it(index: EmbeddedIndex) -> None:
+    with open_index(index.path) as reader:
+        query = clustered(1, 7)[0]
+        assert not reader.search(query, 5, kind="image").exact
+        index.add([Item(f"new{n}") for n in range(900)], clustered(900, 4))
+        index.build_graph("image")  # the file the reader has open goes
+        assert not reader.search(query, 5, kind="image").exact
+
+
+def test_without_it_the_search_is_exact(index: EmbeddedIndex) -> None:
+    query = clustered(1, 7)[0]
+    assert index.search(query, 5).exact  # images and texts together have no graph
+    with pytest.raises(IndexError_, match="no approximate index of text items: build one"):
+        index.search(query, 5, kind="text", exact=False)
+    (file,) = index.path.glob("graph-*")
+    file.write_bytes(file.read_bytes()[:-100])
+    assert index.search(query, 5, kind="image").exact
+    assert index.verify() == [f"the approximate index {file.name} is missing or cut short: build it again."]
+    index.build_graph("image")
+    assert not index.search(query, 5, kind="image").exact
+    assert index.verify() == []
+
+
+def test_a_flipped_bit_is_found(index: EmbeddedIndex) -> None:
+    (file,) = index.path.glob("graph-*")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert index.verify() == [f"the approximate index {file.name} is damaged: build it again."]
+
+
+def test_a_large_collection_is_given_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ColourModel()
+    index_collection(model, drawn(), tmp_path / "i", approximate_above=3)
+    with open_index(tmp_path / "i") as index:
+        assert index.info.approximate == {"image": 3}
+
+    def missing(dimension: int) -> None:
+        raise MissingExtra("usearch", "search", "an approximate index")
+
+    monkeypatch.setattr("diptych.index.approximate._new_graph", missing)
+    built = build.index_collection(model, drawn(), tmp_path / "j", approximate_above=3)
+    assert built.notes == [
+        "the 3 image items are searched one by one: an approximate index needs the package 'usearch': "
+        "install it with pip install 'diptych[search]'."
+    ]
