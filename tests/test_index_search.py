@@ -10,8 +10,9 @@ import pytest
 from colour_model import WORDS, ColourModel
 from PIL import Image
 
+from diptych.data.captions import Captions
 from diptych.errors import ImageError, IndexError_, QueryError, SettingsError
-from diptych.index.cutoff import background, measure_cutoff
+from diptych.index.cutoff import background, measure_cutoff, measure_cutoff_on
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.protocol import Hit, Hits, Item, Query, Term
 from diptych.index.search import Searcher
@@ -156,7 +157,7 @@ def test_an_allowed_address_that_does_not_answer(searcher: Searcher) -> None:
 # ---------------------------------------------------------------------- the cut-off
 
 
-def test_the_background_is_the_median_and_the_upper_spread() -> None:
+def test_the_background_is_the_median_and_the_lower_spread() -> None:
     rng = np.random.default_rng(0)
     scores = 0.2 + 0.05 * rng.normal(size=20_000)
     found = background(scores, 20_000)
@@ -197,13 +198,50 @@ def test_error_rates_are_measured_both_ways() -> None:
     scores = rng.normal(size=(100, 300))
     clear = scores.copy()
     clear[np.arange(100), np.arange(100)] = 9.0
-    (rates,) = measure_cutoff(clear, [[n] for n in range(100)], [0.05])
+    (rates,) = measure_cutoff(clear, [[n] for n in range(100)], chances=[0.05])
     assert rates.false_none == 0
     assert rates.false_match < 0.12
-    (hidden,) = measure_cutoff(scores, [[n] for n in range(100)], [0.05])
+    (hidden,) = measure_cutoff(scores, [[n] for n in range(100)], chances=[0.05])
     assert hidden.false_none > 0.8
+    clear[np.arange(100), np.arange(100) + 100] = 9.0  # a second answer that is not in the list
+    (second,) = measure_cutoff(clear, [[n] for n in range(100)], chances=[0.05])
+    assert second.false_match == 1
+    (both,) = measure_cutoff(clear, [[n] for n in range(100)], [[n, n + 100] for n in range(100)], [0.05])
+    assert both.false_match < 0.12
     with pytest.raises(SettingsError, match="too small"):
         measure_cutoff(scores[:, :5], [[0]] * 100)
+
+
+def test_error_rates_of_a_data_set() -> None:
+    rng = np.random.default_rng(0)
+    names = [name for name in NAMES for _ in range(10)]
+    captions = Captions(
+        images=Noisy([WORDS[name] for name in names], rng),
+        texts=names,
+        image_of=np.arange(40),
+        image_ids=[str(n) for n in range(40)],
+        splits=["test"] * 40,
+        labels={"colour": names},
+    )
+    rates = measure_cutoff_on(ColourModel(), captions, "colour", [0.05, 0.5])
+    assert [r.chance for r in rates] == [0.05, 0.5]
+    assert all(0 <= r.false_match <= 1 for r in rates)
+    assert rates[0].false_none >= rates[1].false_none
+    assert rates[0].queries == 40
+    with pytest.raises(SettingsError, match="no label 'size': its labels are colour"):
+        measure_cutoff_on(ColourModel(), captions, "size")
+
+
+class Noisy(list[Image.Image]):
+    def __init__(self, colours: list[tuple[int, int, int]], rng: np.random.Generator) -> None:
+        noise = rng.integers(-60, 60, (len(colours), 3))
+        super().__init__(
+            Image.new("RGB", (2, 2), tuple(np.clip(np.add(c, e), 0, 255).tolist()))
+            for c, e in zip(colours, noise, strict=True)
+        )
+
+    def content_key(self, index: int) -> str:
+        return str(index)
 
 
 def test_hits_know_whether_anything_matched(tmp_path: Path) -> None:

@@ -1,21 +1,21 @@
 """When nothing matches: a cut-off for each query from its own scores over the collection.
 
-A flat threshold fails because scores move with the query: "a dog" scores everything higher than a rare phrase
-does. What does not match is the background, and there is plenty of it in every collection. With m the median
-of the query's scores over (a sample of) the collection and s the spread of its upper half,
+A flat threshold fails because scores move with the query: one text scores everything higher than another
+does. What does not match is the background, and every collection has plenty of it. With m the median of the
+query's scores over (a sample of) the collection and s the spread of their lower half, where no match hides,
 
-    s = (q90 − m) / 1.2816,        strength(x) = (x − m) / s,        cut-off = m + z · s,
+    s = (m − q10) / 1.2816,        strength(x) = (x − m) / s,        cut-off = m + z(N) · s,
 
-a score matches when it stands more than z spreads above the median. For a normal background of N items the
-best of N stands √(2 ln N) or so above it by chance, which is how z grows with the size of the collection:
+a score matches when it stands more than z(N) spreads above the median. The best of N background items stands
+high by chance alone, the higher the larger N; for a normal background it passes
 
-    z(N) = Φ⁻¹(1 − p/N),   the level that the best of N background items passes with probability p.
+    z(N) = Φ⁻¹(1 − p/N)   with probability p.
 
-=========  ======================================================================================
-``p``      how often a query without a match may be said to have one; ``measure_cutoff`` reports
-           what a value of ``p`` costs in queries whose match is denied
-``1.2816`` Φ⁻¹(0.9): makes s the standard deviation when the background is normal
-=========  ======================================================================================
+==========  =====================================================================================
+``p``       ``chance``: how readily a match is claimed. Real backgrounds have heavier tails than the
+            normal, so ``measure_cutoff`` reports what a value of it costs on held-out queries.
+``1.2816``  −Φ⁻¹(0.1): makes s the standard deviation when the background is normal.
+==========  =====================================================================================
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.data.captions import Captions
 from diptych.errors import SettingsError
+from diptych.index.protocol import Model
 
-CHANCE = 0.05  # p
+CHANCE = 0.05
+CHANCES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 FEWEST = 20  # items below which a collection has no background to speak of
 _NORMAL = NormalDist()
-_UPPER = _NORMAL.inv_cdf(0.9)
+_LOWER = -_NORMAL.inv_cdf(0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Background:
-    """Location and upper spread of one query's scores over a collection of ``count`` items."""
+    """Location and spread of one query's scores over a collection of ``count`` items."""
 
     location: float
     spread: float
@@ -49,7 +52,7 @@ class Background:
         return (score - self.location) / self.spread if self.spread > 0 else 0.0
 
     def cutoff(self, chance: float = CHANCE) -> float:
-        """The score that the best of ``count`` background items passes with probability ``chance``."""
+        """The score that the best of ``count`` normal background items passes with probability ``chance``."""
         if not 0 < chance < 1:
             raise SettingsError(f"the chance of a false match must lie between 0 and 1, not {chance}.")
         return self.location + _NORMAL.inv_cdf(1 - chance / max(1, self.count)) * self.spread
@@ -60,42 +63,72 @@ def background(scores: Any, count: int) -> Background | None:
     values = np.asarray(scores, np.float64).reshape(-1)
     if len(values) < FEWEST:
         return None
-    median, high = np.quantile(values, [0.5, 0.9])
-    return Background(float(median), float(high - median) / _UPPER, count)
+    low, median = np.quantile(values, [0.1, 0.5])
+    return Background(float(median), float(median - low) / _LOWER, count)
 
 
 @dataclass(frozen=True, slots=True)
 class CutoffRates:
-    """Error rates of the cut-off on held-out queries."""
+    """Error rates of the cut-off at one setting of ``chance``, each over ``queries`` questions.
+
+    ``false_none``: a match is there and "nothing matches" is said. ``false_match``: none is there and one is
+    claimed.
+    """
 
     chance: float
-    false_match: float
     false_none: float
-    queries_with_match: int
-    queries_without_match: int
+    false_match: float
+    queries: int
 
 
 def measure_cutoff(
-    scores: Any, relevant: Sequence[Sequence[int]], chances: Sequence[float] = (0.5, 0.2, 0.1, 0.05, 0.01)
+    scores: Any,
+    relevant: Sequence[Sequence[int]],
+    without: Sequence[Sequence[int]] | None = None,
+    chances: Sequence[float] = CHANCES,
 ) -> list[CutoffRates]:
     """Error rates on held-out queries with known answers, for several settings of the cut-off.
 
     ``scores`` is (queries, items) and ``relevant`` the items that answer each query. Each query is asked
     twice: of the whole collection, where saying "nothing matches" is false, and of the collection without its
-    answers, where a match is false.
+    answers (or without ``without``: every item that comes near an answer), where a match is false.
     """
     matrix: NDArray[np.float64] = np.asarray(scores, np.float64)
-    counts = {chance: [0, 0] for chance in chances}
-    for row, answers in zip(matrix, relevant, strict=True):
-        rest = np.delete(row, list(answers))
-        for place, values in enumerate((row, rest)):
-            found = background(values, len(values))
-            if found is None:
-                raise SettingsError(
-                    f"a collection of {len(values)} items is too small to measure the cut-off."
-                )
-            for chance in chances:
-                matched = bool(values.max() >= found.cutoff(chance))
-                counts[chance][place] += matched != (place == 0)
-    n = len(matrix)
-    return [CutoffRates(c, wrong[1] / n, wrong[0] / n, n, n) for c, wrong in counts.items()]
+    missed, claimed = np.zeros(len(chances)), np.zeros(len(chances))
+    for row, out in zip(matrix, relevant if without is None else without, strict=True):
+        rest = np.delete(row, list(out))
+        missed += 1 - _claims(row, chances)
+        claimed += _claims(rest, chances)
+    n = max(1, len(matrix))
+    return [
+        CutoffRates(chance, float(none) / n, float(match) / n, len(matrix))
+        for chance, none, match in zip(chances, missed, claimed, strict=True)
+    ]
+
+
+def measure_cutoff_on(
+    model: Model, captions: Captions, label: str | None = None, chances: Sequence[float] = CHANCES
+) -> list[CutoffRates]:
+    """``measure_cutoff`` for the texts of a data set as queries for its images.
+
+    The collection without a match is the one without the text's image, or, with ``label``, without any image
+    of the same value in that column: the harder and the fairer question.
+    """
+    if label is not None and label not in captions.labels:
+        known = ", ".join(captions.labels) or "none"
+        raise SettingsError(f"{captions.name} has no label '{label}': its labels are {known}.")
+    images = np.asarray(model.encode_image(captions.images), np.float64)
+    scores = np.asarray(model.encode_text(captions.texts), np.float64) @ images.T
+    without = None
+    if label is not None:
+        values = np.array([str(value) for value in captions.labels[label]])
+        without = [np.flatnonzero(values == values[image]).tolist() for image in captions.image_of]
+    return measure_cutoff(scores, [[int(image)] for image in captions.image_of], without, chances)
+
+
+def _claims(values: NDArray[np.float64], chances: Sequence[float]) -> NDArray[np.float64]:
+    """1 for each setting at which a match would be claimed, else 0."""
+    found = background(values, len(values))
+    if found is None:
+        raise SettingsError(f"a collection of {len(values)} items is too small to measure the cut-off.")
+    return np.array([float(values.max() >= found.cutoff(chance)) for chance in chances])
