@@ -186,7 +186,7 @@ def items_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Item]:
 def slots_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, int]:
     """id → slot of those ids that are present."""
     query = "SELECT id, slot FROM items WHERE id IN (SELECT value FROM json_each(?))"
-    return dict(db.execute(query, (json.dumps(list(ids)),)).fetchall())
+    return dict(db.execute(query, (_listed(ids),)).fetchall())
 
 
 def insert_items(db: sqlite3.Connection, items: Sequence[Item], slots: Sequence[int]) -> None:
@@ -229,6 +229,8 @@ def common_values(db: sqlite3.Connection, column: str, limit: int) -> list[tuple
 
 def record(item: Item) -> tuple[Any, ...]:
     """The stored columns of an item after its slot; raises when the metadata cannot be stored."""
+    if "\x00" in item.id:
+        raise DataError(f"the id {item.id!r} holds a NUL, which no name may: remove it.")
     metadata = {}
     for name, value in item.metadata.items():
         metadata[str(name)] = _plain(item.id, name, value)
@@ -238,7 +240,12 @@ def record(item: Item) -> tuple[Any, ...]:
 
 def _select(db: sqlite3.Connection, column: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
     query = f"SELECT {_COLUMNS} FROM items WHERE {column} IN (SELECT value FROM json_each(?))"
-    return db.execute(query, (json.dumps(list(keys)),)).fetchall()
+    return db.execute(query, (_listed(keys),)).fetchall()
+
+
+def _listed(keys: Sequence[Any]) -> str:
+    """Keys as JSON; one with a NUL, at which SQLite would cut it off and find another, is in no index."""
+    return json.dumps([key for key in keys if not isinstance(key, str) or "\x00" not in key])
 
 
 def _item(row: tuple[Any, ...]) -> Item:

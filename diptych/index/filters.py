@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 from diptych.errors import QueryError
 
 MAX_LENGTH = 10_000  # characters of a filter
+MAX_DIGITS = 300  # of a number: longer ones do not fit a float64
 MAX_DEPTH = 50  # nested parentheses and nots: keeps the recursion far from Python's limit
 ITEM_COLUMNS = ("id", "path", "text", "image_id")  # columns every item has, beside its metadata
 
@@ -333,6 +334,8 @@ class _Parser:
     def value(self) -> Value | None:
         token = self.next()
         if token.kind == "number":
+            if len(token.text) > MAX_DIGITS:
+                self.fail(token, f"a number of at most {MAX_DIGITS} characters")
             return float(token.text) if re.search(r"[.eE]", token.text) else int(token.text)
         if token.kind == "text":
             return re.sub(r"\\(.)", r"\1", token.text[1:-1], flags=re.DOTALL)
