@@ -1,0 +1,460 @@
+"use strict";
+
+// What is asked. `image` is a File, `like` the id of an item; picks are the choices of the column menus.
+const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: {}, hybrid: false, weight: 1, k: 24 };
+const PAGE = 24, PAUSE = 350; // hits a page; milliseconds of rest before a search while typing
+let about = null, running = null, timer = 0, token = sessionStorage.getItem("token") || "";
+
+const $ = (id) => document.getElementById(id);
+const number = new Intl.NumberFormat();
+
+// ---------------------------------------------------------------- talking to the service
+
+class Refused extends Error {
+  constructor(message, position) { super(message); this.position = position; }
+}
+
+async function ask(path, options = {}) {
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("The service does not answer. Check that it is still running.");
+  }
+  if (answer.status === 401) {
+    await login((await answer.json()).error);
+    return ask(path, options);
+  }
+  if (!answer.ok) {
+    const failure = await answer.json().catch(() => ({ error: `The service answered with status ${answer.status}.` }));
+    throw new Refused(failure.error, failure.position);
+  }
+  return answer;
+}
+
+function login(sentence) {
+  $("refusal").textContent = sentence;
+  $("token").value = "";
+  if (!$("login").open) $("login").showModal();
+  return new Promise((resolve) => {
+    $("login").addEventListener("close", () => {
+      token = $("token").value.trim();
+      sessionStorage.setItem("token", token);
+      resolve();
+    }, { once: true });
+  });
+}
+
+async function show(img, path) {
+  // an <img> sends no token: then the picture is fetched by hand
+  if (!token) { img.src = path; return; }
+  try {
+    const blob = await (await ask(path)).blob();
+    img.src = URL.createObjectURL(blob);
+    img.addEventListener("load", () => URL.revokeObjectURL(img.src), { once: true });
+  } catch { img.dispatchEvent(new Event("error")); }
+}
+
+const picture = (id) => `/api/thumbnail?id=${encodeURIComponent(id)}`;
+
+// ---------------------------------------------------------------- the question
+
+function quoted(text) { return `"${String(text).replace(/[\\"]/g, "\\$&")}"`; }
+
+function filter() {
+  const parts = Object.entries(state.picks).map(([name, value]) =>
+    `\`${name}\` = ${typeof value === "boolean" ? value : quoted(value)}`);
+  const own = state.filter.trim();
+  if (own) parts.unshift(parts.length ? `(${own})` : own);
+  return parts.join(" and ");
+}
+
+function asks() { return Boolean(state.query.trim() || state.image || state.like); }
+
+function find(kind, k, signal) {
+  const fields = { k, kind, filter: kind === state.kind ? filter() : "" };
+  if (!asks()) return ask(`/api/browse?${new URLSearchParams(fields)}`, { signal });
+  if (state.query.trim()) fields.query = state.query;
+  if (state.like) fields.like = state.like;
+  if (state.hybrid && state.query.trim()) fields.hybrid = true;
+  if (!state.image) return ask(`/api/search?${new URLSearchParams(fields)}`, { signal });
+  const body = new FormData();
+  for (const [name, value] of Object.entries(fields)) body.append(name, value);
+  if (state.query.trim()) body.append("image_weight", state.weight);
+  body.append("images", state.image, state.image.name || "image");
+  return ask("/api/search", { method: "POST", body, signal });
+}
+
+async function search({ keep = false } = {}) {
+  clearTimeout(timer);
+  if (!keep) state.k = PAGE;
+  if (running) running.abort();
+  const mine = running = new AbortController();
+  remember();
+  dress();
+  document.body.classList.add("busy");
+  try {
+    const found = await (await find(state.kind, state.k, mine.signal)).json();
+    if (mine.signal.aborted) return;
+    list(found);
+    await panel(mine.signal);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    fail(error);
+  } finally {
+    if (running === mine) document.body.classList.remove("busy");
+  }
+}
+
+function soon() {
+  clearTimeout(timer);
+  timer = setTimeout(search, PAUSE);
+}
+
+// ---------------------------------------------------------------- the answer
+
+function list(found) {
+  const grid = $("grid"), focused = grid.contains(document.activeElement);
+  const best = Math.max(...found.hits.map((hit) => hit.score), 1e-9);
+  const items = found.hits.map((hit) => card(hit, best));
+  const first = found.hits.findIndex((hit) => !hit.matches);
+  if (first > 0) {
+    const line = document.createElement("li");
+    line.className = "divider";
+    line.textContent = "close, but below what counts as a match";
+    items.splice(first, 0, line);
+  }
+  grid.classList.toggle("lines", state.kind === "text");
+  grid.replaceChildren(...items);
+  const cards = [...grid.querySelectorAll(".card")];
+  if (cards.length) cards[0].tabIndex = 0;
+  if (focused && cards.length) cards[0].focus();
+  const more = found.hits.length === state.k && state.k < about.limits.k;
+  $("more").hidden = !more;
+  tell(found);
+}
+
+function tell(found) {
+  const things = state.kind === "image" ? "images" : "texts";
+  const total = number.format(state.kind === "image" ? about.images : about.texts);
+  notice();
+  if (about.images + about.texts === 0) {
+    notice("calm", "This collection is empty", "Add images to it with the command diptych index.");
+    $("status").textContent = "";
+  } else if (!found.hits.length) {
+    notice("calm", `No ${things} here`, filter() ? "Nothing in the collection passes the filter." : `The collection has no ${things}.`);
+    $("status").textContent = "";
+  } else if (!asks()) {
+    $("status").textContent = filter() ? `Some of the ${things} that pass the filter` : `A look at the collection of ${total} ${things}`;
+  } else {
+    const matches = found.hits.filter((hit) => hit.matches).length;
+    const shown = found.matched && matches < found.hits.length ? `${matches} match` + (matches === 1 ? "" : "es") : `${found.hits.length} best`;
+    $("status").textContent = `${shown} of ${total} ${things} · ${Math.max(1, Math.round(found.seconds * 1000))} ms`;
+    if (!found.matched) {
+      notice("", "Nothing matches", `No ${state.kind} stands out from the rest of the collection for this search. The closest ones are shown below.`);
+    }
+  }
+}
+
+function card(hit, best) {
+  const item = $("card").content.cloneNode(true).firstElementChild;
+  const button = item.querySelector(".card"), img = item.querySelector("img"), frame = item.querySelector(".frame");
+  const caption = hit.text.split("\n")[0] || hit.path || hit.id;
+  button.dataset.id = hit.id;
+  button.title = `More like this\n${hit.id}`;
+  item.querySelector(".caption").textContent = caption;
+  img.addEventListener("error", () => frame.classList.add("none"));
+  const source = hit.kind === "image" ? hit.id : hit.image_id;
+  if (source) show(img, picture(source)); else frame.classList.add("none");
+  if (asks()) {
+    const score = hit.details.similarity ?? hit.score;
+    item.querySelector(".score b").textContent = score.toFixed(3);
+    item.querySelector(".meter i").style.width = `${Math.max(0, Math.min(1, hit.score / best)) * 100}%`;
+    button.setAttribute("aria-label", `${caption}, score ${score.toFixed(3)}${hit.matches ? "" : ", not a match"}`);
+    item.classList.toggle("below", !hit.matches);
+  } else {
+    item.querySelector(".score").hidden = true;
+    item.querySelector(".caption").style.paddingBottom = "11px";
+  }
+  button.addEventListener("click", () => like(hit));
+  return item;
+}
+
+function notice(tone = null, title = "", text = "", retry = null) {
+  const box = $("notice");
+  box.hidden = tone === null;
+  box.className = `notice ${tone || ""}`;
+  box.querySelector("strong").textContent = title;
+  box.querySelector("span").textContent = text;
+  box.querySelector("button").hidden = !retry;
+  box.querySelector("button").onclick = retry;
+}
+
+function fail(error) {
+  const wrong = error instanceof Refused && error.position !== undefined && /filter/.test(error.message);
+  document.querySelector(".filter").classList.toggle("wrong", wrong);
+  $("grid").replaceChildren();
+  $("more").hidden = true;
+  $("status").textContent = "";
+  notice("bad", "That did not work", error.message[0].toUpperCase() + error.message.slice(1), wrong ? null : start);
+}
+
+// ---------------------------------------------------------------- the chosen image and its texts
+
+async function panel(signal) {
+  const chosen = Boolean(state.image || state.like);
+  if (!chosen) { shut(); return; }
+  let item = null;
+  if (state.like) [item] = await (await ask(`/api/items?id=${encodeURIComponent(state.like)}`, { signal })).json();
+  if (signal.aborted) return;
+  const lines = item ? item.text.split("\n").filter(Boolean) : [];
+  const source = item && (item.kind === "image" ? item.id : item.image_id);
+  $("picture").parentElement.hidden = $("chip").querySelector("img").hidden = !(state.image || source);
+  if (!state.image && source) show($("chip").querySelector("img"), picture(source));
+  if (state.image) $("picture").src = preview(state.image);
+  else if (source) show($("picture"), `/api/image?id=${encodeURIComponent(source)}`);
+  $("title").textContent = state.image ? state.image.name || "Your image" : lines[0] || item?.path || state.like;
+  $("own").replaceChildren(...lines.slice(1).map((line) => element("li", line)));
+  const facts = Object.entries(item ? { ...item.metadata, path: item.path } : {}).filter(([, value]) => value !== null && value !== "");
+  $("facts").hidden = !facts.length;
+  $("columns").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", name), element("dd", Array.isArray(value) ? value.join(", ") : String(value))]));
+  $("fits").hidden = true;
+  $("panel").hidden = false;
+  $("main").classList.add("paired");
+  if (about.texts && (state.image || item?.kind === "image")) await fits(signal);
+}
+
+async function fits(signal) {
+  const words = state.query;
+  state.query = ""; // what fits the image alone, whatever it is mixed with
+  let found;
+  try {
+    found = await (await find("text", 6, signal)).json();
+  } finally {
+    state.query = words;
+  }
+  if (signal.aborted) return;
+  $("fits").hidden = !found.hits.length;
+  $("texts").replaceChildren(...found.hits.map((hit) => {
+    const line = element("li"), button = element("button", "");
+    button.type = "button";
+    button.append(element("span", hit.text), element("b", hit.score.toFixed(3)));
+    button.classList.toggle("below", !hit.matches);
+    button.title = "Search for this text";
+    button.addEventListener("click", () => { drop(); state.like = ""; state.kind = "image"; state.query = hit.text; visit(); });
+    line.append(button);
+    return line;
+  }));
+}
+
+function shut() {
+  $("panel").hidden = true;
+  $("main").classList.remove("paired");
+}
+
+function like(hit) {
+  drop();
+  state.like = hit.id;
+  state.query = "";
+  if (hit.kind === "text") state.kind = "image";
+  visit();
+  scrollTo({ top: 0 });
+}
+
+let shownFile = null, shownUrl = "";
+function preview(file) {
+  if (file !== shownFile) {
+    if (shownUrl) URL.revokeObjectURL(shownUrl);
+    [shownFile, shownUrl] = [file, URL.createObjectURL(file)];
+  }
+  return shownUrl;
+}
+
+function take(file) {
+  if (!file) return;
+  if (!file.type.startsWith("image/")) { notice("bad", "That did not work", `${file.name || "What you gave"} is not an image.`); return; }
+  state.image = file;
+  state.like = "";
+  visit();
+}
+
+function drop() { state.image = null; }
+
+// ---------------------------------------------------------------- the page
+
+function element(name, text = "") {
+  const made = document.createElement(name);
+  if (text) made.textContent = text;
+  return made;
+}
+
+function dress() {
+  if (document.activeElement !== $("query")) $("query").value = state.query;
+  $("chip").hidden = !(state.image || state.like);
+  if (state.image) {
+    $("chip").querySelector("img").hidden = false;
+    $("chip").querySelector("img").src = preview(state.image);
+    $("chip").querySelector(".chip-name").textContent = state.image.name || "image";
+  } else if (state.like) {
+    $("chip").querySelector(".chip-name").textContent = "like this";
+  }
+  const narrow = matchMedia("(max-width: 620px)").matches;
+  const hint = narrow ? "Describe it, or add an image" : "Describe what you look for, or drop an image";
+  $("query").placeholder = state.image || state.like ? (narrow ? "Add words" : "Add words to change it") : hint;
+  $("clear").hidden = !state.query;
+  $("balance").hidden = !(state.image && state.query.trim());
+  $("weight").value = Math.log2(state.weight);
+  $("hybrid").checked = state.hybrid;
+  if (document.activeElement !== $("filter")) $("filter").value = state.filter;
+  document.querySelector(".filter").classList.remove("wrong");
+  document.querySelector(`[name=kind][value=${state.kind}]`).checked = true;
+  for (const select of $("picks").children) {
+    const value = state.picks[select.name];
+    select.value = value === undefined ? "" : JSON.stringify(value);
+    select.classList.toggle("chosen", value !== undefined);
+  }
+  const words = state.query.trim();
+  document.title = words ? `${words} · Diptych` : "Diptych search";
+}
+
+function menus() {
+  const usable = Object.entries(about.values).filter(([, values]) => values.length > 1 && values.length < 50);
+  $("picks").replaceChildren(...usable.slice(0, 6).map(([name, values]) => {
+    const select = element("select");
+    select.name = name;
+    select.setAttribute("aria-label", `Only ${name}`);
+    select.append(new Option(`${name}: any`, ""), ...[...values].sort((a, b) => String(a).localeCompare(String(b))).map((value) => new Option(String(value), JSON.stringify(value))));
+    select.addEventListener("change", () => {
+      if (select.value) state.picks[name] = JSON.parse(select.value); else delete state.picks[name];
+      visit();
+    });
+    return select;
+  }));
+  const columns = Object.keys(about.columns);
+  $("filter").placeholder = columns.length ? `Filter, such as ${example()}` : "Filter";
+}
+
+function example() {
+  const [name, kinds] = Object.entries(about.columns).find(([, held]) => held.includes("number")) || Object.entries(about.columns)[0];
+  return kinds.includes("number") ? `${name} < 50` : `${name} = ${quoted(about.values[name]?.[0] ?? "…")}`;
+}
+
+// the address holds the question (but not an uploaded image): it can be kept, sent, and gone back to
+function remember() {
+  const address = new URLSearchParams();
+  if (state.query.trim()) address.set("q", state.query);
+  if (state.like) address.set("like", state.like);
+  if (state.kind !== "image") address.set("kind", state.kind);
+  if (state.filter) address.set("filter", state.filter);
+  if (state.hybrid) address.set("hybrid", "1");
+  for (const [name, value] of Object.entries(state.picks)) address.set(`only.${name}`, JSON.stringify(value));
+  history.replaceState({ image: state.image, weight: state.weight }, "", address.size ? `?${address}` : "/");
+}
+
+function visit() {
+  history.pushState(null, "", location.href);
+  return search();
+}
+
+function recall() {
+  const address = new URLSearchParams(location.search);
+  state.query = address.get("q") || "";
+  state.like = address.get("like") || "";
+  state.kind = address.get("kind") === "text" ? "text" : "image";
+  state.filter = address.get("filter") || "";
+  state.hybrid = address.get("hybrid") === "1";
+  state.picks = {};
+  for (const [name, value] of address) {
+    if (name.startsWith("only.")) try { state.picks[name.slice(5)] = JSON.parse(value); } catch { /* not ours */ }
+  }
+  state.image = history.state?.image || null;
+  state.weight = history.state?.weight || 1;
+  $("query").value = state.query;
+  $("filter").value = state.filter;
+}
+
+function columnsOf(cards) {
+  const top = cards[0].getBoundingClientRect().top;
+  const end = cards.findIndex((one) => one.getBoundingClientRect().top > top + 4);
+  return end < 0 ? cards.length : end;
+}
+
+function move(event) {
+  const cards = [...$("grid").querySelectorAll(".card")], at = cards.indexOf(document.activeElement);
+  if (!cards.length) return;
+  if (at < 0) {
+    if (event.key === "ArrowDown" && document.activeElement === $("query")) { event.preventDefault(); cards[0].focus(); }
+    return;
+  }
+  const wide = columnsOf(cards);
+  const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide, Home: -at, End: cards.length - 1 - at }[event.key];
+  if (step === undefined) return;
+  event.preventDefault();
+  if (at + step < 0) { $("query").focus(); return; }
+  const next = cards[Math.min(cards.length - 1, at + step)];
+  cards[at].tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+  next.scrollIntoView({ block: "nearest" });
+}
+
+function escape() {
+  if (state.image || state.like) { drop(); state.like = ""; $("query").focus(); visit(); }
+  else if (state.query) { state.query = ""; $("query").value = ""; $("query").focus(); visit(); }
+  else document.activeElement.blur();
+}
+
+function bind() {
+  $("search").addEventListener("submit", (event) => { event.preventDefault(); state.query = $("query").value; visit(); });
+  $("query").addEventListener("input", () => { state.query = $("query").value; soon(); });
+  $("filter").addEventListener("change", () => { state.filter = $("filter").value; visit(); });
+  $("hybrid").addEventListener("change", () => { state.hybrid = $("hybrid").checked; visit(); });
+  $("weight").addEventListener("input", () => { state.weight = 2 ** Number($("weight").value); soon(); });
+  for (const radio of document.querySelectorAll("[name=kind]")) radio.addEventListener("change", () => { state.kind = radio.value; visit(); });
+  $("clear").addEventListener("click", () => { state.query = $("query").value = ""; $("query").focus(); visit(); });
+  $("chip").querySelector("button").addEventListener("click", () => { drop(); state.like = ""; visit(); });
+  $("close").addEventListener("click", () => { drop(); state.like = ""; visit(); });
+  $("more").addEventListener("click", () => { state.k = Math.min(about.limits.k, state.k + PAGE); search({ keep: true }); });
+  $("pick").addEventListener("click", () => $("file").click());
+  $("file").addEventListener("change", () => { take($("file").files[0]); $("file").value = ""; });
+  addEventListener("popstate", () => { recall(); search(); });
+  addEventListener("paste", (event) => {
+    const file = [...event.clipboardData.files].find((one) => one.type.startsWith("image/"));
+    if (file) { event.preventDefault(); take(file); }
+  });
+  let depth = 0;
+  addEventListener("dragenter", (event) => { event.preventDefault(); depth += 1; $("drop").hidden = false; });
+  addEventListener("dragleave", () => { depth -= 1; if (depth <= 0) $("drop").hidden = true; });
+  addEventListener("dragover", (event) => event.preventDefault());
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    depth = 0;
+    $("drop").hidden = true;
+    take(event.dataTransfer.files[0]);
+  });
+  addEventListener("keydown", (event) => {
+    if ($("login").open || event.ctrlKey || event.metaKey || event.altKey) return;
+    const typing = document.activeElement.matches("input[type=text], select");
+    if (event.key === "/" && !typing) { event.preventDefault(); $("query").focus(); $("query").select(); }
+    else if (event.key === "Escape") escape();
+    else move(event);
+  });
+}
+
+async function start() {
+  try {
+    about = await (await ask("/api/about")).json();
+  } catch (error) {
+    fail(error);
+    return;
+  }
+  $("size").textContent = `${number.format(about.images)} images · ${number.format(about.texts)} texts`;
+  menus();
+  await search();
+}
+
+bind();
+recall();
+start();

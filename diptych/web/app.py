@@ -1,0 +1,278 @@
+"""The HTTP API and the page, over an index and the model it was made with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, File, Form, Query, Response, UploadFile
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, Field
+
+import diptych
+from diptych.index.protocol import Index, Model
+from diptych.index.search import PairScorer
+from diptych.web.auth import Access
+from diptych.web.limits import BodyLimit, Limits
+from diptych.web.metrics import CountRequests
+from diptych.web.pictures import Served
+from diptych.web.replies import (
+    Failure,
+    ItemReply,
+    SearchReply,
+    add_handlers,
+    failure,
+    item_reply,
+    search_reply,
+)
+from diptych.web.service import Asked, Service, Writer, check_kind, check_text, parse_items
+
+FILES = Path(__file__).parent
+PAGE = {
+    "/": ("index.html", "text/html"),
+    "/app.js": ("app.js", "text/javascript"),
+    "/style.css": ("style.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+DESCRIPTION = (
+    "Search a collection of images and texts with the model it was indexed with. Every refusal is one "
+    'sentence: `{"error": "…"}`. Ids travel as query parameters, since they may hold any character.'
+)
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    code: {"model": Failure} for code in (401, 403, 404, 409, 413, 422, 503)
+}
+
+
+class Added(BaseModel):
+    """What a change did."""
+
+    added: int
+
+
+class Deleted(BaseModel):
+    """What a change did."""
+
+    deleted: int
+
+
+class Health(BaseModel):
+    """That the index can be read, and what is in it."""
+
+    status: str = "ok"
+    version: str
+    engine: str
+    model: str
+    images: int
+    texts: int
+
+
+class About(Health):
+    """What the page needs to know."""
+
+    columns: dict[str, list[str]] = Field(description="metadata columns and the kinds of value each holds")
+    values: dict[str, list[Any]] = Field(description="common values of the columns of texts and booleans")
+    writable: bool
+    rerank: bool
+    limits: dict[str, int]
+
+
+def create_app(
+    index: Index,
+    model: Model,
+    *,
+    token: str | None = None,
+    private: bool = False,
+    roots: Sequence[str | Path] | None = None,
+    limits: Limits | None = None,
+    hosts: Sequence[str] | None = None,
+    origins: Sequence[str] = (),
+    allow_urls: bool = False,
+    writer: Writer | None = None,
+    model_name: str = "",
+    pair_scorer: PairScorer | None = None,
+) -> FastAPI:
+    """The service as an ASGI application; the index stays the caller's to close.
+
+    ``token`` is needed for changes (none are taken without one) and, when ``private``, for everything but the
+    page's own files. ``roots`` narrows the folders files are served from; without it, those of the index's
+    collections. ``hosts`` are the host names it answers to (None: any), ``origins`` the sites that may call
+    it from a browser (CORS). ``writer`` opens the index for a change; without it, ``index`` itself is used.
+    """
+    limits = limits or Limits()
+    folders = None if roots is None else [Path(root) for root in roots]
+    service = Service(
+        index, model, limits=limits, roots=folders, allow_urls=allow_urls, writer=writer,
+        model_name=model_name, pair_scorer=pair_scorer,
+    )  # fmt: skip
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="Diptych", version=diptych.__version__, description=DESCRIPTION, lifespan=lifespan,
+        docs_url=None, redoc_url=None, responses=REFUSALS,
+    )  # fmt: skip
+    app.state.service = service
+    add_handlers(app)
+    _add_page(app)
+    _add_search(app, service)
+    _add_items(app, service)
+    _add_state(app, service, writable=token is not None)
+    # the last one added sees a request first
+    app.add_middleware(BodyLimit, limits=limits)
+    app.add_middleware(Access, token=token, private=private, hosts=None if hosts is None else tuple(hosts))
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["Authorization"]
+        )
+    known = frozenset(str(getattr(route, "path", "")) for route in app.routes)
+    app.add_middleware(CountRequests, metrics=service.metrics, known=known)
+    return app
+
+
+def _add_page(app: FastAPI) -> None:
+    for path, (name, media_type) in PAGE.items():
+        content = (FILES / name).read_bytes()
+
+        def send(content: bytes = content, media_type: str = media_type) -> Response:
+            return Response(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
+
+        app.add_api_route(path, _without_arguments(send), include_in_schema=False)
+
+
+def _without_arguments(send: Any) -> Any:
+    async def page() -> Response:
+        answer: Response = send()
+        return answer
+
+    return page
+
+
+def _add_search(app: FastAPI, service: Service) -> None:
+    def answer(asked: Asked) -> SearchReply:
+        start = time.perf_counter()
+        with service.traffic.request():
+            hits = service.search(asked)
+        seconds = time.perf_counter() - start
+        service.metrics.search_seconds.observe(seconds)
+        return search_reply(hits, seconds)
+
+    @app.get("/api/search", tags=["search"], summary="Search by text, expression or item")
+    def search(
+        text: Annotated[str, Query(description="plain text")] = "",
+        query: Annotated[str, Query(description='an expression: "2:red shoe" - "sneaker"')] = "",
+        like: Annotated[str, Query(description="the id of an item: more like this")] = "",
+        k: Annotated[int, Query(description="hits wanted")] = 24,
+        kind: Annotated[str, Query(description="image, text or any")] = "image",
+        filter: Annotated[str, Query(description='a filter: price < 50 and color = "red"')] = "",
+        hybrid: Annotated[bool, Query(description="fuse with full-text search")] = False,
+        rerank: Annotated[int, Query(description="best hits a pair scorer orders anew")] = 0,
+    ) -> SearchReply:
+        """Terms given together are mixed; the ranking is that of their sum."""
+        return answer(
+            Asked(text, query, like, k=k, kind=check_kind(kind), filter=filter, hybrid=hybrid, rerank=rerank)
+        )
+
+    @app.post("/api/search", tags=["search"], summary="Search with uploaded images, alone or mixed with text")
+    def search_with_images(
+        images: Annotated[list[UploadFile], File(description="image files")] = [],  # noqa: B006
+        text: Annotated[str, Form()] = "",
+        query: Annotated[str, Form()] = "",
+        like: Annotated[str, Form()] = "",
+        image_weight: Annotated[
+            float, Form(description="weight of the images; below 0, away from them")
+        ] = 1.0,
+        k: Annotated[int, Form()] = 24,
+        kind: Annotated[str, Form()] = "image",
+        filter: Annotated[str, Form()] = "",
+        hybrid: Annotated[bool, Form()] = False,
+        rerank: Annotated[int, Form()] = 0,
+    ) -> SearchReply:
+        """The same as GET, with files. Nothing that is uploaded is kept."""
+        files = tuple((upload.file.read(), upload.filename) for upload in images)
+        return answer(
+            Asked(text, query, like, files, image_weight, k, check_kind(kind), filter, hybrid, rerank)
+        )
+
+    @app.get("/api/browse", tags=["search"], summary="Items spread over the collection, without a query")
+    def browse(k: int = 24, kind: str = "image", filter: str = "") -> SearchReply:
+        """A look at the collection, or at what a filter leaves of it. Scores are 0."""
+        start = time.perf_counter()
+        hits = service.browse(k, check_kind(kind) or "image", filter)
+        return search_reply(hits, time.perf_counter() - start)
+
+
+def _add_items(app: FastAPI, service: Service) -> None:
+    @app.get("/api/items", tags=["items"], summary="Items by id")
+    def items(id: Annotated[list[str], Query(description="one or several")]) -> list[ItemReply | None]:
+        """null where there is none."""
+        return [None if item is None else item_reply(item) for item in service.items(id)]
+
+    @app.post("/api/items", tags=["items"], summary="Add or replace items")
+    def add(
+        items: Annotated[str, Form(description='JSON: [{"id", "text", "image", "image_id", "metadata"}]')],
+        images: Annotated[list[UploadFile], File(description="files that items name as image")] = [],  # noqa: B006
+    ) -> Added:
+        """An item that names an uploaded file is an image, any other a text; durable when answered."""
+        uploads = {upload.filename or "": upload.file.read() for upload in images}
+        return Added(added=service.add(parse_items(items), uploads))
+
+    @app.delete("/api/items", tags=["items"], summary="Remove items")
+    def delete(id: Annotated[list[str], Query(description="one or several")]) -> Deleted:
+        """Texts of a removed image go with it."""
+        return Deleted(deleted=service.delete(id))
+
+    @app.get("/api/thumbnail", tags=["items"], summary="A small JPEG of an item", response_class=Response)
+    def thumbnail(id: str) -> Response:
+        check_text(id, service.limits.query, "the id")
+        return _picture(service.pictures.thumbnail(id), id)
+
+    @app.get("/api/image", tags=["items"], summary="The picture of an item", response_class=Response)
+    def image(id: str) -> Response:
+        """Its file where it lies below the indexed folder, its thumbnail otherwise."""
+        check_text(id, service.limits.query, "the id")
+        return _picture(service.pictures.image(id), id)
+
+
+def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
+    def health_of() -> dict[str, Any]:
+        info = service.index.info
+        return {
+            "version": diptych.__version__,
+            "engine": info.engine,
+            "model": info.model,
+            "images": info.counts["image"],
+            "texts": info.counts["text"],
+        }
+
+    @app.get("/api/health", tags=["state"], summary="Whether the index can be read")
+    def health() -> Health:
+        return Health(**health_of())
+
+    @app.get("/api/about", tags=["state"], summary="Columns, their common values, and limits")
+    def about() -> About:
+        limits = {name: getattr(service.limits, name) for name in Limits.__dataclass_fields__}
+        columns = {name: list(kinds) for name, kinds in service.index.info.columns.items()}
+        return About(
+            **health_of(), columns=columns, values=service.values(), writable=writable, rerank=service.rerank,
+            limits=limits,
+        )  # fmt: skip
+
+    @app.get("/metrics", tags=["state"], summary="Counters for Prometheus", response_class=PlainTextResponse)
+    def metrics() -> PlainTextResponse:
+        counts = dict(service.index.info.counts)
+        text = service.metrics.render(counts, service.traffic.active)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+def _picture(found: Served | None, id: str) -> Response:
+    if found is None:
+        return failure(404, f"there is no picture of '{id[:200]}': check the id.")
+    headers = {"Cache-Control": "private, max-age=600", "Content-Disposition": "inline"}
+    return Response(found.data, media_type=found.media_type, headers=headers)

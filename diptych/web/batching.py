@@ -1,0 +1,195 @@
+"""Concurrent requests share the work: what waits at the same time is encoded and searched together.
+
+A request alone is never delayed: a batch waits only while further requests are on their way to it, and a few
+milliseconds at most. The score of a hit does not depend on the batch it came in (see ``index.protocol``).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, cast
+
+import numpy as np
+
+from diptych.errors import Unavailable
+from diptych.index.filters import Filter
+from diptych.index.protocol import Hits, Index, Kind, Model
+
+WINDOW = 0.003  # seconds a batch waits for requests that are on their way
+LARGEST = 64  # requests in a batch
+
+
+class Traffic:
+    """How many requests are being answered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.active = 0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count one request while it lasts."""
+        with self._lock:
+            self.active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.active -= 1
+
+
+Job = tuple[Hashable, Any, "Future[Any]"]
+
+
+class Batcher:
+    """One thread that runs jobs of equal key together: ``run(key, values)`` gives one result per value.
+
+    A batch that fails is run again one by one, so that a faulty request spoils no other.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Any, list[Any]], Sequence[Any]],
+        traffic: Traffic,
+        observe: Callable[[int], None] = lambda size: None,
+        window: float = WINDOW,
+    ) -> None:
+        self._run, self._traffic, self._observe, self._window = run, traffic, observe, window
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
+        self._thread.start()
+
+    def __call__(self, key: Hashable, value: Any) -> Any:
+        """The result for one value, computed with whatever else waits under the same key."""
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the service is shutting down: try again in a moment.")
+            self._jobs.put((key, value, future))
+        return future.result()
+
+    def close(self) -> None:
+        """Finish what waits, then stop; idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        going = True
+        while going:
+            batch, going = self._collect()
+            groups: dict[Hashable, list[Job]] = {}
+            for job in batch:
+                groups.setdefault(job[0], []).append(job)
+            for key, jobs in groups.items():
+                self._observe(len(jobs))
+                self._finish(key, jobs)
+
+    def _collect(self) -> tuple[list[Job], bool]:
+        first = self._jobs.get()
+        if first is None:
+            return [], False
+        batch, deadline = [first], time.monotonic() + self._window
+        while len(batch) < LARGEST:
+            # nobody else is on the way: no reason to wait
+            wait = 0.0 if len(batch) >= self._traffic.active else max(0.0, deadline - time.monotonic())
+            try:
+                job = self._jobs.get(timeout=wait) if wait else self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                return batch, False
+            batch.append(job)
+        return batch, True
+
+    def _finish(self, key: Hashable, jobs: list[Job]) -> None:
+        try:
+            results = self._run(key, [value for _, value, _ in jobs])
+        except BaseException as error:
+            if len(jobs) == 1:
+                jobs[0][2].set_exception(error)
+            else:
+                for job in jobs:
+                    self._finish(key, [job])
+            return
+        for (_, _, future), result in zip(jobs, results, strict=True):
+            future.set_result(result)
+
+
+class BatchedModel:
+    """A model whose encoders take the inputs of concurrent requests together; one thread runs it."""
+
+    def __init__(self, model: Model, traffic: Traffic, observe: Callable[[int], None]) -> None:
+        self._model = model
+        self._batcher = Batcher(self._encode, traffic, observe)
+
+    @property
+    def dim(self) -> int:
+        """Length of an encoded vector."""
+        return self._model.dim
+
+    def fingerprint(self) -> str:
+        """The fingerprint of the model."""
+        return self._model.fingerprint()
+
+    def encode_text(self, texts: Any, *, batch_size: int = 256) -> Any:
+        """Rows (M, dim) for a list of texts."""
+        return self._batcher("text", list(texts))
+
+    def encode_image(self, images: Any, *, batch_size: int = 64) -> Any:
+        """Rows (N, dim) for a list of images."""
+        return self._batcher("image", list(images))
+
+    def close(self) -> None:
+        """Finish what waits, then stop."""
+        self._batcher.close()
+
+    def _encode(self, kind: str, lists: list[list[Any]]) -> list[Any]:
+        flat = [one for values in lists for one in values]
+        rows = self._model.encode_text(flat) if kind == "text" else self._model.encode_image(flat)
+        ends = np.cumsum([len(values) for values in lists])[:-1]
+        return np.split(np.asarray(rows, np.float32), ends)
+
+
+class BatchedIndex:
+    """An index whose concurrent searches share one pass over the vectors; the rest is the index's own."""
+
+    def __init__(self, index: Index, traffic: Traffic, observe: Callable[[int], None]) -> None:
+        self._index = index
+        self._batcher = Batcher(self._search, traffic, observe)
+
+    def search(
+        self,
+        vector: Any,
+        k: int = 10,
+        *,
+        kind: Kind | None = None,
+        filter: str | Filter | None = None,
+        exact: bool | None = None,
+    ) -> Hits:
+        """The k best items for one vector."""
+        return cast(Hits, self._batcher((k, kind, filter, exact), vector))
+
+    def close(self) -> None:
+        """Finish what waits, then stop; the index stays open."""
+        self._batcher.close()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._index, name)
+
+    def _search(self, key: tuple[Any, ...], vectors: list[Any]) -> list[Hits]:
+        k, kind, filter, exact = key
+        return self._index.search_many(np.stack(vectors), k, kind=kind, filter=filter, exact=exact)

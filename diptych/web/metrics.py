@@ -1,0 +1,99 @@
+"""Counters and histograms in the text format Prometheus reads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Histogram:
+    """How many observations fell up to each bound."""
+
+    def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
+        self.name, self.help, self.bounds = name, help, bounds
+        self._lock = threading.Lock()
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        with self._lock:
+            self._counts[bisect_left(self.bounds, value)] += 1
+            self._sum += value
+
+    def lines(self) -> list[str]:
+        """The lines of the text format."""
+        with self._lock:
+            counts, total = list(self._counts), self._sum
+        out, seen = [f"# HELP {self.name} {self.help}", f"# TYPE {self.name} histogram"], 0
+        for bound, count in zip((*self.bounds, float("inf")), counts, strict=True):
+            seen += count
+            label = "+Inf" if bound == float("inf") else f"{bound:g}"
+            out.append(f'{self.name}_bucket{{le="{label}"}} {seen}')
+        return [*out, f"{self.name}_sum {total:.9g}", f"{self.name}_count {seen}"]
+
+
+class Metrics:
+    """What the service has done since it started."""
+
+    def __init__(self) -> None:
+        self.search_seconds = Histogram("diptych_search_seconds", "Seconds to answer a search.", SECONDS)
+        self.encode_batch = Histogram("diptych_encode_batch_size", "Requests encoded together.", SIZES)
+        self.search_batch = Histogram("diptych_search_batch_size", "Requests searched together.", SIZES)
+        self._lock = threading.Lock()
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._started = time.time()
+
+    def count(self, path: str, status: int) -> None:
+        """Count one answered request."""
+        with self._lock:
+            self._requests[path, status] += 1
+
+    def render(self, counts: dict[str, int], active: int) -> str:
+        """Everything as text; ``counts`` are the items of the index by kind."""
+        with self._lock:
+            requests = sorted(self._requests.items())
+        out = ["# HELP diptych_requests_total Requests answered.", "# TYPE diptych_requests_total counter"]
+        out += [f'diptych_requests_total{{path="{p}",status="{s}"}} {n}' for (p, s), n in requests]
+        out += ["# HELP diptych_items Items in the index.", "# TYPE diptych_items gauge"]
+        out += [f'diptych_items{{kind="{kind}"}} {count}' for kind, count in counts.items()]
+        out += [
+            "# HELP diptych_active_searches Searches being answered.",
+            "# TYPE diptych_active_searches gauge",
+        ]
+        out += [f"diptych_active_searches {active}"]
+        out += [
+            "# HELP diptych_start_time_seconds When the service started.",
+            "# TYPE diptych_start_time_seconds gauge",
+        ]
+        out += [f"diptych_start_time_seconds {self._started:.3f}"]
+        for histogram in (self.search_seconds, self.encode_batch, self.search_batch):
+            out += histogram.lines()
+        return "\n".join(out) + "\n"
+
+
+class CountRequests:
+    """Counts answers by path and status; paths the service does not know are counted as one."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, known: frozenset[str]) -> None:
+        self.app, self.metrics, self.known = app, metrics, known
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"] if scope["path"] in self.known else "other"
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.metrics.count(path, message["status"])
+            await send(message)
+
+        await self.app(scope, receive, counted)

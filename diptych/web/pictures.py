@@ -1,0 +1,143 @@
+"""Pictures in and out: uploads decoded within limits, files served only from below the indexed roots."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+from diptych.data.images import open_image
+from diptych.errors import ImageError, QueryError
+from diptych.index.build import THUMBNAIL, make_thumbnail
+from diptych.index.protocol import Index, Item
+from diptych.web.limits import Limits
+
+DECODERS = 2  # pictures decoded at once: a decoded one may take 150 MB
+LONGEST = 2048  # side of a picture handed to the model: models read a few hundred pixels
+CACHE_BYTES = 64_000_000  # of thumbnails made from files
+PATIENCE = 10  # seconds to fetch an image by its address
+SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Bytes for an answer and what they are."""
+
+    data: bytes
+    media_type: str = "image/jpeg"
+
+
+class Pictures:
+    """Opens what clients send and what the index names; safe to share between threads."""
+
+    def __init__(self, index: Index, limits: Limits, roots: Sequence[Path] | None) -> None:
+        self.index, self.limits = index, limits
+        self.roots = None if roots is None else tuple(Path(root).resolve() for root in roots)
+        self._decoding = threading.BoundedSemaphore(DECODERS)
+        self._lock = threading.Lock()
+        self._thumbnails: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+
+    def uploaded(self, data: bytes, name: str | None) -> Image.Image:
+        """The picture a client sent."""
+        label = f"the uploaded image '{(name or 'without a name')[:100]}'"
+        if not data:
+            raise ImageError(f"{label} is empty: send an image file.")
+        return self._open(data, label, LONGEST)
+
+    def fetched(self, address: str) -> Image.Image:
+        """The picture at a public web address."""
+        return self._open(_download(address, self.limits.body), f"the image at {address[:200]}", LONGEST)
+
+    def thumbnail(self, id: str) -> Served | None:
+        """A small JPEG of an item: the stored one, or one made from its file."""
+        stored = self.index.thumbnail(id)
+        if stored is not None:
+            return Served(stored)
+        (item,) = self.index.get([id])
+        path = None if item is None else self.file(item)
+        if item is None or path is None:
+            return None
+        key = (id, item.content)
+        with self._lock:
+            if key in self._thumbnails:
+                self._thumbnails.move_to_end(key)
+                return Served(self._thumbnails[key])
+        data = make_thumbnail(self._open(path, f"the file of '{id}'", THUMBNAIL))
+        with self._lock:
+            self._thumbnails[key] = data
+            while sum(map(len, self._thumbnails.values())) > CACHE_BYTES:
+                self._thumbnails.popitem(last=False)
+        return Served(data)
+
+    def image(self, id: str) -> Served | None:
+        """The picture of an item as its file has it, or its thumbnail when there is no file."""
+        (item,) = self.index.get([id])
+        path = None if item is None else self.file(item)
+        if path is None:
+            stored = self.index.thumbnail(id)
+            return None if stored is None else Served(stored)
+        try:
+            data = path.read_bytes()
+            with Image.open(io.BytesIO(data), formats=list(SHOWN)) as header:
+                return Served(data, SHOWN[header.format or ""])
+        except (OSError, KeyError, ValueError, SyntaxError, Image.DecompressionBombError):
+            # not what browsers show: turned into what they do
+            out = io.BytesIO()
+            self._open(path, f"the file of '{id}'", LONGEST).save(out, "JPEG", quality=90)
+            return Served(out.getvalue())
+
+    def file(self, item: Item) -> Path | None:
+        """The file of an item, None without one below the roots; links are followed before the check."""
+        path = self.index.file(item)
+        if path is None or self.roots is None:
+            return path
+        resolved = path.resolve()
+        return resolved if any(resolved.is_relative_to(root) for root in self.roots) else None
+
+    def _open(self, source: bytes | Path, label: str, longest: int) -> Image.Image:
+        with self._decoding:
+            picture = open_image(source, name=label, max_pixels=self.limits.pixels, size_hint=longest)
+            if max(picture.size) > longest:
+                picture.thumbnail((longest, longest))
+            return picture
+
+
+def _download(address: str, limit: int) -> bytes:
+    """The bytes at an address of the public internet; no redirect is followed, no private network reached."""
+    parts = urlsplit(address)
+    host = parts.hostname or ""
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        found = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+        if not ipaddress.ip_address(found).is_global:
+            raise QueryError(f"{host} is not on the public internet: upload the image instead.")
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = kind(host, port, timeout=PATIENCE)
+        # the address that was checked is the one that is connected to, whatever the name means by then
+        connect = lambda _, *rest: socket.create_connection((found, port), *rest)  # noqa: E731
+        connection._create_connection = connect  # type: ignore[attr-defined]
+        try:
+            target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+            connection.request("GET", target, headers={"User-Agent": "diptych", "Accept": "image/*"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise QueryError(
+                    f"{address[:200]} answered with status {answer.status}: give a direct address."
+                )
+            data = answer.read(limit + 1)
+        finally:
+            connection.close()
+    except (OSError, ValueError, HTTPException) as error:
+        raise QueryError(f"{address[:200]} cannot be fetched ({error}): check the address.") from error
+    if len(data) > limit:
+        raise QueryError(f"{address[:200]} is larger than {limit} bytes: give a smaller image.")
+    return data

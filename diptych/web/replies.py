@@ -1,0 +1,154 @@
+"""What the service answers: hits and items as JSON, and every failure as one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.types import Scope, Send
+
+from diptych.errors import (
+    DataError,
+    DiptychError,
+    IndexError_,
+    QueryError,
+    SettingsError,
+    StorageError,
+    Unavailable,
+)
+from diptych.index.protocol import Hit, Hits, Item
+
+
+class Failure(BaseModel):
+    """Why a request was refused."""
+
+    error: str = Field(description="one sentence with its correction")
+    position: int | None = Field(
+        None, description="the character of the query or filter, from 0, where known"
+    )
+
+
+class ItemReply(BaseModel):
+    """An image or text of the index."""
+
+    id: str
+    kind: str
+    text: str = Field(description="the text itself, or the texts of an image, one a line")
+    path: str = Field(description="relative to the folder it was indexed from; empty without a file")
+    image_id: str = Field(description="the image a text belongs to")
+    metadata: dict[str, Any]
+
+
+class HitReply(ItemReply):
+    """An item and how well it matches."""
+
+    score: float
+    details: dict[str, float] = Field(description="what a fused or re-ranked score was made of")
+    matches: bool = Field(description="whether it reaches the cut-off of this query")
+
+
+class SearchReply(BaseModel):
+    """The best items, best first."""
+
+    hits: list[HitReply]
+    exact: bool = Field(description="whether every candidate was scored")
+    matched: bool = Field(description="false when nothing in the collection matches the query")
+    cutoff: float | None = Field(description="the score below which an item does not match this query")
+    strength: float | None = Field(description="the best score, in spreads above the collection's median")
+    seconds: float
+
+
+def item_reply(item: Item) -> ItemReply:
+    """An item as JSON."""
+    return ItemReply(**_fields(item))
+
+
+def search_reply(hits: Hits, seconds: float) -> SearchReply:
+    """Hits as JSON."""
+    passed = {hit.item.id for hit in hits.matches}
+    return SearchReply(
+        hits=[_hit(hit, hit.item.id in passed) for hit in hits],
+        exact=hits.exact,
+        matched=hits.matched,
+        cutoff=hits.cutoff,
+        strength=hits.strength,
+        seconds=seconds,
+    )
+
+
+def status_of(error: DiptychError) -> int:
+    """The HTTP status of an error; the sentence is the same everywhere."""
+    if isinstance(error, Unavailable):
+        return 503
+    if isinstance(error, StorageError):
+        return 507
+    if isinstance(error, IndexError_):
+        return 409
+    return 422 if isinstance(error, QueryError | DataError | SettingsError) else 500
+
+
+def failure(status: int, sentence: str, position: int | None = None) -> JSONResponse:
+    """A refusal as JSON."""
+    content = {"error": sentence} if position is None else {"error": sentence, "position": position}
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(status)
+    return JSONResponse(content, status, headers)
+
+
+async def refuse(scope: Scope, send: Send, status: int, sentence: str) -> None:
+    """Answer before the body is read."""
+
+    async def nothing() -> Any:
+        return {"type": "http.disconnect"}
+
+    await failure(status, sentence)(scope, nothing, send)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Turn every error into its status and sentence."""
+
+    @app.exception_handler(DiptychError)
+    async def expected(request: Request, error: DiptychError) -> JSONResponse:
+        return failure(status_of(error), str(error), getattr(error, "position", None))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        sentence = {
+            404: f"there is nothing at {request.url.path[:200]}: see /openapi.json for what there is.",
+            405: f"{request.method} is not possible at {request.url.path[:200]}: see /openapi.json.",
+        }.get(
+            error.status_code if error.detail in ("Not Found", "Method Not Allowed") else 0, str(error.detail)
+        )
+        return failure(error.status_code, sentence)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first: Mapping[str, Any] = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+        given = json.dumps(first.get("input"), default=str, ensure_ascii=False)
+        value = f" (given {given[:60]})" if "input" in first and first["type"] != "missing" else ""
+        return failure(422, f"{name}: {first['msg']}{value}.")
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return failure(500, "the service failed on this request; its log says why, and it keeps running.")
+
+
+def _hit(hit: Hit, matches: bool) -> HitReply:
+    return HitReply(**_fields(hit.item), score=hit.score, details=dict(hit.details), matches=matches)
+
+
+def _fields(item: Item) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "kind": item.kind,
+        "text": item.text,
+        "path": item.path,
+        "image_id": item.image_id,
+        "metadata": dict(item.metadata),
+    }

@@ -1,0 +1,117 @@
+"""Running the service: opening the index and its model, binding, and leaving cleanly."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from diptych.errors import MissingExtra, SettingsError
+from diptych.index.opening import open_index
+from diptych.index.protocol import Index, Model
+
+try:
+    import uvicorn
+
+    from diptych.web.app import create_app
+    from diptych.web.auth import LOOPBACK_NAMES, check_token, is_loopback
+    from diptych.web.limits import Limits
+except ModuleNotFoundError as missing:
+    if missing.name and missing.name.startswith("diptych"):
+        raise
+    raise MissingExtra(str(missing.name), "serve", "The search service") from missing
+
+GRACE = 10  # seconds that requests being answered have to finish at shutdown
+CONNECTIONS = 512  # open at once; more are answered with 503
+ADDRESS_BYTES = 65_536  # of a request's first line and headers
+
+
+def serve(
+    place: str | Path,
+    model: Model | str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    roots: Sequence[str | Path] | None = None,
+    limits: Limits | None = None,
+    origins: Sequence[str] = (),
+    hosts: Sequence[str] | None = None,
+    allow_urls: bool = False,
+    model_name: str = "",
+    log_level: str = "warning",
+) -> None:
+    """Serve an index (a path or a database URL) until interrupted.
+
+    ``model`` is a model, or the folder of one. On any address but loopback a token is required, and needed
+    for everything. Port 0 takes a free one. ``hosts`` are the names the service answers to; on loopback
+    they are those of loopback unless given.
+    """
+    private = not is_loopback(host)
+    check_token(token)
+    if private and token is None:
+        raise SettingsError(f"other machines can reach {host}: give a token (--token), or bind to 127.0.0.1.")
+    listening = _bind(host, port)
+    try:
+        if isinstance(model, str | Path):
+            from diptych.retriever import Retriever
+
+            model_name = model_name or str(model)
+            model = Retriever.from_pretrained(model)
+        with open_index(place, fingerprint=model.fingerprint(), model=model_name) as index:
+            names = hosts if hosts is not None else (None if private else LOOPBACK_NAMES)
+            app = create_app(
+                index, model, token=token, private=private, roots=roots, limits=limits, hosts=names,
+                origins=origins, allow_urls=allow_urls, writer=lambda: _writer(place), model_name=model_name,
+            )  # fmt: skip
+            _announce(index, listening)
+            logging.getLogger("uvicorn.error").setLevel(log_level.upper())
+            config = uvicorn.Config(
+                app,
+                log_level=log_level,
+                access_log=False,
+                server_header=False,
+                http="h11",  # whose limit on the size of addresses and headers is known
+                h11_max_incomplete_event_size=ADDRESS_BYTES,
+                limit_concurrency=CONNECTIONS,
+                timeout_graceful_shutdown=GRACE,
+            )
+            uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        listening.close()
+
+
+def _writer(place: str | Path) -> AbstractContextManager[Index]:
+    return open_index(place, writable=True)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A listening socket, bound before the model is loaded: a taken port is told at once."""
+    if not 0 <= port <= 65_535:
+        raise SettingsError(f"port {port} does not exist: choose one from 1 to 65535, or 0 for a free one.")
+    listening = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        if listening is not None:
+            listening.close()
+        raise SettingsError(
+            f"cannot listen on {host}:{port} ({error}): choose another host or port."
+        ) from error
+    return listening
+
+
+def _announce(index: Index, listening: socket.socket) -> None:
+    info = index.info
+    address, port = listening.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    print(
+        f"serving {info.counts['image']} images and {info.counts['text']} texts of {info.path} "
+        f"at http://{shown}:{port}   (Ctrl-C to stop)",
+        flush=True,
+    )

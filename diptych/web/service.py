@@ -1,0 +1,293 @@
+"""What the routes do: an index, its model and the limits, behind methods that know nothing of HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from PIL import Image
+
+from diptych.errors import DataError, QueryError, SettingsError
+from diptych.index.build import make_thumbnail
+from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Model, Query, Term
+from diptych.index.query import parse_query
+from diptych.index.search import PairScorer, Searcher
+from diptych.web.batching import BatchedIndex, BatchedModel, Traffic
+from diptych.web.limits import Limits
+from diptych.web.metrics import Metrics
+from diptych.web.pictures import Pictures
+
+UPLOADS = (
+    "uploads"  # the collection of items that came through the service: no re-index of a folder removes them
+)
+VALUES = 50  # of a column that the page offers
+_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
+
+Writer = Callable[[], AbstractContextManager[Index]]
+"""Opens the index for one change: the service reads all the time, but holds the writer's lock only then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A search as a client asks it."""
+
+    text: str = ""
+    query: str = ""
+    like: str = ""
+    images: tuple[tuple[bytes, str | None], ...] = ()
+    image_weight: float = 1.0
+    k: int = 24
+    kind: Kind | None = "image"
+    filter: str = ""
+    hybrid: bool = False
+    rerank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewItem:
+    """An item to add; with ``image``, the name of an uploaded file, it is an image, otherwise a text."""
+
+    id: str
+    text: str = ""
+    image: str = ""
+    image_id: str = ""
+    metadata: dict[str, Any] | None = None
+
+
+class Service:
+    """Everything a running service holds; safe to share between threads."""
+
+    def __init__(
+        self,
+        index: Index,
+        model: Model,
+        *,
+        limits: Limits,
+        roots: Sequence[Path] | None = None,
+        allow_urls: bool = False,
+        writer: Writer | None = None,
+        model_name: str = "",
+        pair_scorer: PairScorer | None = None,
+    ) -> None:
+        self.index, self.limits, self.allow_urls = index, limits, allow_urls
+        self.metrics, self.traffic = Metrics(), Traffic()
+        self.pictures = Pictures(index, limits, roots)
+        self.rerank = pair_scorer is not None
+        self._writer: Writer = writer or (lambda: nullcontext(index))
+        self._writing = threading.Lock()
+        self._model = BatchedModel(model, self.traffic, self.metrics.encode_batch.observe)
+        self._batched = BatchedIndex(index, self.traffic, self.metrics.search_batch.observe)
+        self._values: tuple[int, dict[str, list[Any]]] | None = None
+        try:
+            self._searcher = Searcher(
+                cast(Index, self._batched), self._model, model_name=model_name, pair_scorer=pair_scorer
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def search(self, asked: Asked) -> Hits:
+        """The best items for what was asked."""
+        self._check(asked)
+        query = Query(self._terms(asked))
+        filter = asked.filter.strip() or None
+        if not asked.like:
+            return self._searcher.search(
+                query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank
+            )
+        # an item is the best answer to itself: it stands aside for the next one
+        hits = self._searcher.search(
+            query, asked.k + 1, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank
+        )
+        others = tuple(hit for hit in hits if hit.item.id != asked.like)[: asked.k]
+        return replace(hits, hits=others)
+
+    def browse(self, k: int, kind: Kind, filter: str) -> Hits:
+        """Items spread evenly over the collection, for a page without a query; their scores mean nothing."""
+        self._check(Asked(k=k, filter=filter))
+        chosen = filter.strip() or None
+        vectors = self.index.sample(kind, chosen, k)
+        if not len(vectors):
+            return Hits()
+        best = self.index.search_many(vectors, 1, kind=kind, filter=chosen, exact=True)
+        items = {hit.item.id: hit.item for hits in best for hit in hits}
+        return Hits(tuple(Hit(item, 0.0) for item in items.values()))
+
+    def add(self, new: Sequence[NewItem], uploads: dict[str, bytes]) -> int:
+        """Add items, replacing those whose id is present; how many."""
+        if not 0 < len(new) <= self.limits.items:
+            raise SettingsError(f"give 1 to {self.limits.items} items at a time, not {len(new)}.")
+        pictures = [self._picture(item, uploads) for item in new]
+        for item in new:
+            check_text(item.id, self.limits.query, "the id")
+            check_text(item.text, self.limits.text, f"the text of '{item.id}'")
+            if not item.image and not item.text.strip():
+                raise DataError(f"item '{item.id}' has neither an image nor a text: give one of them.")
+        images = [picture for picture in pictures if picture is not None]
+        texts = [item.text for item, picture in zip(new, pictures, strict=True) if picture is None]
+        encoded = {
+            "image": iter(self._model.encode_image(images) if images else ()),
+            "text": iter(self._model.encode_text(texts) if texts else ()),
+        }
+        kinds: list[Kind] = ["text" if picture is None else "image" for picture in pictures]
+        rows = np.stack([np.asarray(next(encoded[kind]), np.float32) for kind in kinds])
+        with self._writing, self._writer() as index:
+            where = index.collection(UPLOADS).number
+            items = [
+                Item(
+                    id=item.id,
+                    kind=kind,
+                    text=item.text,
+                    image_id=item.image_id,
+                    metadata=item.metadata or {},
+                    collection=where,
+                    thumbnail=None if picture is None else make_thumbnail(picture),
+                )
+                for item, kind, picture in zip(new, kinds, pictures, strict=True)
+            ]
+            index.update(items, rows)
+        return len(items)
+
+    def items(self, ids: Sequence[str]) -> list[Item | None]:
+        """Items by id, None where there is none."""
+        self._check_ids(ids)
+        return self.index.get(ids)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Remove items; how many were there."""
+        self._check_ids(ids)
+        with self._writing, self._writer() as index:
+            return index.delete(ids)
+
+    def values(self) -> dict[str, list[Any]]:
+        """The common values of each column of texts or booleans, most frequent first."""
+        generation = self.index.generation
+        if self._values is None or self._values[0] != generation:
+            columns = [c for c, kinds in self.index.info.columns.items() if set(kinds) & {"text", "boolean"}]
+            found = {c: [value for value, _ in self.index.values(c, VALUES)] for c in columns}
+            self._values = (generation, found)
+        return self._values[1]
+
+    def close(self) -> None:
+        """Finish what is being answered, then stop; the index stays open."""
+        self._model.close()
+        self._batched.close()
+
+    def _check(self, asked: Asked) -> None:
+        if not 1 <= asked.k <= self.limits.k:
+            raise SettingsError(f"k must lie between 1 and {self.limits.k}, not {asked.k}.")
+        if not 0 <= asked.rerank <= self.limits.k:
+            raise SettingsError(f"rerank must lie between 0 and {self.limits.k}, not {asked.rerank}.")
+        if len(asked.images) > self.limits.images:
+            raise SettingsError(
+                f"a query takes at most {self.limits.images} images, not {len(asked.images)}."
+            )
+        if not 0.01 <= abs(asked.image_weight) <= 100:
+            raise SettingsError(
+                f"image_weight must lie between 0.01 and 100 either side of 0, not {asked.image_weight}."
+            )
+        for value, limit, what in (
+            (asked.text, self.limits.query, "the text"),
+            (asked.query, self.limits.query, "the query"),
+            (asked.like, self.limits.query, "the id"),
+            (asked.filter, self.limits.filter, "the filter"),
+        ):
+            check_text(value, limit, what)
+
+    def _check_ids(self, ids: Sequence[str]) -> None:
+        if not 0 < len(ids) <= self.limits.items:
+            raise SettingsError(f"give 1 to {self.limits.items} ids at a time, not {len(ids)}.")
+        for id in ids:
+            check_text(id, self.limits.query, "the id")
+
+    def _terms(self, asked: Asked) -> tuple[Term, ...]:
+        terms: list[Term] = []
+        if asked.text.strip():
+            terms.append(Term(asked.text.strip()))
+        if asked.query.strip():
+            terms += [self._safe(term) for term in parse_query(asked.query, paths=False).terms]
+        for data, name in asked.images:
+            terms.append(Term(self.pictures.uploaded(data, name), "image", asked.image_weight))
+        if asked.like:
+            if self.index.get([asked.like]) == [None]:
+                raise QueryError(f"'{asked.like[:200]}' is not in the index: it may have been removed.")
+            terms.append(Term(asked.like, "item"))
+        if not terms:
+            raise QueryError("the query is empty: give a text, an image, or the id of an item.")
+        return tuple(terms)
+
+    def _safe(self, term: Term) -> Term:
+        """A term that names no file of this machine and, unless that is allowed, nothing on the web."""
+        if term.kind == "text" and not _ADDRESS.match(str(term.value)):
+            return term
+        if term.kind == "image":
+            raise QueryError("a query here cannot name a file: upload the image.")
+        if not self.allow_urls:
+            raise QueryError(
+                f"{str(term.value)[:200]} is a web address, which is not fetched: upload the image."
+            )
+        return Term(self.pictures.fetched(str(term.value)), "image", term.weight)
+
+    def _picture(self, item: NewItem, uploads: dict[str, bytes]) -> Image.Image | None:
+        if not item.image:
+            return None
+        if item.image not in uploads:
+            raise DataError(
+                f"item '{item.id}' names the image '{item.image}', which was not uploaded with it."
+            )
+        return self.pictures.uploaded(uploads[item.image], item.image)
+
+
+def parse_items(text: str) -> list[NewItem]:
+    """The items of a request to add some: a JSON list of objects."""
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"items is no JSON ({error}): send a list of objects with an id.") from error
+    if isinstance(rows, dict):
+        rows = [rows]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError("items must be a JSON list of objects with an id.")
+    return [_new_item(row) for row in rows]
+
+
+def check_kind(kind: str) -> Kind | None:
+    """The kind a client named; 'any' is all of them."""
+    if kind == "any":
+        return None
+    for known in KINDS:
+        if kind == known:
+            return known
+    raise QueryError(f"kind is '{kind[:40]}': choose image, text or any.")
+
+
+def _new_item(row: dict[str, Any]) -> NewItem:
+    known = ("id", "text", "image", "image_id", "metadata")
+    for name in row:
+        if name not in known:
+            raise DataError(f"an item has the field '{name[:40]}': the fields are {', '.join(known)}.")
+    for name in known[:4]:
+        if not isinstance(row.get(name, ""), str):
+            raise DataError(f"the field {name} of an item must be a text, not {json.dumps(row[name])[:60]}.")
+    if not row.get("id"):
+        raise DataError("an item has no id: give each a unique name.")
+    metadata = row.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise DataError(f"the metadata of '{row['id'][:100]}' must be an object of columns and values.")
+    return NewItem(row["id"], row.get("text", ""), row.get("image", ""), row.get("image_id", ""), metadata)
+
+
+def check_text(text: str, limit: int, what: str) -> None:
+    """Raise for a text that is too long or that no database holds."""
+    if len(text) > limit:
+        raise QueryError(f"{what} has {len(text)} characters, the limit is {limit}: shorten it.")
+    bad = next((n for n, c in enumerate(text) if c == "\x00" or "\ud800" <= c <= "\udfff"), None)
+    if bad is not None:
+        raise QueryError(f"{what} holds a character that is no text at {bad + 1}: remove it.", bad)

@@ -1,0 +1,492 @@
+"""The HTTP API: searches, items, pictures, batching, and every mistake as one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from colours import COLOURS, SHAPES, ColourModel, draw, fill, make_index, running
+from fastapi.testclient import TestClient
+from servers import postgres
+
+from diptych.errors import IndexError_, SettingsError, Unavailable
+from diptych.index.embedded import EmbeddedIndex
+from diptych.index.opening import open_index
+from diptych.index.postgres import PostgresIndex
+from diptych.index.search import Searcher
+from diptych.web.app import create_app
+from diptych.web.batching import Batcher, Traffic
+from diptych.web.limits import Limits
+from diptych.web.serve import serve
+
+TOKEN = "correct-horse"
+AUTH = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("web")
+    make_index(folder, ColourModel()).close()
+    return folder
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[TestClient]:
+    with EmbeddedIndex(folder / "index") as index, TestClient(create_app(index, ColourModel())) as client:
+        yield client
+
+
+@pytest.fixture
+def writable(tmp_path: Path) -> Iterator[TestClient]:
+    with (
+        make_index(tmp_path, ColourModel()) as index,
+        TestClient(create_app(index, ColourModel(), token=TOKEN)) as c,
+    ):
+        yield c
+
+
+def png(colour: str, shape: str = "circle") -> bytes:
+    out = io.BytesIO()
+    draw(colour, shape).save(out, "PNG")
+    return out.getvalue()
+
+
+def ids(answer: Any) -> list[str]:
+    assert answer.status_code == 200, answer.text
+    return [hit["id"] for hit in answer.json()["hits"]]
+
+
+def colour_of(id: str) -> str:
+    return id.split("/")[0]
+
+
+# ---------------------------------------------------------------------- searching
+
+
+def test_a_text_finds_its_images(client: TestClient) -> None:
+    answer = client.get("/api/search", params={"text": "something teal", "k": 5})
+    assert {colour_of(id) for id in ids(answer)} == {"teal"}
+    body = answer.json()
+    scores = [hit["score"] for hit in body["hits"]]
+    assert scores == sorted(scores, reverse=True)
+    assert body["matched"]
+    assert body["exact"]
+    assert all(hit["matches"] == (hit["score"] >= body["cutoff"]) for hit in body["hits"])
+    assert body["hits"][0]["metadata"]["tone"] == "cool"
+
+
+def test_the_service_answers_what_the_searcher_answers(client: TestClient, folder: Path) -> None:
+    with EmbeddedIndex(folder / "index") as index:
+        searcher = Searcher(index, ColourModel())
+        for query in ('"2:red" - "blue"', "green circle", '"black" + "3:beige"'):
+            for kind in ("image", "text"):
+                expected = searcher.search(query, 7, kind=kind)
+                answer = client.get("/api/search", params={"query": query, "k": 7, "kind": kind}).json()
+                assert [hit["id"] for hit in answer["hits"]] == expected.ids
+                assert [hit["score"] for hit in answer["hits"]] == expected.scores
+                assert answer["cutoff"] == expected.cutoff
+
+
+def test_nothing_matches_is_said(client: TestClient) -> None:
+    body = client.get("/api/search", params={"text": "submarine"}).json()
+    assert not body["matched"]
+    assert not any(hit["matches"] for hit in body["hits"])
+    assert len(body["hits"]) == 24
+
+
+def test_an_uploaded_image_finds_its_like_and_its_texts(client: TestClient) -> None:
+    files = {"images": ("q.png", png("purple"), "image/png")}
+    assert {colour_of(id) for id in ids(client.post("/api/search", files=files, data={"k": 5}))} == {"purple"}
+    texts = client.post("/api/search", files=files, data={"k": 5, "kind": "text"}).json()["hits"]
+    assert all("purple" in hit["text"] for hit in texts)
+    assert texts[0]["kind"] == "text"
+    assert texts[0]["image_id"]
+
+
+def test_text_and_image_are_mixed_with_weights(client: TestClient) -> None:
+    files = {"images": ("q.png", png("purple"), "image/png")}
+    mixed = ids(client.post("/api/search", files=files, data={"text": "yellow", "k": 10}))
+    assert {colour_of(id) for id in mixed} == {"purple", "yellow"}
+    heavy = ids(client.post("/api/search", files=files, data={"text": "yellow", "k": 5, "image_weight": 4}))
+    assert {colour_of(id) for id in heavy} == {"purple"}
+    away = ids(
+        client.post("/api/search", files=files, data={"text": "purple yellow", "k": 5, "image_weight": -1})
+    )
+    assert {colour_of(id) for id in away} == {"yellow"}
+    several = [("images", (f"{c}.png", png(c), "image/png")) for c in ("red", "blue")]
+    assert {colour_of(id) for id in ids(client.post("/api/search", files=several, data={"k": 10}))} == {
+        "red",
+        "blue",
+    }
+
+
+def test_more_like_this_leaves_the_item_out(client: TestClient) -> None:
+    found = ids(client.get("/api/search", params={"like": "green/ring.png", "k": 4}))
+    assert sorted(found) == sorted(f"green/{shape}.png" for shape in SHAPES if shape != "ring")
+    mixed = ids(client.get("/api/search", params={"like": "green/ring.png", "text": "red", "k": 9}))
+    assert {colour_of(id) for id in mixed} == {"green", "red"}
+    texts = client.get("/api/search", params={"like": "green/ring.png", "kind": "text", "k": 5}).json()[
+        "hits"
+    ]
+    assert all("green" in hit["text"] for hit in texts)
+    gone = client.get("/api/search", params={"like": "nothing"})
+    assert gone.status_code == 422
+    assert "not in the index" in gone.json()["error"]
+
+
+def test_filters_kinds_and_words(client: TestClient) -> None:
+    found = ids(
+        client.get(
+            "/api/search", params={"text": "red", "filter": 'shape = "ring" and tone = "warm"', "k": 20}
+        )
+    )
+    assert len(found) == 6
+    assert all(id.endswith("ring.png") for id in found)
+    assert found[0] == "red/ring.png"
+    both = client.get("/api/search", params={"text": "red", "kind": "any", "k": 10}).json()["hits"]
+    assert {hit["kind"] for hit in both} == {"image", "text"}
+    words = client.get("/api/search", params={"text": "triangle", "hybrid": True, "k": 10}).json()["hits"]
+    assert any("bm25" in hit["details"] for hit in words)
+    assert sum(hit["id"].endswith("triangle.png") for hit in words) >= 5
+
+
+def test_browsing_shows_the_collection(client: TestClient) -> None:
+    assert len(ids(client.get("/api/browse", params={"k": 24}))) == 24
+    cool = client.get("/api/browse", params={"k": 200, "filter": "tone = 'cool'"}).json()["hits"]
+    assert len(cool) == 30
+    assert {hit["metadata"]["tone"] for hit in cool} == {"cool"}
+    assert ids(client.get("/api/browse", params={"filter": "price > 1000"})) == []
+
+
+# ---------------------------------------------------------------------- items and pictures
+
+
+def test_items_thumbnails_and_images(client: TestClient) -> None:
+    answer = client.get("/api/items", params={"id": ["red/ring.png", "nothing"]}).json()
+    assert answer[0]["text"] == "a red ring"
+    assert answer[1] is None
+    for path in ("/api/thumbnail", "/api/image"):
+        picture = client.get(path, params={"id": "red/ring.png"})
+        assert picture.headers["content-type"] in ("image/jpeg", "image/png")
+        assert picture.content[:3] in (b"\xff\xd8\xff", b"\x89PN")
+        missing = client.get(path, params={"id": "nothing"})
+        assert missing.status_code == 404
+        assert "no picture of 'nothing'" in missing.json()["error"]
+
+
+def test_adding_and_deleting(writable: TestClient) -> None:
+    items = [
+        {"id": "mine", "image": "a.png", "text": "my purple thing", "metadata": {"price": 999}},
+        {"id": "note", "text": "purple prose", "image_id": "mine"},
+    ]
+    files = {"images": ("a.png", png("purple", "square"), "image/png")}
+    for _ in range(2):  # again: the same state
+        answer = writable.post("/api/items", data={"items": json.dumps(items)}, files=files, headers=AUTH)
+        assert answer.json() == {"added": 2}
+    assert ids(writable.get("/api/search", params={"text": "purple", "filter": "price = 999"})) == ["mine"]
+    assert "note" in ids(writable.get("/api/search", params={"text": "purple", "kind": "text", "k": 7}))
+    assert writable.get("/api/thumbnail", params={"id": "mine"}).status_code == 200
+    assert writable.get("/api/image", params={"id": "mine"}).headers["content-type"] == "image/jpeg"
+    assert writable.get("/api/health").json()["images"] == len(COLOURS) * len(SHAPES) + 1
+    assert writable.delete("/api/items", params={"id": ["mine", "nothing"]}, headers=AUTH).json() == {
+        "deleted": 1
+    }
+    assert writable.get("/api/items", params={"id": ["mine", "note"]}).json() == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("items", "sentence"),
+    [
+        ("no json", "no JSON"),
+        ("[1]", "list of objects"),
+        ("[]", "1 to 256 items"),
+        ('[{"text": "a"}]', "no id"),
+        ('[{"id": "a"}]', "neither an image nor a text"),
+        ('[{"id": "a", "image": "b.png"}]', "was not uploaded"),
+        ('[{"id": "a", "txt": "b"}]', "the field 'txt'"),
+        ('[{"id": "a", "text": 5}]', "must be a text, not 5"),
+        ('[{"id": "a", "text": "b", "metadata": [1]}]', "object of columns"),
+        ('[{"id": "a", "text": "b", "metadata": {"x": {"y": 1}}}]', "metadata values are"),
+        ('[{"id": "a", "text": "b"}, {"id": "a", "text": "c"}]', "unique"),
+        ("[" * 100_000, "no JSON"),
+    ],
+)
+def test_items_that_cannot_be_added(writable: TestClient, items: str, sentence: str) -> None:
+    answer = writable.post("/api/items", data={"items": items}, headers=AUTH)
+    assert answer.status_code == 422
+    assert sentence in answer.json()["error"]
+    assert writable.get("/api/health").json()["texts"] == 60
+
+
+def test_a_service_that_reads_takes_the_lock_only_to_write(folder: Path) -> None:
+    with EmbeddedIndex(folder / "index") as index:
+        app = create_app(
+            index, ColourModel(), token=TOKEN, writer=lambda: open_index(folder / "index", writable=True)
+        )
+        with TestClient(app) as client:
+            data = {"items": json.dumps({"id": "extra", "text": "beige beach"})}
+            assert client.post("/api/items", data=data, headers=AUTH).json() == {"added": 1}
+            assert client.get("/api/items", params={"id": "extra"}).json()[0]["text"] == "beige beach"
+            with EmbeddedIndex(folder / "index", writable=True):  # somebody indexes
+                answer = client.delete("/api/items", params={"id": "extra"}, headers=AUTH)
+                assert answer.status_code == 409
+                assert "being written by another process" in answer.json()["error"]
+            assert client.delete("/api/items", params={"id": "extra"}, headers=AUTH).json() == {"deleted": 1}
+
+
+# ---------------------------------------------------------------------- state
+
+
+def test_health_about_metrics_and_openapi(client: TestClient) -> None:
+    health = client.get("/api/health").json()
+    assert (health["status"], health["images"], health["texts"]) == ("ok", 60, 60)
+    about = client.get("/api/about").json()
+    assert about["columns"]["price"] == ["number"]
+    assert about["values"]["shape"] == sorted(SHAPES)
+    assert not about["writable"]
+    client.get("/api/search", params={"text": "red"})
+    client.get("/nowhere/<script>")
+    text = client.get("/metrics").text
+    assert 'diptych_requests_total{path="/api/search",status="200"} 1' in text
+    assert 'diptych_requests_total{path="other",status="404"} 1' in text
+    assert "diptych_search_seconds_count 1" in text
+    for line in text.splitlines():
+        assert re.fullmatch(r"# (HELP|TYPE) \w+ .+|\w+(\{[^}]*\})? [-+0-9.e]+", line), line
+    paths = client.get("/openapi.json").json()["paths"]
+    names = ("search", "browse", "items", "thumbnail", "image", "health", "about")
+    assert set(paths) == {*(f"/api/{name}" for name in names), "/metrics"}
+
+
+def test_the_page_needs_nothing_from_outside(client: TestClient) -> None:
+    for path, kind in {"/": "html", "/app.js": "javascript", "/style.css": "css", "/icon.svg": "svg"}.items():
+        answer = client.get(path)
+        assert kind in answer.headers["content-type"]
+        assert "http" not in answer.text.replace("http://www.w3.org/2000/svg", "")
+        assert "style=" not in answer.text  # inline styles and scripts are forbidden by the policy
+        assert " onclick=" not in answer.text
+    assert client.get("/docs").status_code == 404
+
+
+# ---------------------------------------------------------------------- batching
+
+
+def test_concurrent_queries_share_batches_and_answers_stay_the_same(folder: Path) -> None:
+    model = ColourModel()
+    queries = [f"{colour} {shape}" for colour in COLOURS for shape in SHAPES]
+    with EmbeddedIndex(folder / "index") as index, running(create_app(index, model)) as url:
+        with httpx.Client(base_url=url) as one:
+            alone = [one.get("/api/search", params={"query": q, "k": 9}).json()["hits"] for q in queries]
+        assert all(size == 1 for _, size in model.batches)  # a single client never waits for others
+        model.batches.clear()
+        with (
+            httpx.Client(base_url=url, limits=httpx.Limits(max_connections=16)) as many,
+            ThreadPoolExecutor(16) as pool,
+        ):
+            work = pool.map(
+                lambda q: many.get("/api/search", params={"query": q, "k": 9}).json()["hits"], queries
+            )
+            together = list(work)
+        assert together == alone
+        assert max(size for _, size in model.batches) > 1
+        assert sum(size for _, size in model.batches) == len(queries)
+
+
+def test_a_batch_waits_only_for_requests_on_their_way() -> None:
+    sizes: list[int] = []
+    traffic = Traffic()
+    batcher = Batcher(lambda key, values: [2 * v for v in values], traffic, sizes.append, window=0.5)
+    with traffic.request():
+        start = time.monotonic()
+        assert batcher("a", 3) == 6
+        assert time.monotonic() - start < 0.4
+        with traffic.request(), ThreadPoolExecutor(2) as pool:
+            assert sorted(pool.map(lambda v: batcher("a", v), [1, 2])) == [2, 4]
+    assert sizes == [1, 2]
+    batcher.close()
+    batcher.close()
+    with pytest.raises(Unavailable, match="shutting down"):
+        batcher("a", 1)
+
+
+def test_a_faulty_request_spoils_no_other() -> None:
+    traffic = Traffic()
+
+    def run(key: str, values: list[int]) -> list[float]:
+        return [1 / value for value in values]
+
+    batcher = Batcher(run, traffic, window=0.5)
+    with traffic.request(), traffic.request(), ThreadPoolExecutor(2) as pool:
+        good, bad = pool.submit(batcher, "a", 4), pool.submit(batcher, "a", 0)
+        assert good.result() == 0.25
+        with pytest.raises(ZeroDivisionError):
+            bad.result()
+    batcher.close()
+
+
+# ---------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("parameters", "sentence"),
+    [
+        ({}, "the query is empty"),
+        ({"text": "  "}, "the query is empty"),
+        ({"text": "red", "k": 0}, "k must lie between 1 and 200, not 0"),
+        ({"text": "red", "k": 201}, "not 201"),
+        ({"text": "red", "k": "many"}, "k: "),
+        ({"text": "red", "kind": "video"}, "choose image, text or any"),
+        ({"text": "red", "filter": "prize < 3"}, "did you mean 'price'"),
+        ({"text": "red", "filter": "price <"}, "character 8"),
+        ({"text": "red", "filter": "x" * 2001}, "the limit is 2000"),
+        ({"query": '"red" -'}, "the query ends after '-'"),
+        ({"query": '"red" - "red"'}, "cancel each other out"),
+        ({"query": "./secret.png"}, None),
+        ({"query": "http://127.0.0.1/x.png"}, "not fetched: upload the image"),
+        ({"text": "red", "rerank": 10}, "no pair scorer"),
+        ({"text": "a\x00b"}, "no text at 2"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    client: TestClient, parameters: dict[str, Any], sentence: str | None
+) -> None:
+    answer = client.get("/api/search", params=parameters)
+    if sentence is None:  # a path is only a text here
+        assert answer.status_code == 200
+        return
+    assert answer.status_code == 422
+    assert sentence in answer.json()["error"]
+    assert client.get("/api/search", params={"text": "red"}).status_code == 200
+
+
+def test_a_mistake_in_a_filter_says_where(client: TestClient) -> None:
+    body = client.get("/api/search", params={"text": "red", "filter": "price < 3 andd tone = 'warm'"}).json()
+    assert body["position"] == 10
+
+
+def test_unknown_paths_and_methods(client: TestClient) -> None:
+    assert "nothing at /api/nothing" in client.get("/api/nothing").json()["error"]
+    assert client.get("/api/items").status_code == 422
+
+
+def test_an_empty_index_and_another_model(tmp_path: Path) -> None:
+    model = ColourModel()
+    with (
+        EmbeddedIndex.create(tmp_path / "empty", model.dim, fingerprint=model.fingerprint()) as index,
+        TestClient(create_app(index, model)) as client,
+    ):
+        answer = client.get("/api/search", params={"text": "red"})
+        assert answer.status_code == 409
+        assert "is empty" in answer.json()["error"]
+        assert ids(client.get("/api/browse")) == []
+    with (
+        EmbeddedIndex.create(tmp_path / "other", model.dim, model="theirs", fingerprint="x") as index,
+        pytest.raises(IndexError_, match="made with the model 'theirs'"),
+    ):
+        create_app(index, model)
+
+
+def test_an_unexpected_failure_is_told_and_the_service_goes_on(folder: Path) -> None:
+    class Failing(ColourModel):
+        def encode_text(self, texts: Any, *, batch_size: int = 256) -> np.ndarray:
+            if "explode" in texts:
+                raise RuntimeError("secret detail")
+            return super().encode_text(texts)
+
+    with (
+        EmbeddedIndex(folder / "index") as index,
+        TestClient(create_app(index, Failing()), raise_server_exceptions=False) as client,
+    ):
+        answer = client.get("/api/search", params={"text": "explode"})
+        assert answer.status_code == 500
+        assert "its log says why" in answer.json()["error"]
+        assert "secret" not in answer.text
+        assert client.get("/api/search", params={"text": "red"}).status_code == 200
+
+
+def test_limits_must_let_something_pass() -> None:
+    with pytest.raises(SettingsError, match="the limit k=0 lets nothing pass"):
+        Limits(k=0)
+
+
+# ---------------------------------------------------------------------- a database that goes away
+
+
+def test_a_database_that_goes_away_is_503_and_comes_back() -> None:
+    model = ColourModel()
+    with postgres() as server, tempfile.TemporaryDirectory() as folder:
+        url = server.index_url("web")
+        with PostgresIndex.create(url, model.dim, fingerprint=model.fingerprint()) as index:
+            fill(index, Path(folder), model)
+            with TestClient(create_app(index, model, token=TOKEN)) as client:
+                before = ids(client.get("/api/search", params={"text": "red", "k": 5}))
+                server.stop()
+                for answer in (
+                    client.get("/api/search", params={"text": "red"}),
+                    client.get("/api/health"),
+                    client.delete("/api/items", params={"id": "red/ring.png"}, headers=AUTH),
+                ):
+                    assert answer.status_code == 503
+                    assert "does not answer" in answer.json()["error"]
+                    assert answer.headers["retry-after"]
+                assert client.get("/").status_code == 200
+                server.start()
+                assert ids(client.get("/api/search", params={"text": "red", "k": 5})) == before
+
+
+# ---------------------------------------------------------------------- running
+
+
+def test_serve_refuses_what_cannot_work(folder: Path) -> None:
+    with pytest.raises(SettingsError, match=r"other machines can reach 0\.0\.0\.0"):
+        serve(folder / "index", ColourModel(), host="0.0.0.0")
+    with pytest.raises(SettingsError, match="at least 8 printable"):
+        serve(folder / "index", ColourModel(), token="short")
+    with pytest.raises(SettingsError, match="port 70000 does not exist"):
+        serve(folder / "index", ColourModel(), port=70000)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(SettingsError, match=r"cannot listen on 127\.0\.0\.1"):
+            serve(folder / "index", ColourModel(), port=other.getsockname()[1])
+    with pytest.raises(IndexError_, match="is not an index"):
+        serve(folder / "nothing", ColourModel(), port=0)
+
+
+def test_serve_runs_and_stops_cleanly(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def stop() -> None:
+        address = ""
+        while not (found := re.search(r"http://[\d.:]+", address)):
+            time.sleep(0.05)
+            address += capfd.readouterr().out
+        with httpx.Client(base_url=found.group()) as client:
+            while True:
+                try:
+                    answers.append(client.get("/api/search", params={"text": "red"}).status_code)
+                    answers.append(client.get("/api/health", headers={"Host": "evil.example"}).status_code)
+                    break
+                except httpx.TransportError:
+                    time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    answers: list[int] = []
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with suppress(KeyboardInterrupt):
+        serve(folder / "index", ColourModel(), port=0)
+    thread.join()
+    assert answers == [200, 421]
