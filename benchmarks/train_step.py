@@ -46,9 +46,19 @@ def make_text_model(folder: Path, tiny: bool) -> list[str]:
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[(t, vocabulary[t]) for t in ("[CLS]", "[SEP]")]
     )
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    names = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64} if tiny else {}
+    size = (
+        {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+        if tiny
+        else {}
+    )
     BertModel(BertConfig(vocab_size=len(vocabulary), **size), add_pooling_layer=False).save_pretrained(folder)
     return words
 
@@ -61,30 +71,43 @@ def make_data(folder: Path, images: int, words: list[str]) -> None:
             folder / f"{split}_ims.npy", mode="w+", dtype=np.float16, shape=(count, 36, 2048)
         )
         for start in range(0, count, 256):
-            features[start : start + 256] = rng.standard_normal((min(256, count - start), 36, 2048), dtype=np.float32)
+            features[start : start + 256] = rng.standard_normal(
+                (min(256, count - start), 36, 2048), dtype=np.float32
+            )
         features.flush()
         lengths = np.clip(rng.normal(10.5, 2.4, size=count * 5).round(), 5, 30).astype(int)
         lines = (" ".join(bank[rng.integers(len(bank), size=n)]) for n in lengths)
         (folder / f"{split}_caps.txt").write_text("\n".join(lines) + "\n")
 
 
-def measure(name: str, changes: dict[str, Any], data: Path, text: Path, run: Path, args: argparse.Namespace) -> float:
+def measure(
+    name: str, changes: dict[str, Any], data: Path, text: Path, run: Path, args: argparse.Namespace
+) -> float:
     """Median pairs per second of one row."""
     recipe = RECIPES["vse-infinity"]
     small = {"dim": 64, "batch_size": 16} if args.tiny else {"batch_size": 128}
     settings = recipe.settings(
-        epochs=args.epochs, text_encoder=str(text), log_steps=5 if args.tiny else 20, workers=args.workers, **small, **changes
+        epochs=args.epochs,
+        text_encoder=str(text),
+        log_steps=5 if args.tiny else 20,
+        workers=args.workers,
+        **small,
+        **changes,
     )
     run_recipe(recipe, settings, str(data), run, show_progress=False)
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     # the first epoch compiles and captures, for the first objective; the second for the hinge on the hardest negative
-    speeds = [x["pairs_per_second"] for x in lines if "pairs_per_second" in x and x["epoch"] >= args.epochs - 1]
+    speeds = [
+        x["pairs_per_second"] for x in lines if "pairs_per_second" in x and x["epoch"] >= args.epochs - 1
+    ]
     return statistics.median(speeds)
 
 
 def main() -> None:
     """Run every row and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a machine without a GPU")
     parser.add_argument("--images", type=int, default=4000, help="training images (five texts each)")
     parser.add_argument("--epochs", type=int, default=3)
@@ -97,7 +120,9 @@ def main() -> None:
         parser.error("no CUDA GPU here: use --tiny to see that it runs.")
     rows = {name: ROWS[name] for name in args.rows}
     if not torch.cuda.is_available():
-        rows = {name: row for name, row in rows.items() if not row.get("cuda_graphs") and not row.get("compile")}
+        rows = {
+            name: row for name, row in rows.items() if not row.get("cuda_graphs") and not row.get("compile")
+        }
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         (root / "precomp").mkdir()

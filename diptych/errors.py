@@ -68,4 +68,6 @@ class MissingExtra(DiptychError):
     """An optional dependency that is not installed."""
 
     def __init__(self, package: str, extra: str, why: str) -> None:
-        super().__init__(f"{why} needs the package '{package}': install it with pip install 'diptych[{extra}]'.")
+        super().__init__(
+            f"{why} needs the package '{package}': install it with pip install 'diptych[{extra}]'."
+        )

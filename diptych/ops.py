@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -9,7 +11,8 @@ from torch import Tensor
 
 def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
     """Rows of unit length, x / (‖x‖ + eps); a zero row stays zero."""
-    return x / (x.norm(dim=-1, keepdim=True) + eps)
+    unit_rows: Tensor = x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + eps)
+    return unit_rows
 
 
 def cosine_scores(image: Tensor, text: Tensor) -> Tensor:
@@ -43,10 +46,23 @@ def gather_rows(x: Tensor) -> Tensor:
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return x
-    if not x.is_floating_point():
+    gathered: Tensor = _GatherRows.apply(x)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _GatherRows(torch.autograd.Function):
+    """All rows forward; backward, the sum over processes of the gradients of this process's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.rows = len(x)
         parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, x.contiguous())
         return torch.cat(parts)
-    from torch.distributed.nn.functional import all_gather
 
-    return torch.cat(tuple(all_gather(x.contiguous())))
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        start = dist.get_rank() * ctx.rows
+        return total[start : start + ctx.rows]

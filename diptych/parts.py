@@ -46,7 +46,7 @@ def part(cls: type[T]) -> type[T]:
         if type(self) is cls:
             object.__setattr__(self, "_arguments", arguments)
 
-    cls.__init__ = init  # type: ignore[method-assign, assignment]
+    cls.__init__ = init  # type: ignore[method-assign]
     PARTS[cls.__name__] = cls
     return cls
 
@@ -66,7 +66,9 @@ def describe(value: Any, folder: Path | None = None) -> Any:
         config: dict[str, Any] = {"part": type(value).__name__}
         for name, argument in arguments.items():
             saved = assets.get(name, argument)
-            config[name] = {"asset": saved} if name in assets and isinstance(saved, str) else describe(saved, folder)
+            config[name] = (
+                {"asset": saved} if name in assets and isinstance(saved, str) else describe(saved, folder)
+            )
         return config
     if isinstance(value, dict):
         return {str(k): describe(v, folder) for k, v in value.items()}
@@ -83,7 +85,9 @@ def rebuild(config: Any, folder: Path | None = None) -> Any:
     """The part tree that ``describe`` wrote; assets are read from ``folder``."""
     if isinstance(config, dict) and "asset" in config:
         if folder is None:
-            raise CheckpointError(f"the asset '{config['asset']}' needs a model folder: pass the folder it lies in.")
+            raise CheckpointError(
+                f"the asset '{config['asset']}' needs a model folder: pass the folder it lies in."
+            )
         path = folder / config["asset"]
         if not path.exists():
             raise CheckpointError(f"{path} is missing: copy the whole model folder, not only its weights.")
@@ -96,7 +100,9 @@ def rebuild(config: Any, folder: Path | None = None) -> Any:
         try:
             return PARTS[name](**arguments)
         except TypeError as error:
-            raise CheckpointError(f"the part '{name}' was saved by another version of diptych ({error}).") from error
+            raise CheckpointError(
+                f"the part '{name}' was saved by another version of diptych ({error})."
+            ) from error
     if isinstance(config, dict):
         return {k: rebuild(v, folder) for k, v in config.items()}
     if isinstance(config, list):

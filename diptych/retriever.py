@@ -120,7 +120,9 @@ class Retriever(nn.Module):
         with evaluating(self):
             rows = [
                 self.image_vectors(_to(self.image_input(chunk), self.device)).float().cpu()
-                for chunk in track(_chunks(store, batch_size), "encode images", _count(store, batch_size), show_progress)
+                for chunk in track(
+                    _chunks(store, batch_size), "encode images", _count(store, batch_size), show_progress
+                )
             ]
         return torch.cat(rows) if rows else torch.zeros(0, self.dim)
 
@@ -168,14 +170,20 @@ class Retriever(nn.Module):
             folder = folder / "best"
         recover_folder(folder)
         if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder} is not a model folder (no config.json): give the folder of a trained run.")
+            raise CheckpointError(
+                f"{folder} is not a model folder (no config.json): give the folder of a trained run."
+            )
         try:
             config = json.loads((folder / "config.json").read_text("utf-8"))
             found = int(config["format"])
         except (ValueError, KeyError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{folder / 'config.json'} is damaged ({error}): copy the model again.") from error
+            raise CheckpointError(
+                f"{folder / 'config.json'} is damaged ({error}): copy the model again."
+            ) from error
         if found != FORMAT:
-            raise CheckpointError(f"{folder} has model format {found}, this version reads {FORMAT}: update diptych.")
+            raise CheckpointError(
+                f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
+            )
         model = rebuild(config["retriever"], folder)
         assert isinstance(model, Retriever)
         try:
@@ -205,7 +213,9 @@ class Retriever(nn.Module):
             return vector
         weights = {name: branch.weight for name, branch in self._branches()}
         rest = 1.0 - sum(weights.values())
-        return torch.cat([rest**0.5 * vector, *(weights[name] ** 0.5 * view for name, view in views.items())], dim=-1)
+        return torch.cat(
+            [rest**0.5 * vector, *(weights[name] ** 0.5 * view for name, view in views.items())], dim=-1
+        )
 
 
 class evaluating:  # noqa: N801  a context manager, used like a function

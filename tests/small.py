@@ -7,7 +7,28 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-WORDS = "a the red green blue dark light big small dog cat bird house tree car runs sits on under near".split()
+WORDS = [
+    "a",
+    "the",
+    "red",
+    "green",
+    "blue",
+    "dark",
+    "light",
+    "big",
+    "small",
+    "dog",
+    "cat",
+    "bird",
+    "house",
+    "tree",
+    "car",
+    "runs",
+    "sits",
+    "on",
+    "under",
+    "near",
+]
 
 
 def texts(count: int, seed: int = 0) -> list[str]:

@@ -38,12 +38,20 @@ def formats() -> None:
 
 @click.command()
 @click.argument("path")
-@click.option("--output_dir", "--output-dir", required=True, type=click.Path(path_type=Path), help="folder to fill")
-@click.option("--backbone", default="lite0", show_default=True, help="lite0, hf:ID, timm:NAME or a model folder")
-@click.option("--image_size", "--image-size", default=224, show_default=True, help="pixels of the square input")
-@click.option("--batch_size", "--batch-size", default=64, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--output_dir", "--output-dir", required=True, type=click.Path(path_type=Path), help="folder to fill"
+)
+@click.option(
+    "--backbone", default="lite0", show_default=True, help="lite0, hf:ID, timm:NAME or a model folder"
+)
+@click.option(
+    "--image_size", "--image-size", default=224, show_default=True, help="pixels of the square input"
+)
+@click.option(
+    "--batch_size", "--batch-size", type=click.IntRange(1), help="pictures at a time (default: by device)"
+)
 @one_sentence
-def extract(path: str, output_dir: Path, backbone: str, image_size: int, batch_size: int) -> None:
+def extract(path: str, output_dir: Path, backbone: str, image_size: int, batch_size: int | None) -> None:
     """Turn images into grid features in the precomputed layout (fp16); run again to go on after an interruption."""
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
@@ -51,5 +59,7 @@ def extract(path: str, output_dir: Path, backbone: str, image_size: int, batch_s
     from diptych.recipes import towers
 
     network = towers.backbone(backbone, image_size)
-    report = run(open_captions(path), network, PixelInput(**network.pixel_format), output_dir, batch_size=batch_size)
+    report = run(
+        open_captions(path), network, PixelInput(**network.pixel_format), output_dir, batch_size=batch_size
+    )
     click.echo(report)

@@ -10,7 +10,9 @@ from diptych.cli.flags import one_sentence
 
 
 @click.command()
-@click.option("--output_dir", "--output-dir", default="demo", show_default=True, type=click.Path(path_type=Path))
+@click.option(
+    "--output_dir", "--output-dir", default="demo", show_default=True, type=click.Path(path_type=Path)
+)
 @one_sentence
 def demo(output_dir: Path) -> None:
     """Train VSE∞ on emoji pictures, evaluate, index, search, and write demo/report.html."""

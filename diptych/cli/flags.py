@@ -27,7 +27,10 @@ def settings_flags(kind: type[TrainingSettings]) -> Callable[[Command], Command]
             names = [f"--{entry.name}"]
             if "_" in entry.name:
                 names.append(f"--{entry.name.replace('_', '-')}")
-            options: dict[str, Any] = {"default": None, "help": f"{entry.metadata['help']}  [{entry.default}]"}
+            options: dict[str, Any] = {
+                "default": None,
+                "help": f"{entry.metadata['help']}  [{entry.default}]",
+            }
             choices, kind_of = literal_choices(hints[entry.name]), plain_type(hints[entry.name])
             if kind_of is bool:
                 names = ["/".join([f"--{entry.name}", f"--no_{entry.name}"])]

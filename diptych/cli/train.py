@@ -22,22 +22,31 @@ def _train_command(recipe: Recipe) -> click.Command:
     @click.option("--data", required=True, help="data set: a path in any known format, or 'emoji'")
     @click.option("--output_dir", "--output-dir", type=click.Path(path_type=Path), help="folder of the run")
     @click.option(
-        "--resume_from_checkpoint", "--resume-from-checkpoint", type=click.Path(path_type=Path), help="run to go on with"
+        "--resume_from_checkpoint",
+        "--resume-from-checkpoint",
+        type=click.Path(path_type=Path),
+        help="run to go on with",
     )
     @settings_flags(recipe.settings)
     @one_sentence
-    def command(data: str, output_dir: Path | None, resume_from_checkpoint: Path | None, **flags: Any) -> None:
+    def command(
+        data: str, output_dir: Path | None, resume_from_checkpoint: Path | None, **flags: Any
+    ) -> None:
         from diptych.recipes.run import resumed_settings, run_recipe
 
         folder = resume_from_checkpoint or output_dir
         if folder is None:
-            raise click.UsageError("give --output_dir for a new run, or --resume_from_checkpoint for an old one.")
+            raise click.UsageError(
+                "give --output_dir for a new run, or --resume_from_checkpoint for an old one."
+            )
         if resume_from_checkpoint is not None:
             settings = resumed_settings(recipe, folder, given(flags))
         else:
             settings = recipe.settings(**given(flags))
         progress = run_recipe(recipe, settings, data, folder, resume=resume_from_checkpoint is not None)
-        click.echo(f"best validation RSUM {progress.best_rsum:.1f} at epoch {progress.best_epoch + 1}: {folder / 'best'}")
+        click.echo(
+            f"best validation RSUM {progress.best_rsum:.1f} at epoch {progress.best_epoch + 1}: {folder / 'best'}"
+        )
         click.echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")
 
     return command
@@ -49,19 +58,28 @@ for _recipe in RECIPES.values():
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--data", help="data set (default: the one the first run was trained on)")
+@click.option(
+    "--data", multiple=True, help="data set, one for all runs or one each (default: the first run's own)"
+)
 @click.option("--split", default="val", show_default=True, help="split to evaluate")
 @click.option("--protocol", default="plain", show_default=True, help="plain, flickr30k, coco-1k or coco-5k")
-@click.option("--judgements", type=click.Choice(["eccv", "cxc"]), help="also many-to-many metrics on COCO ids")
-@click.option("--ties", default=None, help="tie rule (see docs/evaluation.md)")
-@click.option("--bootstrap", default=1000, show_default=True, help="resamples of the 95 % intervals (0: none)")
+@click.option(
+    "--judgements",
+    multiple=True,
+    type=click.Choice(["eccv", "cxc", "coco"]),
+    help="also many-to-many metrics",
+)
+@click.option("--ties", default="index", show_default=True, help="tie rule (see docs/evaluation.md)")
+@click.option(
+    "--bootstrap", default=1000, show_default=True, help="resamples of the 95 % intervals (0: none)"
+)
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
 @one_sentence
 def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
     """Evaluate a run or model folder; several are an ensemble (mean of their scores)."""
     from diptych.recipes.evaluate import evaluate_runs
 
-    click.echo(evaluate_runs(runs, **options))
+    click.echo(evaluate_runs(runs, **options).render())
 
 
 @click.group()
@@ -73,14 +91,22 @@ def _ablate_command(recipe: Recipe) -> click.Command:
     @click.command(recipe.name, help=f"Ablations of {recipe.title}.")
     @click.option("--table", required=True, type=click.Choice(list(recipe.tables)), help="table of the paper")
     @click.option("--data", required=True, help="data set: a path in any known format, or 'emoji'")
-    @click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="runs per row, seeds 0, 1, …")
+    @click.option(
+        "--seeds", default=1, show_default=True, type=click.IntRange(1), help="runs per row, seeds 0, 1, …"
+    )
     @click.option("--row", multiple=True, help="only the rows of this name (may be repeated)")
     @click.option(
-        "--output_dir", "--output-dir", required=True, type=click.Path(path_type=Path), help="folder of the runs"
+        "--output_dir",
+        "--output-dir",
+        required=True,
+        type=click.Path(path_type=Path),
+        help="folder of the runs",
     )
     @settings_flags(recipe.settings)
     @one_sentence
-    def command(table: str, data: str, seeds: int, row: tuple[str, ...], output_dir: Path, **flags: Any) -> None:
+    def command(
+        table: str, data: str, seeds: int, row: tuple[str, ...], output_dir: Path, **flags: Any
+    ) -> None:
         from diptych.recipes.ablate import ablate as run
 
         click.echo(run(recipe, table, data, output_dir, seeds=seeds, rows=row, changes=given(flags)))
@@ -108,5 +134,3 @@ def reproduce_vse_infinity(table: str, seeds: int, output: Path | None) -> None:
     from diptych.recipes import synthetic_pooling
 
     click.echo(synthetic_pooling.reproduce(seeds=seeds, output=output))
-
-

@@ -71,7 +71,9 @@ def storing(target: Path) -> Iterator[None]:
                 f"the disk is full while saving {target}: free some space and run again; what was saved is intact."
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise StorageError(f"{target} cannot be written ({error.strerror}): choose a folder you may write.") from error
+            raise StorageError(
+                f"{target} cannot be written ({error.strerror}): choose a folder you may write."
+            ) from error
         raise
     except SafetensorError as error:
         if "No space left" in str(error) or "os error 28" in str(error):

@@ -26,7 +26,12 @@ CHUNK = 8192  # texts handed to a tokenizer at a time, which bounds what its enc
 
 @runtime_checkable
 class TextStore(Protocol):
-    """Prepared texts: token ids or cached token states, padded on request, by any thread."""
+    """Prepared texts: token ids or cached token states, padded on request, by any thread.
+
+    ``pad_to_multiple`` rounds the padded length up, which leaves few shapes to compile or to record.
+    """
+
+    pad_to_multiple: int
 
     def __len__(self) -> int: ...
 

@@ -126,6 +126,7 @@ def evaluate_ensemble(
     protocol: str | protocols.Protocol = "plain",
     ties: str = "index",
     judgements: Sequence[str | Judgements] = (),
+    image_stores: Sequence[ImageStore] | None = None,
     text_stores: Sequence[TextStore | None] | None = None,
     image_batch_size: int = 64,
     text_batch_size: int = 256,
@@ -134,10 +135,19 @@ def evaluate_ensemble(
     device: torch.device | str | None = None,
     show_progress: bool = False,
 ) -> Report:
-    """``evaluate`` for the mean of the scores of several models, which is never held whole."""
+    """``evaluate`` for the mean of the scores of several models, which is never held whole.
+
+    ``image_stores`` holds the same images once per model where models read different features of them.
+    """
     rules = Rules.of(protocol, ties, judgements, bootstrap, seed)
     source = _Source.of(captions, rules)
     stores = [None] * len(retrievers) if text_stores is None else text_stores
+    galleries = [captions.images] * len(retrievers) if image_stores is None else image_stores
+    for gallery in galleries:
+        if len(gallery) != len(captions.images):
+            raise DataError(
+                f"a model's store has {len(gallery)} images, the data {len(captions.images)}: give the same images."
+            )
     if len(stores) != len(retrievers):
         raise SettingsError(
             f"{len(stores)} text stores for {len(retrievers)} models: give one each, or none."
@@ -147,15 +157,13 @@ def evaluate_ensemble(
     where = getattr(retrievers[0], "device", torch.device("cpu")) if device is None else device
     began, image_seconds, text_seconds = time.perf_counter(), 0.0, 0.0
     members: list[Scores] = []
-    for retriever, store in zip(retrievers, stores, strict=True):
+    for retriever, gallery, store in zip(retrievers, galleries, stores, strict=True):
         if store is not None and len(store) != len(captions.texts):
             raise DataError(
                 f"the text store has {len(store)} texts, the data {len(captions.texts)}: prepare these."
             )
         start = time.perf_counter()
-        image = retriever.encode_image(
-            captions.images, batch_size=image_batch_size, show_progress=show_progress
-        )
+        image = retriever.encode_image(gallery, batch_size=image_batch_size, show_progress=show_progress)
         middle = time.perf_counter()
         texts = captions.texts if store is None else store
         text = retriever.encode_text(texts, batch_size=text_batch_size, show_progress=show_progress)

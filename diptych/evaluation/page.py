@@ -57,7 +57,7 @@ def page(
     grids: Mapping[str, Sequence[Query]],
     commands: str,
 ) -> str:
-    """The whole file; ``metrics`` are (name, value, interval), ``curves`` one chart each, ``grids`` one section each."""
+    """The whole file; ``metrics`` are (name, value, interval), ``curves`` one chart and ``grids`` one section each."""
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>",
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
@@ -71,9 +71,21 @@ def page(
         "</div>",
     ]
     for name, queries in grids.items():
-        parts += [f"<h2>{html.escape(name)}</h2><p>Right answers are framed in green.</p>", *map(_query, queries)]
+        parts += [
+            f"<h2>{html.escape(name)}</h2><p>Right answers are framed in green.</p>",
+            *map(_query, queries),
+        ]
     parts.append(f"<h2>Search it yourself</h2><pre>{html.escape(commands)}</pre></html>")
     return "\n".join(parts)
+
+
+def gallery_page(title: str, query: Query) -> str:
+    """One query's answers as a file of their own."""
+    return (
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
+        f"<meta name='viewport' content='width=device-width, initial-scale=1'><style>{STYLE}</style>"
+        f"<h1>{html.escape(title)}</h1>{_query(query)}</html>"
+    )
 
 
 def chart(name: str, points: Sequence[tuple[float, float]], colour: str) -> str:
@@ -107,7 +119,9 @@ def chart(name: str, points: Sequence[tuple[float, float]], colour: str) -> str:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(h)}</th>" for h in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row))
+        + "</tr>"
         for row in rows
     )
     return f"<table><tr>{head}</tr>{body}</table>"

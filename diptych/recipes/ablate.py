@@ -40,14 +40,15 @@ def ablate(
     """Run a table's rows on ``data`` and return the comparison; finished runs are reused, broken ones go on.
 
     ``changes`` apply to every row, the row's own switches win. The measured numbers are those of the validation
-    split at the epoch chosen by its RSUM; each run lies in ``folder/<row>-seed<k>``.
+    split at the epoch chosen by its RSUM; each run lies in ``folder/<number>-<row>-seed<k>``.
     """
     chosen = _chosen(recipe.tables[table], rows)
+    numbers = {row.name: number for number, row in enumerate(recipe.tables[table].rows, 1)}
     results: dict[str, list[dict[str, float]]] = {}
     for row in chosen:
         for seed in range(seeds):
             values = {**(changes or {}), **row.changes, "seed": seed}
-            run = folder / f"{_slug(row.name)}-seed{seed}"
+            run = folder / f"{numbers[row.name]}-{_slug(row.name)}-seed{seed}"
             if show_progress:
                 print(f"{row.name}, seed {seed}: {run}", flush=True)
             results.setdefault(row.name, []).append(_measure(recipe, values, data, run, show_progress))
@@ -55,7 +56,9 @@ def ablate(
     return render(recipe.tables[table], chosen, results, data)
 
 
-def _measure(recipe: Recipe, values: dict[str, Any], data: str, run: Path, show_progress: bool) -> dict[str, float]:
+def _measure(
+    recipe: Recipe, values: dict[str, Any], data: str, run: Path, show_progress: bool
+) -> dict[str, float]:
     settings = from_json(recipe.settings, values)
     resume = (run / "last" / "progress.json").exists()
     if resume and to_json(resumed_settings(recipe, run, {})) != to_json(settings):
@@ -67,7 +70,9 @@ def _measure(recipe: Recipe, values: dict[str, Any], data: str, run: Path, show_
     return {name.removeprefix("validation_"): value for name, value in best.items()}
 
 
-def render(table: Table, rows: Sequence[Row], results: Mapping[str, list[dict[str, float]]], data: str) -> str:
+def render(
+    table: Table, rows: Sequence[Row], results: Mapping[str, list[dict[str, float]]], data: str
+) -> str:
     """Markdown: one line per row; published numbers first, measured means with 95 % intervals over the seeds."""
     heads = ["i2t R@1", "i2t R@5", "t2i R@1", "t2i R@5"]
     lines = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -15,7 +16,7 @@ from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.page import Answer, Query, page
 from diptych.evaluation.report import Report
 from diptych.index.build import index_collection
-from diptych.index.open import open_index
+from diptych.index.opening import open_index
 from diptych.index.search import Searcher
 from diptych.recipes import RECIPES
 from diptych.recipes.run import resumed_settings, run_recipe
@@ -25,7 +26,7 @@ from diptych.training.prepare import prepare
 
 QUERIES = ("a cat laughing with tears", "something to drink", "rainy weather", "playing music")
 SHOWN, ANSWERS = 6, 6  # queries of each direction in the report, and answers of each
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "text_encoder": "minilm", "train_text": False, "dim": 512, "epochs": 14, "decay_epoch": 10, "image_size": 176,
 }  # fmt: skip
 """Frozen encoders, whose outputs are cached: a few minutes on two cores."""
@@ -38,7 +39,10 @@ def run_demo(folder: Path) -> None:
     resume = (run / "last" / "progress.json").exists()
     settings = resumed_settings(recipe, run, {}) if resume else recipe.settings(**SETTINGS)
     captions = open_captions("emoji")
-    print(f"{len(captions.images)} pictures, {len(captions.texts)} texts, split by concept; VSE∞ in {run}", flush=True)
+    print(
+        f"{len(captions.images)} pictures, {len(captions.texts)} texts, split by concept; VSE∞ in {run}",
+        flush=True,
+    )
     run_recipe(recipe, settings, "emoji", run, resume=resume)
     retriever = Retriever.from_pretrained(run)
 
@@ -72,10 +76,15 @@ def render(
         title="Diptych: VSE∞ on emoji",
         introduction="Trained on OpenMoji pictures with their names and aliases; every number below is on concepts "
         "that were not trained on.",
-        metrics=[(name, f"{value:.1f}", report.interval_text(name)) for name, value in report.metrics.items()],
+        metrics=[
+            (name, f"{value:.1f}", report.interval_text(name)) for name, value in report.metrics.items()
+        ],
         card=report.card_fields(),
         curves={"training loss over steps": loss, "validation RSUM over epochs": rsum},
-        grids={"Text → image": _text_queries(held_out, scores), "Image → text": _image_queries(held_out, scores)},
+        grids={
+            "Text → image": _text_queries(held_out, scores),
+            "Image → text": _image_queries(held_out, scores),
+        },
         commands=f'diptych search {index} "birthday party"\ndiptych search {index} ./picture.png\n'
         f"diptych evaluate {run} --data emoji --split test",
     )

@@ -7,9 +7,68 @@ from pathlib import Path
 
 import torch
 
+from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.errors import DataError
+from diptych.errors import DataError, SettingsError
+from diptych.evaluation.evaluate import evaluate_ensemble
+from diptych.evaluation.report import Report
 from diptych.recipes.run import training_splits
 from diptych.retriever import Retriever
 from diptych.training.checkpoint import read_run
+from diptych.training.prepare import prepare
 
+
+def evaluate_runs(
+    runs: Sequence[Path],
+    *,
+    data: Sequence[str] = (),
+    split: str = "val",
+    protocol: str = "plain",
+    judgements: Sequence[str] = (),
+    ties: str = "index",
+    bootstrap: int = 1000,
+    output: Path | None = None,
+    show_progress: bool = True,
+) -> Report:
+    """The report of one model, or of several as an ensemble: the mean of their score matrices.
+
+    ``data`` is one data set for all, one per model (region and grid features of the same images), or none: what the
+    first run was trained on.
+    """
+    if not data:
+        if not (runs[0] / "run.json").exists():
+            raise SettingsError(f"{runs[0]} does not say what it was trained on: give --data.")
+        data = [str(read_run(runs[0])["data"])]
+    if len(data) not in (1, len(runs)):
+        raise SettingsError(f"{len(data)} data sets for {len(runs)} models: give one for all, or one each.")
+    views = [split_of(open_captions(path), split) for path in data]
+    for other in views[1:]:
+        if list(other.texts) != list(views[0].texts) or list(other.image_of) != list(views[0].image_of):
+            raise DataError(f"{other.name} and {views[0].name} do not hold the same texts in the same order.")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    models = [Retriever.from_pretrained(run, device) for run in runs]
+    prepared = [
+        prepare(model, views[min(number, len(views) - 1)], device=device, show_progress=show_progress)
+        for number, model in enumerate(models)
+    ]
+    report = evaluate_ensemble(
+        models,
+        views[0],
+        image_stores=[ready.captions.images for ready in prepared],
+        text_stores=[ready.texts for ready in prepared],
+        protocol=protocol,
+        ties=ties,
+        judgements=judgements,
+        bootstrap=bootstrap,
+        show_progress=show_progress,
+    )
+    if output is not None:
+        report.save(output)
+    return report
+
+
+def split_of(captions: Captions, name: str) -> Captions:
+    """A split by name; ``val`` is what training held out where the data has no such split."""
+    if name == "val" and "val" not in captions.splits:
+        return training_splits(captions)[1]
+    return captions.split(name)

@@ -48,12 +48,19 @@ def run_recipe(
         checkpoint.check_resumable(folder, card)
     seed_everything(settings.seed)
     method = recipe.build(settings, training)
-    seed_everything(settings.seed)  # what building drew (a vocabulary, random rows) does not move the first batch
+    seed_everything(
+        settings.seed
+    )  # what building drew (a vocabulary, random rows) does not move the first batch
     device = "cuda" if torch.cuda.is_available() else "cpu"
     multiple = FEW_SHAPES if settings.compile or settings.cuda_graphs else 1
     prepared = [
         prepare(
-            method.retriever, part, device=device, cache_dir=cache_dir, pad_to_multiple=multiple, show_progress=show_progress
+            method.retriever,
+            part,
+            device=device,
+            cache_dir=cache_dir,
+            pad_to_multiple=multiple,
+            show_progress=show_progress,
         )
         for part in (training, validation)
     ]
@@ -65,7 +72,9 @@ def training_splits(captions: Captions) -> tuple[Captions, Captions]:
     """The train and val splits; without a val split, a fixed tenth of the training images is held out."""
     names = set(captions.splits)
     if "train" not in names:
-        raise DataError(f"{captions.name} has no split 'train': its splits are {', '.join(sorted(names)) or 'none'}.")
+        raise DataError(
+            f"{captions.name} has no split 'train': its splits are {', '.join(sorted(names)) or 'none'}."
+        )
     training = captions.split("train")
     if not len(training.texts):
         raise DataError(f"{captions.name} has no texts: training needs captions beside the images.")
@@ -74,7 +83,9 @@ def training_splits(captions: Captions) -> tuple[Captions, Captions]:
     order = np.random.default_rng(0).permutation(len(training.images))
     held = max(1, int(len(order) * HELD_OUT))
     if held >= len(order):
-        raise DataError(f"{captions.name} has {len(order)} training images: too few to hold some out for validation.")
+        raise DataError(
+            f"{captions.name} has {len(order)} training images: too few to hold some out for validation."
+        )
     rest, out = sorted(order[held:].tolist()), sorted(order[:held].tolist())
     validation = training.subset(out)
     return training.subset(rest), replace(validation, splits=["val"] * len(out))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Protocol
 
@@ -12,24 +11,28 @@ from torch import nn
 
 from diptych import aggregators
 from diptych.data.captions import Captions
+from diptych.data.glove import word_vectors
 from diptych.data.images import ImageInput, PixelInput, RegionInput
 from diptych.data.text import TextInput, WordInput, WordPieceInput
-from diptych.data.words import build_vocabulary
+from diptych.data.words import build_vocabulary, read_vocabulary
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU, UniGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.hub import HubBackbone
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.regions import Regions
+from diptych.encoders.timm_models import TimmBackbone
 from diptych.encoders.transformer import TransformerText
-from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.errors import MissingExtra, SettingsError
 from diptych.retriever import Retriever, Tower
 
 IMAGE_HELP = (
     "regions or grid (stored features), lite0 (EfficientNet-Lite0), hf:ID, timm:NAME, a model folder, "
     "or auto: regions for stored features, lite0 for pictures"
 )
-TEXT_HELP = "bigru, gru (one way, last state), minilm (all-MiniLM-L6-v2, extra 'demo'), hf:ID, or a model folder"
+TEXT_HELP = (
+    "bigru, gru (one way, last state), minilm (all-MiniLM-L6-v2, extra 'demo'), hf:ID, or a model folder"
+)
 
 
 class Choices(Protocol):
@@ -92,21 +95,29 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.M
             )
         width = int(first.shape[-1])
         encoder: nn.Module = (
-            Regions(width, settings.dim, drop=drop) if name == "regions" else PrecomputedGrid(width, settings.dim, drop=drop)
+            Regions(width, settings.dim, drop=drop)
+            if name == "regions"
+            else PrecomputedGrid(width, settings.dim, drop=drop)
         )
         return encoder, RegionInput(width)
     if stored:
-        raise SettingsError(f"--image_encoder {name} reads pictures, {captions.name} holds features: use regions or grid.")
+        raise SettingsError(
+            f"--image_encoder {name} reads pictures, {captions.name} holds features: use regions or grid."
+        )
     network = backbone(name, settings.image_size)
-    return Grid(network, settings.dim, drop=drop, trainable=settings.train_backbone), PixelInput(**network.pixel_format)
+    return Grid(network, settings.dim, drop=drop, trainable=settings.train_backbone), PixelInput(
+        **network.pixel_format
+    )
 
 
 def backbone(name: str, image_size: int = 224) -> Backbone:
     """An image backbone by name: lite0, hf:ID, timm:NAME or a folder."""
     if name == "lite0":
         return Lite0(size=image_size)
-    if name.startswith(("hf:", "timm:")) or Path(name).is_dir():
-        return HubBackbone(name if ":" in name else f"hf:{name}")
+    if name.startswith("timm:"):
+        return TimmBackbone(name, size=image_size)
+    if name.startswith("hf:") or Path(name).is_dir():
+        return HubBackbone(name.removeprefix("hf:"), size=image_size)
     raise SettingsError(f"there is no image encoder '{name}': use {IMAGE_HELP}.")
 
 
@@ -118,8 +129,6 @@ def text_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.Mo
         kind = BiGRU if name == "bigru" else UniGRU
         encoder = kind(len(words), settings.word_dim, settings.dim)
         if settings.word_vectors:
-            from diptych.data.glove import word_vectors
-
             matrix, found = word_vectors(words, settings.word_vectors, settings.word_dim)
             encoder.load_word_vectors(torch.from_numpy(matrix), torch.from_numpy(found))
         return encoder, WordInput(words, augment=drop)
@@ -170,17 +179,17 @@ def multipliers(retriever: Retriever, settings: Choices) -> dict[str, float]:
 
 def train_from(retriever: Retriever, settings: Choices) -> dict[str, int]:
     """The image backbone waits one epoch, so that the new layers do not spoil it."""
-    return {"image.encoder.backbone": 1} if isinstance(retriever.image.encoder, Grid) and settings.train_backbone else {}
+    return (
+        {"image.encoder.backbone": 1}
+        if isinstance(retriever.image.encoder, Grid) and settings.train_backbone
+        else {}
+    )
 
 
 def _vocabulary(settings: Choices, captions: Captions) -> list[str]:
     if not settings.vocabulary:
         return build_vocabulary(captions.texts, settings.min_count)
-    path = Path(settings.vocabulary)
-    try:
-        return WordInput(json.loads(path.read_text("utf-8"))).words
-    except (OSError, ValueError) as error:
-        raise DataError(f"the vocabulary {path} cannot be read ({error}): give a published vocab JSON.") from error
+    return read_vocabulary(settings.vocabulary)
 
 
 def _text_source(name: str) -> str:

@@ -34,19 +34,31 @@ class Settings(TrainingSettings):
     gpo_sequence: Literal["bigru", "transformer", "mlp"] = setting("bigru", "sequence model of GPO (Table 3)")
     gpo_per_dimension: bool = setting(False, "coefficients per dimension (Table 7)")
     gpo_data_dependent: bool = setting(False, "the features too go into the coefficient generator (Table 8)")
-    size_augmentation: Literal["both", "visual", "none"] = setting("both", "which sides lose elements (Table 2)")
+    size_augmentation: Literal["both", "visual", "none"] = setting(
+        "both", "which sides lose elements (Table 2)"
+    )
     drop: float = setting(0.2, "Size Augmentation's rate", low=0, high=0.95)
     margin: float = setting(0.2, "margin α of the hinge", low=0)
     all_negatives_epochs: int = setting(1, "first epochs that sum over all negatives", low=0)
-    mask_same_image: bool = setting(True, "texts of one image are not each other's negatives (off: as published)")
-    warmup_epoch: int = setting(1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1)
-    train_backbone: bool = setting(False, "train the CNN or ViT from epoch 1 on (else its features are cached)")
-    backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone (BUTD, WSL: 0.01)", low=0)
+    mask_same_image: bool = setting(
+        True, "texts of one image are not each other's negatives (off: as published)"
+    )
+    warmup_epoch: int = setting(
+        1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1
+    )
+    train_backbone: bool = setting(
+        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
+    )
+    backbone_multiplier: float = setting(
+        0.1, "learning-rate factor of the image backbone (BUTD, WSL: 0.01)", low=0
+    )
     image_size: int = setting(224, "pixels of the square image the backbone reads (the paper: 512)", low=32)
     train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
     text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
     word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
-    word_vectors: str = setting("", "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file")
+    word_vectors: str = setting(
+        "", "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file"
+    )
     vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
     min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
 
@@ -74,7 +86,12 @@ def build(settings: Settings, captions: Captions) -> Method:
 
 
 def _row(name: str, numbers: tuple[float, float, float, float], **changes: object) -> Row:
-    keys = ("image_to_text_recall@1", "image_to_text_recall@5", "text_to_image_recall@1", "text_to_image_recall@5")
+    keys = (
+        "image_to_text_recall@1",
+        "image_to_text_recall@5",
+        "text_to_image_recall@1",
+        "text_to_image_recall@5",
+    )
     return Row(name, changes, dict(zip(keys, numbers, strict=True)))
 
 

@@ -68,13 +68,17 @@ def read_run(folder: Path) -> dict[str, Any]:
     """The content of ``run.json``."""
     path = folder / "run.json"
     if not path.is_file():
-        raise CheckpointError(f"{folder} is not a run folder (no run.json): give the --output_dir of a training run.")
+        raise CheckpointError(
+            f"{folder} is not a run folder (no run.json): give the --output_dir of a training run."
+        )
     try:
         content: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}): copy the run again.") from error
     if content.get("format") != FORMAT:
-        raise CheckpointError(f"{folder} has run format {content.get('format')}, this version reads {FORMAT}.")
+        raise CheckpointError(
+            f"{folder} has run format {content.get('format')}, this version reads {FORMAT}."
+        )
     return content
 
 
@@ -95,7 +99,9 @@ def check_resumable(folder: Path, card: RunCard) -> None:
     changed = {k: v for k, v in differences(before, card.settings).items() if k not in FREE_TO_CHANGE}
     if changed:
         name, (old, new) = next(iter(changed.items()))
-        raise CheckpointError(f"{folder} was started with --{name} {old}, not {new}: resume it with the same settings.")
+        raise CheckpointError(
+            f"{folder} was started with --{name} {old}, not {new}: resume it with the same settings."
+        )
 
 
 def gather_random(processes: int) -> list[dict[str, Tensor]]:
@@ -130,7 +136,9 @@ def load_state(folder: Path, method: Method, optimizer: torch.optim.Optimizer, r
     recover_folder(folder / "last")
     last = folder / "last"
     if not (last / "progress.json").is_file():
-        raise CheckpointError(f"{folder} has no saved state yet (no last/ folder): start it without resuming.")
+        raise CheckpointError(
+            f"{folder} has no saved state yet (no last/ folder): start it without resuming."
+        )
     try:
         for name, module in method.modules().items():
             module.load_state_dict(load_file(last / f"{name}.safetensors"), strict=True)
@@ -172,14 +180,19 @@ def _optimizer_tensors(method: Method, optimizer: torch.optim.Optimizer) -> dict
 
 def _load_optimizer(method: Method, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     parameters: dict[str, nn.Parameter] = {
-        name: p for group in optimizer.param_groups for p in group["params"] for name in [_parameter_names(method)[id(p)]]
+        name: p
+        for group in optimizer.param_groups
+        for p in group["params"]
+        for name in [_parameter_names(method)[id(p)]]
     }
     optimizer.state.clear()
     for key, value in tensors.items():
         name, slot = key.rsplit("|", 1)
         parameter = parameters[name]
         # the step counter stays on the CPU unless the optimiser keeps it on the device
-        on_device = slot != "step" or any(g.get("capturable") or g.get("fused") for g in optimizer.param_groups)
+        on_device = slot != "step" or any(
+            g.get("capturable") or g.get("fused") for g in optimizer.param_groups
+        )
         optimizer.state[parameter][slot] = value.to(parameter.device) if on_device else value
 
 

@@ -119,7 +119,9 @@ def train(
                 if interrupt.asked or (settings.save_steps and progress.step % settings.save_steps == 0):
                     save_on_main(accelerator, folder, method, optimizer, progress)
                 if interrupt.asked:
-                    raise Interrupted(f"saved at step {progress.step}; resume with --resume_from_checkpoint {folder}")
+                    raise Interrupted(
+                        f"saved at step {progress.step}; resume with --resume_from_checkpoint {folder}"
+                    )
             with torch.no_grad():
                 method.objective.after_epoch(epoch)
             watch.report({}, None)
@@ -136,20 +138,25 @@ def start(method: Method, settings: TrainingSettings) -> Accelerator:
     waits = bool(method.train_from)
     AcceleratorState._reset_state()  # one process may train several runs, each with its own precision
     accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(),  # else processes on a machine without a GPU would not find each other
         mixed_precision=settings.precision,
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=waits)],
     )
     if settings.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
         raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")
     if settings.cuda_graphs and (method.twin is not None or settings.precision == "fp16"):
-        raise SettingsError("--cuda_graphs goes with neither a momentum twin nor fp16: leave it out, or use bf16.")
+        raise SettingsError(
+            "--cuda_graphs goes with neither a momentum twin nor fp16: leave it out, or use bf16."
+        )
     if settings.precision == "fp16" and accelerator.device.type == "cpu":
         raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
     if settings.batch_size % accelerator.num_processes:
         raise SettingsError(
             f"--batch_size {settings.batch_size} does not divide over {accelerator.num_processes} processes."
         )
-    if accelerator.num_processes > 1:  # dropout differs between processes; weights were made from the plain seed
+    if (
+        accelerator.num_processes > 1
+    ):  # dropout differs between processes; weights were made from the plain seed
         torch.manual_seed(settings.seed + accelerator.process_index)
     return accelerator
 
@@ -176,7 +183,9 @@ def finish_epoch(
     if best:
         retriever.save_pretrained(folder / "best", card=model_card(folder, epoch, line))
     progress.history.append(line)
-    log.write(progress.step, {"epoch": epoch, **{k: v for k, v in line.items() if k != "epoch"}, "best": best})
+    log.write(
+        progress.step, {"epoch": epoch, **{k: v for k, v in line.items() if k != "epoch"}, "best": best}
+    )
     if show_progress:
         score = f"validation RSUM {line['validation_rsum']:.1f}" if validation else "no validation split"
         print(f"epoch {epoch + 1}: {score}{' (best so far)' if best and validation else ''}", flush=True)
@@ -197,7 +206,9 @@ def model_card(folder: Path, epoch: int, line: dict[str, float]) -> str:
 
 def stop_early(progress: Progress, epoch: int, settings: TrainingSettings) -> bool:
     """Whether patience has ended."""
-    return settings.patience > 0 and progress.best_epoch >= 0 and epoch - progress.best_epoch > settings.patience
+    return (
+        settings.patience > 0 and progress.best_epoch >= 0 and epoch - progress.best_epoch > settings.patience
+    )
 
 
 def on_collapse(sentence: str, settings: TrainingSettings) -> None:
@@ -208,7 +219,11 @@ def on_collapse(sentence: str, settings: TrainingSettings) -> None:
 
 
 def save_on_main(
-    accelerator: Accelerator, folder: Path, method: Method, optimizer: torch.optim.Optimizer, progress: Progress
+    accelerator: Accelerator,
+    folder: Path,
+    method: Method,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
 ) -> None:
     """Write ``last/`` from the main process; the random states of all processes go in."""
     randoms = checkpoint.gather_random(accelerator.num_processes)

@@ -51,8 +51,8 @@ def build_optimizer(method: Method, settings: TrainingSettings, *, graphs: bool 
             raise SettingsError(f"no parameter starts with '{prefix}': correct the multiplier's prefix.")
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        prefix = longest_prefix(name, method.multipliers)
-        groups.setdefault(1.0 if prefix is None else method.multipliers[prefix], []).append(parameter)
+        own = longest_prefix(name, method.multipliers)
+        groups.setdefault(1.0 if own is None else method.multipliers[own], []).append(parameter)
     described = [
         {"params": members, "multiplier": multiplier, "lr": settings.learning_rate * multiplier}
         for multiplier, members in groups.items()

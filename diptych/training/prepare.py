@@ -32,7 +32,11 @@ def prepare(
     pictures = len(captions.images) > 0 and not isinstance(captions.images[0], np.ndarray)
     if pictures and isinstance(image, Grid) and not image.trainable:
         store = cache_image_features(
-            image.backbone.to(device), retriever.image_input, captions.images, cache_dir, show_progress=show_progress
+            image.backbone.to(device),
+            retriever.image_input,
+            captions.images,
+            cache_dir,
+            show_progress=show_progress,
         )
         captions = replace(captions, images=store)
     texts = retriever.text_input.prepare(captions.texts)

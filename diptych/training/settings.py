@@ -31,7 +31,9 @@ class TrainingSettings:
     weight_decay: float = setting(1e-4, "AdamW weight decay", low=0)
     decay_epoch: int = setting(15, "epoch from which the learning rate is multiplied by decay_factor", low=0)
     decay_factor: float = setting(0.1, "factor applied from decay_epoch on", low=0)
-    warmup_epoch: int = setting(-1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1)
+    warmup_epoch: int = setting(
+        -1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1
+    )
     clip_norm: float = setting(2.0, "largest global gradient norm (0: no clipping)", low=0)
     patience: int = setting(0, "stop after so many epochs without a better validation RSUM (0: never)", low=0)
     save_steps: int = setting(0, "also save the state every so many steps (0: at each epoch's end)", low=0)
@@ -41,11 +43,17 @@ class TrainingSettings:
     cuda_graphs: bool = setting(False, "replay each training step as a CUDA graph (one GPU)")
     workers: int = setting(0, "processes that prepare batches (0: the training process itself)", low=0)
     tensorboard: bool = setting(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
-    on_collapse: Literal["warn", "stop"] = setting("warn", "what to do when the loss sits at its collapsed value")
+    on_collapse: Literal["warn", "stop"] = setting(
+        "warn", "what to do when the loss sits at its collapsed value"
+    )
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
-            value, low, high = getattr(self, entry.name), entry.metadata.get("low"), entry.metadata.get("high")
+            value, low, high = (
+                getattr(self, entry.name),
+                entry.metadata.get("low"),
+                entry.metadata.get("high"),
+            )
             if isinstance(value, int | float) and not isinstance(value, bool):
                 if low is not None and value < low:
                     raise SettingsError(f"--{entry.name} is {value}: it must be at least {low:g}.")
@@ -53,7 +61,9 @@ class TrainingSettings:
                     raise SettingsError(f"--{entry.name} is {value}: it must be at most {high:g}.")
             choices = literal_choices(typing.get_type_hints(type(self))[entry.name])
             if choices and value not in choices:
-                raise SettingsError(f"--{entry.name} is {value!r}: choose one of {', '.join(map(str, choices))}.")
+                raise SettingsError(
+                    f"--{entry.name} is {value!r}: choose one of {', '.join(map(str, choices))}."
+                )
 
 
 S = TypeVar("S", bound=TrainingSettings)

@@ -46,7 +46,9 @@ class Step:
     def clip(self) -> None:
         """Scale the gradients to at most ``clip_norm`` in global norm."""
         if self.clip_norm > 0:
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+            parameters = [
+                p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None
+            ]
             self.accelerator.clip_grad_norm_(parameters, self.clip_norm)
 
 
@@ -62,7 +64,7 @@ class GraphedStep:
         self.seen: dict[Hashable, int] = {}
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Batch, tuple[Embeddings, Batch, Terms]]] = {}
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
         """Move the model by one batch."""
@@ -72,7 +74,7 @@ class GraphedStep:
         if key in self.graphs:
             graph, static, result = self.graphs[key]
             _copy(static, batch)
-            graph.replay()  # type: ignore[no-untyped-call]
+            graph.replay()
             return result
         self.seen[key] = self.seen.get(key, 0) + 1
         if self.seen[key] <= WARM_STEPS:
@@ -87,7 +89,7 @@ class GraphedStep:
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
             result = self.step(static)
         self.graphs[key] = graph, static, result
-        graph.replay()  # type: ignore[no-untyped-call]
+        graph.replay()
         return result
 
 
@@ -99,7 +101,9 @@ def gather(embeddings: Embeddings, batch: Batch) -> tuple[Embeddings, Batch]:
     def rows(e: Embeddings) -> Embeddings:
         branches = {name: rows(branch) for name, branch in e.branches.items()}
         teacher = None if e.teacher is None else rows(e.teacher)
-        return Embeddings(ops.gather_rows(e.image), ops.gather_rows(e.text), branches=branches, teacher=teacher)
+        return Embeddings(
+            ops.gather_rows(e.image), ops.gather_rows(e.text), branches=branches, teacher=teacher
+        )
 
     targets = {name: ops.gather_rows(value) for name, value in batch.targets.items()}
     ids = ops.gather_rows(batch.image_ids), ops.gather_rows(batch.text_ids)
@@ -112,7 +116,9 @@ def _detached(e: Embeddings) -> Embeddings:
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    images = [batch.images.values, batch.images.mask] if isinstance(batch.images, Features) else [batch.images]
+    images = (
+        [batch.images.values, batch.images.mask] if isinstance(batch.images, Features) else [batch.images]
+    )
     texts = [batch.texts.values, batch.texts.mask]
     return [*images, *texts, batch.image_ids, batch.text_ids, *batch.targets.values()]
 
