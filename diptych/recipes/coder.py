@@ -1,0 +1,224 @@
+"""CODER: coupled diversity-sensitive momentum contrastive learning (Wang et al., ECCV 2022).
+
+VSE∞'s towers; a contrastive loss whose temperature follows the diversity of each anchor's negatives (DCL); a momentum
+twin with two coupled queues (M-DCL); a concept branch over a graph of frequent words; prototypes that classify the
+concept view. ``coder-literal`` repeats the paper's printed formulas where the default follows a decided reading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from diptych.aggregators import GPO
+from diptych.branches.concepts import ConceptBranch
+from diptych.branches.graph import Norm
+from diptych.data.captions import Captions
+from diptych.data.concepts import find_concepts, read_cvse
+from diptych.data.glove import word_vectors
+from diptych.objectives.combine import Sum
+from diptych.objectives.diversity import Contrast, Diversity, DiversityContrast, Positive
+from diptych.objectives.momentum import CoupledQueue, Enqueue, MomentumContrast, Twin
+from diptych.objectives.objective import Objective
+from diptych.objectives.prototypes import PrototypeClassification
+from diptych.recipes import vse_infinity
+from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.retriever import Retriever
+from diptych.training.method import Method
+from diptych.training.settings import setting
+
+
+@dataclass(frozen=True)
+class Settings(vse_infinity.Settings):
+    """CODER in the paper's numbers; rates as decided: 2e-4, a text transformer 2e-5 (for a BiGRU give 5e-4)."""
+
+    epochs: int = setting(30, "passes over the training texts", low=1)
+    learning_rate: float = setting(2e-4, "base learning rate", low=0)
+    weight_decay: float = setting(0.0, "weight decay (0: plain Adam, as in the paper)", low=0)
+    warmup_epoch: int = setting(
+        -1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1
+    )
+    loss: Literal["dcl", "triplet"] = setting("dcl", "instance loss (Table 2, row 1: triplet)")
+    temperature: float = setting(0.1, "μ of Eq. 4 and 5", low=1e-4)
+    contrast_margin: float = setting(0.3, "γ of Eq. 4 and 5")
+    diversity: Diversity = setting("std", "diversity of an anchor's negatives (supplement, Table 3)")
+    epsilon: float = setting(0.1, "ε of the diversity (Eq. 3)", low=0)
+    pos_scale: Literal["one", "mu"] = setting("one", "factor of the positive term: 1, or μ as printed")
+    positive: Positive = setting(
+        "clamp", "log(1 + S) of the positive: clamped, of relu(S), or raw as printed"
+    )
+    bank: Literal["none", "diversity", "contrast"] = setting(
+        "contrast", "what the queues serve: nothing, only the diversity, or M-DCL too (Table 3)"
+    )
+    bank_diversity: bool = setting(True, "average the diversity over batch and bank (Table 3)")
+    queue_size: int = setting(4096, "pairs each queue holds", low=1)
+    momentum: float = setting(0.995, "momentum of the twin", low=0, high=1)
+    concept: bool = setting(True, "the concept branch (Table 2, row 4)")
+    concept_size: int = setting(400, "concepts g in the vocabulary", low=10)
+    concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
+    concept_vectors: str = setting(
+        "glove", "word vectors of the concepts: 'glove' (50-d) or a GloVe text file"
+    )
+    concept_weight: float = setting(0.1, "1 − β: share of the concept view in the score", low=0, high=1)
+    concept_attention: float = setting(10.0, "λ of Eq. 2, from CVSE", low=0)
+    adjacency: Norm = setting("sym", "normalisation of the concept graph")
+    share_text_pool: bool = setting(False, "the textual concept query is the text vector itself")
+    instance_weight: float = setting(3.0, "λ of Eq. 8", low=0)
+    prototypes: bool = setting(
+        True, "prototype-guided classification (Table 2, row 5); needs the concept branch"
+    )
+    clusters: int = setting(10_000, "prototypes K (F30K 10,000, COCO 20,000; Table 4)", low=2)
+    prototype_scale: float = setting(20.0, "factor on the prototype logits (1: as printed)", low=0)
+
+
+@dataclass(frozen=True)
+class LiteralSettings(Settings):
+    """The formulas and the one learning rate as printed."""
+
+    learning_rate: float = setting(2e-5, "learning rate of everything, as printed", low=0)
+    text_multiplier: float = setting(1.0, "learning-rate factor of the text transformer", low=0)
+    pos_scale: Literal["one", "mu"] = setting("mu", "factor of the positive term: 1, or μ as printed")
+    positive: Positive = setting("raw", "log(1 + S) of the positive: clamped, of relu(S), or raw as printed")
+    mask_same_image: bool = setting(False, "texts of one image are not each other's negatives")
+    adjacency: Norm = setting("coder", "normalisation of the concept graph")
+    prototype_scale: float = setting(1.0, "factor on the prototype logits", low=0)
+
+
+def build(settings: Settings, captions: Captions) -> Method:
+    """Compose the method for the given training data: VSE∞'s towers, then CODER's parts around them."""
+    base = vse_infinity.build(settings, captions)
+    towers = base.retriever
+    branches = {"concept": concept_branch(settings, captions)} if settings.concept else {}
+    retriever = Retriever(towers.image, towers.text, towers.image_input, towers.text_input, branches)
+    contrast = Contrast(
+        settings.temperature,
+        settings.contrast_margin,
+        settings.epsilon,
+        settings.diversity,
+        pos_scale="mu" if settings.pos_scale == "mu" else 1.0,
+        positive=settings.positive,
+        mask_same_image=settings.mask_same_image,
+    )
+    members: dict[str, tuple[Objective, float]] = {}
+    queue = None
+    if settings.bank != "none":
+        queue = CoupledQueue(settings.queue_size, settings.dim)
+        queue.check(settings.batch_size)
+    if settings.loss == "triplet":
+        members["triplet"] = base.objective, settings.instance_weight
+    else:
+        bank = queue if settings.bank_diversity else None
+        members["dcl"] = DiversityContrast(contrast, bank=bank), settings.instance_weight
+    if queue is not None and settings.bank == "contrast":
+        members["m_dcl"] = MomentumContrast(queue, contrast, bank_diversity=settings.bank_diversity), 1.0
+    elif queue is not None:
+        members["queue"] = Enqueue(queue), 1.0
+    if settings.concept:
+        members["concept"] = DiversityContrast(contrast, view="concept"), 1.0
+    if settings.concept and settings.prototypes:
+        classify = PrototypeClassification(
+            settings.clusters,
+            settings.dim,
+            len(captions.texts),
+            view="concept",
+            scale=settings.prototype_scale,
+        )
+        members["prototypes"] = classify, 1.0
+    return Method(
+        retriever,
+        Sum(members),
+        multipliers=base.multipliers,
+        train_from=base.train_from,
+        twin=Twin(retriever, settings.momentum) if queue is not None else None,
+    )
+
+
+def concept_branch(settings: Settings, captions: Captions) -> ConceptBranch:
+    """The concept branch over words of the training texts, or over CVSE's released files."""
+    if settings.concept_files:
+        concepts = read_cvse(settings.concept_files)
+    else:
+        concepts = find_concepts(captions.texts, settings.concept_size)
+    return ConceptBranch.from_concepts(
+        concepts,
+        settings.dim,
+        vectors=word_vectors(concepts.words, settings.concept_vectors),
+        norm=settings.adjacency,
+        weight=settings.concept_weight,
+        attention=settings.concept_attention,
+        text_aggregator=None if settings.share_text_pool else GPO(),
+    )
+
+
+def _row(
+    name: str, i2t: tuple[float, float, float], t2i: tuple[float, float, float], **changes: object
+) -> Row:
+    keys = [f"{direction}_recall@{k}" for direction in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
+    return Row(name, changes, dict(zip(keys, (*i2t, *t2i), strict=True)))
+
+
+_BARE = {"concept": False, "prototypes": False}
+_F30K = "Flickr30K 1K test, BUTD regions + BERT"
+_FULL = (83.2, 96.5, 98.0), (63.1, 87.1, 93.0)
+TABLES = {
+    "2": Table(
+        "Components",
+        _F30K,
+        (
+            _row("triplet", (78.7, 94.5, 97.0), (58.6, 84.8, 90.1), loss="triplet", bank="none", **_BARE),
+            _row("DCL", (81.9, 95.6, 97.9), (61.5, 85.8, 91.8), bank="diversity", **_BARE),
+            _row("+ M-DCL", (82.6, 96.1, 98.0), (62.6, 86.7, 92.3), **_BARE),
+            _row("+ concept", (82.8, 96.1, 98.0), (62.8, 86.8, 92.6), prototypes=False),
+            _row("+ prototypes", *_FULL),
+        ),
+    ),
+    "3": Table(
+        "Diversity, without and with M-DCL",
+        _F30K,
+        (
+            _row("DCL_I", (80.3, 94.8, 97.3), (60.2, 85.3, 91.1), diversity="none", bank="none", **_BARE),
+            _row("std, batch", (81.5, 95.6, 97.5), (61.2, 85.6, 91.2), bank="none", **_BARE),
+            _row("std, batch and bank", (81.9, 95.6, 97.7), (61.5, 85.8, 91.4), bank="diversity", **_BARE),
+            _row("M-DCL, none", (82.0, 95.8, 97.7), (61.6, 86.2, 92.2), diversity="none"),
+            _row("M-DCL, std, batch", (82.8, 96.3, 97.9), (62.6, 87.0, 92.7), bank_diversity=False),
+            _row("M-DCL, std, batch and bank", *_FULL),
+        ),
+    ),
+    "4": Table(
+        "Number of prototypes",
+        _F30K,
+        (
+            _row("K = 5,000", (82.9, 96.3, 98.0), (63.1, 87.0, 92.7), clusters=5_000),
+            _row("K = 10,000", *_FULL, clusters=10_000),
+            _row("K = 15,000", (83.2, 96.3, 98.2), (63.0, 87.1, 92.8), clusters=15_000),
+            _row("K = 20,000", (82.8, 96.2, 97.9), (62.8, 87.0, 92.5), clusters=20_000),
+        ),
+    ),
+    "s3": Table(
+        "Estimate of diversity (supplement, Table 3)",
+        _F30K,
+        (
+            _row("none", (81.5, 95.8, 98.1), (61.3, 85.7, 91.0), diversity="none"),
+            _row("std", *_FULL),
+            _row("entropy", (83.0, 96.2, 98.1), (62.4, 86.9, 92.5), diversity="entropy"),
+        ),
+    ),
+    "f3": Table(
+        "Batch size, without and with the bank (Fig. 3; R@1 published)",
+        _F30K,
+        (
+            Row("128, DCL", {"bank": "none", **_BARE},
+                {"image_to_text_recall@1": 81.9, "text_to_image_recall@1": 61.5}),
+            Row("32, DCL", {"bank": "none", "batch_size": 32, **_BARE},
+                {"image_to_text_recall@1": 79.3, "text_to_image_recall@1": 59.3}),
+            Row("128, DCL + M-DCL", _BARE, {"image_to_text_recall@1": 82.6, "text_to_image_recall@1": 62.6}),
+            Row("32, DCL + M-DCL", {"batch_size": 32, **_BARE},
+                {"image_to_text_recall@1": 81.7, "text_to_image_recall@1": 61.7}),
+        ),
+    ),
+}  # fmt: skip
+
+RECIPE = Recipe(
+    "coder", "CODER: diversity-sensitive momentum contrast, concepts, prototypes", Settings, build, TABLES
+)
+LITERAL = Recipe("coder-literal", "CODER with the printed formulas", LiteralSettings, build)
