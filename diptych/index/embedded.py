@@ -33,7 +33,9 @@ from diptych.index.segments import ROW_BITS
 from diptych.index.state import Rows, State
 from diptych.index.store import Store
 from diptych.index.verify import verify
-from diptych.index.words import best_words
+from diptych.index.words import Words
+
+SAMPLES = 3  # samples remembered beside the newest
 
 
 class EmbeddedIndex:
@@ -50,8 +52,9 @@ class EmbeddedIndex:
         self._layout, self._meta = self._store.layout, self._store.meta
         self._read = self._store.read
         self._columns = Columns()
+        self._words = Words()
         self._graphs = Graphs(self.path, self._layout)
-        self._sampled: tuple[Any, Vectors] | None = None
+        self._samples: dict[Any, Vectors] = {}
 
     @classmethod
     def create(
@@ -280,7 +283,7 @@ class EmbeddedIndex:
 
         def read(state: State, db: Any) -> Hits:
             chosen = None if filter is None else self._columns.select(state, db, filter, kind)
-            found = best_words(db, text, k, kind, chosen)
+            found = self._words.best(state, db, text, k, kind, chosen)
             items = catalog.items_at(db, [slot for slot, _ in found])
             pairs = zip(items, found, strict=True)
             return Hits(tuple(Hit(item, score) for item, (_, score) in pairs if item is not None))
@@ -298,8 +301,8 @@ class EmbeddedIndex:
 
         def read(state: State, db: Any) -> Vectors:
             key = (state.generation, kind, repr(filter), size)
-            if self._sampled is not None and self._sampled[0] == key:
-                return self._sampled[1]
+            if key in self._samples:
+                return self._samples[key]
             segments = state.of_kind(kind)
             if filter is None:
                 rows = [segment.live_rows + (segment.number << ROW_BITS) for segment in segments]
@@ -310,7 +313,8 @@ class EmbeddedIndex:
             if len(slots) > size:
                 slots = slots[np.linspace(0, len(slots) - 1, size).astype(np.int64)]
             vectors = fetch(segments, self._layout, slots)
-            self._sampled = (key, vectors)
+            newest = [one for one in self._samples.items() if one[0][0] == state.generation][-SAMPLES:]
+            self._samples = {**dict(newest), key: vectors}
             return vectors
 
         return self._read(read)

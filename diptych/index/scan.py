@@ -24,6 +24,7 @@ TIE = 2e-6  # float32 scores closer than this may be equal: float64 and the orde
 MAX_TIES = 4096  # such candidates beyond the margin; of more, the earliest
 SCORES = 1 << 24  # scores held at once
 UNPACKED = 1 << 14  # rows turned into float32 at once: about 32 MB at 512 dimensions
+ALONE = 1 << 21  # numbers below which a product is not worth a second core
 GATHER = 0.25  # below this share of a segment, selected rows are gathered; above, all are scored and masked
 
 
@@ -103,9 +104,15 @@ def _floats(segment: Segment, layout: Layout, rows: slice | Rows) -> Tensor:
 
 
 def _product(rows: Tensor, queries: Tensor) -> Tensor:
+    """Scores (Q, rows), as the transpose of rows @ queriesᵀ: the order in which few queries are fastest.
+
+    A single query over many rows is doubled. A product with one vector runs on one core and streams the rows at
+    a third of the speed of a product with two: 19 against 6 ms for 100,000 × 512 on two cores.
+    """
     if len(queries) == 1:
-        return (rows @ queries[0])[None]
-    return queries @ rows.T
+        few = rows.numel() < ALONE
+        return (rows @ queries[0])[None] if few else (rows @ queries.repeat(2, 1).T).T[:1]
+    return (rows @ queries.T).T
 
 
 def _best(scores: Tensor, k: int) -> list[Tensor]:
@@ -133,9 +140,10 @@ def _merge(parts: list[tuple[Tensor, Tensor]], k: int) -> Rows:
     if not parts:
         return np.zeros(0, np.int64)
     scores, slots = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
-    order = torch.argsort(slots)
-    scores, slots = scores[order], slots[order]
-    (kept,) = _best(scores[None], k)
-    scores, slots = scores[kept], slots[kept]
+    if len(parts) > 1:
+        order = torch.argsort(slots)
+        scores, slots = scores[order], slots[order]
+        (kept,) = _best(scores[None], k)
+        scores, slots = scores[kept], slots[kept]
     result: Rows = slots[scores > -torch.inf].numpy()
     return result

@@ -4,38 +4,77 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from diptych.index.protocol import KINDS, Kind
 from diptych.index.segments import ROW_BITS
-from diptych.index.state import Selection
+from diptych.index.state import Selection, State
 
 MAX_WORDS = 64  # of a text that are looked up
+COMMON, COMMON_SHARE = (
+    1000,
+    10,
+)  # a word in more than 1,000 items and a tenth of all says little, and costs most
 FUSION = 60  # the constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009)
 
 
-def match_expression(text: str) -> str:
-    """An FTS5 expression for any of the words of a text, each quoted: no operator of the text survives."""
-    words = list(dict.fromkeys(re.findall(r"\w+", text.lower())))[:MAX_WORDS]
-    return " OR ".join(f'"{word}"' for word in words)
+def words_of(text: str) -> list[str]:
+    """The words of a query that are looked up, each once."""
+    return list(dict.fromkeys(re.findall(r"\w+", text.lower())))[:MAX_WORDS]
 
 
-def best_words(
-    db: sqlite3.Connection, text: str, k: int, kind: Kind | None, selection: Selection | None
-) -> list[tuple[int, float]]:
-    """(slot, BM25) of the k best items that have a word of the text, best first."""
-    expression = match_expression(text)
-    if not expression:
-        return []
-    found: list[tuple[int, float]] = []
-    for one in KINDS if kind is None else (kind,):
-        found += _best(db, expression, k, one, selection)
-    return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:k]
+class Words:
+    """Full-text search over one index; remembers which words are common.
+
+    A word in more than ``COMMON`` items of a kind and more than one in ``COMMON_SHARE`` of them is left out
+    while others remain: ranking by it would touch that many items to move none of them much.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._generation = -1
+        self._common: dict[tuple[Kind, str], bool] = {}
+
+    def best(
+        self,
+        state: State,
+        db: sqlite3.Connection,
+        text: str,
+        k: int,
+        kind: Kind | None,
+        selection: Selection | None,
+    ) -> list[tuple[int, float]]:
+        """(slot, BM25) of the k best items that have a word of the text, best first."""
+        found: list[tuple[int, float]] = []
+        for one in KINDS if kind is None else (kind,):
+            words = words_of(text)
+            telling = [word for word in words if not self._is_common(state, db, one, word)]
+            # quoted: nothing a user wrote is read as an operator
+            expression = " OR ".join(f'"{word}"' for word in telling or words)
+            found += _ranked(db, expression, k, one, selection) if expression else ()
+        return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:k]
+
+    def _is_common(self, state: State, db: sqlite3.Connection, kind: Kind, word: str) -> bool:
+        most = max(COMMON, state.count(kind) // COMMON_SHARE)
+        if state.count(kind) <= most:
+            return False
+        with self._lock:
+            if self._generation != state.generation:
+                self._generation, self._common = state.generation, {}
+            if (kind, word) not in self._common:
+                table = f"{kind}_words"
+                matching = f"SELECT 1 FROM {table} WHERE {table} MATCH ? LIMIT ?"
+                count = db.execute(f"SELECT count(*) FROM ({matching})", (f'"{word}"', most + 1)).fetchone()[
+                    0
+                ]
+                self._common[kind, word] = count > most
+            return self._common[kind, word]
 
 
-def _best(
+def _ranked(
     db: sqlite3.Connection, expression: str, k: int, kind: Kind, selection: Selection | None
 ) -> Iterator[tuple[int, float]]:
     table = f"{kind}_words"
