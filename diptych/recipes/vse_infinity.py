@@ -132,6 +132,16 @@ TABLES = {
             _row("VSE∞", (78.5, 96.0, 61.7, 90.3), image_pool="gpo", text_pool="gpo"),
         ),
     ),
+    "sides": Table(
+        "Mean pooling or GPO on each side (Table 1 with mean in place of CLS)",
+        "not in the paper",
+        (
+            Row("mean, mean", {"image_pool": "mean", "text_pool": "mean"}),
+            Row("GPO, mean", {"image_pool": "gpo", "text_pool": "mean"}),
+            Row("mean, GPO", {"image_pool": "mean", "text_pool": "gpo"}),
+            Row("GPO, GPO", {"image_pool": "gpo", "text_pool": "gpo"}),
+        ),
+    ),
     "7": Table(
         "Coefficients per dimension (region + BiGRU)",
         _COCO,
