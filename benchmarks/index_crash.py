@@ -18,15 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from diptych.index import segments
 from diptych.index.embedded import EmbeddedIndex
-from diptych.index.protocol import Item, Kind, Vectors
+from diptych.index.protocol import KINDS, Item, Kind, Vectors
 
 DIMENSION = 32
+GRAPHS = find_spec("usearch") is not None
 NAMES = 400  # ids in play: few, so that updates and deletes meet items that are there
 Contents = dict[str, int]  # id → version
 
@@ -75,9 +77,12 @@ def work(path: Path, seed: int) -> None:
             elif choice < 0.9:
                 _say("begin", ["delete", ids])
                 index.delete(ids)
-            else:
+            elif choice < 0.96 or not GRAPHS:
                 _say("begin", ["compact", None])
                 index.compact()
+            else:
+                _say("begin", ["graph", None])
+                index.build_graph(rng.choice(KINDS))
             _say("done", None)
 
 
@@ -105,6 +110,9 @@ def check(path: Path, possible: list[Contents], search: bool) -> Contents:
             hits = index.search_many(expected[:20], k=len(names) + 10)
             assert all(set(one.ids) == set(names) for one in hits), "a search does not see what is there"
             assert [one.ids[0] for one in hits] == names[:20]
+            for kind in KINDS:  # through the approximate index, where there is one
+                found_by = index.search(expected[0], len(names), kind=kind).ids
+                assert set(found_by) == {id for id in names if kind_of(id) == kind}
             assert set(index.search_words("v1 " + names[0], len(names)).ids) <= set(names)
     return found
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from diptych.errors import DataError, IndexError_, QueryError, SettingsError, StorageError
-from diptych.index import segments
+from diptych.index import scan, segments, words
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.protocol import PRECISIONS, Index, Item, Precision, Vectors
@@ -68,6 +68,16 @@ def test_search_is_exact(tmp_path: Path, precision: Precision, count: int, small
             np.testing.assert_allclose(hits.scores, [scores[id] for id in expected], atol=1e-7)
             assert precision == "binary" or hits.ids == expected  # binary has ties
             assert hits.exact
+
+
+@pytest.mark.parametrize("alone", [0, 1 << 40])
+def test_both_products_give_the_same_hits(
+    index: EmbeddedIndex, alone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = unit_rows(1, seed=5)[0]
+    expected = index.search(query, 7)
+    monkeypatch.setattr(scan, "ALONE", alone)
+    assert index.search(query, 7) == expected
 
 
 def test_a_batch_answers_exactly_like_single_queries(index: EmbeddedIndex) -> None:
@@ -135,6 +145,19 @@ def test_words_rank_by_bm25(tmp_path: Path) -> None:
         assert index.search_words("shoe", 5).ids == []
         assert index.search_words("hat", 5).ids == ["i0"]
         assert index.verify() == []
+
+
+def test_common_words_are_left_out_while_others_remain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "COMMON", 10)
+    with EmbeddedIndex.create(tmp_path / "i", D) as index:
+        texts = ["the dog" if n % 40 == 0 else "the thing" for n in range(200)]
+        index.add([Item(f"i{n}", text=t) for n, t in enumerate(texts)], unit_rows(200))
+        assert set(index.search_words("the dog", 200).ids) == {f"i{n}" for n in range(0, 200, 40)}
+        assert len(index.search_words("the", 200)) == 200  # nothing else to go by
+        index.add([Item(f"d{n}", text="dog") for n in range(30)], unit_rows(30, seed=1))
+        assert len(index.search_words("the dog", 300)) == 230  # both are common now
 
 
 def test_update_replaces_and_delete_removes(index: EmbeddedIndex) -> None:
