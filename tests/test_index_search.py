@@ -223,13 +223,15 @@ def test_error_rates_of_a_data_set() -> None:
         splits=["test"] * 40,
         labels={"colour": names},
     )
-    rates = measure_cutoff_on(ColourModel(), captions, "colour", [0.05, 0.5])
+    rates = measure_cutoff_on(ColourModel(), captions, "colour", "test", [0.05, 0.5])
     assert [r.chance for r in rates] == [0.05, 0.5]
     assert all(0 <= r.false_match <= 1 for r in rates)
     assert rates[0].false_none >= rates[1].false_none
     assert rates[0].queries == 40
     with pytest.raises(SettingsError, match="no label 'size': its labels are colour"):
         measure_cutoff_on(ColourModel(), captions, "size")
+    with pytest.raises(SettingsError, match="no texts in the split 'val': its splits are test"):
+        measure_cutoff_on(ColourModel(), captions, split="val")
 
 
 class Noisy(list[Image.Image]):
