@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .25rem .75rem; text-align: left; }
-td { border-top: 1px solid var(--line); } td.n { text-align: right; font-variant-numeric: tabular-nums; }
+td { border-top: 1px solid var(--line); font-variant-numeric: tabular-nums; }
 .row { display: flex; flex-wrap: wrap; gap: .5rem; align-items: flex-start; margin: .75rem 0; }
 .query { width: 11rem; font-weight: 600; } .query img { display: block; }
 figure { margin: 0; padding: .3rem; border: 2px solid var(--line); border-radius: .4rem; text-align: center; }
@@ -89,40 +90,40 @@ def gallery_page(title: str, query: Query) -> str:
 
 
 def chart(name: str, points: Sequence[tuple[float, float]], colour: str) -> str:
-    """A line chart as inline SVG: axes with their least and greatest value, one line."""
+    """A line chart as inline SVG with its least and greatest values; logarithmic where they differ a hundredfold."""
     width, height, left, bottom = 420, 220, 52, 28
     if len(points) < 2:
         return f"<p>{html.escape(name)}: too few points for a curve.</p>"
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     low, high = min(ys), max(ys)
-    span_x, span_y = (max(xs) - min(xs)) or 1.0, (high - low) or 1.0
+    logarithmic = low > 0 and high > 100 * low
+    scale = math.log if logarithmic else float
+    span_x, span_y = (max(xs) - min(xs)) or 1.0, (scale(high) - scale(low)) or 1.0
 
     def place(x: float, y: float) -> str:
         across = left + (x - min(xs)) / span_x * (width - left - 8)
-        down = 8 + (high - y) / span_y * (height - bottom - 8)
+        down = 8 + (scale(high) - scale(y)) / span_y * (height - bottom - 8)
         return f"{across:.1f},{down:.1f}"
 
     line = " ".join(place(x, y) for x, y in points)
     label = "font-size='12' fill='currentColor'"
+    title = html.escape(name + (", logarithmic" if logarithmic else ""))
     return (
-        f"<figure><svg viewBox='0 0 {width} {height}' width='{width}' role='img' aria-label='{html.escape(name)}'>"
+        f"<figure><svg viewBox='0 0 {width} {height}' width='{width}' role='img' aria-label='{title}'>"
         f"<path d='M{left} 4V{height - bottom}H{width - 4}' fill='none' stroke='currentColor' opacity='.4'/>"
         f"<polyline points='{line}' fill='none' stroke='{colour}' stroke-width='2'/>"
         f"<text x='{left - 6}' y='16' text-anchor='end' {label}>{high:.4g}</text>"
         f"<text x='{left - 6}' y='{height - bottom}' text-anchor='end' {label}>{low:.4g}</text>"
         f"<text x='{left}' y='{height - 8}' {label}>{min(xs):g}</text>"
         f"<text x='{width - 4}' y='{height - 8}' text-anchor='end' {label}>{max(xs):g}</text></svg>"
-        f"<figcaption>{html.escape(name)}</figcaption></figure>"
+        f"<figcaption>{title}</figcaption></figure>"
     )
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(h)}</th>" for h in heads)
     body = "".join(
-        "<tr>"
-        + "".join(f"<td{' class=n' if i else ''}>{html.escape(cell)}</td>" for i, cell in enumerate(row))
-        + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><tr>{head}</tr>{body}</table>"
 
@@ -134,7 +135,7 @@ def _query(query: Query) -> str:
 
 
 def _answer(answer: Answer) -> str:
-    kind = " ".join(["right"] * answer.right + ["text"] * (answer.picture is None))
+    kind = " ".join((["right"] if answer.right else []) + (["text"] if answer.picture is None else []))
     shown = _picture(answer.picture) if answer.picture is not None else ""
     mark = "✓ " if answer.right else ""
     return (

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -25,7 +26,7 @@ from diptych.training.log import read_log
 from diptych.training.prepare import prepare
 
 QUERIES = ("a cat laughing with tears", "something to drink", "rainy weather", "playing music")
-SHOWN, ANSWERS = 6, 6  # queries of each direction in the report, and answers of each
+SHOWN, ANSWERS = 8, 6  # queries of each direction in the report, and answers of each
 SETTINGS: dict[str, Any] = {
     "text_encoder": "minilm", "train_text": False, "dim": 512, "epochs": 14, "decay_epoch": 10, "image_size": 176,
 }  # fmt: skip
@@ -92,10 +93,10 @@ def render(
 
 def _text_queries(data: Captions, scores: torch.Tensor) -> list[Query]:
     queries = []
-    for text in range(0, len(data.texts), max(1, len(data.texts) // SHOWN))[:SHOWN]:
+    for text in _drawn(len(data.texts)):
         best = scores[:, text].topk(min(ANSWERS, len(data.images)))
         answers = [
-            Answer(_name(data, row), value, row == data.image_of[text], _picture(data, row))
+            Answer(_name(data, row), value, bool(row == data.image_of[text]), _picture(data, row))
             for value, row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
         queries.append(Query(data.texts[text], answers))
@@ -104,7 +105,7 @@ def _text_queries(data: Captions, scores: torch.Tensor) -> list[Query]:
 
 def _image_queries(data: Captions, scores: torch.Tensor) -> list[Query]:
     queries = []
-    for row in range(0, len(data.images), max(1, len(data.images) // SHOWN))[:SHOWN]:
+    for row in _drawn(len(data.images)):
         best = scores[row].topk(min(ANSWERS, len(data.texts)))
         answers = [
             Answer(data.texts[text], value, bool(data.image_of[text] == row))
@@ -112,6 +113,12 @@ def _image_queries(data: Captions, scores: torch.Tensor) -> list[Query]:
         ]
         queries.append(Query(_name(data, row), answers, _picture(data, row)))
     return queries
+
+
+def _drawn(count: int) -> list[int]:
+    """A fixed random draw, so that nobody chose what is shown."""
+    drawn: list[int] = np.random.default_rng(0).permutation(count)[:SHOWN].tolist()
+    return drawn
 
 
 def _name(data: Captions, row: int) -> str:

@@ -144,10 +144,8 @@ def start(method: Method, settings: TrainingSettings) -> Accelerator:
     )
     if settings.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
         raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")
-    if settings.cuda_graphs and (method.twin is not None or settings.precision == "fp16"):
-        raise SettingsError(
-            "--cuda_graphs goes with neither a momentum twin nor fp16: leave it out, or use bf16."
-        )
+    if settings.cuda_graphs and settings.precision == "fp16":
+        raise SettingsError("--cuda_graphs does not go with fp16, whose loss scale the host decides: use bf16.")
     if settings.precision == "fp16" and accelerator.device.type == "cpu":
         raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
     if settings.batch_size % accelerator.num_processes:
