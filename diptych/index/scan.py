@@ -25,7 +25,8 @@ MAX_TIES = 4096  # such candidates beyond the margin; of more, the earliest
 SCORES = 1 << 24  # scores held at once
 UNPACKED = 1 << 14  # rows turned into float32 at once: about 32 MB at 512 dimensions
 ALONE = 1 << 21  # numbers below which a product is not worth a second core
-GATHER = 0.25  # below this share of a segment, selected rows are gathered; above, all are scored and masked
+GATHER = 0.1  # below this share of a segment, selected rows are gathered; above, all are scored
+FEW_GONE = 1000  # removed rows whose scores are blotted out one by one
 
 
 def scan(
@@ -66,41 +67,41 @@ def fetch(segments: Sequence[Segment], layout: Layout, slots: Rows) -> Vectors:
 def _blocks(
     segment: Segment, layout: Layout, queries: Tensor, chosen: Rows | None
 ) -> Iterator[tuple[Tensor | int, Tensor]]:
-    """(rows or the first of consecutive rows, scores (Q, rows)) piece by piece; hidden rows score −inf."""
+    """(rows, or the first of consecutive rows, and their scores (Q, rows)) piece by piece; removed ones are −inf."""
     import torch
 
-    count = len(segment)
+    count, gone = len(segment), segment.gone
+    if chosen is None and len(gone) > FEW_GONE:
+        chosen = segment.live_rows
     limit = max(1, SCORES // max(1, len(queries)))
-    gather = chosen is not None and len(chosen) < GATHER * count
-    step = min(limit, UNPACKED) if gather or layout.precision != "float32" else limit
-    if gather and chosen is not None:
-        for start in range(0, len(chosen), step):
-            rows = chosen[start : start + step]
+    if chosen is not None and len(chosen) < GATHER * count:
+        for start in range(0, len(chosen), min(limit, UNPACKED)):
+            rows = chosen[start : start + min(limit, UNPACKED)]
             yield torch.from_numpy(rows), _product(_floats(segment, layout, rows), queries)
         return
-    hidden = segment.gone
-    if chosen is not None:
-        keep = np.zeros(count, bool)
-        keep[chosen] = True
-        hidden = np.flatnonzero(~keep)
+    step = limit if layout.precision == "float32" else min(limit, UNPACKED)
     for start in range(0, count, step):
         stop = min(start + step, count)
         scores = _product(_floats(segment, layout, slice(start, stop)), queries)
-        out = hidden[np.searchsorted(hidden, start) : np.searchsorted(hidden, stop)] - start
-        if len(out):
-            scores[:, torch.from_numpy(out)] = -torch.inf
+        wanted = gone if chosen is None else chosen
+        inside = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, stop)]
+        if chosen is not None:
+            # numpy takes a few values out of many faster than torch, which hands the work to all its threads
+            kept = np.take(scores.T.numpy(), inside - start, axis=0)
+            yield torch.from_numpy(inside), torch.from_numpy(kept).T
+            continue
+        if len(inside):
+            scores[:, torch.from_numpy(inside - start)] = -torch.inf
         yield start, scores
 
 
 def _floats(segment: Segment, layout: Layout, rows: slice | Rows) -> Tensor:
     import torch
 
-    if layout.precision == "float32":
-        stored = torch.from_numpy(segment.stored)
-        return stored[rows] if isinstance(rows, slice) else stored.index_select(0, torch.from_numpy(rows))
-    if layout.precision == "float16":  # torch widens halves several times faster than numpy
-        return torch.from_numpy(segment.stored[rows]).float()
-    return torch.from_numpy(layout.unpack(np.asarray(segment.stored[rows])))
+    stored = segment.stored[rows] if isinstance(rows, slice) else np.take(segment.stored, rows, axis=0)
+    if layout.precision == "binary":
+        return torch.from_numpy(layout.unpack(stored))
+    return torch.from_numpy(stored).float()  # torch widens halves several times faster than numpy
 
 
 def _product(rows: Tensor, queries: Tensor) -> Tensor:
