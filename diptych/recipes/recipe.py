@@ -27,7 +27,6 @@ class Table:
     title: str
     protocol: str
     rows: tuple[Row, ...]
-    needs: str = ""
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,5 @@ def seed_everything(seed: int) -> None:
 
 def resumed_settings(recipe: Recipe, folder: Path, changes: dict[str, Any]) -> TrainingSettings:
     """The settings a run was started with, and the few that may change on resuming."""
-    found = checkpoint.read_run(folder)
-    if found["recipe"] != recipe.name:
-        raise CheckpointError(
-            f"{folder} is a run of the recipe '{found['recipe']}', not '{recipe.name}': "
-            f"resume it with 'diptych train {found['recipe']}'."
-        )
+    found = checkpoint.read_run_of(folder, recipe.name)
     return from_json(recipe.settings, {**found["settings"], **changes})

@@ -82,14 +82,20 @@ def read_run(folder: Path) -> dict[str, Any]:
     return content
 
 
-def check_resumable(folder: Path, card: RunCard) -> None:
-    """Refuse to resume a run of another recipe, other data, or other settings."""
+def read_run_of(folder: Path, recipe: str) -> dict[str, Any]:
+    """The content of ``run.json`` of a run of this recipe."""
     found = read_run(folder)
-    if found["recipe"] != card.recipe:
+    if found["recipe"] != recipe:
         raise CheckpointError(
-            f"{folder} is a run of the recipe '{found['recipe']}', not '{card.recipe}': "
+            f"{folder} is a run of the recipe '{found['recipe']}', not '{recipe}': "
             f"resume it with 'diptych train {found['recipe']}'."
         )
+    return found
+
+
+def check_resumable(folder: Path, card: RunCard) -> None:
+    """Refuse to resume a run of another recipe, other data, or other settings."""
+    found = read_run_of(folder, card.recipe)
     if found["data_fingerprint"] != card.data_fingerprint:
         raise CheckpointError(
             f"the data changed since {folder} was started ({found['data_fingerprint']} then, "

@@ -6,7 +6,7 @@ The checks read the device only when asked for a report, every few steps: no ste
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from diptych.errors import TrainingError
@@ -62,8 +62,3 @@ def check_modes(model: nn.Module) -> None:
                     f"BatchNorm '{name}' belongs to a frozen part but is in training mode, so its statistics would "
                     "drift: keep frozen parts in eval mode."
                 )
-
-
-def mean_terms(sums: dict[str, Tensor], count: int) -> dict[str, float]:
-    """Averages of accumulated terms as numbers (reads the device)."""
-    return {name: float(value) / max(count, 1) for name, value in sums.items()}

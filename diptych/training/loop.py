@@ -145,16 +145,17 @@ def start(method: Method, settings: TrainingSettings) -> Accelerator:
     if settings.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
         raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")
     if settings.cuda_graphs and settings.precision == "fp16":
-        raise SettingsError("--cuda_graphs does not go with fp16, whose loss scale the host decides: use bf16.")
+        raise SettingsError(
+            "--cuda_graphs does not go with fp16, whose loss scale the host decides: use bf16."
+        )
     if settings.precision == "fp16" and accelerator.device.type == "cpu":
         raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
     if settings.batch_size % accelerator.num_processes:
         raise SettingsError(
             f"--batch_size {settings.batch_size} does not divide over {accelerator.num_processes} processes."
         )
-    if (
-        accelerator.num_processes > 1
-    ):  # dropout differs between processes; weights were made from the plain seed
+    if accelerator.num_processes > 1:
+        # dropout differs between processes; weights were made from the plain seed
         torch.manual_seed(settings.seed + accelerator.process_index)
     return accelerator
 

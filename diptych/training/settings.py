@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import types
 import typing
 from dataclasses import dataclass, field
@@ -107,8 +106,3 @@ def differences(a: TrainingSettings, b: TrainingSettings) -> dict[str, tuple[Any
     """The fields in which two settings differ."""
     left, right = to_json(a), to_json(b)
     return {name: (left[name], right.get(name)) for name in left if left[name] != right.get(name)}
-
-
-def as_text(settings: TrainingSettings) -> str:
-    """Settings on one line each, for a run's card."""
-    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in to_json(settings).items())
