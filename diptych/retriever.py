@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -25,14 +25,6 @@ from diptych.progress import track
 from diptych.types import Batch, Embeddings, Features, Inputs
 
 FORMAT = 1  # of the model folder; raised when an old folder can no longer be read
-
-
-class Encoder(Protocol):
-    """Inputs → Features of the joint dimension ``dim``."""
-
-    dim: int
-
-    def __call__(self, inputs: Inputs) -> Features: ...
 
 
 @part

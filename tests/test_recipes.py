@@ -147,3 +147,14 @@ def test_encoder_names_that_do_not_fit(captions: Captions) -> None:
         built("vse-infinity", captions, image_encoder="lite0")
     with pytest.raises(SettingsError, match="gpo_sequence bigru"):
         built("vse-infinity", captions, gpo_data_dependent=True, gpo_sequence="transformer")
+
+
+def test_info_nce_in_the_place_of_the_hinge(captions: Captions) -> None:
+    method, settings = built("vse-infinity", captions, objective="info_nce")
+    optimizer = build_optimizer(method, settings)
+    before = [p.detach().clone() for p in method.objective.parameters()]
+    batches = list(loader_of(method, captions, settings).epoch(0))
+    losses = [step(method, optimizer, batch) for _ in range(4) for batch in batches]
+    assert losses[-1] < losses[0]
+    assert before
+    assert not any(torch.equal(a, b) for a, b in zip(before, method.objective.parameters(), strict=True))

@@ -18,6 +18,7 @@ for _command in (
     demo.demo,
     train.train,
     train.evaluate,
+    train.compare,
     train.ablate,
     train.reproduce,
     data.data,

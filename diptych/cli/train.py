@@ -82,6 +82,18 @@ def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
     click.echo(evaluate_runs(runs, **options).render())
 
 
+@click.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@one_sentence
+def compare(first: Path, second: Path) -> None:
+    """Set two saved reports side by side; unlike protocols are refused, with the field that differs."""
+    from diptych.evaluation.report import Report
+    from diptych.evaluation.report import compare as run
+
+    click.echo(run(Report.load(first), Report.load(second)).render())
+
+
 @click.group()
 def ablate() -> None:
     """Run the rows of a paper's table on your data: published and measured numbers side by side."""
