@@ -30,26 +30,13 @@ def evaluate_runs(
     output: Path | None = None,
     show_progress: bool = True,
 ) -> Report:
-    """The report of one model, or of several as an ensemble: the mean of their score matrices.
-
-    ``data`` is one data set for all, one per model (region and grid features of the same images), or none: what the
-    first run was trained on.
-    """
-    if not data:
-        if not (runs[0] / "run.json").exists():
-            raise SettingsError(f"{runs[0]} does not say what it was trained on: give --data.")
-        data = [str(read_run(runs[0])["data"])]
-    if len(data) not in (1, len(runs)):
-        raise SettingsError(f"{len(data)} data sets for {len(runs)} models: give one for all, or one each.")
-    views = [split_of(open_captions(path), split) for path in data]
-    for other in views[1:]:
-        if list(other.texts) != list(views[0].texts) or list(other.image_of) != list(views[0].image_of):
-            raise DataError(f"{other.name} and {views[0].name} do not hold the same texts in the same order.")
+    """The report of one model, or of several as an ensemble: the mean of their score matrices."""
+    views = views_of(runs, data, split)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = [Retriever.from_pretrained(run, device) for run in runs]
     prepared = [
-        prepare(model, views[min(number, len(views) - 1)], device=device, show_progress=show_progress)
-        for number, model in enumerate(models)
+        prepare(model, view, device=device, show_progress=show_progress)
+        for model, view in zip(models, views, strict=True)
     ]
     report = evaluate_ensemble(
         models,
@@ -65,6 +52,25 @@ def evaluate_runs(
     if output is not None:
         report.save(output)
     return report
+
+
+def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Captions]:
+    """What each run reads of one split: the same texts in the same order.
+
+    ``data`` is one data set for all, one per run (region and grid features of the same images), or none: what the
+    first run was trained on.
+    """
+    if not data:
+        if not (runs[0] / "run.json").exists():
+            raise SettingsError(f"{runs[0]} does not say what it was trained on: give --data.")
+        data = [str(read_run(runs[0])["data"])]
+    if len(data) not in (1, len(runs)):
+        raise SettingsError(f"{len(data)} data sets for {len(runs)} models: give one for all, or one each.")
+    views = [split_of(open_captions(path), split) for path in data]
+    for other in views[1:]:
+        if list(other.texts) != list(views[0].texts) or list(other.image_of) != list(views[0].image_of):
+            raise DataError(f"{other.name} and {views[0].name} do not hold the same texts in the same order.")
+    return views if len(views) == len(runs) else views * len(runs)
 
 
 def split_of(captions: Captions, name: str) -> Captions:
