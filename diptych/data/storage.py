@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from diptych.errors import StorageError
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+_RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
 
 
 @contextmanager
@@ -24,14 +30,14 @@ def replace_folder(target: Path) -> Iterator[Path]:
     new = target.with_name(f".new-{target.name}")
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and not target.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         try:
             yield new
-            for path in sorted(new.rglob("*")):
-                if path.is_file():
-                    _sync(path)
-            _sync(new)
+            for path in [*new.rglob("*"), new]:
+                _sync(path)
             old = target.with_name(f".old-{target.name}")
             if target.exists():
                 shutil.rmtree(old, ignore_errors=True)
@@ -41,6 +47,7 @@ def replace_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(new, ignore_errors=True)
+            recover_folder(target)  # where the second renaming failed
 
 
 def recover_folder(target: Path) -> None:
@@ -55,32 +62,41 @@ def write_text(target: Path, text: str) -> None:
     new = target.with_name(f".new-{target.name}")
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text, "utf-8")
-        _sync(new)
-        os.replace(new, target)
+        try:
+            new.write_text(text, "utf-8")
+            _sync(new)
+            os.replace(new, target)
+        finally:
+            new.unlink(missing_ok=True)
 
 
 @contextmanager
 def storing(target: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one sentence."""
+    """Turn a full disk, one that may not be written, and a file where a folder should be into one sentence."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, SafetensorError) as error:
+        number = error.errno if isinstance(error, OSError) else _rust_number(error)
+        if number is None:
+            raise
+        if number in FULL:
             raise StorageError(
                 f"the disk is full while saving {target}: free some space and run again; what was saved is intact."
             ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if number in REFUSED:
             raise StorageError(
-                f"{target} cannot be written ({error.strerror}): choose a folder you may write."
+                f"{target} cannot be written ({os.strerror(number)}): choose a folder you may write."
+            ) from error
+        if number in IN_THE_WAY:
+            raise StorageError(
+                f"{target} cannot be written, a file or folder of that name is in the way: choose another name."
             ) from error
         raise
-    except SafetensorError as error:
-        if "No space left" in str(error) or "os error 28" in str(error):
-            raise StorageError(
-                f"the disk is full while saving {target}: free some space and run again; what was saved is intact."
-            ) from error
-        raise
+
+
+def _rust_number(error: SafetensorError) -> int | None:
+    found = _RUST_ERROR.search(str(error))
+    return int(found[1]) if found else None
 
 
 def _sync(path: Path) -> None:

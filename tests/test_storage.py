@@ -1,0 +1,146 @@
+"""Writing: replaced whole or not at all, and every failure is one sentence."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import SafetensorError
+
+from diptych.data.storage import recover_folder, replace_folder, storing, write_text
+from diptych.errors import StorageError
+
+
+def fill(folder: Path, text: str) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub" / "file").write_text(text)
+
+
+def content(folder: Path) -> str:
+    return (folder / "sub" / "file").read_text()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    with replace_folder(tmp_path / "deep" / "target") as new:
+        fill(new, "first")
+    return tmp_path / "deep" / "target"
+
+
+def test_a_folder_is_replaced_whole(target: Path) -> None:
+    (target / "left behind").touch()
+    with replace_folder(target) as new:
+        fill(new, "second")
+        assert content(target) == "first"
+    assert content(target) == "second"
+    assert [p.name for p in target.parent.iterdir()] == ["target"]
+    assert [p.name for p in target.iterdir()] == ["sub"]
+
+
+@pytest.mark.parametrize("error", [ValueError("a mistake"), KeyboardInterrupt()])
+def test_a_failure_leaves_the_old_folder(target: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)), replace_folder(target) as new:  # noqa: PT012  the failure is in the block
+        (new / "half").touch()
+        raise error
+    assert content(target) == "first"
+    assert [p.name for p in target.parent.iterdir()] == ["target"]
+
+
+def test_a_renaming_that_fails_puts_the_old_folder_back(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def fails(self: Path, to: Path) -> Path:
+        if self.name.startswith(".new-"):
+            raise OSError(errno.EIO, "broken disk")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="broken disk"), replace_folder(target) as new:
+        fill(new, "second")
+    assert content(target) == "first"
+
+
+def test_a_crash_between_the_two_renamings(target: Path, tmp_path: Path) -> None:
+    # dies as under kill -9, right before the new folder takes its place
+    script = f"""
+import os
+from pathlib import Path
+from diptych.data.storage import replace_folder
+Path.rename = lambda self, to: os._exit(9) if self.name[0] == "." else os.rename(self, to)
+with replace_folder(Path({str(target)!r})) as new:
+    (new / "file").touch()
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 9
+    assert not target.exists()
+    recover_folder(target)
+    assert content(target) == "first"
+    recover_folder(target)  # a second time changes nothing
+    recover_folder(tmp_path / "never there")
+    with replace_folder(target) as new:  # what the crash left behind is no obstacle
+        fill(new, "third")
+    assert content(target) == "third"
+    assert [p.name for p in target.parent.iterdir()] == ["target"]
+
+
+def test_the_only_copy_outlives_a_second_failure(target: Path) -> None:
+    target.rename(target.with_name(".old-target"))
+    with pytest.raises(ValueError, match="mistake"), replace_folder(target) as new:  # noqa: PT012
+        fill(new, "half")
+        raise ValueError("a mistake")
+    assert content(target) == "first"
+
+
+def test_text_is_written_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "deep" / "file.json"
+    write_text(file, "naïve")
+    assert file.read_text("utf-8") == "naïve"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StorageError, match=r"disk is full while saving .*file\.json: free some space"):
+        write_text(file, "other")
+    assert file.read_text("utf-8") == "naïve"
+    assert [p.name for p in file.parent.iterdir()] == ["file.json"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "full"), "the disk is full"),
+        (OSError(errno.EDQUOT, "quota"), "the disk is full"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full"),
+        (OSError(errno.EROFS, "read only"), "choose a folder you may write"),
+        (SafetensorError("I/O error: Permission denied (os error 13)"), "Permission denied"),
+        (FileExistsError(errno.EEXIST, "there"), "in the way: choose another name"),
+    ],
+)
+def test_failures_are_one_sentence(error: Exception, said: str) -> None:
+    with pytest.raises(StorageError, match=f"^[^\n]*{said}[^\n]*\\.$"), storing(Path("somewhere")):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "broken"), SafetensorError("header too large"), KeyError("x")]
+)
+def test_other_errors_pass_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)), storing(Path("somewhere")):
+        raise error
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StorageError, match="in the way"), replace_folder(tmp_path / "file") as new:
+        fill(new, "x")
+    with pytest.raises(StorageError, match="in the way"), replace_folder(tmp_path / "file" / "sub") as new:
+        fill(new, "x")
+    with pytest.raises(StorageError, match="in the way"):
+        write_text(tmp_path, "x")
+    assert (tmp_path / "file").read_text() == "mine"
