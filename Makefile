@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/diptych demo
 
-test: $(VENV)/.test lint
+test: $(VENV)/.test browser lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/.test
@@ -27,6 +28,11 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml
 $(VENV)/.test: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	touch $@ $(VENV)/.demo
+
+# The page is tested in a real browser: Debian's, where the machine has none.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || $(ROOT) sh -c "apt-get update -qq && apt-get install -qq -y chromium" \
+	  || echo "no chromium: the browser's tests will be skipped (and fail where CI=true)"
 
 clean:
 	rm -rf $(VENV) demo runs
