@@ -7,7 +7,7 @@
     │   └── ImageError     one image that is corrupt, too large, or not an image
     ├── SettingsError      a setting out of range, or two that do not go together
     ├── CheckpointError    a run or model folder that is incomplete, of another recipe, or of another version
-    ├── IndexError_        an index of another model, half copied, or locked
+    ├── IndexFault         an index of another model, half copied, or locked
     │   └── Unavailable    a database or service that does not answer now; the same request may work later
     ├── QueryError         a query or filter with a mistake, and the character it is at
     ├── MissingExtra       an optional dependency that is not installed, with the command that installs it
@@ -40,11 +40,11 @@ class CheckpointError(DiptychError):
     """A run or model folder that is incomplete, of another recipe, or of another version."""
 
 
-class IndexError_(DiptychError):
+class IndexFault(DiptychError):
     """An index of another model, half copied, or locked by another writer."""
 
 
-class Unavailable(IndexError_):
+class Unavailable(IndexFault):
     """A database or service that does not answer now; the same request may work later."""
 
 

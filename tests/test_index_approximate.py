@@ -9,7 +9,7 @@ import pytest
 from colour_model import ColourModel
 from test_index_build import drawn
 
-from diptych.errors import IndexError_, MissingExtra
+from diptych.errors import IndexFault, MissingExtra
 from diptych.index import build, segments
 from diptych.index.build import index_collection
 from diptych.index.embedded import EmbeddedIndex
@@ -120,7 +120,7 @@ def test_a_reader_uses_it(index: EmbeddedIndex) -> None:
 def test_without_it_the_search_is_exact(index: EmbeddedIndex) -> None:
     query = clustered(1, 7)[0]
     assert index.search(query, 5).exact  # images and texts together have no graph
-    with pytest.raises(IndexError_, match="no approximate index of text items: build one"):
+    with pytest.raises(IndexFault, match="no approximate index of text items: build one"):
         index.search(query, 5, kind="text", exact=False)
     (file,) = index.path.glob("graph-*")
     file.write_bytes(file.read_bytes()[:-100])

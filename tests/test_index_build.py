@@ -12,7 +12,7 @@ from colour_model import WORDS, ColourModel
 from PIL import Image
 
 from diptych.data.captions import Captions
-from diptych.errors import DataError, IndexError_
+from diptych.errors import DataError, IndexFault
 from diptych.index import build
 from diptych.index.build import index_collection, make_thumbnail
 from diptych.index.opening import open_index
@@ -222,5 +222,5 @@ def test_nothing_to_index_says_so(model: ColourModel, photos: Path, tmp_path: Pa
 
 def test_another_model_is_refused(photos: Path, model: ColourModel, tmp_path: Path) -> None:
     index_collection(model, photos, tmp_path / "i", model_name="first")
-    with pytest.raises(IndexError_, match=r"made with the model 'first' .* not with 'second'"):
+    with pytest.raises(IndexFault, match=r"made with the model 'first' .* not with 'second'"):
         index_collection(ColourModel("other"), photos, tmp_path / "i", model_name="second")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diptych.errors import DataError, IndexError_, QueryError, SettingsError, StorageError
+from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError
 from diptych.index import scan, segments, words
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.opening import create_index, index_exists, open_index
@@ -315,14 +315,14 @@ def test_a_reader_outlives_compaction(index: EmbeddedIndex) -> None:
 
 
 def test_one_writer_at_a_time(index: EmbeddedIndex) -> None:
-    with pytest.raises(IndexError_, match="is being written by another process: wait"):
+    with pytest.raises(IndexFault, match="is being written by another process: wait"):
         EmbeddedIndex.open(index.path, writable=True)
     index.close()
     EmbeddedIndex.open(index.path, writable=True).close()
 
 
 def test_a_reader_cannot_write(index: EmbeddedIndex) -> None:
-    with EmbeddedIndex.open(index.path) as reader, pytest.raises(IndexError_, match="open for reading only"):
+    with EmbeddedIndex.open(index.path) as reader, pytest.raises(IndexFault, match="open for reading only"):
         reader.delete(["i0"])
 
 
@@ -365,7 +365,7 @@ def test_wrong_arguments_say_so(index: EmbeddedIndex) -> None:
     row = unit_rows(1)[0]
     with pytest.raises(SettingsError, match="at least 1, not 0"):
         index.search(row, 0)
-    with pytest.raises(IndexError_, match=f"is 1×3, but .* holds vectors of {D} dimensions: .* 'mine'"):
+    with pytest.raises(IndexFault, match=f"is 1×3, but .* holds vectors of {D} dimensions: .* 'mine'"):
         index.search(row[:3])
     with pytest.raises(DataError, match="row 0 of the query holds NaN"):
         index.search(row * np.nan)
@@ -375,7 +375,7 @@ def test_wrong_arguments_say_so(index: EmbeddedIndex) -> None:
         index.add(images(2, 90), row[None])
     with pytest.raises(DataError, match="'i90' is empty or comes more than once"):
         index.add([*images(1, 90), *images(1, 90)], unit_rows(2))
-    with pytest.raises(IndexError_, match="'i3' is already in"):
+    with pytest.raises(IndexFault, match="'i3' is already in"):
         index.add(images(1, 3), row[None])
     with pytest.raises(DataError, match="a dict in column 'x'"):
         index.add([Item("new", metadata={"x": {"a": 1}})], row[None])
@@ -401,7 +401,7 @@ def test_nothing_to_add_or_find(tmp_path: Path) -> None:
 def test_another_model_is_refused_by_name(index: EmbeddedIndex) -> None:
     index.close()
     with pytest.raises(
-        IndexError_, match=r"model 'mine' \(fingerprint f00d\), not with 'yours' \(fingerprint beef\)"
+        IndexFault, match=r"model 'mine' \(fingerprint f00d\), not with 'yours' \(fingerprint beef\)"
     ):
         open_index(index.path, fingerprint="beef", model="yours")
     with open_index(index.path, fingerprint="f00d") as same:
@@ -409,11 +409,11 @@ def test_another_model_is_refused_by_name(index: EmbeddedIndex) -> None:
 
 
 def test_creating_over_something_is_refused(index: EmbeddedIndex, tmp_path: Path) -> None:
-    with pytest.raises(IndexError_, match="is already an index"):
+    with pytest.raises(IndexFault, match="is already an index"):
         EmbeddedIndex.create(index.path, D)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "photo.jpg").touch()
-    with pytest.raises(IndexError_, match="not empty"):
+    with pytest.raises(IndexFault, match="not empty"):
         create_index(tmp_path / "full", D)
     assert (tmp_path / "full" / "photo.jpg").exists()
     with pytest.raises(SettingsError, match="precision 'int3'"):
@@ -425,9 +425,9 @@ def test_creating_over_something_is_refused(index: EmbeddedIndex, tmp_path: Path
 def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
     assert not index_exists(tmp_path)
     for writable in (False, True):
-        with pytest.raises(IndexError_, match="is not an index"):
+        with pytest.raises(IndexFault, match="is not an index"):
             EmbeddedIndex.open(tmp_path, writable=writable)
-        with pytest.raises(IndexError_, match="is not an index"):
+        with pytest.raises(IndexFault, match="is not an index"):
             EmbeddedIndex.open(tmp_path / "nowhere", writable=writable)
 
 
@@ -436,22 +436,22 @@ def test_a_half_copied_index_is_refused(index: EmbeddedIndex, tmp_path: Path) ->
     file = next(index.path.glob("vectors-*"))
     data = file.read_bytes()
     file.write_bytes(data[:-10])
-    with pytest.raises(IndexError_, match=rf"{file.name} has {len(data) - 10} of {len(data)} bytes"):
+    with pytest.raises(IndexFault, match=rf"{file.name} has {len(data) - 10} of {len(data)} bytes"):
         EmbeddedIndex.open(index.path)
     file.unlink()
-    with pytest.raises(IndexError_, match=f"{file.name} is missing; copy the whole index again"):
+    with pytest.raises(IndexFault, match=f"{file.name} is missing; copy the whole index again"):
         EmbeddedIndex.open(index.path)
     file.write_bytes(data)
     database = index.path / "index.db"
     whole = database.read_bytes()
     database.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(IndexError_, match="damaged or half copied"):
+    with pytest.raises(IndexFault, match="damaged or half copied"):
         _use(index.path)
     database.write_bytes(b"")
-    with pytest.raises(IndexError_, match="damaged or half copied"):
+    with pytest.raises(IndexFault, match="damaged or half copied"):
         EmbeddedIndex.open(index.path)
     database.write_bytes(b"not a database at all" * 100)
-    with pytest.raises(IndexError_, match="damaged or half copied"):
+    with pytest.raises(IndexFault, match="damaged or half copied"):
         EmbeddedIndex.open(index.path)
 
 
@@ -473,7 +473,7 @@ def test_another_format_is_refused(index: EmbeddedIndex) -> None:
     with index._store.writing() as db:
         db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
     index.close()
-    with pytest.raises(IndexError_, match="has index format 99, this version reads 1: update diptych"):
+    with pytest.raises(IndexFault, match="has index format 99, this version reads 1: update diptych"):
         EmbeddedIndex.open(index.path)
 
 
@@ -545,7 +545,7 @@ def test_a_read_only_folder_is_read(index: EmbeddedIndex, tmp_path: Path) -> Non
 def test_a_closed_index_says_so(index: EmbeddedIndex) -> None:
     index.close()
     index.close()
-    with pytest.raises(IndexError_, match="is closed: open it again"):
+    with pytest.raises(IndexFault, match="is closed: open it again"):
         index.search(unit_rows(1)[0])
 
 

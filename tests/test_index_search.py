@@ -11,7 +11,7 @@ from colour_model import WORDS, ColourModel
 from PIL import Image
 
 from diptych.data.captions import Captions
-from diptych.errors import ImageError, IndexError_, QueryError, SettingsError
+from diptych.errors import ImageError, IndexFault, QueryError, SettingsError
 from diptych.index.cutoff import background, measure_cutoff, measure_cutoff_on
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.protocol import Hit, Hits, Item, Query, Term
@@ -129,10 +129,10 @@ def test_a_pair_scorer_ranks_anew(searcher: Searcher) -> None:
 
 
 def test_another_model_and_an_empty_index_are_refused(searcher: Searcher, tmp_path: Path) -> None:
-    with pytest.raises(IndexError_, match="not with 'other'"):
+    with pytest.raises(IndexFault, match="not with 'other'"):
         Searcher(searcher.index, ColourModel("other"), model_name="other")
     searcher.index.delete([*NAMES, *(f"{n}#text0" for n in NAMES)])
-    with pytest.raises(IndexError_, match="is empty: add a collection"):
+    with pytest.raises(IndexFault, match="is empty: add a collection"):
         searcher.search("red")
 
 

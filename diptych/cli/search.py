@@ -157,12 +157,12 @@ def duplicates(place: str, threshold: float | None, limit: int) -> None:
 
 def model_of(opened: Index, given: Path | None) -> tuple[Retriever, str]:
     """The model an index was made with, from where the index says it lies, or from where the user says."""
-    from diptych.errors import IndexError_
+    from diptych.errors import IndexFault
     from diptych.retriever import Retriever
 
     place = given or Path(opened.info.model)
     if given is None and not place.exists():
-        raise IndexError_(
+        raise IndexFault(
             f"the model of this index was at {opened.info.model or 'no recorded place'}, which is gone: "
             "say where it lies now with --model."
         )

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from diptych.errors import DataError, IndexError_, StorageError
+from diptych.errors import DataError, IndexFault, StorageError
 from diptych.index.filters import kind_of
 from diptych.index.protocol import Item
 
@@ -55,7 +55,7 @@ class Catalog:
     def __init__(self, folder: Path, writable: bool) -> None:
         self.folder, self.path = folder, folder / FILE
         if not self.path.is_file():
-            raise IndexError_(
+            raise IndexFault(
                 f"{folder} is not an index (no {FILE}): give the folder that 'diptych index' wrote, "
                 "or index a collection there."
             )
@@ -70,7 +70,7 @@ class Catalog:
                 found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
         if found is None or int(found[0]) != FORMAT:
             self.close()
-            raise IndexError_(
+            raise IndexFault(
                 f"{folder} has index format {found and found[0]}, this version reads {FORMAT}: "
                 "update diptych, or index the collection anew."
             )
@@ -109,7 +109,7 @@ class Catalog:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """The writer's connection in a transaction that commits at the end, or leaves no trace."""
         if self._writer is None:
-            raise IndexError_(
+            raise IndexFault(
                 f"{self.folder} is open for reading only: open it with writable=True to change it."
             )
         db = self._writer
@@ -153,7 +153,7 @@ class Catalog:
     def _borrow(self) -> sqlite3.Connection:
         with self._lock:
             if self._closed:
-                raise IndexError_(f"the index {self.folder} is closed: open it again.")
+                raise IndexFault(f"the index {self.folder} is closed: open it again.")
             if self._idle:
                 return self._idle.pop()
         return _connect_reader(self.path)
@@ -307,7 +307,7 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
             raise
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size:
-        raise IndexError_(
+        raise IndexFault(
             f"{path.parent} was not closed by its last writer and cannot be written here: "
             "open it once where it is writable, or copy it to such a folder."
         )
@@ -330,11 +330,11 @@ def _translating(folder: Path) -> Iterator[None]:
                 f"{folder} cannot be written ({error}): choose a folder you may write."
             ) from error
         if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            raise IndexError_(
+            raise IndexFault(
                 f"{folder} is being written by another process: try again when it has finished."
             ) from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "no such table" in str(error):
-            raise IndexError_(
+            raise IndexFault(
                 f"{folder / FILE} is damaged or half copied ({error}): copy the whole index again, "
                 "or index the collection anew."
             ) from error

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from diptych.errors import DataError, IndexError_, MissingExtra, SettingsError, StorageError, Unavailable
+from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError, StorageError, Unavailable
 
 try:
     import psycopg
@@ -107,7 +107,7 @@ class Database:
         """A connection, and whether it was opened just now."""
         with self._lock:
             if self._closed:
-                raise IndexError_(f"the index {self.label} is closed: open it again.")
+                raise IndexFault(f"the index {self.label} is closed: open it again.")
             if self._idle:
                 return self._idle.pop(), False
         db = psycopg.connect(self._url, autocommit=True, application_name="diptych", **_PATIENCE)
@@ -152,7 +152,7 @@ class Database:
         if isinstance(error, errors.InsufficientPrivilege | errors.ReadOnlySqlTransaction):
             return StorageError(f"{place} cannot be written ({reason}): use a role that may write there.")
         if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
-            return IndexError_(f"there is no index at {place}: index a collection there first.")
+            return IndexFault(f"there is no index at {place}: index a collection there first.")
         if isinstance(error, errors.QueryCanceled | errors.LockNotAvailable | errors.TransactionRollback):
             return Unavailable(f"{place} gave up on the request ({reason}): try again.")
         if isinstance(error, errors.DataError | errors.ProgramLimitExceeded):
@@ -161,7 +161,7 @@ class Database:
             return Unavailable(
                 f"the database {place} does not answer ({reason}): start it or check the URL, then try again."
             )
-        return IndexError_(
+        return IndexFault(
             f"{place} answered with an error ({reason}): check the index with 'diptych index verify'."
         )
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from diptych.errors import DataError, IndexError_, QueryError, SettingsError
+from diptych.errors import DataError, IndexFault, QueryError, SettingsError
 from diptych.index import catalog, writing
 from diptych.index.approximate import Graphs, is_stale
 from diptych.index.columns import Columns
@@ -81,7 +81,7 @@ class EmbeddedIndex:
                 f"'{index._meta['model'] or 'unnamed'}' (fingerprint {index._meta['fingerprint'] or 'none'})"
             )
             index.close()
-            raise IndexError_(
+            raise IndexFault(
                 f"{path} was made with the model {theirs}, not with '{model or 'unnamed'}' "
                 f"(fingerprint {fingerprint}): search it with its own model, or index the collection anew "
                 "with this one into another folder."
@@ -138,7 +138,7 @@ class EmbeddedIndex:
         with self._store.writing() as db:
             present = catalog.slots_of(db, [item.id for item in items])
             if present:
-                raise IndexError_(
+                raise IndexFault(
                     f"'{next(iter(present))}' is already in {self.path}: update it, or delete it first."
                 )
             writing.insert(db, self.path, self._layout, items, rows)
@@ -264,7 +264,7 @@ class EmbeddedIndex:
                 found = self._graphs.search(graph, state, queries, k)
             elif exact is False and filter is None:
                 what = f"{kind} items" if kind else "images and texts together"
-                raise IndexError_(
+                raise IndexFault(
                     f"{self.path} has no approximate index of {what}: build one, or search exactly."
                 )
             else:
@@ -366,7 +366,7 @@ class EmbeddedIndex:
     def _checked(self, vectors: Any, what: str) -> Vectors:
         rows: Vectors = np.ascontiguousarray(np.asarray(vectors), np.float32)
         if rows.ndim != 2 or rows.shape[1] != self._layout.dimension:
-            raise IndexError_(
+            raise IndexFault(
                 f"the shape of {what} is {'×'.join(map(str, rows.shape))}, but {self.path} holds vectors of "
                 f"{self._layout.dimension} dimensions: encode with the model it was made with, "
                 f"'{self._meta['model'] or 'unnamed'}'."

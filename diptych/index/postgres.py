@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from pgvector import HalfVector, Vector
 
-from diptych.errors import IndexError_, QueryError, SettingsError
+from diptych.errors import IndexFault, QueryError, SettingsError
 from diptych.index import ranking, tables
 from diptych.index.bm25 import Tokenizer
 from diptych.index.database import Connection, Database
@@ -62,7 +62,7 @@ class PostgresIndex:
         try:
             self._meta = self._database.ask(Tables(self._database.index).meta)
             if int(self._meta["format"]) != tables.FORMAT:
-                raise IndexError_(
+                raise IndexFault(
                     f"{self.path} has index format {self._meta['format']}, this version reads "
                     f"{tables.FORMAT}: update diptych, or index the collection anew."
                 )
@@ -102,7 +102,7 @@ class PostgresIndex:
         theirs = index._meta["fingerprint"]
         if fingerprint is not None and fingerprint != theirs:
             index.close()
-            raise IndexError_(
+            raise IndexFault(
                 f"{index.path} was made with the model '{index._meta['model'] or 'unnamed'}' (fingerprint "
                 f"{theirs or 'none'}), not with '{model or 'unnamed'}' (fingerprint {fingerprint}): search "
                 "it with its own model, or index the collection anew with this one under another name."
@@ -263,6 +263,11 @@ class PostgresIndex:
         def read(db: Connection) -> list[Hits]:
             wanted = exact is not True and filter is None and k + MARGIN <= MAX_EF
             approximate = wanted and kind in self._tables.graphs(db)
+            if exact is False and filter is None and not approximate:
+                what = f"{kind} items" if kind else "images and texts together"
+                raise IndexFault(
+                    f"{self.path} has no approximate index of {what} for k={k}: build one, or search exactly."
+                )
             chosen = self._selection(db, kind, filter)
             if approximate:
                 effort = min(MAX_EF, max(LEAST_EF, 2 * (k + MARGIN)))
@@ -383,7 +388,7 @@ class PostgresIndex:
             if replace:
                 self._tables.remove(db, ids, with_texts=False)
             elif present := self._tables.items(db, ids):
-                raise IndexError_(
+                raise IndexFault(
                     f"'{present[0].id}' is already in {self.path}: update it, or delete it first."
                 )
             self._tables.insert(db, new)
@@ -410,7 +415,7 @@ class PostgresIndex:
 
     def _check_writable(self) -> None:
         if not self._writable:
-            raise IndexError_(
+            raise IndexFault(
                 f"{self.path} is open for reading only: open it with writable=True to change it."
             )
 

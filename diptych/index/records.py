@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pgvector import HalfVector, Vector
 
-from diptych.errors import DataError, IndexError_, SettingsError
+from diptych.errors import DataError, IndexFault, SettingsError
 from diptych.index import catalog
 from diptych.index.bm25 import Tokenizer
 from diptych.index.protocol import Item, Vectors
@@ -75,7 +75,7 @@ def checked_vectors(vectors: Any, dimension: int, what: str, place: str, model: 
     rows: Vectors = np.ascontiguousarray(np.asarray(vectors), np.float32)
     if rows.ndim != 2 or rows.shape[1] != dimension:
         shape = "×".join(map(str, rows.shape))
-        raise IndexError_(
+        raise IndexFault(
             f"{what} has shape {shape}, the index {place} holds vectors of {dimension} dimensions: "
             f"encode with the model it was made with, '{model or 'unnamed'}'."
         )

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from diptych.data.images import ImageLike, as_item, open_image
-from diptych.errors import IndexError_, QueryError
+from diptych.errors import IndexFault, QueryError
 from diptych.index.cutoff import CHANCE, Background, background
 from diptych.index.filters import Filter
 from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
@@ -48,7 +48,7 @@ class Searcher:
     ) -> None:
         info, fingerprint = index.info, model.fingerprint()
         if info.fingerprint != fingerprint:
-            raise IndexError_(
+            raise IndexFault(
                 f"{info.path} was made with the model '{info.model or 'unnamed'}' (fingerprint "
                 f"{info.fingerprint or 'none'}), not with '{model_name or 'unnamed'}' (fingerprint "
                 f"{fingerprint}): search it with its own model, or index the collection anew with this one."
@@ -76,7 +76,7 @@ class Searcher:
         asked = as_query(query)
         vector = self.encode(asked)
         if len(self.index) == 0:
-            raise IndexError_(
+            raise IndexFault(
                 f"{self.index.info.path} is empty: add a collection with 'diptych index' first."
             )
         depth = max(k, rerank, DEPTH if hybrid else 0)

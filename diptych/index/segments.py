@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.storage import storing
-from diptych.errors import IndexError_, SettingsError
+from diptych.errors import IndexFault, SettingsError
 from diptych.index.protocol import Precision, Vectors
 
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
@@ -110,12 +110,12 @@ def attach(path: Path, layout: Layout, rows: int) -> NDArray[Any]:
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        raise IndexError_(
+        raise IndexFault(
             f"{path.parent} is incomplete: {path.name} is missing; copy the whole index again, "
             "or index the collection anew."
         ) from None
     if size < rows * layout.row_bytes:
-        raise IndexError_(
+        raise IndexFault(
             f"{path.parent} is incomplete: {path.name} has {size} of {rows * layout.row_bytes} bytes; "
             "copy the whole index again, or index the collection anew."
         )

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 
 import diptych
 from diptych.data.storage import replace_folder, storing
-from diptych.errors import IndexError_, SettingsError
+from diptych.errors import IndexFault, SettingsError
 from diptych.index import catalog
 from diptych.index.catalog import Catalog
 from diptych.index.protocol import PRECISIONS, Precision
@@ -55,7 +55,7 @@ class Store:
             raise SettingsError(f"precision '{precision}' is unknown: choose {', '.join(PRECISIONS)}.")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             what = "is already an index" if (path / catalog.FILE).is_file() else "exists and is not empty"
-            raise IndexError_(f"{path} {what}: open it, or choose another folder.")
+            raise IndexFault(f"{path} {what}: open it, or choose another folder.")
         facts = {
             "dimension": str(dimension),
             "precision": precision,
@@ -78,7 +78,7 @@ class Store:
             with self._catalog.reading() as db:
                 try:
                     state = load_state(db, self.path, self.layout, self._state)
-                except IndexError_:
+                except IndexFault:
                     if attempt == ATTEMPTS - 1:
                         raise
                     continue
@@ -133,13 +133,13 @@ class Store:
 
 def _take_lock(path: Path) -> FileLock:
     if not path.is_dir():
-        raise IndexError_(f"{path} is not an index (no such folder): index a collection there first.")
+        raise IndexFault(f"{path} is not an index (no such folder): index a collection there first.")
     lock = FileLock(path / LOCK)
     with storing(path):
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise IndexError_(
+            raise IndexFault(
                 f"{path} is being written by another process: wait until it has finished, "
                 "or open it for reading."
             ) from None

@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 import diptych
-from diptych.errors import IndexError_, SettingsError
+from diptych.errors import IndexFault, SettingsError
 from diptych.index.database import Connection
 from diptych.index.filters import kind_of
 from diptych.index.protocol import KINDS, Collection, Item, Kind
@@ -63,7 +63,7 @@ class Tables:
         """Write an empty index."""
         db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"diptych {self.schema}",))
         if self.exists(db):
-            raise IndexError_(f"{label} is already an index: open it, or choose another name.")
+            raise IndexFault(f"{label} is already an index: open it, or choose another name.")
         if db.execute("SHOW server_encoding").fetchone()[0] != "UTF8":
             raise SettingsError(f"{label} does not store UTF-8: create the database with ENCODING 'UTF8'.")
         _make_extension(db, label)

@@ -16,7 +16,7 @@ from starlette.types import Scope, Send
 from diptych.errors import (
     DataError,
     DiptychError,
-    IndexError_,
+    IndexFault,
     QueryError,
     SettingsError,
     StorageError,
@@ -88,7 +88,7 @@ def status_of(error: DiptychError) -> int:
         return 503
     if isinstance(error, StorageError):
         return 507
-    if isinstance(error, IndexError_):
+    if isinstance(error, IndexFault):
         return 409
     return 422 if isinstance(error, QueryError | DataError | SettingsError) else 500
 
