@@ -104,7 +104,7 @@ def test_text_is_written_in_one_piece(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(StorageError, match=r"disk is full while saving .*file\.json: free some space"):
         write_text(file, "other")
     assert file.read_text("utf-8") == "naïve"

@@ -58,12 +58,17 @@ def recover_folder(target: Path) -> None:
 
 
 def write_text(target: Path, text: str) -> None:
+    """``write_bytes`` of a text in UTF-8."""
+    write_bytes(target, text.encode("utf-8"))
+
+
+def write_bytes(target: Path, content: bytes) -> None:
     """Write a small file in one piece: synced, then renamed over the old one."""
     new = target.with_name(f".new-{target.name}")
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            new.write_text(text, "utf-8")
+            new.write_bytes(content)
             _sync(new)
             os.replace(new, target)
         finally:

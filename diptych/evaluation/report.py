@@ -83,7 +83,7 @@ class Report:
 
     def render(self) -> str:
         """The report as aligned plain text."""
-        tables = ["\n".join(_aligned(table)) for table in self._tables()]
+        tables = ["\n".join(aligned_rows(table)) for table in self._tables()]
         return "\n\n".join([*tables, "\n".join(self._lines())])
 
     def to_markdown(self) -> str:
@@ -199,7 +199,7 @@ class Comparison:
 
     def render(self) -> str:
         """The comparison as aligned plain text."""
-        return "\n".join(_aligned(self._table()))
+        return "\n".join(aligned_rows(self._table()))
 
     def to_markdown(self) -> str:
         """The comparison as a Markdown table."""
@@ -246,7 +246,8 @@ def markdown_rows(table: Sequence[Sequence[str]]) -> Iterable[str]:
     yield from (f"| {' | '.join(row)} |" for row in table[1:])
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> Iterable[str]:
+def aligned_rows(table: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Lines of a plain table; the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for row in table:
         cells = [
