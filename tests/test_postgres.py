@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from servers import Server, postgres
 
-from diptych.errors import DataError, IndexError_, QueryError, SettingsError, StorageError, Unavailable
+from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError, Unavailable
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
 from diptych.index.postgres import PostgresIndex
@@ -206,6 +206,18 @@ def test_full_text_is_the_same_bm25(both: Any) -> None:
                 assert a.scores == pytest.approx(b.scores, rel=1e-9)
 
 
+def test_common_words_are_left_out_alike(url: str, tmp_path: Path) -> None:
+    texts = [f"the {'dog' if n % 7 else 'cat'} number{n % 50}" for n in range(1300)]
+    items = [Item(str(n), text=text) for n, text in enumerate(texts)]
+    with PostgresIndex.create(url, 1) as remote, EmbeddedIndex.create(tmp_path / "i", 1) as local:
+        for index in (remote, local):
+            index.add(items, np.ones((len(items), 1)))
+        for text in ("the", "the dog", "the cat", "the number7", "the dog zebra", "the number7 cat"):
+            a, b = remote.search_words(text, 30, kind="image"), local.search_words(text, 30, kind="image")
+            assert a.scores == pytest.approx(b.scores, rel=1e-9), text
+            assert a.ids == b.ids, text
+
+
 def test_samples_duplicates_and_reading_agree(both: Any) -> None:
     remote, local = both
     for kind in ("image", "text"):
@@ -263,6 +275,8 @@ def test_an_approximate_index_answers_what_is_not_filtered(url: str) -> None:
         index.delete([items[0].id])
         assert items[0].id not in index.search(vectors[0], 10, kind="image").ids
         assert index.search(queries[0], 1000, kind="image").exact  # beyond what HNSW can rank
+        with pytest.raises(IndexFault, match="no approximate index of text items"):
+            index.search(queries[0], 5, kind="text", exact=False)
 
 
 # ---------------------------------------------------------------------- changing
@@ -279,7 +293,7 @@ def test_updates_are_idempotent_and_durable(server: Server, url: str) -> None:
     with PostgresIndex.open(url) as again:
         assert again.search(vectors[0], 40).ids == before
         assert again.generation == 3
-        with pytest.raises(IndexError_, match="open for reading only"):
+        with pytest.raises(IndexFault, match="open for reading only"):
             again.delete(["item1"])
 
 
@@ -287,7 +301,7 @@ def test_an_id_that_is_present_is_refused_and_nothing_is_written(url: str) -> No
     items, vectors = collection(10)
     with PostgresIndex.create(url, DIM) as index:
         index.add(items[:5], vectors[:5])
-        with pytest.raises(IndexError_, match="'item2' is already in"):
+        with pytest.raises(IndexFault, match="'item2' is already in"):
             index.add(items[2:], vectors[2:])
         assert len(index) == 5
 
@@ -378,10 +392,10 @@ def test_another_model_is_refused_by_name(url: str) -> None:
     PostgresIndex.create(url, DIM, model="emoji", fingerprint="aaaa").close()
     PostgresIndex.open(url, fingerprint="aaaa").close()
     with pytest.raises(
-        IndexError_, match=r"made with the model 'emoji' \(fingerprint aaaa\), not with 'mine'"
+        IndexFault, match=r"made with the model 'emoji' \(fingerprint aaaa\), not with 'mine'"
     ):
         PostgresIndex.open(url, fingerprint="bbbb", model="mine")
-    with pytest.raises(IndexError_, match="already an index"):
+    with pytest.raises(IndexFault, match="already an index"):
         PostgresIndex.create(url, DIM)
     assert PostgresIndex.exists(url)
 
@@ -391,7 +405,7 @@ def test_another_model_is_refused_by_name(url: str) -> None:
     [
         (lambda i: i.search(np.ones(DIM), 0), SettingsError, "k must be at least 1, not 0"),
         (lambda i: i.search_words("red", 0), SettingsError, "k must be at least 1, not 0"),
-        (lambda i: i.search(np.ones(3)), IndexError_, f"holds vectors of {DIM} dimensions"),
+        (lambda i: i.search(np.ones(3)), IndexFault, f"holds vectors of {DIM} dimensions"),
         (lambda i: i.search(np.full(DIM, np.nan)), DataError, "NaN"),
         (lambda i: i.search(np.ones(DIM), filter="prize < 3"), QueryError, "did you mean 'price'"),
         (lambda i: i.search(np.ones(DIM), filter="price < "), QueryError, "character 9"),
@@ -412,7 +426,7 @@ def test_bad_input_is_one_sentence(both: Any, make: Any, error: type[Exception],
 
 
 def test_urls_that_lead_nowhere(server: Server, url: str) -> None:
-    with pytest.raises(IndexError_, match="there is no index at"):
+    with pytest.raises(IndexFault, match="there is no index at"):
         PostgresIndex.open(url)
     assert not PostgresIndex.exists(url)
     with pytest.raises(Unavailable, match="does not answer") as caught:

@@ -12,13 +12,12 @@ with f the times the word is in the text, n the texts that have it, N all texts 
 from __future__ import annotations
 
 import hashlib
-import re
 import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from diptych.index.words import MAX_WORDS
+from diptych.index.words import words_of
 
 K1, B, LEAST_IDF = 1.2, 0.75, 1e-6  # FTS5's constants
 LONGEST = 200  # bytes of a word kept as it is: a database's index holds no longer ones
@@ -52,9 +51,8 @@ class Tokenizer:
 
     def query(self, text: str) -> dict[str, int]:
         """The words to look up for a query, in order, and how often each counts."""
-        asked = list(dict.fromkeys(re.findall(r"\w+", text.lower())))[:MAX_WORDS]
         found: Counter[str] = Counter()
-        for counts in self.words(asked):
+        for counts in self.words(words_of(text)):
             found.update(counts)
         return dict(found)
 

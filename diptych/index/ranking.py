@@ -12,6 +12,7 @@ from diptych.index.database import Connection
 from diptych.index.protocol import Item, Kind
 from diptych.index.records import COLUMNS, item
 from diptych.index.tables import Tables
+from diptych.index.words import COMMON, COMMON_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +55,25 @@ def nearest(
 def best_words(
     db: Connection, tables: Tables, words: dict[str, int], k: int, chosen: Selection
 ) -> list[tuple[float, int, Item]]:
-    """(score, serial, item) of the k best of one kind by BM25."""
+    """(score, serial, item) of the k best of one kind by BM25; common words are left out while others remain."""
     statement = f"""
         WITH total AS (
-          SELECT items::float8 AS n, words::float8 / items AS average FROM {{s}}.totals
-          WHERE kind = %(kind)s AND items > 0 AND words > 0),
+          SELECT items::float8 AS n, words::float8 / items AS average,
+                 greatest({COMMON}, items / {COMMON_SHARE}) AS most
+          FROM {{s}}.totals WHERE kind = %(kind)s AND items > 0 AND words > 0),
+        counted AS (
+          SELECT w.term, w.weight, w.place, (
+            SELECT count(*) FROM (SELECT FROM {{s}}.postings p WHERE p.kind = %(kind)s AND p.term = w.term
+                                  LIMIT most + 1) found) AS hits
+          FROM unnest(%(terms)s::text[], %(weights)s::int[]) WITH ORDINALITY AS w(term, weight, place), total),
+        chosen AS (
+          SELECT term, weight, place, CASE WHEN hits <= most THEN hits ELSE (
+            SELECT count(*) FROM {{s}}.postings p WHERE p.kind = %(kind)s AND p.term = counted.term) END AS hits
+          FROM counted, total
+          WHERE hits > 0 AND (hits <= most OR NOT EXISTS (SELECT FROM counted other WHERE other.hits <= most))),
         rare AS (
-          SELECT w.term, w.weight, w.place,
-                 greatest(ln((n - hits + 0.5) / (hits + 0.5)), {LEAST_IDF}) AS idf
-          FROM unnest(%(terms)s::text[], %(weights)s::int[]) WITH ORDINALITY AS w(term, weight, place), total,
-          LATERAL (SELECT count(*) AS hits FROM {{s}}.postings p
-                   WHERE p.kind = %(kind)s AND p.term = w.term) found
-          WHERE hits > 0),
+          SELECT term, weight, place, greatest(ln((n - hits + 0.5) / (hits + 0.5)), {LEAST_IDF}) AS idf
+          FROM chosen, total),
         best AS (
           SELECT serial, sum(
             rare.weight * idf * (p.count * {K1 + 1}::float8) /
