@@ -22,6 +22,7 @@ from diptych.index.protocol import Hits, Index, Kind, Model
 
 WINDOW = 0.003  # seconds a batch waits for requests that are on their way
 LARGEST = 64  # requests in a batch
+SEARCHERS = 2  # batches searched at once: those of different filters cannot share one
 
 
 class Traffic:
@@ -47,9 +48,10 @@ Job = tuple[Hashable, Any, "Future[Any]"]
 
 
 class Batcher:
-    """One thread that runs jobs of equal key together: ``run(key, values)`` gives one result per value.
+    """Threads that run jobs of equal key together: ``run(key, values)`` gives one result per value.
 
-    A batch that fails is run again one by one, so that a faulty request spoils no other.
+    A batch that fails is run again one by one, so that a faulty request spoils no other. With ``workers`` of 1,
+    no two batches run at once.
     """
 
     def __init__(
@@ -58,13 +60,17 @@ class Batcher:
         traffic: Traffic,
         observe: Callable[[int], None] = lambda size: None,
         window: float = WINDOW,
+        workers: int = 1,
     ) -> None:
         self._run, self._traffic, self._observe, self._window = run, traffic, observe, window
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name="batcher", daemon=True) for _ in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def __call__(self, key: Hashable, value: Any) -> Any:
         """The result for one value, computed with whatever else waits under the same key."""
@@ -81,8 +87,10 @@ class Batcher:
             if self._closed:
                 return
             self._closed = True
-            self._jobs.put(None)
-        self._thread.join()
+            for _ in self._threads:
+                self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
         going = True
@@ -166,7 +174,7 @@ class BatchedIndex:
 
     def __init__(self, index: Index, traffic: Traffic, observe: Callable[[int], None]) -> None:
         self._index = index
-        self._batcher = Batcher(self._search, traffic, observe)
+        self._batcher = Batcher(self._search, traffic, observe, workers=SEARCHERS)
 
     def search(
         self,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from diptych.errors import MissingExtra, SettingsError
@@ -14,6 +17,7 @@ from diptych.index.protocol import Index, Model
 
 try:
     import uvicorn
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     from diptych.web.app import create_app
     from diptych.web.auth import LOOPBACK_NAMES, check_token, is_loopback
@@ -66,6 +70,7 @@ def serve(
                 index, model, token=token, private=private, roots=roots, limits=limits, hosts=names,
                 origins=origins, allow_urls=allow_urls, writer=lambda: _writer(place), model_name=model_name,
             )  # fmt: skip
+            listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
             _announce(index, listening)
             logging.getLogger("uvicorn.error").setLevel(log_level.upper())
             config = uvicorn.Config(
@@ -78,9 +83,42 @@ def serve(
                 limit_concurrency=CONNECTIONS,
                 timeout_graceful_shutdown=GRACE,
             )
-            uvicorn.Server(config).run(sockets=[listening])
+            with _leaving_cleanly(), _sharing_cores():
+                uvicorn.Server(config).run(sockets=[listening])
     finally:
         listening.close()
+
+
+@contextmanager
+def _sharing_cores() -> Iterator[None]:
+    """Half the cores to one product of matrices: requests run side by side, and idle threads of one that spin for
+    work take the cores from the others (measured: a tenth of the answers a second)."""
+    if "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    try:
+        with threadpool_limits(1, user_api="blas"):  # numpy's products here are small
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _leaving_cleanly() -> Iterator[None]:
+    """uvicorn, once it has shut down, raises the signal again that made it: here it has done its work by then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _writer(place: str | Path) -> AbstractContextManager[Index]:
