@@ -1,0 +1,327 @@
+"""The page in a real browser: typing, dropping an image, filters, more like this, keys, and every kind of state."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from colours import ColourModel, draw, make_index, running
+
+from diptych.index.embedded import EmbeddedIndex
+from diptych.web.app import create_app
+from diptych.web.limits import Limits
+
+TOKEN = "correct-horse"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+    "--disable-sync", "--no-first-run",
+]  # fmt: skip
+DROP = """([data, name, type]) => {
+  const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], name, { type }));
+  for (const kind of ["dragenter", "dragover", "drop"]) {
+    document.body.dispatchEvent(new DragEvent(kind, { dataTransfer: transfer, bubbles: true, cancelable: true }));
+  }
+}"""
+PASTE = DROP.replace('["dragenter", "dragover", "drop"]', '["paste"]').replace(
+    "new DragEvent(kind, { dataTransfer", "new ClipboardEvent(kind, { clipboardData"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        assert os.environ.get("CI") != "true", "CI has no chromium: apt-get install -y chromium"
+        pytest.skip("no chromium: apt-get install -y chromium")
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("browser")
+    make_index(folder, ColourModel()).close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with EmbeddedIndex(folder / "index") as index, running(create_app(index, ColourModel())) as url:
+        yield url
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    yield from opened(browser, address)
+
+
+def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
+    """A page that tells every mistake of its script, and every request to anywhere else."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
+    page, faults = context.new_page(), []
+    page.set_default_timeout(10_000)
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on(
+        "console", lambda line: faults.append(line.text) if "Content Security Policy" in line.text else None
+    )
+    page.on("request", lambda r: None if r.url.startswith((address, "blob:")) else faults.append(r.url))
+    page.goto(address)
+    yield page
+    context.close()
+    assert faults == []
+
+
+def expect(locator: Any) -> Any:
+    from playwright.sync_api import expect
+
+    return expect(locator)
+
+
+def data(colour: str, shape: str) -> str:
+    out = io.BytesIO()
+    draw(colour, shape).save(out, "PNG")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def captions(page: Any, count: int) -> list[str]:
+    texts: list[str] = page.locator("#grid .caption").all_inner_texts()
+    return texts[:count]
+
+
+def ask(page: Any, text: str) -> None:
+    page.fill("#query", text)
+    page.keyboard.press("Enter")
+
+
+def test_a_query_fills_the_grid(page: Any, tmp_path: Path) -> None:
+    expect(page.locator("#status")).to_contain_text("A look at the collection of 60 images")
+    expect(page.locator("#size")).to_have_text("60 images · 60 texts")
+    ask(page, "a red circle")
+    expect(page.locator("#status")).to_contain_text("5 matches of 60 images")
+    assert all("red" in caption for caption in captions(page, 5))
+    expect(page.locator(".divider")).to_have_count(1)
+    expect(page.locator("#grid li:not(.below) .card")).to_have_count(5)
+    assert float(page.locator(".score b").first.inner_text()) > 0.8
+    assert "q=a+red+circle" in page.url
+    expect(page).to_have_title("a red circle · Diptych")
+    shown = page.locator("#grid img").first.evaluate("img => img.decode().then(() => img.naturalWidth)")
+    assert shown == 96
+    page.screenshot(path=tmp_path / "search.png")
+    assert (tmp_path / "search.png").stat().st_size > 10_000
+    page.click("#more")
+    expect(page.locator("#grid .card")).to_have_count(48)
+
+
+def test_typing_alone_searches(page: Any) -> None:
+    page.locator("#query").press_sequentially("teal")
+    expect(page.locator("#status")).to_contain_text("5 matches")
+    assert all("teal" in caption for caption in captions(page, 5))
+
+
+def test_a_dropped_image_finds_images_and_texts_and_mixes_with_words(page: Any) -> None:
+    page.evaluate(DROP, [data("purple", "ring"), "mine.png", "image/png"])
+    expect(page.locator("#panel")).to_be_visible()
+    expect(page.locator("#title")).to_have_text("mine.png")
+    expect(page.locator("#status")).to_contain_text("matches of 60 images")
+    assert all("purple" in caption for caption in captions(page, 5))
+    expect(page.locator("#texts li")).to_have_count(6)
+    assert all("purple" in text for text in page.locator("#texts span").all_inner_texts()[:5])
+    expect(page.locator("#balance")).to_be_hidden()
+    ask(page, "yellow")
+    expect(page.locator("#balance")).to_be_visible()
+    expect(page.locator("#grid")).to_contain_text("yellow")
+    assert {"purple", "yellow"} == {caption.split()[1] for caption in captions(page, 10)}
+    page.locator("#weight").fill("2")
+    expect(page.locator("#grid .caption").nth(4)).to_contain_text("purple")
+    page.click("#chip button")
+    expect(page.locator("#panel")).to_be_hidden()
+    assert all("yellow" in caption for caption in captions(page, 5))
+
+
+def test_an_image_is_pasted_or_picked(page: Any, tmp_path: Path) -> None:
+    page.evaluate(PASTE, [data("green", "cross"), "pasted.png", "image/png"])
+    expect(page.locator("#title")).to_have_text("pasted.png")
+    assert "green" in captions(page, 1)[0]
+    draw("blue", "square").save(tmp_path / "picked.png")
+    page.set_input_files("#file", tmp_path / "picked.png")
+    expect(page.locator("#title")).to_have_text("picked.png")
+    expect(page.locator("#grid .caption").first).to_contain_text("blue")
+
+
+def test_filters_by_menu_and_by_text(page: Any) -> None:
+    ask(page, "red")
+    page.select_option("#picks select[name=shape]", label="ring")
+    expect(page.locator("#grid .card")).to_have_count(12)
+    assert all(caption.endswith("ring") for caption in captions(page, 12))
+    assert captions(page, 1) == ["a red ring"]
+    page.fill("#filter", "price < 20")
+    page.keyboard.press("Enter")
+    expect(page.locator("#grid .card")).to_have_count(4)
+    page.reload()  # the address holds the question
+    expect(page.locator("#grid .card")).to_have_count(4)
+    expect(page.locator("#query")).to_have_value("red")
+    page.fill("#filter", "prize < 20")
+    page.keyboard.press("Enter")
+    expect(page.locator(".notice.bad")).to_contain_text("did you mean 'price'?")
+    expect(page.locator(".filter")).to_have_class("filter wrong")
+    page.fill("#filter", "price > 1000")
+    page.keyboard.press("Enter")
+    expect(page.locator("#notice")).to_contain_text("Nothing in the collection passes the filter")
+
+
+def test_more_like_this_shows_the_item_and_its_texts(page: Any) -> None:
+    ask(page, "a green square")
+    expect(page.locator("#status")).to_contain_text("5 matches")
+    page.locator(".card", has_text="a green square").click()
+    expect(page.locator("#title")).to_have_text("a green square")
+    expect(page.locator("#status")).not_to_contain_text("5 matches")
+    assert all("green" in caption for caption in captions(page, 4))
+    assert "a green square" not in captions(page, 4)
+    expect(page.locator("#columns")).to_contain_text("square")
+    expect(page.locator("#texts li").first).to_contain_text("green")
+    fitting = page.locator("#texts span").first.inner_text()
+    page.locator("#texts button").first.click()
+    expect(page.locator("#query")).to_have_value(fitting)
+    page.go_back()
+    expect(page.locator("#title")).to_have_text("a green square")
+    page.go_back()
+    expect(page.locator("#panel")).to_be_hidden()
+    expect(page.locator("#query")).to_have_value("a green square")
+
+
+def test_texts_are_found_and_lead_to_images(page: Any) -> None:
+    page.locator(".segments label", has_text="Texts").click()
+    ask(page, "pink")
+    expect(page.locator("#status")).to_contain_text("5 matches of 60 texts")
+    expect(page.locator(".grid.lines .card")).to_have_count(24)
+    page.locator(".card").first.click()
+    expect(page.locator("#status")).to_contain_text("images")
+    expect(page.locator("#grid .caption").first).to_contain_text("pink")
+
+
+def test_words_are_matched_when_asked(page: Any) -> None:
+    ask(page, "triangle")
+    expect(page.locator("#status")).to_contain_text("of 60 images")
+    assert not all("triangle" in caption for caption in captions(page, 4))  # the model knows colours only
+    page.locator(".switch").click()
+    expect(page.locator("#grid .caption").nth(3)).to_contain_text("triangle")
+
+
+def test_the_keyboard_alone_is_enough(page: Any) -> None:
+    expect(page.locator(".card").first).to_be_visible()
+    page.keyboard.press("/")
+    expect(page.locator("#query")).to_be_focused()
+    page.keyboard.type("blue")
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_contain_text("5 matches")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator(".card").nth(0)).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".card").nth(1)).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".card").nth(0)).to_be_focused()
+    chosen = captions(page, 1)[0]
+    page.keyboard.press("Enter")
+    expect(page.locator("#title")).to_have_text(chosen)
+    page.keyboard.press("Escape")
+    expect(page.locator("#panel")).to_be_hidden()
+    expect(page.locator("#query")).to_be_focused()
+
+
+def test_nothing_matches_is_shown(page: Any) -> None:
+    ask(page, "submarine")
+    expect(page.locator("#notice")).to_contain_text("Nothing matches")
+    expect(page.locator("#grid li.below")).to_have_count(24)
+
+
+def test_what_is_no_image_is_told(page: Any) -> None:
+    expect(page.locator(".card").first).to_be_visible()
+    page.evaluate(DROP, [data("red", "ring"), "notes.txt", "text/plain"])
+    expect(page.locator(".notice.bad")).to_contain_text("notes.txt is not an image")
+    page.evaluate(DROP, ["AAAA", "broken.png", "image/png"])
+    expect(page.locator(".notice.bad")).to_contain_text("The uploaded image 'broken.png'")
+
+
+def test_markup_in_texts_stays_text(browser: Any, tmp_path: Path) -> None:
+    from diptych.index.protocol import Item
+
+    model = ColourModel()
+    evil = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    with make_index(tmp_path, model) as index:
+        index.add([Item(evil, text=evil + " red", metadata={"a": evil})], model.encode_text(["red"]))
+        with running(create_app(index, model)) as url:
+            for page in opened(browser, url):
+                page.on("dialog", lambda dialog: pytest.fail("a script ran"))
+                ask(page, "red")
+                expect(page.locator("#grid")).to_contain_text("<script>alert(2)</script>")
+                page.locator(".card", has_text="<script>").click()
+                expect(page.locator("#columns")).to_contain_text("<script>")
+
+
+def test_an_empty_collection_and_a_service_that_stops(browser: Any, tmp_path: Path) -> None:
+    model = ColourModel()
+    with EmbeddedIndex.create(tmp_path / "index", model.dim, fingerprint=model.fingerprint()) as index:
+        pages = None
+        with running(create_app(index, model)) as url:
+            pages = opened(browser, url)
+            page = next(pages)
+            expect(page.locator("#notice")).to_contain_text("This collection is empty")
+        ask(page, "anything")
+        expect(page.locator(".notice.bad")).to_contain_text("The service does not answer")
+        expect(page.locator("#notice button")).to_be_visible()
+        for _ in pages:
+            pass
+
+
+def test_a_private_service_asks_for_its_token(browser: Any, folder: Path) -> None:
+    with (
+        EmbeddedIndex(folder / "index") as index,
+        running(create_app(index, ColourModel(), token=TOKEN, private=True, limits=Limits(k=30))) as url,
+    ):
+        for page in opened(browser, url):
+            expect(page.locator("#login")).to_be_visible()
+            page.fill("#token", "wrong-token")
+            page.keyboard.press("Enter")
+            expect(page.locator("#refusal")).to_contain_text("the token is wrong")
+            page.fill("#token", TOKEN)
+            page.keyboard.press("Enter")
+            expect(page.locator("#grid .card")).to_have_count(24)
+            size = page.locator("#grid img").first.evaluate(
+                "img => new Promise(done => { const look = () => img.naturalWidth ? done(img.naturalWidth) "
+                ": setTimeout(look, 20); look(); })"
+            )
+            assert size == 96
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone(browser: Any, address: str, scheme: str, tmp_path: Path) -> None:
+    phone = {
+        "viewport": {"width": 390, "height": 844},
+        "is_mobile": True,
+        "has_touch": True,
+        "color_scheme": scheme,
+    }
+    for page in opened(browser, address, **phone):
+        ask(page, "orange")
+        expect(page.locator("#status")).to_contain_text("5 matches")
+        page.locator(".card").first.tap()
+        expect(page.locator("#panel")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        widths = page.locator(".card").evaluate_all("cards => cards.slice(0, 2).map(c => c.offsetWidth)")
+        assert all(150 < width < 200 for width in widths)
+        light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(247, 247, 249)"
+        assert light == (scheme == "light")
+        page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
