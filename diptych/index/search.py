@@ -76,9 +76,7 @@ class Searcher:
         asked = as_query(query)
         vector = self.encode(asked)
         if len(self.index) == 0:
-            raise IndexFault(
-                f"{self.index.info.path} is empty: add a collection with 'diptych index' first."
-            )
+            raise IndexFault(f"{self.index.info.path} is empty: add a collection with 'diptych index' first.")
         depth = max(k, rerank, DEPTH if hybrid else 0)
         hits = self.index.search(vector, depth, kind=kind, filter=filter, exact=exact)
         exact_scan = hits.exact
