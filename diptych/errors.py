@@ -13,6 +13,7 @@
     ├── MissingExtra       an optional dependency that is not installed, with the command that installs it
     ├── StorageError       the disk is full or read-only while saving
     └── TrainingError      a run that cannot go on: NaN with its step, collapse when told to stop on it
+    Interrupted            not an error: the user asked a run to stop, and it is saved
 
 The command line prints the message alone and exits with status 2 (status 130 after an interrupt).
 """
@@ -71,3 +72,7 @@ class MissingExtra(DiptychError):
         super().__init__(
             f"{why} needs the package '{package}': install it with pip install 'diptych[{extra}]'."
         )
+
+
+class Interrupted(Exception):
+    """The run was interrupted and its state saved; the message says how to resume."""

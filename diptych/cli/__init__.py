@@ -2,28 +2,95 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
 from diptych import __version__
-from diptych.cli import data, demo, search, train
+from diptych.errors import DiptychError, Interrupted
+
+VERBS = {
+    "demo": "demo",
+    "train": "train",
+    "evaluate": "train",
+    "compare": "train",
+    "ablate": "train",
+    "reproduce": "train",
+    "data": "data",
+    "extract": "data",
+    "show": "show",
+    "index": "search",
+    "search": "search",
+}
+"""Each verb and the module of this folder that holds it, in the order of use."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Verbs(click.Group):
+    """The verbs, each imported when it is asked for, and the one place where failures become sentences."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A verb by its name."""
+        if cmd_name not in VERBS:
+            return None
+        found = getattr(importlib.import_module(f"{__name__}.{VERBS[cmd_name]}"), cmd_name)
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that the arguments start with; a name that is none of them gets the nearest one as advice."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], VERBS, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}."
+            ctx.fail(f"there is no verb '{args[0]}': {advice}")
+        return super().resolve_command(ctx, args)
+
+    def main(  # type: ignore[override]  # click's own two overloads, in one
+        self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any
+    ) -> Any:
+        """Run a verb; an expected failure is one sentence and status 2, an interrupt a sentence and status 130."""
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as help_page:
+            help_page.show()
+            sys.exit(2)
+        except click.UsageError as error:
+            see = f" (see '{error.ctx.command_path} --help')" if error.ctx is not None else ""
+            _end(f"error: {_usage(error)}{see}", 2)
+        except (DiptychError, click.ClickException) as error:
+            _end(f"error: {error}", 2)
+        except Interrupted as note:
+            _end(str(note), 130)
+        except (KeyboardInterrupt, click.Abort):
+            _end("interrupted: what was saved before is intact.", 130)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(error: click.UsageError) -> str:
+    """What is wrong with the arguments; of the two spellings of a flag only one is suggested."""
+    near: list[str] = getattr(error, "possibilities", None) or []
+    once = list({name.replace("-", "_"): name for name in sorted(near)}.values())
+    message = error.message.rstrip(".")
+    return f"{message}: did you mean {' or '.join(once)}?" if once else f"{error.format_message()}"
+
+
+def _end(sentence: str, status: int) -> None:
+    click.echo(sentence, err=True)
+    sys.exit(status)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def main() -> None:
     """Diptych: train, evaluate, index and search image-text retrievers."""
-
-
-for _command in (
-    demo.demo,
-    train.train,
-    train.evaluate,
-    train.compare,
-    train.ablate,
-    train.reproduce,
-    data.data,
-    data.extract,
-    search.index,
-    search.search,
-):
-    main.add_command(_command)

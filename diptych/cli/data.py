@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-from diptych.cli.flags import one_sentence
-
 
 @click.group()
 def data() -> None:
@@ -17,7 +15,6 @@ def data() -> None:
 
 @data.command()
 @click.argument("path")
-@one_sentence
 def check(path: str) -> None:
     """Recognise the format and list every missing or malformed file, duplicate, empty caption and leak."""
     from diptych.data.check import check as run
@@ -50,9 +47,8 @@ def formats() -> None:
 @click.option(
     "--batch_size", "--batch-size", type=click.IntRange(1), help="pictures at a time (default: by device)"
 )
-@one_sentence
 def extract(path: str, output_dir: Path, backbone: str, image_size: int, batch_size: int | None) -> None:
-    """Turn images into grid features in the precomputed layout (fp16); run again to go on after an interruption."""
+    """Turn images into grid features (precomputed layout). Run again to go on after an interruption."""
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
     from diptych.encoders.extract import extract as run

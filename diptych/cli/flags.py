@@ -1,18 +1,14 @@
-"""Flags made from settings classes, and errors turned into one sentence."""
+"""Flags made from settings classes."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import sys
 import typing
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from diptych.errors import DiptychError
-from diptych.training.loop import Interrupted
 from diptych.training.settings import TrainingSettings, literal_choices, plain_type
 
 Command = Callable[..., Any]
@@ -48,20 +44,3 @@ def settings_flags(kind: type[TrainingSettings]) -> Callable[[Command], Command]
 def given(values: dict[str, Any]) -> dict[str, Any]:
     """The flags the user really gave."""
     return {name: value for name, value in values.items() if value is not None}
-
-
-def one_sentence(command: Command) -> Command:
-    """Print the message of an expected error alone and exit with status 2; 130 after an interrupt."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except DiptychError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(2)
-        except Interrupted as note:
-            click.echo(str(note), err=True)
-            sys.exit(130)
-
-    return run

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import one_sentence
-
 if TYPE_CHECKING:
     from diptych.index.protocol import Hits, Index
     from diptych.retriever import Retriever
@@ -47,7 +45,6 @@ def index() -> None:
     "--precision", default="float32", type=click.Choice(["float32", "float16", "binary"]), show_default=True
 )
 @click.option("--batch_size", "--batch-size", default=64, show_default=True, type=click.IntRange(1))
-@one_sentence
 def build(
     run: Path, path: str, place: str | None, name: str, texts: bool, precision: Any, batch_size: int
 ) -> None:
@@ -77,7 +74,6 @@ def default_place(path: str) -> str:
 
 @index.command()
 @click.argument("place")
-@one_sentence
 def info(place: str) -> None:
     """What an index holds, and the model it was made with."""
     from diptych.index.opening import open_index
@@ -103,7 +99,6 @@ def info(place: str) -> None:
 
 @index.command()
 @click.argument("place")
-@one_sentence
 def verify(place: str) -> None:
     """Read everything and compare it with its checksums."""
     from diptych.index.opening import open_index
@@ -118,7 +113,6 @@ def verify(place: str) -> None:
 
 @index.command()
 @click.argument("place")
-@one_sentence
 def compact(place: str) -> None:
     """Give back the space of removed items."""
     from diptych.index.opening import open_index
@@ -130,7 +124,6 @@ def compact(place: str) -> None:
 @index.command()
 @click.argument("place")
 @click.argument("ids", nargs=-1, required=True)
-@one_sentence
 def remove(place: str, ids: tuple[str, ...]) -> None:
     """Remove items by id; the texts of a removed image go with it."""
     from diptych.index.opening import open_index
@@ -145,7 +138,6 @@ def remove(place: str, ids: tuple[str, ...]) -> None:
     "--threshold", type=float, help="least score of a pair (default: the best pairs whatever they score)"
 )
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="most pairs listed")
-@one_sentence
 def duplicates(place: str, threshold: float | None, limit: int) -> None:
     """Pairs of images whose vectors nearly agree."""
     from diptych.index.opening import open_index
@@ -186,7 +178,6 @@ def model_of(opened: Index, given: Path | None) -> tuple[Retriever, str]:
 @click.option(
     "--html", type=click.Path(path_type=Path), help="also write the answers with thumbnails to this file"
 )
-@one_sentence
 def search(
     place: str,
     query: tuple[str, ...],
@@ -201,7 +192,7 @@ def search(
     paths: bool,
     html: Path | None,
 ) -> None:
-    """Search by words, by an image's path, or by both: '"2:red shoe" - "sneaker" + ./shoe.jpg'."""
+    """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'."""
     from diptych.index.opening import open_index
     from diptych.index.search import Searcher
 

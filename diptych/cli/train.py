@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import given, one_sentence, settings_flags
+from diptych.cli.flags import given, settings_flags
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 
 
 @click.group()
 def train() -> None:
-    """Train a recipe: diptych train vse-infinity --data PATH --output_dir RUN."""
+    """Train a recipe. As in: diptych train vse-infinity --data PATH --output_dir RUN."""
 
 
 def _train_command(recipe: Recipe) -> click.Command:
@@ -28,7 +28,6 @@ def _train_command(recipe: Recipe) -> click.Command:
         help="run to go on with",
     )
     @settings_flags(recipe.settings)
-    @one_sentence
     def command(
         data: str, output_dir: Path | None, resume_from_checkpoint: Path | None, **flags: Any
     ) -> None:
@@ -74,9 +73,8 @@ for _recipe in RECIPES.values():
     "--bootstrap", default=1000, show_default=True, help="resamples of the 95 % intervals (0: none)"
 )
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
-@one_sentence
 def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
-    """Evaluate a run or model folder; several are an ensemble (mean of their scores)."""
+    """Evaluate a run or model folder. Several are an ensemble: the mean of their scores."""
     from diptych.recipes.evaluate import evaluate_runs
 
     click.echo(evaluate_runs(runs, **options).render())
@@ -85,9 +83,8 @@ def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
 @click.command()
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
-@one_sentence
 def compare(first: Path, second: Path) -> None:
-    """Set two saved reports side by side; unlike protocols are refused, with the field that differs."""
+    """Set two saved reports side by side. Unlike protocols are refused, with the field that differs."""
     from diptych.evaluation.report import Report
     from diptych.evaluation.report import compare as run
 
@@ -96,7 +93,7 @@ def compare(first: Path, second: Path) -> None:
 
 @click.group()
 def ablate() -> None:
-    """Run the rows of a paper's table on your data: published and measured numbers side by side."""
+    """Run the rows of a paper's table on your data. Published and measured numbers stand side by side."""
 
 
 def _ablate_command(recipe: Recipe) -> click.Command:
@@ -115,7 +112,6 @@ def _ablate_command(recipe: Recipe) -> click.Command:
         help="folder of the runs",
     )
     @settings_flags(recipe.settings)
-    @one_sentence
     def command(
         table: str, data: str, seeds: int, row: tuple[str, ...], output_dir: Path, **flags: Any
     ) -> None:
@@ -140,7 +136,6 @@ def reproduce() -> None:
 @click.option("--table", required=True, type=click.Choice(["6"]), help="6: the synthetic pooling experiment")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="runs per cell")
 @click.option("--output", type=click.Path(path_type=Path), help="also save the numbers as JSON")
-@one_sentence
 def reproduce_vse_infinity(table: str, seeds: int, output: Path | None) -> None:
     """VSE∞: how well each design of GPO learns known pooling patterns."""
     from diptych.recipes import synthetic_pooling

@@ -9,7 +9,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.errors import DataError, SettingsError
+from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.evaluate import evaluate_ensemble
 from diptych.evaluation.report import Report
 from diptych.recipes.run import training_splits
@@ -61,6 +61,8 @@ def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Capt
     first run was trained on.
     """
     if not data:
+        if not runs[0].exists():
+            raise CheckpointError(f"{runs[0]} does not exist: give the folder of a trained run.")
         if not (runs[0] / "run.json").exists():
             raise SettingsError(f"{runs[0]} does not say what it was trained on: give --data.")
         data = [str(read_run(runs[0])["data"])]

@@ -19,7 +19,7 @@ from torch import Tensor
 from diptych.data.captions import Captions
 from diptych.data.loading import PairLoader
 from diptych.data.text import TextStore
-from diptych.errors import SettingsError, TrainingError
+from diptych.errors import Interrupted, SettingsError, TrainingError
 from diptych.evaluation.evaluate import evaluate
 from diptych.progress import track
 from diptych.training import checkpoint, health
@@ -37,10 +37,6 @@ class Prepared:
 
     captions: Captions
     texts: TextStore
-
-
-class Interrupted(Exception):  # noqa: N818  not an error: the state is saved and the run can go on
-    """The run was interrupted and its state saved; the message says how to resume."""
 
 
 def train(
