@@ -19,7 +19,9 @@ def train() -> None:
 
 def _train_command(recipe: Recipe) -> click.Command:
     @click.command(recipe.name, help=f"{recipe.title}.")
-    @click.option("--data", required=True, help="data set: a path in any known format, or 'emoji'")
+    @click.option(
+        "--data", help="data set: a path in any known format, or 'emoji' (a resumed run knows its own)"
+    )
     @click.option("--output_dir", "--output-dir", type=click.Path(path_type=Path), help="folder of the run")
     @click.option(
         "--resume_from_checkpoint",
@@ -29,20 +31,25 @@ def _train_command(recipe: Recipe) -> click.Command:
     )
     @settings_flags(recipe.settings)
     def command(
-        data: str, output_dir: Path | None, resume_from_checkpoint: Path | None, **flags: Any
+        data: str | None, output_dir: Path | None, resume_from_checkpoint: Path | None, **flags: Any
     ) -> None:
         from diptych.recipes.run import resumed_settings, run_recipe
+        from diptych.training.checkpoint import read_run
 
-        folder = resume_from_checkpoint or output_dir
-        if folder is None:
+        if (output_dir is None) == (resume_from_checkpoint is None):
             raise click.UsageError(
-                "give --output_dir for a new run, or --resume_from_checkpoint for an old one."
+                "give either --output_dir for a new run, or --resume_from_checkpoint for an old one."
             )
         if resume_from_checkpoint is not None:
+            folder, resume = resume_from_checkpoint, True
             settings = resumed_settings(recipe, folder, given(flags))
-        else:
+            data = data or str(read_run(folder)["data"])
+        elif data is not None and output_dir is not None:
+            folder, resume = output_dir, False
             settings = recipe.settings(**given(flags))
-        progress = run_recipe(recipe, settings, data, folder, resume=resume_from_checkpoint is not None)
+        else:
+            raise click.UsageError("give --data: the path of a data set, or 'emoji'.")
+        progress = run_recipe(recipe, settings, data, folder, resume=resume)
         click.echo(
             f"best validation RSUM {progress.best_rsum:.1f} at epoch {progress.best_epoch + 1}: {folder / 'best'}"
         )

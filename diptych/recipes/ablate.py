@@ -13,6 +13,7 @@ from diptych.data.storage import write_text
 from diptych.errors import CheckpointError, SettingsError
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.recipes.run import resumed_settings, run_recipe
+from diptych.training.checkpoint import has_state
 from diptych.training.settings import from_json, to_json
 
 T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -55,11 +56,9 @@ def _measure(
     recipe: Recipe, values: dict[str, Any], data: str, run: Path, show_progress: bool
 ) -> dict[str, float]:
     settings = from_json(recipe.settings, values)
-    resume = (run / "last" / "progress.json").exists()
+    resume = has_state(run)
     if resume and to_json(resumed_settings(recipe, run, {})) != to_json(settings):
         raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
-    if not resume and (run / "run.json").exists():
-        (run / "run.json").unlink()  # started but nothing saved yet: nothing to lose
     progress = run_recipe(recipe, settings, data, run, resume=resume, show_progress=show_progress)
     best = next(line for line in progress.history if line["epoch"] == progress.best_epoch)
     return {name.removeprefix("validation_"): value for name, value in best.items()}

@@ -22,6 +22,7 @@ from diptych.index.search import Searcher
 from diptych.recipes import RECIPES
 from diptych.recipes.run import resumed_settings, run_recipe
 from diptych.retriever import Retriever
+from diptych.training.checkpoint import has_state
 from diptych.training.log import read_log
 from diptych.training.prepare import prepare
 
@@ -37,7 +38,7 @@ def run_demo(folder: Path) -> None:
     """Everything once; a second run reuses the trained model and the index."""
     began = time.perf_counter()
     recipe, run, index = RECIPES["vse-infinity"], folder / "run", folder / "emoji.index"
-    resume = (run / "last" / "progress.json").exists()
+    resume = has_state(run)
     settings = resumed_settings(recipe, run, {}) if resume else recipe.settings(**SETTINGS)
     captions = open_captions("emoji")
     print(

@@ -36,7 +36,7 @@ def run_recipe(
     show_progress: bool = True,
 ) -> Progress:
     """Train ``recipe`` on ``data`` into ``folder``; see ``training.loop.train``."""
-    if not resume and (folder / "run.json").exists():
+    if not resume and checkpoint.has_state(folder):
         raise CheckpointError(
             f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
             "or choose another --output_dir."

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from diptych import __version__
 from diptych.data.storage import recover_folder, replace_folder, write_text
@@ -126,22 +127,36 @@ def save_state(
     optimizer: torch.optim.Optimizer,
     progress: Progress,
     randoms: list[dict[str, Tensor]],
+    scaler: GradScaler | None = None,
 ) -> None:
-    """Write ``last/``: modules, optimiser, random states of all processes, progress."""
+    """Write ``last/``: modules, optimiser, random states of all processes, loss scale of fp16, progress."""
     with replace_folder(folder / "last") as new:
         for name, module in method.modules().items():
             save_file(_owned(module.state_dict()), new / f"{name}.safetensors")
         save_file(_optimizer_tensors(method, optimizer), new / "optimizer.safetensors")
         for rank, state in enumerate(randoms):
             save_file(state, new / f"random-{rank}.safetensors")
+        if scaler is not None:
+            (new / "scaler.json").write_text(json.dumps(scaler.state_dict()), "utf-8")
         (new / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
 
 
-def load_state(folder: Path, method: Method, optimizer: torch.optim.Optimizer, rank: int = 0) -> Progress:
-    """Put a run back exactly where ``save_state`` left it; strict in names and shapes."""
+def has_state(folder: Path) -> bool:
+    """Whether a run has saved something to go on from."""
     recover_folder(folder / "last")
+    return (folder / "last" / "progress.json").is_file()
+
+
+def load_state(
+    folder: Path,
+    method: Method,
+    optimizer: torch.optim.Optimizer,
+    rank: int = 0,
+    scaler: GradScaler | None = None,
+) -> Progress:
+    """Put a run back exactly where ``save_state`` left it; strict in names and shapes."""
     last = folder / "last"
-    if not (last / "progress.json").is_file():
+    if not has_state(folder):
         raise CheckpointError(
             f"{folder} has no saved state yet (no last/ folder): start it without resuming."
         )
@@ -153,6 +168,8 @@ def load_state(folder: Path, method: Method, optimizer: torch.optim.Optimizer, r
         if not randoms.exists():
             raise CheckpointError(f"{folder} was trained by fewer processes: resume it with the same number.")
         _load_random(load_file(randoms))
+        if scaler is not None:
+            scaler.load_state_dict(json.loads((last / "scaler.json").read_text("utf-8")))
         return Progress(**json.loads((last / "progress.json").read_text("utf-8")))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the state in {last} cannot be loaded ({error}): start a new run.") from error

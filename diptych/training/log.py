@@ -11,13 +11,16 @@ from diptych.errors import MissingExtra
 
 
 class Log:
-    """Appends one JSON object per line to ``log.jsonl``; a resumed run first drops the lines past its step."""
+    """Appends one JSON object per line to ``log.jsonl``; a resumed run first drops the lines past its step.
+
+    A run that starts anew starts its log anew.
+    """
 
     def __init__(self, folder: Path, *, resumed_at: int | None = None, tensorboard: bool = False) -> None:
         self.path = folder / "log.jsonl"
         self.writer: Any = None
-        if resumed_at is not None and self.path.exists():
-            kept = [line for line in read_log(self.path) if line["step"] <= resumed_at]
+        if self.path.exists():
+            kept = [line for line in read_log(self.path) if line["step"] <= (resumed_at or 0)]
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         if tensorboard:
             try:

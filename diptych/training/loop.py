@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -72,10 +73,14 @@ def train(
         method.twin.to(device)
     parameters = trainable(method)
     optimizer = build_optimizer(method, settings, graphs=settings.cuda_graphs)
-    progress = checkpoint.load_state(folder, method, optimizer, rank) if resume else Progress()
+    progress = Progress()
+    if resume:
+        progress = checkpoint.load_state(folder, method, optimizer, rank, accelerator.scaler)
     if not resume and accelerator.is_main_process:
         card.save(folder)
-    log = Log(folder, resumed_at=progress.step if resume else None, tensorboard=settings.tensorboard)
+    log = None  # the main process alone writes
+    if accelerator.is_main_process:
+        log = Log(folder, resumed_at=progress.step if resume else None, tensorboard=settings.tensorboard)
     if settings.compile:
         method.retriever.compile_encoders()
     model = accelerator.prepare_model(method.retriever)
@@ -83,7 +88,6 @@ def train(
     run_step = GraphedStep(step) if settings.cuda_graphs else step
     schedule = Schedule(len(loader), settings.warmup_epoch, settings.decay_epoch, settings.decay_factor)
     watch = health.Health(device)
-    save = accelerator.is_main_process
 
     with interruptible() as interrupt:
         first = progress.step // len(loader)
@@ -99,7 +103,7 @@ def train(
             label = f"epoch {epoch + 1}/{settings.epochs}"
             start_at = progress.step - epoch * len(loader)
             batches = loader.epoch(epoch, start=start_at)
-            for batch in track(batches, label, len(loader) - start_at, show_progress and save):
+            for batch in track(batches, label, len(loader) - start_at, show_progress and log is not None):
                 rate = settings.learning_rate * schedule.factor(progress.step)
                 set_rates(optimizer, rate)
                 embeddings, whole, terms = run_step(batch.to(device, non_blocking=True))
@@ -108,24 +112,25 @@ def train(
                 progress.step += 1
                 watch.watch(progress.step, terms, collapsed)
                 meter.add(terms)
-                if progress.step % settings.log_steps == 0 and save:
+                if progress.step % settings.log_steps == 0 and log is not None:
                     for sentence in watch.report(terms, collapsed):
                         on_collapse(sentence, settings)
                     log.write(progress.step, {"epoch": epoch, "learning_rate": rate, **meter.read()})
                 if interrupt.asked or (settings.save_steps and progress.step % settings.save_steps == 0):
                     save_on_main(accelerator, folder, method, optimizer, progress)
                 if interrupt.asked:
-                    raise Interrupted(
-                        f"saved at step {progress.step}; resume with --resume_from_checkpoint {folder}"
-                    )
+                    raise interrupted(card, folder, progress)
             with torch.no_grad():
                 method.objective.after_epoch(epoch)
             watch.report({}, None)
-            if save:
+            if log is not None:
                 finish_epoch(method, validation, folder, epoch, progress, log, show_progress)
             progress = share(progress, accelerator)
             save_on_main(accelerator, folder, method, optimizer, progress)
-    log.close()
+            if interrupt.asked and epoch + 1 < settings.epochs:
+                raise interrupted(card, folder, progress)
+    if log is not None:
+        log.close()
     return progress
 
 
@@ -223,7 +228,7 @@ def save_on_main(
     """Write ``last/`` from the main process; the random states of all processes go in."""
     randoms = checkpoint.gather_random(accelerator.num_processes)
     if accelerator.is_main_process:
-        checkpoint.save_state(folder, method, optimizer, progress, randoms)
+        checkpoint.save_state(folder, method, optimizer, progress, randoms, accelerator.scaler)
     accelerator.wait_for_everyone()
 
 
@@ -272,6 +277,15 @@ class Interrupt:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
+
+
+def interrupted(card: RunCard, folder: Path, progress: Progress) -> Interrupted:
+    """What the user is told after a run was saved on their wish."""
+    place, data = shlex.quote(str(folder)), shlex.quote(card.data)
+    return Interrupted(
+        f"saved at step {progress.step}; resume with: "
+        f"diptych train {card.recipe} --data {data} --resume_from_checkpoint {place}"
+    )
 
 
 @contextmanager
