@@ -1,4 +1,4 @@
-"""One HTML file that shows a result: metrics with their protocol, training curves, retrieval grids both ways."""
+"""One HTML file that shows a result: metrics with their protocol, curves, answers both ways, or those of two models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-THUMB = 72  # pixels of a thumbnail's longer side
+THUMB, LARGE = 72, 112  # pixels of a thumbnail's longer side: in a report, and where two models are compared
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")
 
 STYLE = """
@@ -26,6 +26,11 @@ figure { margin: 0; padding: .3rem; border: 2px solid var(--line); border-radius
 figure.right { border-color: var(--good); box-shadow: 0 0 0 2px var(--good); }
 figcaption, .score { font-size: .75rem; opacity: .8; } figure.text { max-width: 9rem; }
 img { background: #fff; border-radius: .2rem; } svg { max-width: 100%; height: auto; }
+.pair { border-top: 1px solid var(--line); padding: .5rem 0; } .pair > .query { width: auto; max-width: 40rem; }
+.pair figure { width: 8.2rem; box-sizing: border-box; }
+.label { width: 11rem; font-size: .85rem; overflow-wrap: anywhere; }
+.pair figcaption { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
+.pair figure.text figcaption { -webkit-line-clamp: 7; }
 pre { background: #8881; padding: .75rem; border-radius: .4rem; overflow-x: auto; }
 """
 
@@ -49,6 +54,24 @@ class Query:
     picture: Image.Image | None = None
 
 
+@dataclass(frozen=True)
+class Result:
+    """What one model answers, best first, and the rank of its first right answer, counted from 1."""
+
+    name: str
+    rank: int
+    answers: Sequence[Answer]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A query and what each model answers to it."""
+
+    text: str
+    results: Sequence[Result]
+    picture: Image.Image | None = None
+
+
 def page(
     title: str,
     introduction: str,
@@ -60,9 +83,7 @@ def page(
 ) -> str:
     """The whole file; ``metrics`` are (name, value, interval), ``curves`` one chart and ``grids`` one section each."""
     parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(introduction)}</p>",
+        f"{_head(title)}<p>{html.escape(introduction)}</p>",
         "<h2>Metrics</h2>",
         _table(("metric", "value", "95 % interval"), metrics),
         "<h2>Protocol</h2>",
@@ -82,11 +103,21 @@ def page(
 
 def gallery_page(title: str, query: Query) -> str:
     """One query's answers as a file of their own."""
-    return (
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
-        f"<meta name='viewport' content='width=device-width, initial-scale=1'><style>{STYLE}</style>"
-        f"<h1>{html.escape(title)}</h1>{_query(query)}</html>"
-    )
+    return f"{_head(title)}{_query(query)}</html>"
+
+
+def comparison_page(
+    title: str,
+    introduction: str,
+    table: tuple[Sequence[str], Sequence[Sequence[str]]],
+    grids: Mapping[str, tuple[str, Sequence[Comparison]]],
+) -> str:
+    """Models side by side: a ``table`` (heads, rows), then one section with its sentence for each of ``grids``."""
+    parts = [f"{_head(title)}<p>{html.escape(introduction)}</p>", _table(*table)]
+    for name, (sentence, comparisons) in grids.items():
+        parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(sentence)}</p>"]
+        parts += map(_comparison, comparisons)
+    return "\n".join([*parts, "</html>"])
 
 
 def chart(name: str, points: Sequence[tuple[float, float]], colour: str) -> str:
@@ -120,6 +151,14 @@ def chart(name: str, points: Sequence[tuple[float, float]], colour: str) -> str:
     )
 
 
+def _head(title: str) -> str:
+    return (
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>"
+    )
+
+
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(h)}</th>" for h in heads)
     body = "".join(
@@ -134,19 +173,31 @@ def _query(query: Query) -> str:
     return f"<div class='row'><div class='query'>{shown}{html.escape(query.text)}</div>{answers}</div>"
 
 
-def _answer(answer: Answer) -> str:
+def _comparison(comparison: Comparison) -> str:
+    shown = _picture(comparison.picture, LARGE) if comparison.picture is not None else ""
+    rows = "".join(
+        f"<div class='row'><div class='label'>{html.escape(result.name)}<br>right at rank {result.rank}</div>"
+        + "".join(_answer(answer, LARGE) for answer in result.answers)
+        + "</div>"
+        for result in comparison.results
+    )
+    return f"<div class='pair'><div class='query'>{shown}{html.escape(comparison.text)}</div>{rows}</div>"
+
+
+def _answer(answer: Answer, side: int = THUMB) -> str:
     kind = " ".join((["right"] if answer.right else []) + (["text"] if answer.picture is None else []))
-    shown = _picture(answer.picture) if answer.picture is not None else ""
+    shown = _picture(answer.picture, side) if answer.picture is not None else ""
     mark = "✓ " if answer.right else ""
+    text = html.escape(answer.text)
     return (
-        f"<figure class='{kind}'>{shown}<figcaption>{mark}{html.escape(answer.text)}</figcaption>"
+        f"<figure class='{kind}'>{shown}<figcaption title='{text}'>{mark}{text}</figcaption>"
         f"<span class='score'>{answer.score:.3f}</span></figure>"
     )
 
 
-def _picture(picture: Image.Image) -> str:
+def _picture(picture: Image.Image, side: int = THUMB) -> str:
     small = picture.convert("RGB")
-    small.thumbnail((THUMB, THUMB))
+    small.thumbnail((side, side))
     buffer = io.BytesIO()
     small.save(buffer, "WEBP", quality=80)
     data = base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,119 @@
+"""The same queries put to two models: which ones to show, and what each model answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from diptych.data.captions import Captions
+from diptych.errors import SettingsError
+from diptych.evaluation.metrics import DIRECTIONS, Placement, Ranks, count_ranks
+from diptych.evaluation.page import Answer, Comparison, Result
+from diptych.evaluation.scores import Scores
+
+Where = Literal["random", "differs"]
+WHERE: tuple[str, ...] = get_args(Where)
+
+
+class Compared:
+    """Two models over the same captions; ``scores`` maps the name of a model to its scores (images, texts)."""
+
+    def __init__(self, data: Captions, scores: Mapping[str, Scores]) -> None:
+        if len(scores) != 2:
+            raise SettingsError(f"{len(scores)} models to compare: give two of different names.")
+        self.data, self.scores = data, dict(scores)
+        self.ranks: dict[str, Ranks] = {
+            name: count_ranks(one, data.image_of) for name, one in self.scores.items()
+        }
+        self.texts_of, self.pictures = data.texts_of(), has_pictures(data)
+
+    def comparisons(
+        self, direction: str, count: int, *, answers: int = 6, where: str = "random", seed: int = 0
+    ) -> list[Comparison]:
+        """``count`` queries of a direction with the best ``answers`` of either model."""
+        a, b = self._placements(direction)
+        places = chosen_queries(a.ranks(), b.ranks(), count, where, seed)
+        shown = self._to_images if direction == "text_to_image" else self._to_texts
+        return [shown(int(a.queries[place]), int(place), answers) for place in places]
+
+    def counts(self, direction: str) -> tuple[int, int, int]:
+        """Queries whose right answer the first model ranks higher, the second ranks higher, and neither."""
+        first, second = (placement.ranks() for placement in self._placements(direction))
+        return int((first < second).sum()), int((second < first).sum()), int((first == second).sum())
+
+    def _placements(self, direction: str) -> list[Placement]:
+        assert direction in DIRECTIONS
+        return [getattr(ranks, direction) for ranks in self.ranks.values()]
+
+    def _to_images(self, text: int, place: int, answers: int) -> Comparison:
+        own, results = int(self.data.image_of[text]), []
+        for name, scores in self.scores.items():
+            values, rows = _best(scores.tile(slice(None), slice(text, text + 1))[:, 0], answers)
+            found = [
+                Answer(self._name(row), value, row == own, self._picture(row))
+                for value, row in zip(values, rows, strict=True)
+            ]
+            results.append(Result(name, self._rank(name, "text_to_image", place), found))
+        return Comparison(self.data.texts[text], results)
+
+    def _to_texts(self, image: int, place: int, answers: int) -> Comparison:
+        own, results = set(self.texts_of[image].tolist()), []
+        for name, scores in self.scores.items():
+            values, rows = _best(scores.tile(slice(image, image + 1), slice(None))[0], answers)
+            found = [
+                Answer(self.data.texts[row], value, row in own)
+                for value, row in zip(values, rows, strict=True)
+            ]
+            results.append(Result(name, self._rank(name, "image_to_text", place), found))
+        return Comparison(self._name(image), results, self._picture(image))
+
+    def _rank(self, name: str, direction: str, place: int) -> int:
+        placement: Placement = getattr(self.ranks[name], direction)
+        return int(placement.ranks()[place]) + 1
+
+    def _name(self, image: int) -> str:
+        """The first text of a picture; of features, which cannot be shown, the id too."""
+        first = next((self.data.texts[i] for i in self.texts_of[image]), "")
+        return first if first and self.pictures else f"{self.data.image_ids[image]} {first}".strip()
+
+    def _picture(self, image: int) -> Image.Image | None:
+        if not self.pictures:
+            return None
+        item = self.data.images[image]
+        assert isinstance(item, Image.Image)
+        return item
+
+
+def has_pictures(data: Captions) -> bool:
+    """Whether the images can be shown: stored features cannot."""
+    return len(data.images) > 0 and isinstance(data.images[0], Image.Image)
+
+
+def chosen_queries(
+    a: NDArray[np.float64], b: NDArray[np.float64], count: int, where: str, seed: int
+) -> Sequence[int]:
+    """Places of the queries to show, given their ranks (Q,) from 0 by either model.
+
+    ``random``: drawn with the seed, so that nobody chose them. ``differs``: those whose rank, counted from 1, changes
+    by the largest factor: 1 → 10 says more than 801 → 810.
+    """
+    if where not in WHERE:
+        raise SettingsError(f"where='{where}' is unknown: choose one of {', '.join(WHERE)}.")
+    order = np.random.default_rng(seed).permutation(len(a))
+    if where == "differs":  # a stable sort of the draw: equal changes in random order
+        change = np.abs(np.log((a[order] + 1) / (b[order] + 1)))
+        order = order[np.argsort(-change, kind="stable")]
+        order = order[a[order] != b[order]]
+    chosen: list[int] = order[:count].tolist()
+    return chosen
+
+
+def _best(scores: torch.Tensor, count: int) -> tuple[list[float], list[int]]:
+    """The highest scores and where they are; of equal ones the smaller number first, as ranks are counted."""
+    values, rows = scores.sort(descending=True, stable=True)
+    return values[:count].tolist(), rows[:count].tolist()
