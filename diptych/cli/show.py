@@ -1,0 +1,93 @@
+"""show: pictures of what runs have learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from diptych.cli.flags import Command
+
+
+@click.group()
+def show() -> None:
+    """Draw the joint space, answers of two runs side by side, or learned pooling weights."""
+
+
+def _on_data(command: Command) -> Command:
+    """The flags of what reads a split."""
+    options: list[Callable[[Command], Command]] = [
+        click.option(
+            "--data",
+            multiple=True,
+            help="data set, one for all runs or one each (default: the first run's own)",
+        ),
+        click.option("--split", default="val", show_default=True, help="split to show"),
+        click.option("--seed", default=0, show_default=True, help="seed of what is drawn"),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _output(name: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--output", default=name, show_default=True, type=click.Path(path_type=Path), help="file to write"
+    )
+
+
+@show.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_on_data
+@click.option(
+    "--count",
+    default=200,
+    show_default=True,
+    type=click.IntRange(2),
+    help="images drawn, with all their texts",
+)
+@click.option("--untrained", is_flag=True, help="also the first run's model as it was before training")
+@_output("space.png")
+def space(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
+    """t-SNE of the joint space, a panel per run: images and texts in two colours, matched pairs joined."""
+    from diptych.recipes.show import show_space
+
+    click.echo(show_space(runs, output, **options))
+
+
+@show.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_on_data
+@click.option(
+    "--where",
+    default="random",
+    show_default=True,
+    type=click.Choice(["random", "differs"]),
+    help="queries drawn at random, or those ranked most differently",
+)
+@click.option(
+    "--count", default=12, show_default=True, type=click.IntRange(1), help="queries of each direction"
+)
+@_output("grids.html")
+def grids(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
+    """Two runs' answers to the same queries, in both directions, as one HTML page."""
+    from diptych.recipes.show import show_grids
+
+    click.echo(show_grids(runs, output, **options))
+
+
+@show.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--sizes", default="4,12,36", show_default=True, help="set sizes, with commas")
+@_output("pooling.png")
+def pooling(runs: tuple[Path, ...], sizes: str, output: Path) -> None:
+    """The weights GPO has learned for each rank, beside mean and max pooling."""
+    from diptych.recipes.show import show_pooling
+
+    try:
+        numbers = [int(size) for size in sizes.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--sizes {sizes}: give whole numbers with commas, as in 4,12,36.") from None
+    click.echo(show_pooling(runs, output, sizes=numbers))
