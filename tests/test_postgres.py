@@ -401,10 +401,44 @@ def test_another_model_is_refused_by_name(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("loss", "table"),
+    [
+        ("DROP TABLE {s}.postings", "postings"),
+        ("DROP TABLE {s}.totals", "totals"),
+        ("TRUNCATE {s}.vectors", "vectors"),
+        ("TRUNCATE {s}.items", "items"),
+        ("TRUNCATE {s}.meta", "meta"),
+    ],
+)
+def test_an_index_restored_in_part_is_refused(url: str, loss: str, table: str) -> None:
+    items, vectors = collection(3)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        execute(index, loss.format(s=index._tables.schema))
+    with pytest.raises(IndexFault, match=f"is incomplete .nothing in its table {table}.: restore the whole"):
+        PostgresIndex.open(url)
+
+
+def test_an_index_of_another_format_is_refused(url: str) -> None:
+    with PostgresIndex.create(url, DIM) as index:
+        execute(index, f"UPDATE {index._tables.schema}.meta SET value = '99' WHERE key = 'format'")
+    with pytest.raises(IndexFault, match="has index format 99, this version reads 1: update diptych"):
+        PostgresIndex.open(url)
+
+
+@pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda i: i.search(np.ones(DIM), 0), SettingsError, "k must be at least 1, not 0"),
-        (lambda i: i.search_words("red", 0), SettingsError, "k must be at least 1, not 0"),
+        (
+            lambda i: i.search(np.ones(DIM), 0),
+            SettingsError,
+            "k, the number of hits, must be at least 1, not 0",
+        ),
+        (
+            lambda i: i.search_words("red", 0),
+            SettingsError,
+            "k, the number of hits, must be at least 1, not 0",
+        ),
         (lambda i: i.search(np.ones(3)), IndexFault, f"holds vectors of {DIM} dimensions"),
         (lambda i: i.search(np.full(DIM, np.nan)), DataError, "NaN"),
         (lambda i: i.search(np.ones(DIM), filter="prize < 3"), QueryError, "did you mean 'price'"),

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from diptych.errors import DataError, IndexFault, QueryError, SettingsError
 from diptych.index import catalog, writing
 from diptych.index.approximate import Graphs, is_stale
 from diptych.index.columns import Columns
 from diptych.index.duplicates import best_pairs
+from diptych.index.engine import Engine, Samples, check_k, check_limit
 from diptych.index.filters import Filter
 from diptych.index.protocol import (
     KINDS,
@@ -35,10 +34,8 @@ from diptych.index.store import Store
 from diptych.index.verify import verify
 from diptych.index.words import Words
 
-SAMPLES = 3  # samples remembered beside the newest
 
-
-class EmbeddedIndex:
+class EmbeddedIndex(Engine):
     """An index in a folder: one writer at a time, any number of readers.
 
     The order of a write is: vectors appended and synced, then one SQLite transaction that refers to them.
@@ -46,15 +43,18 @@ class EmbeddedIndex:
     operation is durable. Safe to share between threads.
     """
 
+    path: Path
+
     def __init__(self, path: str | Path, *, writable: bool = False) -> None:
         self.path = Path(path)
         self._store = Store(self.path, writable)
-        self._layout, self._meta = self._store.layout, self._store.meta
+        self._layout, self._facts = self._store.layout, self._store.meta
+        self._dimension = self._layout.dimension
         self._read = self._store.read
         self._columns = Columns()
         self._words = Words()
         self._graphs = Graphs(self.path, self._layout)
-        self._samples: dict[Any, Vectors] = {}
+        self._samples = Samples()
 
     @classmethod
     def create(
@@ -76,16 +76,7 @@ class EmbeddedIndex:
     ) -> EmbeddedIndex:
         """An existing index; with ``fingerprint``, one made by another model is refused by name."""
         index = cls(path, writable=writable)
-        if fingerprint is not None and fingerprint != index._meta["fingerprint"]:
-            theirs = (
-                f"'{index._meta['model'] or 'unnamed'}' (fingerprint {index._meta['fingerprint'] or 'none'})"
-            )
-            index.close()
-            raise IndexFault(
-                f"{path} was made with the model {theirs}, not with '{model or 'unnamed'}' "
-                f"(fingerprint {fingerprint}): search it with its own model, or index the collection anew "
-                "with this one into another folder."
-            )
+        index._check_model(fingerprint, model)
         return index
 
     @property
@@ -100,15 +91,8 @@ class EmbeddedIndex:
                 ),
             )
         )
-        return IndexInfo(
-            path=str(self.path),
-            engine="embedded",
-            dimension=self._layout.dimension,
-            precision=self._layout.precision,
-            model=self._meta["model"],
-            fingerprint=self._meta["fingerprint"],
-            version=self._meta["version"],
-            created=self._meta["created"],
+        return self._info(
+            "embedded",
             counts={kind: state.count(kind) for kind in KINDS},
             deleted=sum(len(s.gone) for s in state.segments),
             size=self._store.size(),
@@ -125,34 +109,6 @@ class EmbeddedIndex:
     def count(self, kind: Kind | None = None) -> int:
         """Items present, of one kind or of all."""
         return self._read(lambda state, db: state.count(kind))
-
-    def __len__(self) -> int:
-        return self.count()
-
-    def add(self, items: Sequence[Item], vectors: Any) -> None:
-        """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
-        rows = self._checked(vectors, "the vectors to add")
-        writing.check_items(items, len(rows))
-        if not items:
-            return
-        with self._store.writing() as db:
-            present = catalog.slots_of(db, [item.id for item in items])
-            if present:
-                raise IndexFault(
-                    f"'{next(iter(present))}' is already in {self.path}: update it, or delete it first."
-                )
-            writing.insert(db, self.path, self._layout, items, rows)
-
-    def update(self, items: Sequence[Item], vectors: Any) -> None:
-        """Add items, replacing those whose id is present."""
-        rows = self._checked(vectors, "the vectors to update")
-        writing.check_items(items, len(rows))
-        if not items:
-            return
-        with self._store.writing() as db:
-            present = catalog.slots_of(db, [item.id for item in items])
-            catalog.remove_slots(db, present.values())
-            writing.insert(db, self.path, self._layout, items, rows)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items by id and say how many were there; texts of a removed image go with it."""
@@ -204,9 +160,7 @@ class EmbeddedIndex:
 
         def read(state: State, db: Any) -> Vectors:
             slots = catalog.slots_of(db, ids)
-            absent = [id for id in ids if id not in slots]
-            if absent:
-                raise QueryError(f"'{absent[0]}' is not in the index {self.path}: check the id.")
+            self._check_present(ids, slots)
             return fetch(state.segments, self._layout, np.array([slots[id] for id in ids], np.int64))
 
         return self._read(read)
@@ -217,33 +171,10 @@ class EmbeddedIndex:
         row = self._read(lambda state, db: db.execute(query, (id,)).fetchone())
         return None if row is None else bytes(row[0])
 
-    def file(self, item: Item) -> Path | None:
-        """The file of an item, None when it has none or when its path would leave the collection's root."""
-        query = "SELECT root FROM collections WHERE number = ?"
-        row = self._read(lambda state, db: db.execute(query, (item.collection,)).fetchone())
-        if row is None or not row[0] or not item.path:
-            return None
-        root = Path(row[0]).resolve()
-        path = (root / item.path).resolve()
-        return path if path.is_relative_to(root) and path.is_file() else None
-
     def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
         """(id, content) of every item of a collection, for a re-index to compare."""
         query = "SELECT id, content FROM items WHERE collection = ? AND (? IS NULL OR kind = ?)"
         yield from self._read(lambda state, db: db.execute(query, (collection, kind, kind)).fetchall())
-
-    def search(
-        self,
-        vector: Any,
-        k: int = 10,
-        *,
-        kind: Kind | None = None,
-        filter: str | Filter | None = None,
-        exact: bool | None = None,
-    ) -> Hits:
-        """The k best items for one vector (dimension,)."""
-        row = np.asarray(vector, np.float32)
-        return self.search_many(row.reshape(1, -1), k, kind=kind, filter=filter, exact=exact)[0]
 
     def search_many(
         self,
@@ -256,17 +187,14 @@ class EmbeddedIndex:
     ) -> list[Hits]:
         """``search`` for each row of (queries, dimension), in one pass over the vectors."""
         queries = self._checked(vectors, "the query")
-        _check_k(k)
+        check_k(k)
 
         def read(state: State, db: Any) -> list[Hits]:
             graph = None if exact or filter is not None else self._graphs.find(state, kind)
             if graph is not None:
                 found = self._graphs.search(graph, state, queries, k)
             elif exact is False and filter is None:
-                what = f"{kind} items" if kind else "images and texts together"
-                raise IndexFault(
-                    f"{self.path} has no approximate index of {what}: build one, or search exactly."
-                )
+                raise self._no_graph(kind)
             else:
                 chosen = None if filter is None else self._columns.select(state, db, filter, kind)
                 found = scan(state.of_kind(kind), self._layout, queries, k, chosen)
@@ -279,7 +207,7 @@ class EmbeddedIndex:
         self, text: str, k: int = 10, *, kind: Kind | None = None, filter: str | Filter | None = None
     ) -> Hits:
         """The k best items by BM25 over their texts; items without any of the words are absent."""
-        _check_k(k)
+        check_k(k)
 
         def read(state: State, db: Any) -> Hits:
             chosen = None if filter is None else self._columns.select(state, db, filter, kind)
@@ -300,22 +228,10 @@ class EmbeddedIndex:
         """Vectors of up to ``size`` items spread evenly over the index, the same for the same state."""
 
         def read(state: State, db: Any) -> Vectors:
-            key = (state.generation, kind, repr(filter), size)
-            if key in self._samples:
-                return self._samples[key]
-            segments = state.of_kind(kind)
-            if filter is None:
-                rows = [segment.live_rows + (segment.number << ROW_BITS) for segment in segments]
-            else:
-                chosen = self._columns.select(state, db, filter, kind)
-                rows = [chosen[segment.number] + (segment.number << ROW_BITS) for segment in segments]
-            slots = np.concatenate([*rows, np.zeros(0, np.int64)])
-            if len(slots) > size:
-                slots = slots[np.linspace(0, len(slots) - 1, size).astype(np.int64)]
-            vectors = fetch(segments, self._layout, slots)
-            newest = [one for one in self._samples.items() if one[0][0] == state.generation][-SAMPLES:]
-            self._samples = {**dict(newest), key: vectors}
-            return vectors
+            return self._samples.get(
+                (state.generation, kind, repr(filter), size),
+                lambda: self._sampled(state, db, kind, filter, size),
+            )
 
         return self._read(read)
 
@@ -328,8 +244,7 @@ class EmbeddedIndex:
         show_progress: bool = False,
     ) -> list[Pair]:
         """The ``limit`` best pairs, best first; with ``threshold``, only those that reach it."""
-        if limit < 1:
-            raise SettingsError(f"the number of pairs to list must be at least 1, not {limit}.")
+        check_limit(limit)
 
         def read(state: State, db: Any) -> list[Pair]:
             segments = state.of_kind(kind)
@@ -348,13 +263,32 @@ class EmbeddedIndex:
         """Release files and locks; idempotent."""
         self._store.close()
 
-    def __enter__(self) -> Self:
-        return self
+    def _write(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
+        with self._store.writing() as db:
+            present = catalog.slots_of(db, [item.id for item in items])
+            if present and not replace:
+                raise self._already(next(iter(present)))
+            catalog.remove_slots(db, present.values())
+            writing.insert(db, self.path, self._layout, items, rows)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _root(self, collection: int) -> str:
+        query = "SELECT root FROM collections WHERE number = ?"
+        row = self._read(lambda state, db: db.execute(query, (collection,)).fetchone())
+        return "" if row is None else str(row[0])
+
+    def _sampled(
+        self, state: State, db: Any, kind: Kind | None, filter: str | Filter | None, size: int
+    ) -> Vectors:
+        segments = state.of_kind(kind)
+        if filter is None:
+            rows = [segment.live_rows + (segment.number << ROW_BITS) for segment in segments]
+        else:
+            chosen = self._columns.select(state, db, filter, kind)
+            rows = [chosen[segment.number] + (segment.number << ROW_BITS) for segment in segments]
+        slots = np.concatenate([*rows, np.zeros(0, np.int64)])
+        if len(slots) > size:
+            slots = slots[np.linspace(0, len(slots) - 1, size).astype(np.int64)]
+        return fetch(segments, self._layout, slots)
 
     def _hits(self, state: State, db: Any, query: Vectors, slots: Rows, k: int, exact: bool) -> Hits:
         scores = rescore(fetch(state.segments, self._layout, slots), query)
@@ -362,22 +296,3 @@ class EmbeddedIndex:
         items = catalog.items_at(db, slots[best].tolist())
         pairs = zip(items, scores[best].tolist(), strict=True)
         return Hits(tuple(Hit(item, score) for item, score in pairs if item is not None), exact)
-
-    def _checked(self, vectors: Any, what: str) -> Vectors:
-        rows: Vectors = np.ascontiguousarray(np.asarray(vectors), np.float32)
-        if rows.ndim != 2 or rows.shape[1] != self._layout.dimension:
-            raise IndexFault(
-                f"the shape of {what} is {'×'.join(map(str, rows.shape))}, but {self.path} holds vectors of "
-                f"{self._layout.dimension} dimensions: encode with the model it was made with, "
-                f"'{self._meta['model'] or 'unnamed'}'."
-            )
-        finite = np.isfinite(rows).all(axis=1)
-        if not finite.all():
-            bad = int(np.argmin(finite))
-            raise DataError(f"row {bad} of {what} holds NaN or infinity: check the model and its input.")
-        return rows
-
-
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise SettingsError(f"k, the number of hits, must be at least 1, not {k}.")

@@ -8,18 +8,17 @@ is one transaction that first locks the index's generation: writers take turns, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from pgvector import HalfVector, Vector
 
-from diptych.errors import IndexFault, QueryError, SettingsError
+from diptych.errors import IndexFault, SettingsError
 from diptych.index import ranking, tables
 from diptych.index.bm25 import Tokenizer
 from diptych.index.database import Connection, Database
 from diptych.index.duplicates import best_pairs
+from diptych.index.engine import Engine, Samples, check_k, check_limit, new_facts
 from diptych.index.filters import Filter, parse_filter
 from diptych.index.protocol import (
     KINDS,
@@ -35,42 +34,40 @@ from diptych.index.protocol import (
 )
 from diptych.index.pushdown import condition, storable
 from diptych.index.ranking import Selection
-from diptych.index.records import checked_vectors, item, records, rows_of, storable_ids
+from diptych.index.records import item, records, rows_of, storable_ids
 from diptych.index.scan import rescore
 from diptych.index.segments import Layout
 from diptych.index.state import Segment
 from diptych.index.tables import Tables
-from diptych.index.writing import check_items
 from diptych.progress import track
 
 MARGIN = 32  # candidates beyond k that are scored again: the server's float32 must not decide who is in
 LEAST_EF, MAX_EF = 100, 1000  # candidates an HNSW search keeps; the second is pgvector's limit
 
 
-class PostgresIndex:
+class PostgresIndex(Engine):
     """An index in a schema of a PostgreSQL database: many writers, many readers.
 
     Safe to share between threads. A database that goes away makes requests fail with ``Unavailable``; the
     first one after it is back works again.
     """
 
+    path: str
+
     def __init__(self, url: str, *, writable: bool = False) -> None:
         self._database, self._writable = Database(url), writable
         self._tokenizer = Tokenizer()
-        self._sampled: tuple[Any, Vectors] | None = None
+        self._samples = Samples()
         self.path = self._database.label
         try:
-            self._meta = self._database.ask(Tables(self._database.index).meta)
-            if int(self._meta["format"]) != tables.FORMAT:
-                raise IndexFault(
-                    f"{self.path} has index format {self._meta['format']}, this version reads "
-                    f"{tables.FORMAT}: update diptych, or index the collection anew."
-                )
+            found = Tables(self._database.index)
+            self._facts = self._database.ask(found.meta)
+            self._database.ask(lambda db: found.check_whole(db, self.path))
         except BaseException:
             self.close()
             raise
-        self._dimension = int(self._meta["dimension"])
-        self._precision: Precision = self._meta["precision"]  # type: ignore[assignment]
+        self._dimension = int(self._facts["dimension"])
+        self._precision: Precision = self._facts["precision"]  # type: ignore[assignment]
         self._tables = Tables(self._database.index, self._precision)
 
     @classmethod
@@ -84,7 +81,8 @@ class PostgresIndex:
         precision: Precision = "float32",
     ) -> PostgresIndex:
         """A new, empty index, open for writing; an index that is already there is refused."""
-        facts = tables.new_facts(dimension, precision, model, fingerprint)
+        tables.check_storable(dimension, precision)
+        facts = new_facts(dimension, precision, model, fingerprint)
         database = Database(url)
         try:
             new = Tables(database.index, precision)
@@ -99,14 +97,7 @@ class PostgresIndex:
     ) -> PostgresIndex:
         """An existing index; with ``fingerprint``, one made by another model is refused by name."""
         index = cls(url, writable=writable)
-        theirs = index._meta["fingerprint"]
-        if fingerprint is not None and fingerprint != theirs:
-            index.close()
-            raise IndexFault(
-                f"{index.path} was made with the model '{index._meta['model'] or 'unnamed'}' (fingerprint "
-                f"{theirs or 'none'}), not with '{model or 'unnamed'}' (fingerprint {fingerprint}): search "
-                "it with its own model, or index the collection anew with this one under another name."
-            )
+        index._check_model(fingerprint, model)
         return index
 
     @staticmethod
@@ -123,15 +114,8 @@ class PostgresIndex:
         """What the index says of itself."""
         t = self._tables
         return self._database.ask(
-            lambda db: IndexInfo(
-                path=self.path,
-                engine="postgresql",
-                dimension=self._dimension,
-                precision=self._precision,
-                model=self._meta["model"],
-                fingerprint=self._meta["fingerprint"],
-                version=self._meta["version"],
-                created=self._meta["created"],
+            lambda db: self._info(
+                "postgresql",
                 counts=t.counts(db),
                 deleted=0,
                 size=t.size(db),
@@ -151,18 +135,7 @@ class PostgresIndex:
         counts = self._database.ask(self._tables.counts)
         return sum(counts.values()) if kind is None else counts[kind]
 
-    def __len__(self) -> int:
-        return self.count()
-
     # ------------------------------------------------------------------ changing
-
-    def add(self, items: Sequence[Item], vectors: Any) -> None:
-        """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
-        self._store(items, vectors, replace=False)
-
-    def update(self, items: Sequence[Item], vectors: Any) -> None:
-        """Add items, replacing those whose id is present."""
-        self._store(items, vectors, replace=True)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items by id and say how many were there; texts of a removed image go with it."""
@@ -208,40 +181,16 @@ class PostgresIndex:
     def vectors(self, ids: Sequence[str]) -> Vectors:
         """The stored vectors (len(ids), dimension) of items that must be present."""
         found = self._database.ask(lambda db: self._tables.vectors_of(db, storable_ids(ids)))
-        absent = [id for id in ids if id not in found]
-        if absent:
-            raise QueryError(f"'{absent[0]}' is not in the index {self.path}: check the id.")
+        self._check_present(ids, found)
         return self._rows([found[id] for id in ids])
 
     def thumbnail(self, id: str) -> bytes | None:
         """The stored JPEG of an item, if it has one."""
         return self._database.ask(lambda db: self._tables.thumbnail(db, id)) if storable(id) else None
 
-    def file(self, item: Item) -> Path | None:
-        """The file of an item on this machine, None without one or when its path would leave its root."""
-        roots = {c.number: c.root for c in self._database.ask(self._tables.collections)}
-        if not roots.get(item.collection) or not item.path:
-            return None
-        root = Path(roots[item.collection]).resolve()
-        path = (root / item.path).resolve()
-        return path if path.is_relative_to(root) and path.is_file() else None
-
     def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
         """(id, content) of every item of a collection, for a re-index to compare."""
         yield from self._database.ask(lambda db: self._tables.contents(db, collection, kind))
-
-    def search(
-        self,
-        vector: Any,
-        k: int = 10,
-        *,
-        kind: Kind | None = None,
-        filter: str | Filter | None = None,
-        exact: bool | None = None,
-    ) -> Hits:
-        """The k best items for one vector (dimension,)."""
-        row = np.asarray(vector, np.float32)
-        return self.search_many(row.reshape(1, -1), k, kind=kind, filter=filter, exact=exact)[0]
 
     def search_many(
         self,
@@ -258,16 +207,13 @@ class PostgresIndex:
         search is always exact.
         """
         queries = self._checked(vectors, "the query")
-        _check_k(k)
+        check_k(k)
 
         def read(db: Connection) -> list[Hits]:
             wanted = exact is not True and filter is None and k + MARGIN <= MAX_EF
             approximate = wanted and kind in self._tables.graphs(db)
             if exact is False and filter is None and not approximate:
-                what = f"{kind} items" if kind else "images and texts together"
-                raise IndexFault(
-                    f"{self.path} has no approximate index of {what} for k={k}: build one, or search exactly."
-                )
+                raise self._no_graph(kind)
             chosen = self._selection(db, kind, filter)
             if approximate:
                 effort = min(MAX_EF, max(LEAST_EF, 2 * (k + MARGIN)))
@@ -289,7 +235,7 @@ class PostgresIndex:
         self, text: str, k: int = 10, *, kind: Kind | None = None, filter: str | Filter | None = None
     ) -> Hits:
         """The k best items by BM25 over their texts; items without any of the words are absent."""
-        _check_k(k)
+        check_k(k)
         words = self._tokenizer.query(text)
         kinds = KINDS if kind is None else (kind,)
 
@@ -312,11 +258,10 @@ class PostgresIndex:
         """Vectors of up to ``size`` items spread evenly over the index, the same for the same state."""
 
         def read(db: Connection) -> Vectors:
-            key = (self._tables.generation(db), kind, repr(filter), size)
-            if self._sampled is None or self._sampled[0] != key:
-                chosen = self._selection(db, kind, filter)
-                self._sampled = (key, self._rows(ranking.sample(db, self._tables, chosen, size)))
-            return self._sampled[1]
+            return self._samples.get(
+                (self._tables.generation(db), kind, repr(filter), size),
+                lambda: self._rows(ranking.sample(db, self._tables, self._selection(db, kind, filter), size)),
+            )
 
         return self._database.ask(read)
 
@@ -332,8 +277,7 @@ class PostgresIndex:
 
         The vectors of the kind are brought here for it: a database has no quick way to compare all with all.
         """
-        if limit < 1:
-            raise SettingsError(f"the number of pairs to list must be at least 1, not {limit}.")
+        check_limit(limit)
 
         def read(db: Connection) -> list[Pair]:
             rows = self._tables.vectors_of_kind(db, kind)
@@ -356,14 +300,6 @@ class PostgresIndex:
         """Close the connections; idempotent."""
         self._database.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     # ------------------------------------------------------------------ inside
 
     def _change(self, write: Callable[[Connection], Any]) -> Any:
@@ -376,11 +312,7 @@ class PostgresIndex:
 
         return self._database.change(counted, self._tables.take_turn)
 
-    def _store(self, items: Sequence[Item], vectors: Any, replace: bool) -> None:
-        rows = self._checked(vectors, "vectors to add")
-        check_items(items, len(rows))
-        if not items:
-            return
+    def _write(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
         new = records(items, rows, self._precision, self._tokenizer)
         ids = [one.id for one in items]
 
@@ -388,12 +320,14 @@ class PostgresIndex:
             if replace:
                 self._tables.remove(db, ids, with_texts=False)
             elif present := self._tables.items(db, ids):
-                raise IndexFault(
-                    f"'{present[0].id}' is already in {self.path}: update it, or delete it first."
-                )
+                raise self._already(present[0].id)
             self._tables.insert(db, new)
 
         self._change(write)
+
+    def _root(self, collection: int) -> str:
+        roots = {c.number: c.root for c in self._database.ask(self._tables.collections)}
+        return roots.get(collection, "")
 
     def _selection(self, db: Connection, kind: Kind | None, filter: str | Filter | None) -> Selection:
         if filter is None:
@@ -410,16 +344,8 @@ class PostgresIndex:
     def _rows(self, vectors: Sequence[Any]) -> Vectors:
         return rows_of(vectors, self._dimension)
 
-    def _checked(self, vectors: Any, what: str) -> Vectors:
-        return checked_vectors(vectors, self._dimension, what, self.path, self._meta["model"])
-
     def _check_writable(self) -> None:
         if not self._writable:
             raise IndexFault(
                 f"{self.path} is open for reading only: open it with writable=True to change it."
             )
-
-
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise SettingsError(f"k must be at least 1, not {k}.")

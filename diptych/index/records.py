@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pgvector import HalfVector, Vector
 
-from diptych.errors import DataError, IndexFault, SettingsError
+from diptych.errors import DataError, SettingsError
 from diptych.index import catalog
 from diptych.index.bm25 import Tokenizer
 from diptych.index.protocol import Item, Vectors
@@ -68,21 +68,6 @@ def rows_of(vectors: Sequence[Any], dimension: int) -> Vectors:
     for row, vector in enumerate(vectors):
         out[row] = vector.to_numpy()
     return out
-
-
-def checked_vectors(vectors: Any, dimension: int, what: str, place: str, model: str) -> Vectors:
-    """Rows (n, dimension) of finite numbers, or an error that says what else they are."""
-    rows: Vectors = np.ascontiguousarray(np.asarray(vectors), np.float32)
-    if rows.ndim != 2 or rows.shape[1] != dimension:
-        shape = "×".join(map(str, rows.shape))
-        raise IndexFault(
-            f"{what} has shape {shape}, the index {place} holds vectors of {dimension} dimensions: "
-            f"encode with the model it was made with, '{model or 'unnamed'}'."
-        )
-    if not np.isfinite(rows).all():
-        bad = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
-        raise DataError(f"{what}: row {bad} holds NaN or infinity; check the model and what it encoded.")
-    return rows
 
 
 def _checked(one: Item) -> dict[str, Any]:

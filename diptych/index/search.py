@@ -12,6 +12,7 @@ import numpy as np
 from diptych.data.images import ImageLike, as_item, open_image
 from diptych.errors import IndexFault, QueryError
 from diptych.index.cutoff import CHANCE, Background, background
+from diptych.index.engine import other_model
 from diptych.index.filters import Filter
 from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
 from diptych.index.query import parse_query
@@ -48,11 +49,7 @@ class Searcher:
     ) -> None:
         info, fingerprint = index.info, model.fingerprint()
         if info.fingerprint != fingerprint:
-            raise IndexFault(
-                f"{info.path} was made with the model '{info.model or 'unnamed'}' (fingerprint "
-                f"{info.fingerprint or 'none'}), not with '{model_name or 'unnamed'}' (fingerprint "
-                f"{fingerprint}): search it with its own model, or index the collection anew with this one."
-            )
+            raise other_model(info.path, (info.model, info.fingerprint), (model_name, fingerprint))
         self.index, self.model = index, model
         self.pair_scorer, self.allow_urls = pair_scorer, allow_urls
 

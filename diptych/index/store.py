@@ -5,17 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-import diptych
 from diptych.data.storage import replace_folder, storing
 from diptych.errors import IndexFault, SettingsError
 from diptych.index import catalog
 from diptych.index.catalog import Catalog
+from diptych.index.engine import new_facts
 from diptych.index.protocol import PRECISIONS, Precision
 from diptych.index.segments import Layout
 from diptych.index.state import State, load_state
@@ -56,16 +55,8 @@ class Store:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             what = "is already an index" if (path / catalog.FILE).is_file() else "exists and is not empty"
             raise IndexFault(f"{path} {what}: open it, or choose another folder.")
-        facts = {
-            "dimension": str(dimension),
-            "precision": precision,
-            "model": model,
-            "fingerprint": fingerprint,
-            "version": diptych.__version__,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
         with replace_folder(path) as new:
-            Catalog.create(new, facts)
+            Catalog.create(new, new_facts(dimension, precision, model, fingerprint))
 
     @property
     def state(self) -> State:

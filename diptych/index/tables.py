@@ -7,13 +7,11 @@ words are in which item. ``serial`` numbers items as they were added, and decide
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-import diptych
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.database import Connection
 from diptych.index.filters import kind_of
@@ -85,6 +83,30 @@ class Tables:
     def meta(self, db: Connection) -> dict[str, str]:
         """All the facts about the index itself."""
         return dict(db.execute(self.sql("SELECT key, value FROM {s}.meta")).fetchall())
+
+    def check_whole(self, db: Connection, label: str) -> None:
+        """Raise for an index that was restored in part: a table that is missing, or empty when it should not be."""
+        facts = self.meta(db)
+        if facts.get("format", str(FORMAT)) != str(FORMAT):
+            raise IndexFault(
+                f"{label} has index format {facts['format']}, this version reads {FORMAT}: update diptych, or "
+                "index the collection anew."
+            )
+        names = (*_FILLED, "collections", "columns", "totals")
+        query = "SELECT name FROM unnest(%s::text[]) name WHERE to_regclass(%s || '.' || name) IS NULL"
+        lost = [name for (name,) in db.execute(query, (list(names), self.schema)).fetchall()]
+        lost += [] if "format" in facts and "dimension" in facts else ["meta"]
+        if not lost and any(self.counts(db).values()):
+            lost = [
+                table
+                for table in ("items", "vectors")
+                if db.execute(self.sql(f"SELECT NOT EXISTS (SELECT FROM {{s}}.{table})")).fetchone()[0]
+            ]
+        if lost:
+            raise IndexFault(
+                f"{label} is incomplete (nothing in its table {lost[0]}): restore the whole index again, or index "
+                "the collection anew under another name."
+            )
 
     def generation(self, db: Connection) -> int:
         """How many changes there were."""
@@ -302,8 +324,8 @@ class Tables:
                 db.execute(self.sql(upsert), (name, sorted(kinds)))
 
 
-def new_facts(dimension: int, precision: str, model: str, fingerprint: str) -> dict[str, str]:
-    """The facts of a new index; raises when pgvector cannot hold it."""
+def check_storable(dimension: int, precision: str) -> None:
+    """Raise when pgvector cannot hold such vectors."""
     if not 1 <= dimension <= DIMENSION_LIMIT:
         raise SettingsError(f"pgvector holds vectors of 1 to {DIMENSION_LIMIT} dimensions, not {dimension}.")
     if precision not in TYPES:
@@ -311,14 +333,6 @@ def new_facts(dimension: int, precision: str, model: str, fingerprint: str) -> d
             f"an index in PostgreSQL stores {' or '.join(TYPES)}, not '{precision}': choose one of these, "
             "or a path for an embedded index."
         )
-    return {
-        "dimension": str(dimension),
-        "precision": precision,
-        "model": model,
-        "fingerprint": fingerprint,
-        "version": diptych.__version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _graph(kind: str) -> str:

@@ -9,26 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych.errors import DataError
 from diptych.index import catalog
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
 from diptych.index.segments import ROW_BITS, Layout, append, slot_of
 from diptych.index.state import Segment, State
 
 PIECE = 1 << 25  # bytes copied at once while compacting
-
-
-def check_items(items: Sequence[Item], count: int) -> None:
-    """Raise when items and their vectors do not pair up, or when ids are empty or not unique."""
-    if count != len(items):
-        raise DataError(f"{len(items)} items came with {count} vectors: give one vector per item.")
-    seen: set[str] = set()
-    for item in items:
-        if not item.id or item.id in seen:
-            raise DataError(f"the id '{item.id}' is empty or comes more than once: ids must be unique names.")
-        if item.kind not in KINDS:
-            raise DataError(f"item '{item.id}' is of kind '{item.kind}': choose {' or '.join(KINDS)}.")
-        seen.add(item.id)
 
 
 def insert(
