@@ -116,9 +116,10 @@ def train(
                     for sentence in watch.report(terms, collapsed):
                         on_collapse(sentence, settings)
                     log.write(progress.step, {"epoch": epoch, "learning_rate": rate, **meter.read()})
-                if interrupt.asked or (settings.save_steps and progress.step % settings.save_steps == 0):
+                stopping = interrupt.agreed(accelerator, progress.step)
+                if stopping or (settings.save_steps and progress.step % settings.save_steps == 0):
                     save_on_main(accelerator, folder, method, optimizer, progress)
-                if interrupt.asked:
+                if stopping:
                     raise interrupted(card, folder, progress)
             with torch.no_grad():
                 method.objective.after_epoch(epoch)
@@ -127,7 +128,7 @@ def train(
                 finish_epoch(method, validation, folder, epoch, progress, log, show_progress)
             progress = share(progress, accelerator)
             save_on_main(accelerator, folder, method, optimizer, progress)
-            if interrupt.asked and epoch + 1 < settings.epochs:
+            if interrupt.agreed(accelerator) and epoch + 1 < settings.epochs:
                 raise interrupted(card, folder, progress)
     if log is not None:
         log.close()
@@ -270,13 +271,29 @@ class Meter:
 class Interrupt:
     """Whether the user pressed Ctrl-C; a second one ends at once."""
 
-    asked = False
+    SAME = 1.0  # seconds within which a second signal is the first one, passed on by torchrun
+    EVERY = 10  # steps after which several processes ask each other
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.since = 0.0
 
     def handle(self, number: int, frame: Any) -> None:
         """Remember the wish; the loop ends after the step in progress."""
-        if self.asked:
+        if not self.asked:
+            self.asked, self.since = True, time.monotonic()
+        elif time.monotonic() - self.since > self.SAME:
             raise KeyboardInterrupt
-        self.asked = True
+
+    def agreed(self, accelerator: Accelerator, step: int = 0) -> bool:
+        """Whether to stop now; several processes stop at the same step, for they save together."""
+        if accelerator.num_processes == 1:
+            return self.asked
+        if step % self.EVERY:
+            return False
+        anyone = torch.tensor(int(self.asked), device=accelerator.device)
+        torch.distributed.all_reduce(anyone, torch.distributed.ReduceOp.MAX)
+        return bool(anyone)
 
 
 def interrupted(card: RunCard, folder: Path, progress: Progress) -> Interrupted:
