@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-THUMB, LARGE = 72, 112  # pixels of a thumbnail's longer side: in a report, and where two models are compared
+THUMB, LARGE = 72, 100  # pixels of a thumbnail's longer side: in a report, and where two models are compared
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")
 
 STYLE = """
@@ -26,9 +26,11 @@ figure { margin: 0; padding: .3rem; border: 2px solid var(--line); border-radius
 figure.right { border-color: var(--good); box-shadow: 0 0 0 2px var(--good); }
 figcaption, .score { font-size: .75rem; opacity: .8; } figure.text { max-width: 9rem; }
 img { background: #fff; border-radius: .2rem; } svg { max-width: 100%; height: auto; }
-.pair { border-top: 1px solid var(--line); padding: .5rem 0; } .pair > .query { width: auto; max-width: 40rem; }
-.pair figure { width: 8.2rem; box-sizing: border-box; }
-.label { width: 11rem; font-size: .85rem; overflow-wrap: anywhere; }
+.pair { display: flex; flex-wrap: wrap; gap: 0 1rem; border-top: 1px solid var(--line); padding: .5rem 0; }
+.pair > .query { width: 9rem; margin: .75rem 0; overflow-wrap: anywhere; } .pair > .answers { flex: 1 1 20rem; }
+.pair figure { width: 7.4rem; box-sizing: border-box; } .pair .right { font-weight: 600; }
+.label { width: 7.9rem; font-size: .85rem; overflow-wrap: anywhere; } .label b { color: var(--good); }
+@media (max-width: 44rem) { .label { width: 100%; } }
 .pair figcaption { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
 .pair figure.text figcaption { -webkit-line-clamp: 7; }
 pre { background: #8881; padding: .75rem; border-radius: .4rem; overflow-x: auto; }
@@ -175,13 +177,17 @@ def _query(query: Query) -> str:
 
 def _comparison(comparison: Comparison) -> str:
     shown = _picture(comparison.picture, LARGE) if comparison.picture is not None else ""
-    rows = "".join(
-        f"<div class='row'><div class='label'>{html.escape(result.name)}<br>right at rank {result.rank}</div>"
-        + "".join(_answer(answer, LARGE) for answer in result.answers)
-        + "</div>"
-        for result in comparison.results
-    )
-    return f"<div class='pair'><div class='query'>{shown}{html.escape(comparison.text)}</div>{rows}</div>"
+    best = min(result.rank for result in comparison.results)
+    rows = ""
+    for result in comparison.results:
+        rank = f"right at rank {result.rank}"
+        rank = f"<b>{rank}</b>" if result.rank == best else rank
+        answers = "".join(_answer(answer, LARGE) for answer in result.answers)
+        rows += (
+            f"<div class='row'><div class='label'>{html.escape(result.name)}<br>{rank}</div>{answers}</div>"
+        )
+    query = f"<div class='query'>{shown}{html.escape(comparison.text)}</div>"
+    return f"<div class='pair'>{query}<div class='answers'>{rows}</div></div>"
 
 
 def _answer(answer: Answer, side: int = THUMB) -> str:

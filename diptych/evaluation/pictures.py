@@ -130,7 +130,7 @@ def picture_of_spaces(
         image, text = flattened(space, seed)
         pairs = list(np.stack([image[space.image_of], text], axis=1))  # M lines (2 ends, 2)
         lines = LineCollection(
-            pairs, colors="#6b7280", linewidths=0.5, alpha=0.5, zorder=1, label="matched pair"
+            pairs, colors="#6b7280", linewidths=0.5, alpha=0.35, zorder=1, label="matched pair"
         )
         axes.add_collection(lines)
         small = {"linewidths": 0, "alpha": 0.9}
@@ -142,7 +142,9 @@ def picture_of_spaces(
         if below is not None:
             axes.set_xlabel(below[number], parse_math=False)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, markerscale=1.6)
+    figure.legend(
+        handles[::-1], labels[::-1], loc="outside lower center", ncols=3, frameon=False, markerscale=1.6
+    )
     return figure
 
 
@@ -161,8 +163,8 @@ def learned_poolings(name: str, retriever: Retriever, sizes: Sequence[int]) -> l
                         0
                     ]  # (size, K)
                     theta[size] = row.mean(dim=1).double().cpu().numpy()
-            where = {"image.aggregator": "images", "text.aggregator": "texts"}.get(path, path)
-            found.append(Pooling(f"{name}, {where}", theta))
+            where = {"image.aggregator": "images", "text.aggregator": "texts"}.get(path)
+            found.append(Pooling(f"{name}, {where or path.replace('.', ' ').replace('_', ' ')}", theta))
     return found
 
 
@@ -186,7 +188,9 @@ def picture_of_poolings(poolings: Sequence[Pooling]) -> Any:
         right.plot([0, 1], [0, 1], color="#6b7280", linestyle="--", linewidth=0.9, label="mean pooling")
         right.plot([0, 0, 1], [0, 1, 1], color="#6b7280", linestyle=":", linewidth=1.2, label="max pooling")
         left.set_title(_short(pooling.name), parse_math=False, loc="left")
-        left.set(xlabel="rank of the value, largest first", ylabel="weight θ", ylim=(0, None))
+        left.set(
+            xlabel="rank of the value, largest first", ylabel="weight θ", xlim=(0.5, None), ylim=(0, None)
+        )
         right.set(xlabel="share of the set, largest first", ylabel="share of the weight")
         left.legend(frameon=False, title="dashed: mean pooling", title_fontsize="small", fontsize="small")
         right.legend(frameon=False, loc="lower right", fontsize="small")

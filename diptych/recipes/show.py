@@ -206,7 +206,10 @@ def encoded(model: Retriever, view: Captions, show_progress: bool) -> tuple[torc
 
 
 def _sentence(one: Closeness) -> str:
-    return f"distance: matched {one.matched:.2f}, others {one.others:.2f}; modality gap {one.gap:.2f}"
+    return (
+        f"distance (1 − score): {one.matched:.2f} of matched pairs, {one.others:.2f} of others\n"
+        f"modality gap {one.gap:.2f}"
+    )
 
 
 def _chosen(compared: Compared, way: str, count: int, where: str, seed: int) -> str:
