@@ -164,6 +164,24 @@ def test_filters_kinds_and_words(client: TestClient) -> None:
     assert sum(hit["id"].endswith("triangle.png") for hit in words) >= 5
 
 
+def test_a_model_with_a_pair_scorer_orders_the_best_anew(folder: Path, client: TestClient) -> None:
+    class Pairs(ColourModel):
+        def pair_scorer(self, query: Any, items: Any, files: Any) -> list[float]:
+            assert all(file.is_file() for file in files)
+            return [float("ring" in item.text) for item in items]
+
+    assert not client.get("/api/about").json()["rerank"]
+    with EmbeddedIndex(folder / "index") as index, TestClient(create_app(index, Pairs())) as paired:
+        assert paired.get("/api/about").json()["rerank"]
+        asked = {"text": "red", "k": 10, "rerank": 5}
+        first = paired.get("/api/search", params=asked).json()["hits"]
+        assert first[0]["id"] == "red/ring.png"
+        assert first[0]["details"]["pair"] == 1
+        plain = ids(paired.get("/api/search", params={**asked, "rerank": 0}))
+        assert sorted(plain[:5]) == sorted(hit["id"] for hit in first[:5])
+        assert plain[5:] == [hit["id"] for hit in first[5:]]
+
+
 def test_browsing_shows_the_collection(client: TestClient) -> None:
     assert len(ids(client.get("/api/browse", params={"k": 24}))) == 24
     cool = client.get("/api/browse", params={"k": 200, "filter": "tone = 'cool'"}).json()["hits"]
@@ -453,6 +471,8 @@ def test_a_database_that_goes_away_is_503_and_comes_back() -> None:
 def test_serve_refuses_what_cannot_work(folder: Path) -> None:
     with pytest.raises(SettingsError, match=r"other machines can reach 0\.0\.0\.0"):
         serve(folder / "index", ColourModel(), host="0.0.0.0")
+    with pytest.raises(SettingsError, match="a private service needs a token"):
+        serve(folder / "index", ColourModel(), private=True)
     with pytest.raises(SettingsError, match="at least 8 printable"):
         serve(folder / "index", ColourModel(), token="short")
     with pytest.raises(SettingsError, match="port 70000 does not exist"):

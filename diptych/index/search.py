@@ -35,7 +35,8 @@ class PairScorer(Protocol):
 class Searcher:
     """An index and the model it was made with.
 
-    ``pair_scorer`` re-ranks when a search asks for it. ``allow_urls`` lets a query name images by address.
+    ``pair_scorer`` (without it, the model's own attribute of that name, where it has one) re-ranks when a search
+    asks for it. ``allow_urls`` lets a query name images by address.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class Searcher:
         if info.fingerprint != fingerprint:
             raise other_model(info.path, (info.model, info.fingerprint), (model_name, fingerprint))
         self.index, self.model = index, model
-        self.pair_scorer, self.allow_urls = pair_scorer, allow_urls
+        self.pair_scorer: PairScorer | None = pair_scorer or getattr(model, "pair_scorer", None)
+        self.allow_urls = allow_urls
 
     def search(
         self,

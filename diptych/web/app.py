@@ -17,7 +17,8 @@ import diptych
 from diptych.index.protocol import Index, Model
 from diptych.index.search import PairScorer
 from diptych.web.auth import Access
-from diptych.web.limits import BodyLimit, Limits
+from diptych.web.bodies import BodyLimit
+from diptych.web.limits import Limits
 from diptych.web.metrics import CountRequests
 from diptych.web.pictures import Served
 from diptych.web.replies import (

@@ -146,6 +146,11 @@ class BatchedModel:
         """Length of an encoded vector."""
         return self._model.dim
 
+    @property
+    def pair_scorer(self) -> Any:
+        """The pair scorer of the model, None without one."""
+        return getattr(self._model, "pair_scorer", None)
+
     def fingerprint(self) -> str:
         """The fingerprint of the model."""
         return self._model.fingerprint()

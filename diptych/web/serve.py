@@ -39,6 +39,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
+    private: bool = False,
     roots: Sequence[str | Path] | None = None,
     limits: Limits | None = None,
     origins: Sequence[str] = (),
@@ -49,14 +50,16 @@ def serve(
 ) -> None:
     """Serve an index (a path or a database URL) until interrupted.
 
-    ``model`` is a model, or the folder of one. On any address but loopback a token is required, and needed
-    for everything. Port 0 takes a free one. ``hosts`` are the names the service answers to; on loopback
-    they are those of loopback unless given.
+    ``model`` is a model, or the folder of one. On any address but loopback, and wherever it is ``private``, a
+    token is required, and needed for everything. Port 0 takes a free one. ``hosts`` are the names the service
+    answers to; on loopback they are those of loopback unless given.
     """
-    private = not is_loopback(host)
+    reachable = not is_loopback(host)
     check_token(token)
-    if private and token is None:
+    if reachable and token is None:
         raise SettingsError(f"other machines can reach {host}: give a token (--token), or bind to 127.0.0.1.")
+    if private and token is None:
+        raise SettingsError("a private service needs a token: give one (--token).")
     listening = _bind(host, port)
     try:
         if isinstance(model, str | Path):
@@ -65,9 +68,9 @@ def serve(
             model_name = model_name or str(model)
             model = Retriever.from_pretrained(model)
         with open_index(place, fingerprint=model.fingerprint(), model=model_name) as index:
-            names = hosts if hosts is not None else (None if private else LOOPBACK_NAMES)
+            names = hosts if hosts is not None else (None if reachable else LOOPBACK_NAMES)
             app = create_app(
-                index, model, token=token, private=private, roots=roots, limits=limits, hosts=names,
+                index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
                 origins=origins, allow_urls=allow_urls, writer=lambda: _writer(place), model_name=model_name,
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused

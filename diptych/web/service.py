@@ -79,7 +79,6 @@ class Service:
         self.index, self.limits, self.allow_urls = index, limits, allow_urls
         self.metrics, self.traffic = Metrics(), Traffic()
         self.pictures = Pictures(index, limits, roots)
-        self.rerank = pair_scorer is not None
         self._writer: Writer = writer or (lambda: nullcontext(index))
         self._writing = threading.Lock()
         self._model = BatchedModel(model, self.traffic, self.metrics.encode_batch.observe)
@@ -92,6 +91,7 @@ class Service:
         except BaseException:
             self.close()
             raise
+        self.rerank = self._searcher.pair_scorer is not None
 
     def search(self, asked: Asked) -> Hits:
         """The best items for what was asked."""
