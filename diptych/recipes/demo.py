@@ -54,7 +54,7 @@ def run_demo(folder: Path) -> None:
     report.save(folder / "report.json")
     print(report.render())
 
-    index_collection(retriever, captions, index, show_progress=True)
+    index_collection(retriever, captions, index, model_name=str(run.resolve()), show_progress=True)
     with open_index(index) as opened:
         searcher = Searcher(opened, retriever)
         for query in QUERIES:
@@ -62,7 +62,7 @@ def run_demo(folder: Path) -> None:
             print(f'"{query}": ' + ", ".join(hit.item.text.splitlines()[0] for hit in hits))
     write_text(folder / "report.html", render(retriever, held_out, cached.captions, report, run, index))
     print(f"report: {folder / 'report.html'}   ({time.perf_counter() - began:.0f} s)")
-    print(f'search: diptych search {index} "birthday party"')
+    print(f'search: diptych search {index} "birthday party"   |   in a browser: diptych serve {index}')
 
 
 def render(
