@@ -40,7 +40,7 @@ class TrainingSettings:
     precision: Literal["no", "bf16", "fp16"] = setting("no", "mixed precision of the forward pass")
     compile: bool = setting(False, "compile the encoders with torch.compile")
     cuda_graphs: bool = setting(False, "replay each training step as a CUDA graph (one GPU)")
-    workers: int = setting(0, "processes that prepare batches (0: the training process itself)", low=0)
+    workers: int = setting(0, "threads that prepare batches (0: the training thread itself)", low=0)
     tensorboard: bool = setting(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
     on_collapse: Literal["warn", "stop"] = setting(
         "warn", "what to do when the loss sits at its collapsed value"
