@@ -65,7 +65,7 @@ def test_malformed_files_are_named_with_their_line(content: str, message: str, t
 
 
 def test_another_width_and_a_missing_file(text_file: Path) -> None:
-    with pytest.raises(DataError, match="have 3 numbers, not 300: set word_dim to 3"):
+    with pytest.raises(DataError, match="have 3 numbers, not 300: give --word_dim 3"):
         word_vectors(["dog"], text_file, dim=300)
     with pytest.raises(DataError, match="is no file of word vectors"):
         word_vectors(["dog"], "glove.6B.300d.txt")

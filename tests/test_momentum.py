@@ -185,7 +185,7 @@ def test_queue_wraps_around(sizes: list[int]) -> None:
 
 
 def test_queue_smaller_than_the_batch() -> None:
-    with pytest.raises(SettingsError, match=r"holds 4 pairs, fewer than the batch of 5: raise"):
+    with pytest.raises(SettingsError, match=r"holds 4 pairs, fewer than the batch of 5: give --queue_size 5"):
         CoupledQueue(4, 2).push(*rows(5, 0))
 
 

@@ -309,7 +309,7 @@ def test_forward_is_pure() -> None:
 
 def test_bad_input() -> None:
     with pytest.raises(
-        SettingsError, match="20 prototypes are more than the 12 training pairs: ask for at most 12"
+        SettingsError, match="20 prototypes are more than the 12 training pairs: give --clusters 12 or fewer"
     ):
         PrototypeClassification(20, 8, 12)
     with pytest.raises(SettingsError, match="0 prototypes"):

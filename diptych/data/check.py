@@ -19,7 +19,7 @@ from PIL import Image
 
 from diptych.data.captions import Captions
 from diptych.data.duplicates import Look, across, groups, near_groups, normal_text
-from diptych.data.formats import Format, find, located
+from diptych.data.formats import Format, divided, find, located
 from diptych.data.problems import Found, Problem
 from diptych.errors import DataError
 from diptych.progress import track
@@ -111,11 +111,14 @@ def check(
 ) -> CheckReport:
     """Check a data set of any known format; without ``open_images`` only files, counts and texts are."""
     found = Found()
+    path, written = divided(path)
+    options = {**written, **options}
     try:
         chosen = find(path, format)
     except DataError as error:
         found.raised("format", path, error)
         return CheckReport(str(path), None, problems=found.all)
+    chosen.refuse_unknown(options)
     parts = list(_read(chosen, located(path), found, options))
     for captions in parts:
         _check_texts(captions, found)

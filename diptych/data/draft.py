@@ -87,7 +87,7 @@ class Draft:
         clean = text.strip()
         if not clean:
             if self.empty == "error":
-                expected = "write a text or remove the line, or read with empty='drop'"
+                expected = "write a text or remove the line, or leave such texts out with PATH?empty=drop"
                 self.problems.error(
                     "empty text", where, f"the text of image '{self.keys[row]}' is empty", expected
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,15 @@ class Format:
         hidden = {"path", "split", "problems"}
         return [name for name in inspect.signature(self.read).parameters if name not in hidden]
 
+    def refuse_unknown(self, options: Iterable[str]) -> None:
+        """Refuse an option its reader does not take."""
+        for name in options:
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise SettingsError(
+                    f"the format '{self.name}' has no option '{name}': its options are {known}."
+                )
+
 
 FORMATS = (
     Format("emoji", "the word 'emoji': OpenMoji pictures with English names", emoji.matches, emoji.read),
@@ -60,18 +70,36 @@ FORMATS = (
 def open_captions(
     path: str | Path, *, split: str | None = None, format: str | None = None, **options: Any
 ) -> Captions:
-    """Read a data set of any known format; ``split`` keeps one split, ``options`` go to its reader."""
+    """Read a data set of any known format; ``split`` keeps one split, ``options`` go to its reader.
+
+    Options may also stand behind the path: ``photos.csv?empty=drop&images=~/photos``.
+    """
+    path, written = divided(path)
+    options = {**written, **options}
     found = find(path, format)
-    unknown = [name for name in options if name not in found.options]
-    if unknown:
-        known = ", ".join(found.options) or "none"
-        raise SettingsError(
-            f"the format '{found.name}' has no option '{unknown[0]}': its options are {known}."
-        )
+    found.refuse_unknown(options)
     if split is not None and found.splits is not None:
         options["split"] = split
     captions = found.read(located(path), **options)
     return captions if split is None else captions.split(canonical_split(split))
+
+
+_OPTIONS = re.compile(r"(?P<path>.+?)\?(?P<options>\w+=[^&?]*(&\w+=[^&?]*)*)$")
+
+
+def divided(path: str | Path) -> tuple[str | Path, dict[str, Any]]:
+    """A path and the options behind it, ``PATH?name=value&name=value``: numbers and true or false as such."""
+    found = _OPTIONS.match(str(path))
+    if found is None or Path(path).exists():
+        return path, {}
+    pairs = [pair.split("=", 1) for pair in found["options"].split("&")]
+    return found["path"], {name: _plain(value) for name, value in pairs}
+
+
+def _plain(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if text.isdecimal() else text
 
 
 def recognise(path: str | Path) -> str | None:

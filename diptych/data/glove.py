@@ -50,7 +50,7 @@ def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | 
         )
     if dim is not None and width != dim:
         raise DataError(
-            f"the word vectors in {source} have {width} numbers, not {dim}: set word_dim to {width}."
+            f"the word vectors in {source} have {width} numbers, not {dim}: give --word_dim {width}."
         )
     matrix = np.zeros((len(words), width), dtype=np.float32)
     found = np.zeros(len(words), dtype=np.bool_)

@@ -18,7 +18,7 @@ memory-mapped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +94,7 @@ def read(
             stores += Part(root, file, name, texts_per_image, limit).add(draft, ids[name], names)
     if names is not None:
         return with_files(draft, root, images, problems)
+    _compare_widths(stores, root, problems)
     return draft.captions(lambda _: Joined(stores))
 
 
@@ -189,7 +190,8 @@ class Part:
         if len(store) != texts or texts % k:
             expected = (
                 f"{k} texts per image need one row per image (texts = {k} × rows) or every image {k} times "
-                f"(texts = rows, a multiple of {k}); pass texts_per_image for another number"
+                f"(texts = rows, a multiple of {k}); for other numbers write {self.file}_image_of.txt, the row of "
+                "each text's image"
             )
             problems.error(
                 "counts", path, f"{len(store)} rows but {texts} texts in {self.file}_caps.txt", expected
@@ -201,7 +203,9 @@ class Part:
                 message = (
                     f"as many rows as texts ({texts}), but rows {image * k} to {image * k + k - 1} differ"
                 )
-                expected = f"{k} copies of each image; pass texts_per_image=1 if every image has one text"
+                expected = (
+                    f"{k} copies of each image; give PATH?texts_per_image=1 if every image has one text"
+                )
                 problems.error("counts", path, message, expected)
                 return None
         return Rows(store, np.arange(0, texts, k))
@@ -250,6 +254,16 @@ def _ids(path: Path, problems: Problems) -> list[str] | None:
     if not path.exists():
         return None
     return [line.strip() for line in read_lines(path, problems) if line is not None and line.strip()]
+
+
+def _compare_widths(stores: Sequence[ImageStore], root: Path, problems: Problems) -> None:
+    """Refuse splits whose features have different dimensions: no model reads both."""
+    rows = [np.asarray(store[0]) for store in stores]
+    for row in rows[1:]:
+        if row.shape[-1] != rows[0].shape[-1] or row.ndim != rows[0].ndim:
+            message = f"features of shape {rows[0].shape} in one split and {row.shape} in another"
+            problems.error("array", root, message, "extract all splits with the same backbone")
+            return
 
 
 def _compare_ids(ids: Mapping[str, list[str] | None], root: Path, problems: Problems) -> None:

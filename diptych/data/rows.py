@@ -114,6 +114,6 @@ def with_files(draft: Draft, beside: Path, images: str | Path | None, problems: 
         return captions
     present = set(there)
     missing = [str(root / name) for row, name in enumerate(draft.keys) if row not in present]
-    hint = f"put the images under {root}, or name their folder with images=FOLDER"
+    hint = f"put the images under {root}, or name their folder with PATH?images=FOLDER"
     problems.missing(missing, len(draft.keys), draft.name, hint)
     return captions.subset(there)

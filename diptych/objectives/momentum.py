@@ -177,7 +177,7 @@ class CoupledQueue(nn.Module):
         if batch_size > self.size:
             raise SettingsError(
                 f"the queue holds {self.size} pairs, fewer than the batch of {batch_size}: "
-                f"raise the queue size to at least {batch_size} or lower the batch size."
+                f"give --queue_size {batch_size} or more, or a smaller --batch_size."
             )
 
     @torch.no_grad()

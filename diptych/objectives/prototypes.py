@@ -69,7 +69,7 @@ class PrototypeClassification(Objective):
             raise SettingsError(f"{clusters} prototypes are asked for: ask for at least 1.")
         if clusters > pairs:
             raise SettingsError(
-                f"{clusters} prototypes are more than the {pairs} training pairs: ask for at most {pairs}."
+                f"{clusters} prototypes are more than the {pairs} training pairs: give --clusters {pairs} or fewer."
             )
         if not 0 <= momentum <= 1:
             raise SettingsError(f"the momentum of the prototypes is {momentum}: it must lie between 0 and 1.")

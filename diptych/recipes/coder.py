@@ -14,7 +14,7 @@ from diptych.aggregators import GPO
 from diptych.branches.concepts import ConceptBranch
 from diptych.branches.graph import Norm
 from diptych.data.captions import Captions
-from diptych.data.concepts import find_concepts, read_cvse
+from diptych.data.concepts import count_concepts, find_concepts, read_cvse
 from diptych.data.glove import word_vectors
 from diptych.objectives.combine import Sum
 from diptych.objectives.diversity import Contrast, Diversity, DiversityContrast, Positive
@@ -57,7 +57,8 @@ class Settings(vse_infinity.Settings):
     concept_size: int = setting(400, "concepts g in the vocabulary", low=10)
     concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
     concept_vectors: str = setting(
-        "glove", "word vectors of the concepts: 'glove' (50-d) or a GloVe text file"
+        "glove",
+        "word vectors of the concepts: 'glove' (50-d) or a GloVe text file; CVSE's files may hold their own",
     )
     concept_weight: float = setting(0.1, "1 − β: share of the concept view in the score", low=0, high=1)
     concept_attention: float = setting(10.0, "λ of Eq. 2, from CVSE", low=0)
@@ -137,12 +138,16 @@ def concept_branch(settings: Settings, captions: Captions) -> ConceptBranch:
     """The concept branch over words of the training texts, or over CVSE's released files."""
     if settings.concept_files:
         concepts = read_cvse(settings.concept_files)
+        count_concepts(concepts.words, captions.texts)  # refuses words of which none occurs in these texts
     else:
         concepts = find_concepts(captions.texts, settings.concept_size)
+    vectors = None
+    if concepts.vectors is None:  # else CVSE's folder brought its own
+        vectors = word_vectors(concepts.words, settings.concept_vectors)
     return ConceptBranch.from_concepts(
         concepts,
         settings.dim,
-        vectors=word_vectors(concepts.words, settings.concept_vectors),
+        vectors=vectors,
         norm=settings.adjacency,
         weight=settings.concept_weight,
         attention=settings.concept_attention,
@@ -207,11 +212,12 @@ TABLES = {
         "Batch size, without and with the bank (Fig. 3; R@1 published)",
         _F30K,
         (
-            Row("128, DCL", {"bank": "none", **_BARE},
+            Row("128, DCL", {"bank": "none", "batch_size": 128, **_BARE},
                 {"image_to_text_recall@1": 81.9, "text_to_image_recall@1": 61.5}),
             Row("32, DCL", {"bank": "none", "batch_size": 32, **_BARE},
                 {"image_to_text_recall@1": 79.3, "text_to_image_recall@1": 59.3}),
-            Row("128, DCL + M-DCL", _BARE, {"image_to_text_recall@1": 82.6, "text_to_image_recall@1": 62.6}),
+            Row("128, DCL + M-DCL", {"batch_size": 128, **_BARE},
+                {"image_to_text_recall@1": 82.6, "text_to_image_recall@1": 62.6}),
             Row("32, DCL + M-DCL", {"batch_size": 32, **_BARE},
                 {"image_to_text_recall@1": 81.7, "text_to_image_recall@1": 61.7}),
         ),

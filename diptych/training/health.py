@@ -40,7 +40,8 @@ class Health:
             which = f" (now in {', '.join(names)})" if names else ""
             raise TrainingError(
                 f"the loss became NaN or infinite at step {int(self.first_bad)}{which}: "
-                "lower --learning_rate, or use --precision bf16 instead of fp16."
+                "lower --learning_rate, use --precision bf16 instead of fp16, or look for features that are no numbers "
+                "with 'diptych data check'."
             )
         if int(self.streak) >= COLLAPSE_STEPS and not self.warned_collapse and collapsed is not None:
             self.warned_collapse = True
