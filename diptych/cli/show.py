@@ -25,7 +25,13 @@ def _on_data(command: Command) -> Command:
             help="data set, one for all runs or one each (default: the first run's own)",
         ),
         click.option("--split", default="val", show_default=True, help="split to show"),
-        click.option("--seed", default=0, show_default=True, help="seed of what is drawn"),
+        click.option(
+            "--seed",
+            default=0,
+            show_default=True,
+            type=click.IntRange(0, 2**32 - 1),
+            help="seed of what is drawn",
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -51,7 +57,10 @@ def _output(name: str) -> Callable[[Command], Command]:
 @click.option("--untrained", is_flag=True, help="also the first run's model as it was before training")
 @_output("space.png")
 def space(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
-    """t-SNE of the joint space, a panel per run: images and texts in two colours, matched pairs joined."""
+    """t-SNE of the joint space, before and after training.
+
+    A panel per run: images and texts in two colours, matched pairs joined.
+    """
     from diptych.recipes.show import show_space
 
     click.echo(show_space(runs, output, **options))
@@ -72,7 +81,7 @@ def space(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 )
 @_output("grids.html")
 def grids(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
-    """Two runs' answers to the same queries, in both directions, as one HTML page."""
+    """Two runs' answers to the same queries, as one page."""
     from diptych.recipes.show import show_grids
 
     click.echo(show_grids(runs, output, **options))
@@ -83,7 +92,7 @@ def grids(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 @click.option("--sizes", default="4,12,36", show_default=True, help="set sizes, with commas")
 @_output("pooling.png")
 def pooling(runs: tuple[Path, ...], sizes: str, output: Path) -> None:
-    """The weights GPO has learned for each rank, beside mean and max pooling."""
+    """What GPO has learned, beside mean and max pooling."""
     from diptych.recipes.show import show_pooling
 
     try:

@@ -27,9 +27,10 @@ figure.right { border-color: var(--good); box-shadow: 0 0 0 2px var(--good); }
 figcaption, .score { font-size: .75rem; opacity: .8; } figure.text { max-width: 9rem; }
 img { background: #fff; border-radius: .2rem; } svg { max-width: 100%; height: auto; }
 .pair { display: flex; flex-wrap: wrap; gap: 0 1rem; border-top: 1px solid var(--line); padding: .5rem 0; }
-.pair > .query { width: 9rem; margin: .75rem 0; overflow-wrap: anywhere; } .pair > .answers { flex: 1 1 20rem; }
+.pair > .query { width: 9rem; margin: .75rem 0; font-size: .9rem; overflow-wrap: anywhere; }
+.pair > .answers { flex: 1 1 20rem; }
 .pair figure { width: 7.4rem; box-sizing: border-box; } .pair .right { font-weight: 600; }
-.label { width: 7.9rem; font-size: .85rem; overflow-wrap: anywhere; } .label b { color: var(--good); }
+.label { width: 8.6rem; font-size: .85rem; overflow-wrap: anywhere; } .label b { color: var(--good); }
 @media (max-width: 44rem) { .label { width: 100%; } }
 .pair figcaption { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
 .pair figure.text figcaption { -webkit-line-clamp: 7; }
@@ -105,7 +106,7 @@ def page(
 
 def gallery_page(title: str, query: Query) -> str:
     """One query's answers as a file of their own."""
-    return f"{_head(title)}{_query(query)}</html>"
+    return f"{_head(title)}{_query(query, LARGE)}</html>"
 
 
 def comparison_page(
@@ -169,9 +170,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _query(query: Query) -> str:
-    shown = _picture(query.picture) if query.picture is not None else ""
-    answers = "".join(_answer(answer) for answer in query.answers)
+def _query(query: Query, side: int = THUMB) -> str:
+    shown = _picture(query.picture, side) if query.picture is not None else ""
+    answers = "".join(_answer(answer, side) for answer in query.answers)
     return f"<div class='row'><div class='query'>{shown}{html.escape(query.text)}</div>{answers}</div>"
 
 

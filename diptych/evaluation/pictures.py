@@ -110,10 +110,17 @@ def flattened(space: Space, seed: int = 0) -> tuple[NDArray[np.float32], NDArray
         )
     if not np.ptp(points, axis=0).any():
         raise DataError(f"{space.name} gives everything the same vector: the model has collapsed.")
+    perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
+    tsne = TSNE(
+        perplexity=perplexity,
+        early_exaggeration=12.0,
+        learning_rate="auto",
+        max_iter=1000,
+        init="pca",
+        random_state=seed,
+    )
     with threadpool_limits(limits=1):
-        places = TSNE(perplexity=min(PERPLEXITY, (len(points) - 1) / 3), random_state=seed).fit_transform(
-            points
-        )
+        places = tsne.fit_transform(points)
     return places[: len(space.image)], places[len(space.image) :]
 
 
@@ -129,8 +136,9 @@ def picture_of_spaces(
         axes = panels[number]
         image, text = flattened(space, seed)
         pairs = list(np.stack([image[space.image_of], text], axis=1))  # M lines (2 ends, 2)
+        faint = float(np.clip(80 / max(len(pairs), 1), 0.12, 0.5))  # many lines must not hide the points
         lines = LineCollection(
-            pairs, colors="#6b7280", linewidths=0.5, alpha=0.35, zorder=1, label="matched pair"
+            pairs, colors="#6b7280", linewidths=0.5, alpha=faint, zorder=1, label="matched pair"
         )
         axes.add_collection(lines)
         small = {"linewidths": 0, "alpha": 0.9}
@@ -142,9 +150,11 @@ def picture_of_spaces(
         if below is not None:
             axes.set_xlabel(below[number], parse_math=False)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
+    legend = figure.legend(
         handles[::-1], labels[::-1], loc="outside lower center", ncols=3, frameon=False, markerscale=1.6
     )
+    for handle in legend.legend_handles:
+        handle.set_alpha(1)
     return figure
 
 
