@@ -12,7 +12,7 @@ from colour_model import WORDS, ColourModel
 from PIL import Image
 
 from diptych.data.captions import Captions
-from diptych.errors import DataError, IndexFault
+from diptych.errors import DataError, IndexFault, SettingsError
 from diptych.index import build
 from diptych.index.build import index_collection, make_thumbnail
 from diptych.index.opening import open_index
@@ -71,7 +71,7 @@ def test_changes_are_noticed(photos: Path, model: ColourModel, tmp_path: Path) -
     again = ColourModel()
     built = index_collection(again, photos, tmp_path / "i")
     assert (built.images, built.added, built.updated, built.unchanged) == (4, 1, 3, 0)
-    assert built.removed == 4  # blue and its two texts, one text of white
+    assert built.removed == 1  # blue; the counts are of images
     assert again.encoded_images == 2
     assert again.encoded_texts == 0
     with open_index(tmp_path / "i") as index:
@@ -199,6 +199,90 @@ def test_two_collections_live_side_by_side(photos: Path, model: ColourModel, tmp
         assert index.get(["1/d0"]) != [None]
         assert [c.name for c in index.info.collections] == [str(photos), "drawn"]
     assert index_collection(model, photos, tmp_path / "i").removed == 0
+
+
+def test_a_collection_is_the_same_however_its_path_is_written(
+    photos: Path, model: ColourModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index_collection(model, photos, tmp_path / "i")
+    monkeypatch.chdir(tmp_path)
+    for written in ("photos", "./photos/", Path("photos/../photos")):
+        built = index_collection(model, written, tmp_path / "i")
+        assert (built.unchanged, built.added) == (4, 0)
+
+
+def test_an_id_of_another_collection_is_not_taken_over(
+    photos: Path, model: ColourModel, tmp_path: Path
+) -> None:
+    (photos / "1").mkdir()
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(photos / "1" / "d0.png")
+    index_collection(model, photos, tmp_path / "i")
+    other = drawn()
+    other.image_ids[0] = "d0.png"  # which the second collection of an index calls 1/d0.png
+    built = index_collection(model, other, tmp_path / "i")
+    assert [name for name, _ in built.skipped] == ["1/d0.png"]
+    assert "the index has another item of the id '1/d0.png'" in built.skipped[0][1]
+    with open_index(tmp_path / "i") as index:
+        (item,) = index.get(["1/d0.png"])
+        assert item is not None
+        assert item.collection == 0
+        assert index.count("image") == 7
+    assert index_collection(model, photos, tmp_path / "i").unchanged == 5
+
+
+def test_an_image_and_a_text_of_one_id_do_not_replace_each_other(
+    model: ColourModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "CHUNK", 1)
+    clashing = drawn()
+    clashing.image_ids[2] = "d0#text1"
+    built = index_collection(model, clashing, tmp_path / "i")
+    assert [name for name, _ in built.skipped] == ["d0#text1"]
+    with open_index(tmp_path / "i") as index:
+        assert index.info.counts == {"image": 2, "text": 2}
+        assert index.verify() == []
+
+
+def test_a_picture_the_model_makes_nan_of_is_skipped(photos: Path, tmp_path: Path) -> None:
+    class Failing(ColourModel):
+        def encode_image(self, images, *, batch_size: int = 64):  # type: ignore[no-untyped-def]
+            rows = super().encode_image(images, batch_size=batch_size)
+            rows[[image.getpixel((0, 0)) == (255, 0, 0) for image in images]] = float("nan")
+            return rows
+
+    built = index_collection(Failing(), photos, tmp_path / "i")
+    assert [name for name, _ in built.skipped] == ["r/red.png"]
+    assert (built.images, built.texts, built.added) == (3, 6, 3)
+    with open_index(tmp_path / "i") as index:
+        assert index.info.counts == {"image": 3, "text": 6}
+
+
+def test_metadata_that_is_no_text_is_skipped(model: ColourModel, tmp_path: Path) -> None:
+    broken = drawn()
+    broken.labels["title"] = ["a", "b\ud800", "c"]
+    built = index_collection(model, broken, tmp_path / "i")
+    assert built.skipped == [
+        ("d1", "its name, texts or metadata are not valid Unicode: rename the file, or mend them.")
+    ]
+
+
+def test_a_collection_that_cannot_be_read_at_all_keeps_its_items(
+    photos: Path, model: ColourModel, tmp_path: Path
+) -> None:
+    index_collection(model, photos, tmp_path / "i")
+    for file in photos.rglob("*.png"):
+        file.write_bytes(b"")
+    with pytest.raises(DataError, match="none of the 4 images could be read"):
+        index_collection(model, photos, tmp_path / "i")
+    with open_index(tmp_path / "i") as index:
+        assert index.count("image") == 4
+
+
+def test_another_precision_is_refused(photos: Path, model: ColourModel, tmp_path: Path) -> None:
+    index_collection(model, photos, tmp_path / "i", precision="float16")
+    with pytest.raises(SettingsError, match="stores float16 vectors, not binary: leave the precision out"):
+        index_collection(model, photos, tmp_path / "i", precision="binary")
+    assert index_collection(model, photos, tmp_path / "i").unchanged == 4
 
 
 def test_texts_can_be_left_out(photos: Path, model: ColourModel, tmp_path: Path) -> None:

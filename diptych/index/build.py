@@ -16,7 +16,7 @@ from PIL import Image
 
 from diptych.data.captions import Captions, Rows
 from diptych.data.captions import Item as Picture
-from diptych.errors import DataError, MissingExtra
+from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.protocol import KINDS, Collection, Index, Item, Model, Precision, Vectors
 from diptych.progress import track
@@ -52,9 +52,9 @@ def index_collection(
     model_name: str = "",
     name: str = "",
     texts: bool = True,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
     batch_size: int = 64,
-    approximate_above: int = APPROXIMATE_ABOVE,
+    approximate_above: int | None = APPROXIMATE_ABOVE,
     show_progress: bool = False,
 ) -> Built:
     """Bring an index in line with a collection, creating it if need be.
@@ -64,7 +64,7 @@ def index_collection(
     killed continues where it was. With ``texts``, the texts are items of their own beside being the full text
     of their image, so that an image finds texts and a text finds texts. A collection is told from others in
     the same index by its ``name`` and root. From ``approximate_above`` items of a kind on, the index is given
-    an approximate index of them.
+    an approximate index of them (None: never). ``precision`` is that of a new index, float32 unless given.
     """
     captions = source if isinstance(source, Captions) else _read(source)
     if len(captions.images) == 0:
@@ -75,9 +75,10 @@ def index_collection(
             index = open_index(place, writable=True, fingerprint=fingerprint, model=model_name)
         else:
             index = create_index(
-                place, model.dim, model=model_name, fingerprint=fingerprint, precision=precision
+                place, model.dim, model=model_name, fingerprint=fingerprint, precision=precision or "float32"
             )
         with index:
+            _check_precision(index, precision)
             return index_collection(
                 model,
                 captions,
@@ -89,8 +90,8 @@ def index_collection(
                 show_progress=show_progress,
             )
     built = _Sync(model, captions, place, name, texts, batch_size).run(show_progress)
-    for kind in KINDS:
-        if place.count(kind) >= max(1, approximate_above):
+    for kind in KINDS if approximate_above is not None else ():
+        if place.count(kind) >= max(1, approximate_above or 0):
             try:
                 place.build_graph(kind, show_progress=show_progress)
             except MissingExtra as error:
@@ -100,12 +101,13 @@ def index_collection(
 
 @dataclass(slots=True)
 class _Work:
-    """An image and its texts whose rows are to be written; a vector is None until it is encoded."""
+    """An image and those of its ``count`` texts that are to be written; a vector is None until it is encoded."""
 
     item: Item
     picture: Picture | None
     vector: Vectors | None
     texts: list[Item]
+    count: int
 
 
 class _Sync:
@@ -118,8 +120,9 @@ class _Sync:
         self.with_texts, self.batch_size = texts, batch_size
         self.texts_of = captions.texts_of()
         self.files = _Files(captions)
-        self.collection: Collection = index.collection(name or captions.name, self.files.root)
+        self.collection: Collection = index.collection(name or _own_name(captions), self.files.root)
         self.known = dict(index.contents(self.collection.number))
+        self.known_images = {id for id, _ in index.contents(self.collection.number, "image")}
         self.seen: set[str] = set()
         self.built = Built()
 
@@ -146,53 +149,71 @@ class _Sync:
                 waiting, pending, pixels = [], [], 0
         self.encode(pending)
         self.commit(waiting)
-        gone = [id for id in self.known if id not in self.seen]
-        for start in range(0, len(gone), 10_000):
-            self.index.delete(gone[start : start + 10_000])
-        self.built.removed = len(gone)
-        if self.built.images == 0:
+        if self.built.images == 0:  # a drive that is not there, say: no reason to forget what it had
             id, reason = self.built.skipped[0]
             raise DataError(
                 f"none of the {len(self.captions.images)} images could be read; the first, {id}: {reason}"
             )
+        gone = [id for id in self.known if id not in self.seen]
+        for start in range(0, len(gone), 10_000):
+            self.index.delete(gone[start : start + 10_000])
+        self.built.removed = len(self.known_images.intersection(gone))
         return self.built
 
     def examine(self, row: int) -> _Work | None:
         """What must be written for one image; None when it is in line already or cannot be read."""
         id = self.name(str(self.captions.image_ids[row]))
-        rows = self.texts_of[row]
-        lines = [self.captions.texts[n] for n in rows]
+        lines = [self.captions.texts[n] for n in self.texts_of[row]]
         metadata = _metadata(self.captions, row)
         try:
-            "".join([id, *lines]).encode()  # a file name that is not UTF-8 cannot be stored
+            "".join([id, *lines, json.dumps(metadata, default=_plain, ensure_ascii=False)]).encode()
             before = self.known.get(id, "").rsplit("|", 1)[0]
             key = self.files.key(row, before)
             content = f"{key}|{_digest([lines, metadata])}"
             texts = [self.text(id, n, line, metadata) for n, line in enumerate(lines * self.with_texts)]
-            self.built.images += 1
-            self.built.texts += len(texts)
-            self.seen |= {id, *(text.id for text in texts)}
+            names = {id, *(text.id for text in texts)}
+            self.check_names(names)
             changed = [text for text in texts if self.known.get(text.id) != text.content]
-            if self.known.get(id) == content and not changed:
-                self.built.unchanged += 1
-                return None
             # a file that was only touched, or whose texts alone changed, keeps its vector
             same = bool(before) and self.files.content(before) == self.files.content(key)
-            picture = None if same else self.captions.images[row]
-            item = Item(
-                id=id,
-                path=self.files.relative(row),
-                text="\n".join(lines),
-                metadata=metadata,
-                content=content,
-                collection=self.collection.number,
-                thumbnail=self.thumbnail(id, row, picture),
-            )
-            return _Work(item, picture, self.index.vectors([id])[0] if same else None, changed)
-        except (DataError, OSError, UnicodeError) as error:
-            self.forget(id, len(lines))
-            self.built.skipped.append((id.encode("utf-8", "replace").decode(), str(error)))
+            work = None
+            if self.known.get(id) != content or changed:
+                picture = None if same else self.captions.images[row]
+                item = Item(
+                    id=id,
+                    path=self.files.relative(row),
+                    text="\n".join(lines),
+                    metadata=metadata,
+                    content=content,
+                    collection=self.collection.number,
+                    thumbnail=self.thumbnail(id, row, picture),
+                )
+                work = _Work(
+                    item, picture, self.index.vectors([id])[0] if same else None, changed, len(texts)
+                )
+        except UnicodeError:
+            self.skip(id, "its name, texts or metadata are not valid Unicode: rename the file, or mend them.")
             return None
+        except (DataError, OSError) as error:
+            self.skip(id, str(error))
+            return None
+        self.seen |= names
+        self.built.images += 1
+        self.built.texts += len(texts)
+        self.built.unchanged += work is None
+        return work
+
+    def check_names(self, names: set[str]) -> None:
+        """Raise when an item of this collection, or of another in the same index, has one of the ids already."""
+        taken = names & self.seen
+        strangers = sorted(name for name in names if name not in self.known)
+        for name, item in zip(strangers, self.index.get(strangers), strict=True):
+            if item is not None and item.collection != self.collection.number:
+                taken.add(name)
+        if taken:
+            raise DataError(
+                f"the index has another item of the id '{min(taken)}': index it into another place."
+            )
 
     def encode(self, pending: list[_Work]) -> None:
         """Turn pictures into vectors, and let go of them."""
@@ -204,16 +225,32 @@ class _Sync:
 
     def commit(self, waiting: list[_Work]) -> None:
         """Encode the texts, then write images and texts in one transaction."""
-        if not waiting:
+        works = [work for work in waiting if self.is_encoded(work)]
+        if not works:
             return
-        texts = [text for work in waiting for text in work.texts]
-        rows = [work.vector for work in waiting if work.vector is not None]
+        texts = [text for work in works for text in work.texts]
+        rows = [work.vector for work in works if work.vector is not None]
         if texts:
             rows += list(np.asarray(self.model.encode_text([text.text for text in texts]), np.float32))
-        self.index.update([work.item for work in waiting] + texts, np.stack(rows))
-        updated = sum(work.item.id in self.known for work in waiting)
+        self.index.update([work.item for work in works] + texts, np.stack(rows))
+        updated = sum(work.item.id in self.known for work in works)
         self.built.updated += updated
-        self.built.added += len(waiting) - updated
+        self.built.added += len(works) - updated
+
+    def is_encoded(self, work: _Work) -> bool:
+        """Whether the model made numbers of an image; if not, it is skipped and leaves the index."""
+        if work.vector is not None and np.isfinite(work.vector).all():
+            return True
+        id = work.item.id
+        self.seen -= {id, *(f"{id}#text{n}" for n in range(work.count))}
+        self.built.images -= 1
+        self.built.texts -= work.count
+        self.skip(id, "the model makes NaN or infinity of it: check the model and the picture.")
+        return False
+
+    def skip(self, id: str, reason: str) -> None:
+        """Note what cannot be indexed; it stays unseen, and so leaves the index if it was there."""
+        self.built.skipped.append((id.encode("utf-8", "replace").decode(), reason))
 
     def name(self, image_id: str) -> str:
         """The id of an image in the index: its own, with the number of any later collection in front."""
@@ -238,13 +275,6 @@ class _Sync:
         if picture is None:
             return self.index.thumbnail(id)
         return make_thumbnail(picture) if isinstance(picture, Image.Image) else None
-
-    def forget(self, id: str, texts: int) -> None:
-        """An image that cannot be read any more leaves the index with its texts."""
-        if id in self.seen:
-            self.seen -= {id, *(f"{id}#text{n}" for n in range(texts))}
-            self.built.images -= 1
-            self.built.texts -= texts if self.with_texts else 0
 
 
 class _Files:
@@ -293,6 +323,21 @@ def make_thumbnail(picture: Image.Image, side: int = THUMBNAIL) -> bytes:
     return out.getvalue()
 
 
+def _own_name(captions: Captions) -> str:
+    """The name of a collection: where it lies, however that was written, else what it is called."""
+    place = Path(captions.name)
+    return str(place.resolve()) if place.exists() else captions.name
+
+
+def _check_precision(index: Index, precision: Precision | None) -> None:
+    """Raise when vectors are wanted in another precision than an index has."""
+    if precision is not None and index.info.precision != precision:
+        raise SettingsError(
+            f"{index.info.path} stores {index.info.precision} vectors, not {precision}: "
+            "leave the precision out, or index into another place."
+        )
+
+
 def _read(source: str | Path) -> Captions:
     from diptych.data.formats import open_captions
 
@@ -306,9 +351,12 @@ def _metadata(captions: Captions, row: int) -> Mapping[str, Any]:
 
 
 def _digest(facts: Any) -> str:
-    return hashlib.blake2b(
-        json.dumps(facts, default=lambda value: value.tolist()).encode(), digest_size=8
-    ).hexdigest()
+    return hashlib.blake2b(json.dumps(facts, default=_plain).encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A numpy value as JSON knows it; a value that JSON does not know is refused by the index, by name."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 def _is_nan(value: Any) -> bool:
