@@ -71,7 +71,9 @@ def test_more_like_this(searcher: Searcher) -> None:
     assert "red" not in hits.ids
     assert len(hits) == 2
     assert searcher.more_like("red", 1, kind="text").ids == ["red#text0"]
-    assert searcher.search(Query((Term("red", "item"), Term("green", "item", -1.0))), 1).ids == ["red"]
+    both = Query((Term("red", "item"), Term("green", "item", -1.0)))
+    assert set(searcher.search(both, 4).ids) == {"blue", "white"}  # what a query names is no answer to it
+    assert searcher.search(both, 1, kind="text").ids == ["red#text0"]
     with pytest.raises(QueryError, match="'nobody' is not in the index"):
         searcher.more_like("nobody")
 
@@ -103,6 +105,18 @@ def test_hybrid_fuses_meaning_and_words(searcher: Searcher) -> None:
         float(searcher.index.vectors(["odd"])[0] @ vector)
     )
     assert searcher.search("red", 3, hybrid=True, filter="n > 0").ids[0] != "red"
+
+
+def test_every_word_of_a_hybrid_query_is_a_match(searcher: Searcher) -> None:
+    rows = np.random.default_rng(0).normal(size=(30, searcher.model.dim))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    searcher.index.add([Item(f"n{n}", text=f"thing number {n}") for n in range(30)], rows)
+    assert not searcher.search("number 7", 30).matched
+    hits = searcher.search("number 7", 30, hybrid=True)
+    assert [hit.item.id for hit in hits.matches] == ["n7"]
+    assert hits.matches[0].details["words"] == 1
+    assert {hit.details.get("words") for hit in hits if hit.item.id != "n7"} == {0.5}
+    assert not searcher.search("zebra", 30, hybrid=True).matched
 
 
 def test_hybrid_finds_what_vectors_rank_below_the_depth(
@@ -146,6 +160,10 @@ def test_what_cannot_be_searched_says_so(searcher: Searcher, tmp_path: Path) -> 
         searcher.search(" ")
     with pytest.raises(SettingsError, match="at least 1, not 0"):
         searcher.search("red", 0)
+    with pytest.raises(SettingsError, match="at least 1, not -3"):
+        searcher.search("red", -3, hybrid=True)
+    with pytest.raises(SettingsError, match="at least 1, not 0"):
+        searcher.more_like("red", 0)
 
 
 def test_an_allowed_address_that_does_not_answer(searcher: Searcher) -> None:

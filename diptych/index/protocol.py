@@ -74,11 +74,15 @@ class Hits(Sequence[Hit]):
 
     @property
     def matches(self) -> tuple[Hit, ...]:
-        """The hits that reach the cut-off, all of them when none was computed."""
+        """The hits that reach the cut-off or have every word of a hybrid query; all when none was computed."""
         cutoff = self.cutoff
         if cutoff is None:
             return self.hits
-        return tuple(hit for hit in self.hits if hit.details.get("similarity", hit.score) >= cutoff)
+        return tuple(
+            hit
+            for hit in self.hits
+            if hit.details.get("similarity", hit.score) >= cutoff or hit.details.get("words", 0) >= 1
+        )
 
     @property
     def ids(self) -> list[str]:

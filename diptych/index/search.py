@@ -12,12 +12,12 @@ import numpy as np
 from diptych.data.images import ImageLike, as_item, open_image
 from diptych.errors import IndexFault, QueryError
 from diptych.index.cutoff import CHANCE, Background, background
-from diptych.index.engine import other_model
+from diptych.index.engine import check_k, other_model
 from diptych.index.filters import Filter
 from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
 from diptych.index.query import parse_query
 from diptych.index.scan import rescore
-from diptych.index.words import fuse
+from diptych.index.words import fuse, words_of
 
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
 MAX_DOWNLOAD = 20_000_000  # bytes of an image fetched from an address
@@ -70,29 +70,33 @@ class Searcher:
         """The k best items of a kind for a query expression, a query, or an image.
 
         ``hybrid`` fuses the ranking with that of BM25 over the texts. ``rerank`` is how many of the best hits
-        the pair scorer orders anew. ``chance`` sets the cut-off (see ``cutoff``); None leaves it out.
+        the pair scorer orders anew. ``chance`` sets the cut-off (see ``cutoff``); None leaves it out. An item that
+        the query itself names is not among its answers.
         """
+        check_k(k)
         asked = as_query(query)
+        if rerank and self.pair_scorer is None:
+            raise QueryError("this model has no pair scorer to re-rank with: leave re-ranking out.")
         vector = self.encode(asked)
         if len(self.index) == 0:
             raise IndexFault(f"{self.index.info.path} is empty: add a collection with 'diptych index' first.")
-        depth = max(k, rerank, DEPTH if hybrid else 0)
+        named = {str(term.value) for term in asked.terms if term.kind == "item"}
+        depth = max(k, rerank, DEPTH if hybrid else 0) + len(named)
         hits = self.index.search(vector, depth, kind=kind, filter=filter, exact=exact)
-        exact_scan = hits.exact
         ranked = list(hits)
         if hybrid:
             ranked = self._fused(vector, asked, ranked, depth, kind, filter)
+        ranked = [hit for hit in ranked if hit.item.id not in named]
         if rerank:
             ranked = self._reranked(asked, ranked, rerank)
-        found = Hits(tuple(ranked[:k]), exact_scan)
+        found = Hits(tuple(ranked[:k]), hits.exact)
         return found if chance is None else self._with_cutoff(found, vector, kind, filter, chance)
 
     def more_like(
         self, id: str, k: int = 10, *, kind: Kind | None = "image", filter: str | Filter | None = None
     ) -> Hits:
         """The items nearest to one that is in the index, without itself."""
-        hits = self.index.search(self.index.vectors([id])[0], k + 1, kind=kind, filter=filter)
-        return replace(hits, hits=tuple(hit for hit in hits if hit.item.id != id)[:k])
+        return self.search(Query((Term(id, "item"),)), k, kind=kind, filter=filter, chance=None)
 
     def encode(self, query: Query) -> Vectors:
         """The vector (dimension,) of a query: unit(Σ weight · unit(encode(term)))."""
@@ -150,17 +154,18 @@ class Searcher:
         if only:
             scores |= dict(zip(only, rescore(self.index.vectors(only), vector).tolist(), strict=True))
         fused = fuse([list(similar), list(lexical)])
+        wanted = set(words_of(query.text))
         out = []
         for id in sorted(fused, key=lambda id: (-fused[id], -scores[id], id)):
             details = {"similarity": scores[id]}
             if id in lexical:
                 details["bm25"] = lexical[id].score
+                details["words"] = len(wanted & set(words_of(lexical[id].item.text, None))) / len(wanted)
             out.append(Hit((similar.get(id) or lexical[id]).item, fused[id], details))
         return out
 
     def _reranked(self, query: Query, ranked: list[Hit], depth: int) -> list[Hit]:
-        if self.pair_scorer is None:
-            raise QueryError("this model has no pair scorer to re-rank with: leave re-ranking out.")
+        assert self.pair_scorer is not None
         head, tail = ranked[:depth], ranked[depth:]
         items = [hit.item for hit in head]
         scores = self.pair_scorer(query, items, [self.index.file(item) for item in items])
