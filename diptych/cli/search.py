@@ -1,34 +1,39 @@
-"""index (build, info, verify, compact, remove), search, serve."""
+"""index (build, info, verify, compact, remove, duplicates), search."""
 
 from __future__ import annotations
 
-import json
+import difflib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from diptych.cli import answers
+
 if TYPE_CHECKING:
-    from diptych.index.protocol import Hits, Index
+    from diptych.index.protocol import Index, Query
     from diptych.retriever import Retriever
 
 
 class BuildByDefault(click.Group):
-    """``diptych index RUN PATH`` builds; ``diptych index info PLACE`` and its sisters look after what was built."""
+    """``diptych index RUN PATH`` builds; ``diptych index info INDEX`` and its sisters look after what was built."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The named command, or ``build`` with everything as its arguments."""
         if args and args[0] not in self.commands:
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            if near and not Path(args[0]).exists():
+                ctx.fail(f"there is no folder of a trained run '{args[0]}': did you mean {near[0]}?")
             args = ["build", *args]
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=BuildByDefault)
+@click.group(cls=BuildByDefault, context_settings={"ignore_unknown_options": True})
 def index() -> None:
-    """Make a collection searchable: diptych index RUN PATH."""
+    """Make a collection searchable: diptych index RUN PATH (its options: diptych index build --help)."""
 
 
 @index.command()
@@ -42,24 +47,41 @@ def index() -> None:
     "--texts/--no_texts", default=True, help="index the texts too, for image → text and text → text"
 )
 @click.option(
-    "--precision", default="float32", type=click.Choice(["float32", "float16", "binary"]), show_default=True
+    "--precision",
+    type=click.Choice(["float32", "float16", "binary"]),
+    help="what is stored of a vector (default: float32)",
+)
+@click.option(
+    "--approximate/--exact",
+    default=None,
+    help="make an approximate index, or none (default: from 200,000 items of a kind on)",
 )
 @click.option("--batch_size", "--batch-size", default=64, show_default=True, type=click.IntRange(1))
 def build(
-    run: Path, path: str, place: str | None, name: str, texts: bool, precision: Any, batch_size: int
+    run: Path,
+    path: str,
+    place: str | None,
+    name: str,
+    texts: bool,
+    precision: Any,
+    approximate: bool | None,
+    batch_size: int,
 ) -> None:
     """Index a folder of pictures or a data set with a trained model; run again to bring it up to date."""
-    from diptych.index.build import index_collection
+    from diptych.index.build import APPROXIMATE_ABOVE, index_collection
     from diptych.retriever import Retriever
 
     model = Retriever.from_pretrained(run)
     place = place or default_place(path)
     built = index_collection(
         model, path, place, model_name=str(run.resolve()), name=name, texts=texts, precision=precision,
-        batch_size=batch_size, show_progress=True,
+        batch_size=batch_size, approximate_above={None: APPROXIMATE_ABOVE, True: 1, False: None}[approximate],
+        show_progress=True,
     )  # fmt: skip
     for item, reason in built.skipped:
         click.echo(f"skipped {item}: {reason}", err=True)
+    for note in built.notes:
+        click.echo(note, err=True)
     click.echo(
         f"{place}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, "
         f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped)"
@@ -69,38 +91,39 @@ def build(
 
 def default_place(path: str) -> str:
     """Beside the data, with .index behind its name: ./photos → ./photos.index."""
-    return path.rstrip("/") + ".index"
+    plain = path.rstrip("/")
+    named = plain if Path(plain).name not in ("", "..") else str(Path(path).resolve())  # '.', '../..'
+    return named + ".index"
 
 
 @index.command()
-@click.argument("place")
+@click.argument("place", metavar="INDEX")
 def info(place: str) -> None:
     """What an index holds, and the model it was made with."""
     from diptych.index.opening import open_index
 
     with open_index(place) as opened:
         about = opened.info
-    for field in (
-        "path",
-        "engine",
-        "model",
-        "fingerprint",
-        "dimension",
-        "precision",
-        "version",
-        "created",
-        "deleted",
-    ):
+    for field in ("path", "engine", "model", "fingerprint", "dimension", "precision", "version", "created"):
         click.echo(f"{field:12} {getattr(about, field)}")
     click.echo(f"{'items':12} " + ", ".join(f"{count} {kind}" for kind, count in about.counts.items()))
+    graphs = ", ".join(f"{count} {kind}" for kind, count in about.approximate.items())
+    click.echo(f"{'approximate':12} {graphs or 'none: every search is exact'}")
     click.echo(f"{'size':12} {about.size / 1e6:.1f} MB")
-    click.echo(f"{'columns':12} " + (", ".join(about.columns) or "none"))
+    compaction = " (diptych index compact gives their space back)" if about.deleted else ""
+    click.echo(f"{'removed':12} {about.deleted} rows{compaction}")
+    columns = ", ".join(f"{name} ({'/'.join(kinds) or 'null'})" for name, kinds in about.columns.items())
+    click.echo(f"{'columns':12} {columns or 'none'}")
+    for collection in about.collections:
+        click.echo(
+            f"{'collection':12} {collection.name}" + (f" in {collection.root}" * bool(collection.root))
+        )
 
 
 @index.command()
-@click.argument("place")
+@click.argument("place", metavar="INDEX")
 def verify(place: str) -> None:
-    """Read everything and compare it with its checksums."""
+    """Read everything and compare it with its checksums; status 1 when something is wrong."""
     from diptych.index.opening import open_index
 
     with open_index(place) as opened:
@@ -112,7 +135,7 @@ def verify(place: str) -> None:
 
 
 @index.command()
-@click.argument("place")
+@click.argument("place", metavar="INDEX")
 def compact(place: str) -> None:
     """Give back the space of removed items."""
     from diptych.index.opening import open_index
@@ -122,42 +145,61 @@ def compact(place: str) -> None:
 
 
 @index.command()
-@click.argument("place")
+@click.argument("place", metavar="INDEX")
 @click.argument("ids", nargs=-1, required=True)
 def remove(place: str, ids: tuple[str, ...]) -> None:
-    """Remove items by id; the texts of a removed image go with it."""
+    """Remove items by id, images with their texts; a later 'diptych index' adds what is still in the collection."""
+    from diptych.errors import QueryError
     from diptych.index.opening import open_index
 
     with open_index(place, writable=True) as opened:
-        click.echo(f"removed {opened.delete(list(ids))} items")
+        known = {item.id for item in opened.get(ids) if item is not None}
+        absent = [id for id in ids if id not in known]
+        if absent:
+            raise QueryError(f"'{absent[0]}' is not in the index {place}, nothing was removed: check the id.")
+        click.echo(f"removed {opened.delete(ids)} items")
 
 
 @index.command()
-@click.argument("place")
+@click.argument("place", metavar="INDEX")
 @click.option(
     "--threshold", type=float, help="least score of a pair (default: the best pairs whatever they score)"
 )
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="most pairs listed")
-def duplicates(place: str, threshold: float | None, limit: int) -> None:
-    """Pairs of images whose vectors nearly agree."""
+@click.option(
+    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="what to compare"
+)
+def duplicates(place: str, threshold: float | None, limit: int, kind: Any) -> None:
+    """Pairs of images or texts whose vectors nearly agree."""
     from diptych.index.opening import open_index
 
     with open_index(place) as opened:
-        for pair in opened.near_duplicates(threshold=threshold, limit=limit, show_progress=True):
-            click.echo(f"{pair.score:.4f}  {pair.first.id}  {pair.second.id}")
+        pairs = opened.near_duplicates(kind=kind, threshold=threshold, limit=limit, show_progress=True)
+        answers.print_pairs(opened, pairs)
+        if not pairs:
+            reach = "" if threshold is None else f" that reaches {threshold:g}"
+            click.echo(f"no pair among {opened.count(kind)} {kind} items{reach}.", err=True)
+
+
+def model_place(opened: Index, given: Path | None) -> Path:
+    """Where the model of an index lies: as the user says, or as the index recorded."""
+    from diptych.errors import IndexFault
+
+    recorded = opened.info.model
+    if given is None and not (recorded and Path(recorded).exists()):
+        raise IndexFault(
+            f"the model of this index was at {recorded}, which is gone: say where it lies now with --model."
+            if recorded
+            else "this index does not say where its model lies: say it with --model."
+        )
+    return given or Path(recorded)
 
 
 def model_of(opened: Index, given: Path | None) -> tuple[Retriever, str]:
-    """The model an index was made with, from where the index says it lies, or from where the user says."""
-    from diptych.errors import IndexFault
+    """The model an index was made with, and its place."""
     from diptych.retriever import Retriever
 
-    place = given or Path(opened.info.model)
-    if given is None and not place.exists():
-        raise IndexFault(
-            f"the model of this index was at {opened.info.model or 'no recorded place'}, which is gone: "
-            "say where it lies now with --model."
-        )
+    place = model_place(opened, given)
     return Retriever.from_pretrained(place), str(place)
 
 
@@ -166,12 +208,33 @@ def model_of(opened: Index, given: Path | None) -> tuple[Retriever, str]:
 @click.argument("query", nargs=-1)
 @click.option("-k", "k", default=10, show_default=True, help="answers")
 @click.option(
-    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="what to find"
+    "--kind",
+    default="image",
+    show_default=True,
+    type=click.Choice(["image", "text"]),
+    help="what to find",
 )
 @click.option("--filter", "condition", help="metadata filter, as in 'price < 50 and color = \"red\"'")
+@click.option("--like", help="the id of an item to find more like, alone or beside a query")
 @click.option("--hybrid", is_flag=True, help="fuse with full-text search (BM25)")
-@click.option("--like", help="instead of a query: the id of an item to find more like")
+@click.option(
+    "--rerank",
+    default=0,
+    type=click.IntRange(0),
+    help="let the model's pair scorer order the best so many anew",
+)
+@click.option(
+    "--exact/--approximate",
+    default=None,
+    help="score every item, or use the approximate index (default: that, where the index has one)",
+)
+@click.option(
+    "--chance",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="how readily a match is claimed: the chance that one is claimed where there is none (default: 0.2)",
+)
 @click.option("--all", "everything", is_flag=True, help="also answers below the cut-off")
+@click.option("--allow_urls", "--allow-urls", is_flag=True, help="fetch images that a query names by address")
 @click.option("--model", type=click.Path(path_type=Path), help="where the model lies (default: as recorded)")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 @click.option("--paths", is_flag=True, help="paths only, for pipes")
@@ -184,78 +247,50 @@ def search(
     k: int,
     kind: Any,
     condition: str | None,
-    hybrid: bool,
     like: str | None,
+    hybrid: bool,
+    rerank: int,
+    exact: bool | None,
+    chance: float | None,
     everything: bool,
+    allow_urls: bool,
     model: Path | None,
     as_json: bool,
     paths: bool,
     html: Path | None,
 ) -> None:
-    """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'."""
+    """Search by words, by an image's path, or by both: '"2:red shoe" - "sneaker" + ./shoe.jpg'."""
+    from diptych.index.cutoff import CHANCE
     from diptych.index.opening import open_index
     from diptych.index.search import Searcher
 
-    if bool(query) == bool(like):
-        raise click.UsageError('give a query ("two parrots", ./picture.jpg) or --like ID.')
+    if as_json and paths:
+        raise click.UsageError("--json and --paths do not go together: choose one.")
+    asked = _query(" ".join(query), like)
     with open_index(place) as opened:
         retriever, name = model_of(opened, model)
-        searcher = Searcher(opened, retriever, model_name=name)
-        if like:
-            hits = searcher.more_like(like, k, kind=kind, filter=condition)
-        else:
-            hits = searcher.search(" ".join(query), k, kind=kind, filter=condition, hybrid=hybrid)
+        searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls)
+        hits = searcher.search(
+            asked, k, kind=kind, filter=condition, hybrid=hybrid, rerank=rerank,
+            chance=chance or (CHANCE if query else None), exact=exact,
+        )  # fmt: skip
         if html is not None:
             from diptych.data.storage import write_text
 
-            write_text(html, gallery(opened, " ".join(query) or f"like {like}", hits))
-        _print(opened, hits, everything=everything, as_json=as_json, paths=paths)
+            title = " ".join(query) or f"more like {like}"
+            write_text(html, answers.gallery(opened, title, asked, hits, everything=everything))
+        show = answers.print_json if as_json else answers.print_paths if paths else answers.print_hits
+        show(opened, hits, everything=everything)
+        if html is not None and not as_json and not paths:
+            click.echo(f"thumbnails: {html}", err=True)
 
 
-def _print(opened: Index, hits: Hits, *, everything: bool, as_json: bool, paths: bool) -> None:
-    shown = list(hits) if everything else list(hits.matches)
-    if as_json:
-        answers = [
-            {
-                "id": hit.item.id, "kind": hit.item.kind, "score": hit.score, "text": hit.item.text,
-                "path": _path(opened, hit), "metadata": dict(hit.item.metadata), "details": dict(hit.details),
-            }
-            for hit in shown
-        ]  # fmt: skip
-        click.echo(
-            json.dumps({"matched": hits.matched, "cutoff": hits.cutoff, "hits": answers}, ensure_ascii=False)
-        )
-        return
-    if paths:
-        for hit in shown:
-            click.echo(_path(opened, hit) or hit.item.id)
-        return
-    if not hits.matched and not everything:
-        best = f" (best: {hits[0].item.id}, {hits[0].score:.3f}; --all shows it)" if len(hits) else ""
-        click.echo(f"nothing in the collection matches{best}")
-        return
-    for hit in shown:
-        first = hit.item.text.splitlines()[0] if hit.item.text else ""
-        click.echo(f"{hit.score:.3f}  {_path(opened, hit) or hit.item.id}  {first}")
+def _query(expression: str, like: str | None) -> Query:
+    """What was asked: an expression, more like an item, or both."""
+    from diptych.index.protocol import Query, Term
+    from diptych.index.query import parse_query
 
-
-def _path(opened: Index, hit: Any) -> str:
-    file = opened.file(hit.item)
-    return str(file) if file is not None else ""
-
-
-def gallery(opened: Index, title: str, hits: Hits) -> str:
-    """The answers as one HTML file with their thumbnails inside."""
-    import io
-
-    from PIL import Image
-
-    from diptych.evaluation.page import Answer, Query, gallery_page
-
-    answers = []
-    for hit in hits:
-        small = opened.thumbnail(hit.item.id)
-        picture = Image.open(io.BytesIO(small)) if small else None
-        label = hit.item.text.splitlines()[0] if hit.item.text else hit.item.id
-        answers.append(Answer(label, hit.score, False, picture))
-    return gallery_page(title, Query("", answers))
+    if not expression and not like:
+        raise click.UsageError('give a query ("two parrots", ./picture.jpg) or --like ID.')
+    terms = parse_query(expression).terms if expression else ()
+    return Query((*terms, *([Term(like, "item")] if like else [])))

@@ -1,0 +1,177 @@
+"""What a search found, shown to people and to programs: a table, lines, paths, JSON, a page of thumbnails."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from diptych.index.protocol import Hit, Hits, Index, Item, Pair, Query
+
+SIDE = 256  # pixels that a thumbnail is decoded for, at least
+
+
+def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
+    """A table on a terminal; in a pipe a line each: score, path or id, text, with tabs between."""
+    if not sys.stdout.isatty():
+        for hit in chosen(hits, everything):
+            click.echo("\t".join((f"{hit.score:.4f}", _name(index, hit.item), _text(hit.item))))
+    else:
+        passed = {hit.item.id for hit in hits.matches}
+        heads = ["score", "item", "text", *(["made of"] if any(hit.details for hit in hits) else [])]
+        rows = [
+            (_row(index, hit, len(heads)), "" if hit.item.id in passed else "dim")
+            for hit in chosen(hits, everything)
+        ]
+        _table(heads, rows)
+    _print_rest(index, hits, everything)
+
+
+def print_paths(index: Index, hits: Hits, *, everything: bool) -> None:
+    """The path of each hit (a text's is that of its image), or its id where there is no file."""
+    for hit in chosen(hits, everything):
+        click.echo(path_of(index, hit.item) or hit.item.id)
+    _print_rest(index, hits, everything)
+
+
+def print_json(index: Index, hits: Hits, *, everything: bool) -> None:
+    """One JSON object."""
+    passed = {hit.item.id for hit in hits.matches}
+    answers = [
+        {
+            "id": hit.item.id, "kind": hit.item.kind, "score": hit.score, "matches": hit.item.id in passed,
+            "text": hit.item.text, "path": path_of(index, hit.item), "image_id": hit.item.image_id,
+            "metadata": dict(hit.item.metadata), "details": dict(hit.details),
+        }
+        for hit in chosen(hits, everything)
+    ]  # fmt: skip
+    facts = {
+        "matched": hits.matched, "cutoff": hits.cutoff, "strength": hits.strength, "exact": hits.exact,
+    }  # fmt: skip
+    click.echo(json.dumps({**facts, "hits": answers}, ensure_ascii=False))
+
+
+def print_pairs(index: Index, pairs: Sequence[Pair]) -> None:
+    """Pairs of items as a table, or as lines with tabs in a pipe."""
+    rows = [(f"{pair.score:.4f}", _name(index, pair.first), _name(index, pair.second)) for pair in pairs]
+    if sys.stdout.isatty():
+        _table(["score", "first", "second"], [(row, "") for row in rows])
+    else:
+        for row in rows:
+            click.echo("\t".join(row))
+
+
+def gallery(index: Index, title: str, query: Query, hits: Hits, *, everything: bool) -> str:
+    """The answers as one HTML file with their thumbnails inside."""
+    from diptych.evaluation.page import Answer, gallery_page
+    from diptych.evaluation.page import Query as Asked
+
+    answers = [
+        Answer(_text(hit.item) or hit.item.id, hit.score, False, _picture(index, hit.item))
+        for hit in chosen(hits, everything)
+    ]
+    pictures = (_asked_picture(index, term.value) for term in query.terms if term.kind in ("image", "item"))
+    note = "" if answers else "Nothing in the collection matches."
+    return gallery_page(title, Asked(note, answers, next(pictures, None)))
+
+
+def chosen(hits: Hits, everything: bool) -> Sequence[Hit]:
+    """The hits to show: all, or those that reach the cut-off."""
+    return hits.hits if everything else hits.matches
+
+
+def path_of(index: Index, item: Item) -> str:
+    """The file of an item, of its image for a text; empty where there is none."""
+    file = index.file(item)
+    if file is None and item.image_id:
+        (image,) = index.get([item.image_id])
+        file = None if image is None else index.file(image)
+    return "" if file is None else str(file)
+
+
+def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
+    """Say on standard error what is not shown, so that a pipe gets answers only."""
+    hidden = 0 if everything else len(hits) - len(hits.matches)
+    if not len(hits):
+        click.echo("nothing in the collection is left to search: loosen the filter.", err=True)
+    elif not hits.matched and not everything:
+        best = f"{_name(index, hits[0].item)}, {hits[0].score:.3f}"
+        click.echo(f"nothing in the collection matches (the best is {best}; --all shows it).", err=True)
+    elif hidden and sys.stdout.isatty():
+        click.echo(f"{hidden} more below the cut-off of {hits.cutoff:.3f} (--all shows them).", err=True)
+
+
+def _row(index: Index, hit: Hit, cells: int) -> tuple[str, ...]:
+    made = ", ".join(f"{name} {value:.3g}" for name, value in hit.details.items())
+    return (f"{hit.score:.3f}", _name(index, hit.item), _text(hit.item), made)[:cells]
+
+
+def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        numeric = head == "score"
+        table.add_column(
+            head, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold", min_width=5
+        )
+    for cells, style in rows:
+        table.add_row(*(Text(cell) for cell in cells), style=style)  # Text: no brackets are read as markup
+    Console().print(table)
+
+
+def _name(index: Index, item: Item) -> str:
+    """A short name for people: the path from where they stand, or the id."""
+    file = index.file(item)
+    if file is None:
+        return _printable(item.id)
+    short = os.path.relpath(file)
+    return _printable(str(file) if short.startswith("..") else short)
+
+
+def _text(item: Item) -> str:
+    """The first line of an item's text."""
+    return _printable(item.text.strip().split("\n", 1)[0])
+
+
+def _printable(text: str) -> str:
+    """A text without what would move the cursor or break a line."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _picture(index: Index, item: Item) -> Image.Image | None:
+    """A thumbnail: the stored one, or one from the file; none for a text or a file that cannot be read."""
+    from diptych.data.images import open_image
+    from diptych.errors import ImageError
+
+    stored = index.thumbnail(item.id)
+    try:
+        if stored is not None:
+            return open_image(stored, name=item.id)
+        file = index.file(item)
+        return None if file is None else open_image(file, size_hint=SIDE)
+    except ImageError:
+        return None
+
+
+def _asked_picture(index: Index, value: Any) -> Image.Image | None:
+    """The picture that a term of a query shows."""
+    from diptych.data.images import open_image
+
+    if isinstance(value, Path):
+        return open_image(value, size_hint=SIDE)
+    (item,) = index.get([str(value)])
+    return None if item is None else _picture(index, item)
