@@ -129,7 +129,7 @@ def test_kill_and_interrupt_then_resume(data: Path, tmp_path: Path) -> None:
     _, said = process.communicate()
     assert process.returncode == 130, said
     assert "saved at step" in said
-    assert f"--resume_from_checkpoint {folder}" in said
+    assert f"diptych train vse-infinity --data {data} --resume_from_checkpoint {folder}" in said
 
     subprocess.run(resume, check=True, capture_output=True)
     assert losses(folder) == losses(whole)

@@ -1,0 +1,65 @@
+"""The command line as a user runs it: in this process for speed, or in its own to be killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from diptych.cli import main
+
+TINY: dict[str, Any] = {
+    "dim": 16,
+    "batch_size": 12,
+    "epochs": 2,
+    "min_count": 1,
+    "word_dim": 8,
+    "log_steps": 1,
+}
+CODER: dict[str, Any] = {"queue_size": 30, "clusters": 6, "concept_size": 10}
+
+
+def diptych(*args: object, status: int = 0) -> Result:
+    """Run a command and check how it ends; nothing but an exit may leave it."""
+    result = CliRunner().invoke(main, [str(arg) for arg in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == status, f"{result.exit_code}: {result.stdout}\n{result.stderr}"
+    return result
+
+
+def refused(*args: object) -> str:
+    """The one sentence a command ends with when its input is bad."""
+    said = diptych(*args, status=2).stderr
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, said
+    assert said.splitlines()[-1] == lines[0], said
+    assert "Traceback" not in said
+    assert ": " in lines[0].removeprefix("error: "), f"no correction: {said}"
+    return lines[0]
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Settings as flags."""
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
+def training(recipe: str, data: object, **changes: Any) -> list[object]:
+    """The arguments of a small training run, without its folder."""
+    own = {**TINY, **(CODER if recipe.startswith("coder") else {}), **changes}
+    return ["train", recipe, "--data", data, *flags(own)]
+
+
+def process(*args: object, **options: Any) -> subprocess.Popen[str]:
+    """A command in a process of its own, in a group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "diptych", *map(str, args)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **options,
+    )
