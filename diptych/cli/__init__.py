@@ -25,6 +25,7 @@ VERBS = {
     "show": "show",
     "index": "search",
     "search": "search",
+    "serve": "serve",
 }
 """Each verb and the module of this folder that holds it, in the order of use."""
 

@@ -1,0 +1,80 @@
+"""serve."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from diptych.cli.flags import Command, given
+from diptych.cli.search import model_place
+from diptych.web.limits import Limits
+
+TOKEN_VARIABLE = "DIPTYCH_TOKEN"
+
+
+def limit_flags(command: Command) -> Command:
+    """``--max_body``, ``--max_k``, …: one flag per limit; none given means its default."""
+    for entry in reversed(dataclasses.fields(Limits)):
+        names = (f"--max_{entry.name}", f"--max-{entry.name}", f"max_{entry.name}")
+        help = f"most {entry.metadata['help']}  [{entry.default}]"
+        command = click.option(*names, type=int, help=help)(command)
+    return command
+
+
+@click.command()
+@click.argument("place", metavar="INDEX")
+@click.option("--model", type=click.Path(path_type=Path), help="where the model lies (default: as recorded)")
+@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
+@click.option("--port", default=8000, show_default=True, help="port to listen on (0: a free one)")
+@click.option(
+    "--token",
+    envvar=TOKEN_VARIABLE,
+    show_envvar=True,
+    help="token for changes; on any address but loopback, for everything",
+)
+@click.option("--private", is_flag=True, help="ask for the token everywhere, also on loopback")
+@click.option("--allow_urls", "--allow-urls", is_flag=True, help="let queries name images on the public web")
+@click.option("--cors", multiple=True, metavar="ORIGIN", help="site whose pages may call the API; repeatable")
+@click.option(
+    "--host_name",
+    "--host-name",
+    "host_names",
+    multiple=True,
+    metavar="NAME",
+    help="host name it answers to, as behind a proxy; repeatable",
+)
+@click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="serve pictures only from below this folder (default: the indexed ones); repeatable",
+)
+@limit_flags
+def serve(
+    place: str,
+    model: Path | None,
+    host: str,
+    port: int,
+    token: str | None,
+    private: bool,
+    allow_urls: bool,
+    cors: tuple[str, ...],
+    host_names: tuple[str, ...],
+    roots: tuple[Path, ...],
+    **limits: Any,
+) -> None:
+    """Search an index in the browser and over HTTP. As in: diptych serve ./photos.index."""
+    from diptych.index.opening import open_index
+    from diptych.web.serve import serve
+
+    with open_index(place) as opened:
+        folder = model_place(opened, model)
+    serve(
+        place, folder, host=host, port=port, token=token, private=private, allow_urls=allow_urls, origins=cors,
+        hosts=host_names or None, roots=roots or None,
+        limits=Limits(**{name.removeprefix("max_"): value for name, value in given(limits).items()}),
+    )  # fmt: skip
