@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import io
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsers import DROP, PASTE, PHONE, chromium, expect, opened, shoot
 from colours import ColourModel, draw, make_index, running
 
 from diptych.index.embedded import EmbeddedIndex
@@ -18,34 +17,12 @@ from diptych.web.app import create_app
 from diptych.web.limits import Limits
 
 TOKEN = "correct-horse"
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run",
-]  # fmt: skip
-DROP = """([data, name, type]) => {
-  const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
-  const transfer = new DataTransfer();
-  transfer.items.add(new File([bytes], name, { type }));
-  for (const kind of ["dragenter", "dragover", "drop"]) {
-    document.body.dispatchEvent(new DragEvent(kind, { dataTransfer: transfer, bubbles: true, cancelable: true }));
-  }
-}"""
-PASTE = DROP.replace('["dragenter", "dragover", "drop"]', '["paste"]').replace(
-    "new DragEvent(kind, { dataTransfer", "new ClipboardEvent(kind, { clipboardData"
-)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        assert os.environ.get("CI") != "true", "CI has no chromium: apt-get install -y chromium"
-        pytest.skip("no chromium: apt-get install -y chromium")
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, headless=True, args=FLAGS)
-        yield chromium
-        chromium.close()
+    with chromium() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -66,28 +43,6 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     yield from opened(browser, address)
 
 
-def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
-    """A page that tells every mistake of its script, and every request to anywhere else."""
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
-    page, faults = context.new_page(), []
-    page.set_default_timeout(10_000)
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on(
-        "console", lambda line: faults.append(line.text) if "Content Security Policy" in line.text else None
-    )
-    page.on("request", lambda r: None if r.url.startswith((address, "blob:")) else faults.append(r.url))
-    page.goto(address)
-    yield page
-    context.close()
-    assert faults == []
-
-
-def expect(locator: Any) -> Any:
-    from playwright.sync_api import expect
-
-    return expect(locator)
-
-
 def data(colour: str, shape: str) -> str:
     out = io.BytesIO()
     draw(colour, shape).save(out, "PNG")
@@ -104,9 +59,10 @@ def ask(page: Any, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_query_fills_the_grid(page: Any, tmp_path: Path) -> None:
+def test_a_query_fills_the_grid(page: Any) -> None:
     expect(page.locator("#status")).to_contain_text("A look at the collection of 60 images")
     expect(page.locator("#size")).to_have_text("60 images · 60 texts")
+    expect(page.locator(".switch", has_text="Re-rank")).to_be_hidden()
     ask(page, "a red circle")
     expect(page.locator("#status")).to_contain_text("5 matches of 60 images")
     assert all("red" in caption for caption in captions(page, 5))
@@ -117,8 +73,7 @@ def test_a_query_fills_the_grid(page: Any, tmp_path: Path) -> None:
     expect(page).to_have_title("a red circle · Diptych")
     shown = page.locator("#grid img").first.evaluate("img => img.decode().then(() => img.naturalWidth)")
     assert shown == 96
-    page.screenshot(path=tmp_path / "search.png")
-    assert (tmp_path / "search.png").stat().st_size > 10_000
+    assert shoot(page, "search").stat().st_size > 10_000
     page.click("#more")
     expect(page.locator("#grid .card")).to_have_count(48)
 
@@ -127,6 +82,20 @@ def test_typing_alone_searches(page: Any) -> None:
     page.locator("#query").press_sequentially("teal")
     expect(page.locator("#status")).to_contain_text("5 matches")
     assert all("teal" in caption for caption in captions(page, 5))
+
+
+def test_half_an_expression_is_waited_for(page: Any) -> None:
+    page.locator("#query").press_sequentially("teal")
+    expect(page.locator("#status")).to_contain_text("5 matches")
+    with page.expect_response(lambda answer: answer.status == 422):
+        page.fill("#query", '"2:teal" - ')
+    expect(page.locator("#notice")).to_be_hidden()
+    assert all("teal" in caption for caption in captions(page, 5))
+    page.keyboard.press("Enter")  # now it is meant
+    expect(page.locator(".notice.bad")).to_contain_text("The query ends after '-'")
+    page.fill("#query", '"2:teal" - "red"')
+    expect(page.locator("#status")).to_contain_text("of 60 images")
+    expect(page.locator("#notice")).to_be_hidden()
 
 
 def test_a_dropped_image_finds_images_and_texts_and_mixes_with_words(page: Any) -> None:
@@ -173,6 +142,7 @@ def test_filters_by_menu_and_by_text(page: Any) -> None:
     expect(page.locator("#query")).to_have_value("red")
     page.fill("#filter", "prize < 20")
     page.keyboard.press("Enter")
+    expect(page.locator(".notice.bad")).to_contain_text("The filter has a mistake")
     expect(page.locator(".notice.bad")).to_contain_text("did you mean 'price'?")
     expect(page.locator(".filter")).to_have_class("filter wrong")
     page.fill("#filter", "price > 1000")
@@ -189,6 +159,9 @@ def test_more_like_this_shows_the_item_and_its_texts(page: Any) -> None:
     assert all("green" in caption for caption in captions(page, 4))
     assert "a green square" not in captions(page, 4)
     expect(page.locator("#columns")).to_contain_text("square")
+    with page.context.expect_page() as picture:
+        page.click("#whole")
+    assert picture.value.url.endswith("/api/image?id=green%2Fsquare.png")
     expect(page.locator("#texts li").first).to_contain_text("green")
     fitting = page.locator("#texts span").first.inner_text()
     page.locator("#texts button").first.click()
@@ -214,8 +187,22 @@ def test_words_are_matched_when_asked(page: Any) -> None:
     ask(page, "triangle")
     expect(page.locator("#status")).to_contain_text("of 60 images")
     assert not all("triangle" in caption for caption in captions(page, 4))  # the model knows colours only
-    page.locator(".switch").click()
+    page.locator(".switch", has_text="Match words").click()
     expect(page.locator("#grid .caption").nth(3)).to_contain_text("triangle")
+
+
+def test_a_model_with_a_pair_scorer_offers_to_re_rank(browser: Any, folder: Path) -> None:
+    class Pairs(ColourModel):
+        def pair_scorer(self, query: Any, items: Any, files: Any) -> list[float]:
+            return [float("cross" in item.text) for item in items]
+
+    with EmbeddedIndex(folder / "index") as index, running(create_app(index, Pairs())) as url:
+        for page in opened(browser, url):
+            ask(page, "red")
+            expect(page.locator("#status")).to_contain_text("5 matches")
+            page.locator(".switch", has_text="Re-rank").click()
+            expect(page.locator("#grid .caption").first).to_have_text("a red cross")
+            assert "rerank=1" in page.url
 
 
 def test_the_keyboard_alone_is_enough(page: Any) -> None:
@@ -279,9 +266,11 @@ def test_an_empty_collection_and_a_service_that_stops(browser: Any, tmp_path: Pa
             pages = opened(browser, url)
             page = next(pages)
             expect(page.locator("#notice")).to_contain_text("This collection is empty")
+            shoot(page, "empty")
         ask(page, "anything")
         expect(page.locator(".notice.bad")).to_contain_text("The service does not answer")
         expect(page.locator("#notice button")).to_be_visible()
+        shoot(page, "stopped")
         for _ in pages:
             pass
 
@@ -292,10 +281,11 @@ def test_a_private_service_asks_for_its_token(browser: Any, folder: Path) -> Non
         running(create_app(index, ColourModel(), token=TOKEN, private=True, limits=Limits(k=30))) as url,
     ):
         for page in opened(browser, url):
-            expect(page.locator("#login")).to_be_visible()
+            expect(page.locator("#refusal")).to_contain_text("the token that the service was started with")
             page.fill("#token", "wrong-token")
             page.keyboard.press("Enter")
-            expect(page.locator("#refusal")).to_contain_text("the token is wrong")
+            expect(page.locator("#refusal")).to_contain_text("The token is wrong")
+            shoot(page, "token")
             page.fill("#token", TOKEN)
             page.keyboard.press("Enter")
             expect(page.locator("#grid .card")).to_have_count(24)
@@ -307,14 +297,8 @@ def test_a_private_service_asks_for_its_token(browser: Any, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone(browser: Any, address: str, scheme: str, tmp_path: Path) -> None:
-    phone = {
-        "viewport": {"width": 390, "height": 844},
-        "is_mobile": True,
-        "has_touch": True,
-        "color_scheme": scheme,
-    }
-    for page in opened(browser, address, **phone):
+def test_it_fits_a_phone(browser: Any, address: str, scheme: str) -> None:
+    for page in opened(browser, address, **PHONE, color_scheme=scheme):
         ask(page, "orange")
         expect(page.locator("#status")).to_contain_text("5 matches")
         page.locator(".card").first.tap()
@@ -324,4 +308,4 @@ def test_it_fits_a_phone(browser: Any, address: str, scheme: str, tmp_path: Path
         assert all(150 < width < 200 for width in widths)
         light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(247, 247, 249)"
         assert light == (scheme == "light")
-        page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)
+        shoot(page, f"phone-{scheme}", full_page=True)

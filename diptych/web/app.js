@@ -1,8 +1,8 @@
 "use strict";
 
 // What is asked. `image` is a File, `like` the id of an item; picks are the choices of the column menus.
-const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: {}, hybrid: false, weight: 1, k: 24 };
-const PAGE = 24, PAUSE = 350; // hits a page; milliseconds of rest before a search while typing
+const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: {}, hybrid: false, rerank: false, weight: 1, k: 24 };
+const PAGE = 24, PAUSE = 350, RERANKED = 50; // hits a page; milliseconds of rest while typing; best hits ordered anew
 let about = null, running = null, timer = 0, token = sessionStorage.getItem("token") || "";
 
 const $ = (id) => document.getElementById(id);
@@ -35,7 +35,7 @@ async function ask(path, options = {}) {
 }
 
 function login(sentence) {
-  $("refusal").textContent = sentence;
+  $("refusal").textContent = token ? capital(sentence) : "Give the token that the service was started with.";
   $("token").value = "";
   if (!$("login").open) $("login").showModal();
   return new Promise((resolve) => {
@@ -61,6 +61,8 @@ const picture = (id) => `/api/thumbnail?id=${encodeURIComponent(id)}`;
 
 // ---------------------------------------------------------------- the question
 
+const capital = (sentence) => sentence[0].toUpperCase() + sentence.slice(1);
+
 function quoted(text) { return `"${String(text).replace(/[\\"]/g, "\\$&")}"`; }
 
 function filter() {
@@ -79,6 +81,7 @@ function find(kind, k, signal) {
   if (state.query.trim()) fields.query = state.query;
   if (state.like) fields.like = state.like;
   if (state.hybrid && state.query.trim()) fields.hybrid = true;
+  if (state.rerank && kind === state.kind) fields.rerank = Math.min(RERANKED, about.limits.k);
   if (!state.image) return ask(`/api/search?${new URLSearchParams(fields)}`, { signal });
   const body = new FormData();
   for (const [name, value] of Object.entries(fields)) body.append(name, value);
@@ -87,7 +90,8 @@ function find(kind, k, signal) {
   return ask("/api/search", { method: "POST", body, signal });
 }
 
-async function search({ keep = false } = {}) {
+async function search({ keep = false, typing = false } = {}) {
+  if (!about) return start();
   clearTimeout(timer);
   if (!keep) state.k = PAGE;
   if (running) running.abort();
@@ -102,6 +106,7 @@ async function search({ keep = false } = {}) {
     await panel(mine.signal);
   } catch (error) {
     if (error.name === "AbortError") return;
+    if (typing && error.position !== undefined) return; // half an expression: the rest is on its way
     fail(error);
   } finally {
     if (running === mine) document.body.classList.remove("busy");
@@ -110,7 +115,7 @@ async function search({ keep = false } = {}) {
 
 function soon() {
   clearTimeout(timer);
-  timer = setTimeout(search, PAUSE);
+  timer = setTimeout(() => search({ typing: true }), PAUSE);
 }
 
 // ---------------------------------------------------------------- the answer
@@ -140,7 +145,7 @@ function tell(found) {
   const things = state.kind === "image" ? "images" : "texts";
   const total = number.format(state.kind === "image" ? about.images : about.texts);
   notice();
-  if (about.images + about.texts === 0) {
+  if (!found.hits.length && about.images + about.texts === 0) {
     notice("calm", "This collection is empty", "Add images to it with the command diptych index.");
     $("status").textContent = "";
   } else if (!found.hits.length) {
@@ -150,7 +155,7 @@ function tell(found) {
     $("status").textContent = filter() ? `Some of the ${things} that pass the filter` : `A look at the collection of ${total} ${things}`;
   } else {
     const matches = found.hits.filter((hit) => hit.matches).length;
-    const shown = found.matched && matches < found.hits.length ? `${matches} match` + (matches === 1 ? "" : "es") : `${found.hits.length} best`;
+    const shown = found.matched && matches < found.hits.length ? `${matches} match` + (matches === 1 ? "" : "es") : `${found.hits.length} ${found.matched ? "best" : "closest"}`;
     $("status").textContent = `${shown} of ${total} ${things} · ${Math.max(1, Math.round(found.seconds * 1000))} ms`;
     if (!found.matched) {
       notice("", "Nothing matches", `No ${state.kind} stands out from the rest of the collection for this search. The closest ones are shown below.`);
@@ -198,7 +203,8 @@ function fail(error) {
   $("grid").replaceChildren();
   $("more").hidden = true;
   $("status").textContent = "";
-  notice("bad", "That did not work", error.message[0].toUpperCase() + error.message.slice(1), wrong ? null : start);
+  if (wrong && document.activeElement === $("filter")) $("filter").setSelectionRange(error.position, $("filter").value.length);
+  notice("bad", wrong ? "The filter has a mistake" : "That did not work", capital(error.message), wrong ? null : start);
 }
 
 // ---------------------------------------------------------------- the chosen image and its texts
@@ -211,10 +217,13 @@ async function panel(signal) {
   if (signal.aborted) return;
   const lines = item ? item.text.split("\n").filter(Boolean) : [];
   const source = item && (item.kind === "image" ? item.id : item.image_id);
-  $("picture").parentElement.hidden = $("chip").querySelector("img").hidden = !(state.image || source);
+  $("whole").hidden = $("chip").querySelector("img").hidden = !(state.image || source);
   if (!state.image && source) show($("chip").querySelector("img"), picture(source));
+  const large = source ? `/api/image?id=${encodeURIComponent(source)}` : "";
   if (state.image) $("picture").src = preview(state.image);
-  else if (source) show($("picture"), `/api/image?id=${encodeURIComponent(source)}`);
+  else if (source) show($("picture"), large);
+  // a link sends no token
+  if (large && !state.image && !token) $("whole").href = large; else $("whole").removeAttribute("href");
   $("title").textContent = state.image ? state.image.name || "Your image" : lines[0] || item?.path || state.like;
   $("own").replaceChildren(...lines.slice(1).map((line) => element("li", line)));
   const facts = Object.entries(item ? { ...item.metadata, path: item.path } : {}).filter(([, value]) => value !== null && value !== "");
@@ -307,6 +316,7 @@ function dress() {
   $("balance").hidden = !(state.image && state.query.trim());
   $("weight").value = Math.log2(state.weight);
   $("hybrid").checked = state.hybrid;
+  $("rerank").checked = state.rerank;
   if (document.activeElement !== $("filter")) $("filter").value = state.filter;
   document.querySelector(".filter").classList.remove("wrong");
   document.querySelector(`[name=kind][value=${state.kind}]`).checked = true;
@@ -349,6 +359,7 @@ function remember() {
   if (state.kind !== "image") address.set("kind", state.kind);
   if (state.filter) address.set("filter", state.filter);
   if (state.hybrid) address.set("hybrid", "1");
+  if (state.rerank) address.set("rerank", "1");
   for (const [name, value] of Object.entries(state.picks)) address.set(`only.${name}`, JSON.stringify(value));
   history.replaceState({ image: state.image, weight: state.weight }, "", address.size ? `?${address}` : "/");
 }
@@ -365,6 +376,7 @@ function recall() {
   state.kind = address.get("kind") === "text" ? "text" : "image";
   state.filter = address.get("filter") || "";
   state.hybrid = address.get("hybrid") === "1";
+  state.rerank = address.get("rerank") === "1";
   state.picks = {};
   for (const [name, value] of address) {
     if (name.startsWith("only.")) try { state.picks[name.slice(5)] = JSON.parse(value); } catch { /* not ours */ }
@@ -411,6 +423,7 @@ function bind() {
   $("query").addEventListener("input", () => { state.query = $("query").value; soon(); });
   $("filter").addEventListener("change", () => { state.filter = $("filter").value; visit(); });
   $("hybrid").addEventListener("change", () => { state.hybrid = $("hybrid").checked; visit(); });
+  $("rerank").addEventListener("change", () => { state.rerank = $("rerank").checked; visit(); });
   $("weight").addEventListener("input", () => { state.weight = 2 ** Number($("weight").value); soon(); });
   for (const radio of document.querySelectorAll("[name=kind]")) radio.addEventListener("change", () => { state.kind = radio.value; visit(); });
   $("clear").addEventListener("click", () => { state.query = $("query").value = ""; $("query").focus(); visit(); });
@@ -451,6 +464,7 @@ async function start() {
     return;
   }
   $("size").textContent = `${number.format(about.images)} images · ${number.format(about.texts)} texts`;
+  $("rerank").parentElement.hidden = !about.rerank;
   menus();
   await search();
 }
