@@ -71,6 +71,13 @@ class Verbs(click.Group):
             _end(f"error: {_usage(error)}{see}", 2)
         except (DiptychError, click.ClickException) as error:
             _end(f"error: {error}", 2)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            _end(
+                f"error: {error.filename} ({error.strerror}): check that it is there and that you may use it.",
+                2,
+            )
         except Interrupted as note:
             _end(str(note), 130)
         except (KeyboardInterrupt, click.Abort):

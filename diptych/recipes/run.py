@@ -12,6 +12,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.storage import storing
 from diptych.errors import CheckpointError, DataError
 from diptych.recipes.recipe import Recipe
 from diptych.training import checkpoint
@@ -51,6 +52,8 @@ def run_recipe(
     seed_everything(
         settings.seed
     )  # what building drew (a vocabulary, random rows) does not move the first batch
+    with storing(folder):  # before what takes time
+        folder.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     multiple = FEW_SHAPES if settings.compile or settings.cuda_graphs else 1
     prepared = [
@@ -64,7 +67,6 @@ def run_recipe(
         )
         for part in (training, validation)
     ]
-    folder.mkdir(parents=True, exist_ok=True)
     return train(method, card, prepared[0], prepared[1], folder, resume=resume, show_progress=show_progress)
 
 
