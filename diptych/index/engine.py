@@ -173,7 +173,7 @@ def other_model(place: str, theirs: tuple[str, str], ours: tuple[str, str]) -> I
 def check_k(k: int) -> None:
     """Raise when no hit is wanted."""
     if k < 1:
-        raise SettingsError(f"k, the number of hits, must be at least 1, not {k}.")
+        raise SettingsError(f"k, the number of hits, is out of range: it must be at least 1, not {k}.")
 
 
 def check_limit(limit: int) -> None:
