@@ -118,7 +118,7 @@ def fill(index: Index, folder: Path, model: ColourModel) -> list[Item]:
 
 def make_index(folder: Path, model: ColourModel) -> EmbeddedIndex:
     index = EmbeddedIndex.create(
-        folder / "index", model.dim, model="colours", fingerprint=model.fingerprint()
+        folder / "index", model.dim, model="/models/colours", fingerprint=model.fingerprint()
     )
     fill(index, folder / "pictures", model)
     return index

@@ -272,6 +272,7 @@ def test_a_service_that_reads_takes_the_lock_only_to_write(folder: Path) -> None
 def test_health_about_metrics_and_openapi(client: TestClient) -> None:
     health = client.get("/api/health").json()
     assert (health["status"], health["images"], health["texts"]) == ("ok", 60, 60)
+    assert health["model"] == "colours"
     about = client.get("/api/about").json()
     assert about["columns"]["price"] == ["number"]
     assert about["values"]["shape"] == sorted(SHAPES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 from fastapi import FastAPI, File, Form, Query, Response, UploadFile
@@ -247,7 +247,7 @@ def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
         return {
             "version": diptych.__version__,
             "engine": info.engine,
-            "model": info.model,
+            "model": PurePath(info.model).name,  # where it lies is nobody's business
             "images": info.counts["image"],
             "texts": info.counts["text"],
         }

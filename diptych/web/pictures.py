@@ -86,9 +86,9 @@ class Pictures:
             stored = self.index.thumbnail(id)
             return None if stored is None else Served(stored)
         try:
-            data = path.read_bytes()
-            with Image.open(io.BytesIO(data), formats=list(SHOWN)) as header:
-                return Served(data, SHOWN[header.format or ""])
+            with Image.open(path, formats=list(SHOWN)) as header:
+                media_type = SHOWN[header.format or ""]
+            return Served(path.read_bytes(), media_type)
         except (OSError, KeyError, ValueError, SyntaxError, Image.DecompressionBombError):
             # not what browsers show: turned into what they do
             out = io.BytesIO()

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,16 +98,9 @@ class Service:
         self._check(asked)
         query = Query(self._terms(asked))
         filter = asked.filter.strip() or None
-        if not asked.like:
-            return self._searcher.search(
-                query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank
-            )
-        # an item is the best answer to itself: it stands aside for the next one
-        hits = self._searcher.search(
-            query, asked.k + 1, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank
+        return self._searcher.search(
+            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank
         )
-        others = tuple(hit for hit in hits if hit.item.id != asked.like)[: asked.k]
-        return replace(hits, hits=others)
 
     def browse(self, k: int, kind: Kind, filter: str) -> Hits:
         """Items spread evenly over the collection, for a page without a query; their scores mean nothing."""
