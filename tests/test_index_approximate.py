@@ -10,7 +10,7 @@ from colour_model import ColourModel
 from test_index_build import drawn
 
 from diptych.errors import IndexFault, MissingExtra
-from diptych.index import build, segments
+from diptych.index import approximate, build, segments
 from diptych.index.build import index_collection
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.opening import open_index
@@ -98,14 +98,72 @@ def test_it_is_brought_up_to_date_when_much_changed(index: EmbeddedIndex) -> Non
     assert index.verify() == []
 
 
-def test_compaction_leaves_it_usable(index: EmbeddedIndex) -> None:
-    index.delete(["i5", "i2500"])
+def proposals(index: EmbeddedIndex, query: Vectors, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """How many rows the graph proposes for a query, and how many are scanned beside it."""
+    seen = [0, 0]
+    ask, walk = approximate.Graphs._proposals, approximate.scan
+
+    def counted(self, graph, queries, wanted):  # type: ignore[no-untyped-def]
+        seen[0] += wanted
+        return ask(self, graph, queries, wanted)
+
+    def scanned(segments, layout, queries, k, selection=None):  # type: ignore[no-untyped-def]
+        seen[1] += sum(map(len, selection.values())) if selection is not None else sum(map(len, segments))
+        return walk(segments, layout, queries, k, selection)
+
+    with monkeypatch.context() as watched:
+        watched.setattr(approximate.Graphs, "_proposals", counted)
+        watched.setattr(approximate, "scan", scanned)
+        assert len(index.search(query, 10, kind="image")) == 10
+    return seen[0], seen[1]
+
+
+def test_compaction_keeps_it(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that move are renamed in the graph: neither is it asked for more, nor are they scanned."""
+    index.add([Item(f"new{n}") for n in range(30)], clustered(30, 8))  # behind what the graph covers
+    index.delete(["i5", "new3", *(f"i{n}" for n in range(1100, 1150))])  # the third segment of 1,000 stays
+    queries = clustered(30, 6)
+    before = [hits.ids for hits in index.search_many(queries, 10, kind="image", exact=True)]
+    (file,) = index.path.glob("graph-*")
     index.compact()
-    queries = clustered(10, 6)
-    assert recall(index, queries) > 0.9
-    index.build_graph("image")
+    (new,) = index.path.glob("graph-*")
+    assert new != file
+    assert index.info.approximate == {"image": N - 51}
+    assert index.verify() == []
+    assert [hits.ids for hits in index.search_many(queries, 10, kind="image", exact=True)] == before
     assert recall(index, queries) > 0.95
-    assert index.info.approximate == {"image": N - 2}
+    for hits in index.search_many(queries, 10, kind="image"):
+        assert len(set(hits.ids)) == 10
+    assert proposals(index, queries[0], monkeypatch) == (72, 29)
+    found = {id for hits in index.search_many(clustered(30, 8), 1, kind="image") for id in hits.ids}
+    assert found >= {f"new{n}" for n in range(30) if n != 3}  # those behind the graph are scanned
+    index.delete([f"i{n}" for n in range(N)])
+    index.compact()
+    assert index.info.approximate == {}
+    assert not list(index.path.glob("graph-*"))
+    assert index.search(queries[0], 50, kind="image").exact
+
+
+def test_compaction_drops_a_damaged_one(index: EmbeddedIndex) -> None:
+    (file,) = index.path.glob("graph-*")
+    file.write_bytes(b"")
+    index.delete(["i5"])
+    index.compact()
+    assert index.info.approximate == {}
+    assert not list(index.path.glob("graph-*"))
+    assert index.verify() == []
+
+
+def test_one_that_vanishes_is_done_without(index: EmbeddedIndex) -> None:
+    with open_index(index.path) as reader:
+        (file,) = index.path.glob("graph-*")
+        data = file.read_bytes()
+        file.write_bytes(b"no graph at all".ljust(len(data), b"."))
+        assert reader.search(clustered(1, 7)[0], 5, kind="image").exact
+        file.unlink()
+        assert reader.search(clustered(1, 7)[0], 5, kind="image").exact
+        with pytest.raises(IndexFault, match="no approximate index of image items"):
+            reader.search(clustered(1, 7)[0], 5, kind="image", exact=False)
 
 
 def test_a_reader_uses_it(index: EmbeddedIndex) -> None:

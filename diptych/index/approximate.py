@@ -3,7 +3,7 @@
 A graph is derived data: it can be deleted and built again. It covers the rows that were there when it was
 built. Rows added since are scanned exactly and merged in; removed rows are dropped from its proposals; and
 where it proposes fewer than k live rows the whole collection is scanned. Proposals are scored from the stored
-vectors, so the scores that come out are those of an exact search.
+vectors, so the scores that come out are those of an exact search. Compaction renames the rows in it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import json
 import os
 import sqlite3
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from diptych.data.storage import storing
-from diptych.errors import MissingExtra
+from diptych.errors import MissingExtra, StorageError
 from diptych.index.protocol import Kind, Vectors
 from diptych.index.scan import MARGIN, fetch, scan
 from diptych.index.segments import ROW_BITS, Layout, checksum, sync_folder
 from diptych.index.state import Graph, Rows, Segment, Selection, State
+from diptych.index.writing import Moves
 from diptych.progress import track
 
 STALE = 0.2  # share of rows outside or removed from a graph at which it is brought up to date
@@ -41,10 +43,9 @@ class Graphs:
         self._lock = threading.Lock()
 
     def find(self, state: State, kind: Kind | None) -> Graph | None:
-        """The graph of a kind, if there is one and its file is whole; there is none of all kinds at once."""
+        """The graph of a kind, if there is one and its file can be read; there is none of all kinds at once."""
         for graph in state.graphs:
-            path = self.folder / graph.file
-            if graph.kind == kind and path.is_file() and path.stat().st_size == graph.size:
+            if graph.kind == kind and self._view(graph) is not None:
                 return graph
         return None
 
@@ -69,24 +70,33 @@ class Graphs:
         """A graph of what a state holds, grown from the one it has if that is whole; synced, not recorded."""
         old = self.find(state, kind)
         segments = state.of_kind(kind)
-        graph = _new_graph(self.layout.dimension)
-        if old is not None:
-            graph.load(str(self.folder / old.file))
-            keys = np.asarray(graph.keys).astype(np.int64)
-            dead = np.setdiff1d(keys, _present(segments, keys))
-            if len(dead):
-                graph.remove(dead.astype(np.uint64))
+        graph = self._loaded(old)
+        _keep(graph, _present(segments, _keys(graph)))
         for rows in track(_pieces(segments, old), "approximate index", None, show_progress):
             graph.add(rows.astype(np.uint64), fetch(segments, self.layout, rows))
-        # no graph was recorded at this generation yet, for recording one ends it
-        path = self.folder / f"graph-{state.generation:06d}-{kind}.usearch"
-        with storing(path):
-            graph.save(str(path))
-            handle = os.open(path, os.O_RDONLY)
-            os.fsync(handle)
-            os.close(handle)
-            sync_folder(self.folder)
-        return Graph(kind, path.name, len(graph), path.stat().st_size, {s.number: len(s) for s in segments})
+        return self._saved(graph, state, kind, {s.number: len(s) for s in segments})
+
+    def follow(
+        self, db: sqlite3.Connection, state: State, gone: Sequence[Segment], moves: Moves
+    ) -> list[Graph]:
+        """Rename the rows that compaction moved, in new files; the graphs that may go once this is committed."""
+        out = []
+        for kind, pairs in moves.items():
+            known = [graph for graph in state.graphs if graph.kind == kind]
+            db.execute("DELETE FROM graphs WHERE kind = ?", (kind,))
+            out += known
+            old = self.find(state, kind)
+            if old is None:  # none, or damaged
+                continue
+            stay = tuple(s for s in state.of_kind(kind) if all(s is not one for one in gone))
+            covered, covers = _covered(old, pairs)
+            graph = self._loaded(old)
+            _keep(graph, np.concatenate([_present(stay, _keys(graph)), covered[:, 1]]))
+            graph.rename(covered[:, 1].astype(np.uint64), covered[:, 0].astype(np.uint64))
+            if len(graph):
+                covers |= {s.number: old.covers[s.number] for s in stay if s.number in old.covers}
+                self.record(db, self._saved(graph, state, kind, covers))
+        return out
 
     def record(self, db: sqlite3.Connection, graph: Graph) -> None:
         """Put a graph in the place of the one of its kind."""
@@ -95,19 +105,57 @@ class Graphs:
         db.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?, ?, ?)", record)
 
     def _proposals(self, graph: Graph, queries: Vectors, wanted: int) -> list[Rows]:
+        view = self._view(graph)
+        if view is None:  # gone since it was found: then everything is scanned
+            return [np.zeros(0, np.int64) for _ in queries]
         with self._lock:  # usearch keeps a fixed number of search contexts
-            if graph.file not in self._open:
-                view = _new_graph(self.layout.dimension)
-                view.view(str(self.folder / graph.file))
-                view.expansion_search = WIDTH_SEARCH
-                self._open = {
-                    graph.file: view,
-                    **{f: v for f, v in self._open.items() if graph.kind not in f},
-                }
-            found = self._open[graph.file].search(queries, wanted)
+            found = view.search(queries, wanted)
         if len(queries) == 1 and np.asarray(found.keys).ndim == 1:
             return [np.asarray(found.keys).astype(np.int64)]
         return [np.asarray(m.keys).astype(np.int64) for m in found]
+
+    def _view(self, graph: Graph) -> Any:
+        """A graph, memory-mapped and kept open; None when its file is gone or damaged."""
+        path = self.folder / graph.file
+        with self._lock:
+            try:
+                if path.stat().st_size != graph.size:
+                    return None
+                if graph.file not in self._open:
+                    view = _new_graph(self.layout.dimension)
+                    view.view(str(path))
+                    view.expansion_search = WIDTH_SEARCH
+                    others = {file: one for file, one in self._open.items() if graph.kind not in file}
+                    self._open = {graph.file: view, **others}
+            except (OSError, RuntimeError):
+                return None
+            return self._open[graph.file]
+
+    def _loaded(self, graph: Graph | None) -> Any:
+        """A graph in memory, to be changed; an empty one for None."""
+        loaded = _new_graph(self.layout.dimension)
+        if graph is not None:
+            loaded.load(str(self.folder / graph.file))
+        return loaded
+
+    def _saved(self, graph: Any, state: State, kind: Kind, covers: dict[int, int]) -> Graph:
+        """Write a graph to a new file and sync it."""
+        # no graph was recorded at this generation yet, for recording one ends it
+        path = self.folder / f"graph-{state.generation:06d}-{kind}.usearch"
+        with storing(path):
+            try:
+                graph.save(str(path))
+            except RuntimeError as error:  # all that usearch says of a disk that is full
+                path.unlink(missing_ok=True)
+                raise StorageError(
+                    f"the disk is full or failing while saving {path} ({error}): free some space and run again; "
+                    "what was saved is intact."
+                ) from error
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+            sync_folder(self.folder)
+        return Graph(kind, path.name, len(graph), path.stat().st_size, covers)
 
 
 def is_stale(graph: Graph, state: State) -> bool:
@@ -162,3 +210,28 @@ def _pieces(segments: tuple[Segment, ...], old: Graph | None) -> list[Rows]:
         live = live[live >= start] + (segment.number << ROW_BITS)
         out += [live[at : at + PIECE] for at in range(0, len(live), PIECE)]
     return out
+
+
+def _keys(graph: Any) -> Rows:
+    """The slots in a graph."""
+    return np.asarray(graph.keys).astype(np.int64).reshape(-1)
+
+
+def _keep(graph: Any, slots: Rows) -> None:
+    """Remove every slot but these."""
+    dead = np.setdiff1d(_keys(graph), slots)
+    if len(dead):
+        graph.remove(dead.astype(np.uint64))
+
+
+def _covered(graph: Graph, pairs: Rows) -> tuple[Rows, dict[int, int]]:
+    """Of (new, old) slots, those in a graph, and how many first rows of each new segment that makes."""
+    numbers, rows = pairs >> ROW_BITS, pairs & ((1 << ROW_BITS) - 1)
+    limits = np.array([graph.covers.get(n, 0) for n in numbers[:, 1].tolist()], np.int64)
+    inside = rows[:, 1] < limits
+    covers = {}
+    for number in np.unique(numbers[:, 0]).tolist():
+        here = numbers[:, 0] == number
+        covers[number] = int(here.sum() if inside[here].all() else np.argmin(inside[here]))
+        inside &= ~here | (rows[:, 0] < covers[number])  # what lies behind the first gap is scanned
+    return pairs[inside], covers

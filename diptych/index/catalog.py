@@ -54,20 +54,21 @@ class Catalog:
 
     def __init__(self, folder: Path, writable: bool) -> None:
         self.folder, self.path = folder, folder / FILE
-        if not self.path.is_file():
-            raise IndexFault(
-                f"{folder} is not an index (no {FILE}): give the folder that 'diptych index' wrote, "
-                "or index a collection there."
-            )
+        check_present(folder)
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
         self._closed = False
-        with self.translating():
-            self._writer = _connect(self.path, "rw") if writable else None
-            if self._writer is not None:
-                self._writer.execute("PRAGMA synchronous = FULL")
-            with self.reading() as db:
-                found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        self._writer: sqlite3.Connection | None = None
+        try:
+            with self.translating():
+                if writable:
+                    self._writer = _connect(self.path, "rw")
+                    self._writer.execute("PRAGMA synchronous = FULL")
+                with self.reading() as db:
+                    found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        except BaseException:
+            self.close()
+            raise
         if found is None or int(found[0]) != FORMAT:
             self.close()
             raise IndexFault(
@@ -101,7 +102,8 @@ class Catalog:
                 try:
                     yield db
                 finally:
-                    db.execute("ROLLBACK")
+                    if db.in_transaction:  # SQLite ends it by itself on some failures
+                        db.execute("ROLLBACK")
             finally:
                 self._give_back(db)
 
@@ -138,7 +140,7 @@ class Catalog:
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Close every connection; the log is folded into the database when this was the writer."""
+        """Close every connection; a writer folds the log into the database as far as its readers allow."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -146,8 +148,12 @@ class Catalog:
         for db in idle:
             db.close()
         if writer is not None:
-            with self.translating():
+            try:
+                writer.execute("PRAGMA busy_timeout = 0")  # whoever reads is not waited for
                 writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error:  # a full disk, say: what was acknowledged is safe in the log
+                pass
+            finally:
                 writer.close()
 
     def _borrow(self) -> sqlite3.Connection:
@@ -160,10 +166,20 @@ class Catalog:
 
     def _give_back(self, db: sqlite3.Connection) -> None:
         with self._lock:
-            if not self._closed:
+            if not self._closed and not isinstance(db, _Frozen):
                 self._idle.append(db)
                 return
         db.close()
+
+
+def check_present(folder: Path) -> None:
+    """Raise when a folder is no index at all."""
+    if not (folder / FILE).is_file():
+        why = f"no {FILE}" if folder.is_dir() else "no such folder"
+        raise IndexFault(
+            f"{folder} is not an index ({why}): give the folder that 'diptych index' wrote, "
+            "or index a collection there."
+        )
 
 
 def meta(db: sqlite3.Connection) -> dict[str, str]:
@@ -187,6 +203,13 @@ def slots_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, int]:
     """id → slot of those ids that are present."""
     query = "SELECT id, slot FROM items WHERE id IN (SELECT value FROM json_each(?))"
     return dict(db.execute(query, (_listed(ids),)).fetchall())
+
+
+def thumbnail_of(db: sqlite3.Connection, id: str) -> bytes | None:
+    """The stored JPEG of an item."""
+    query = "SELECT jpeg FROM thumbnails JOIN items USING (slot) WHERE id IN (SELECT value FROM json_each(?))"
+    row = db.execute(query, (_listed([id]),)).fetchone()
+    return None if row is None else bytes(row[0])
 
 
 def insert_items(db: sqlite3.Connection, items: Sequence[Item], slots: Sequence[int]) -> None:
@@ -228,14 +251,21 @@ def common_values(db: sqlite3.Connection, column: str, limit: int) -> list[tuple
 
 
 def record(item: Item) -> tuple[Any, ...]:
-    """The stored columns of an item after its slot; raises when the metadata cannot be stored."""
+    """The stored columns of an item after its slot; raises when they cannot be stored."""
     if "\x00" in item.id:
         raise DataError(f"the id {item.id!r} holds a NUL, which no name may: remove it.")
     metadata = {}
     for name, value in item.metadata.items():
         metadata[str(name)] = _plain(item.id, name, value)
     data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
-    return (item.id, item.kind, item.path, item.text, item.image_id, data, item.content, item.collection)
+    texts = (item.id, item.kind, item.path, item.text, item.image_id, data, item.content)
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"item {item.id!r} holds {error.object[error.start]!r}, which is no character: remove it."
+        ) from error
+    return (*texts, item.collection)
 
 
 def _select(db: sqlite3.Connection, column: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -285,25 +315,32 @@ def _record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
             db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+class _Frozen(sqlite3.Connection):
+    """A connection that takes the database for immutable, which may be true for one answer only: never kept."""
+
+
+def _connect(
+    path: Path, mode: str, kind: type[sqlite3.Connection] = sqlite3.Connection
+) -> sqlite3.Connection:
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
         timeout=30,
         isolation_level=None,
         check_same_thread=False,
+        factory=kind,
     )
 
 
 def _connect_reader(path: Path) -> sqlite3.Connection:
-    """A reading connection, also in a folder that cannot be written, where SQLite cannot index its log."""
+    """A reading connection, also where nothing can be written and SQLite cannot index its log."""
     db = _connect(path, "ro")
     try:
         db.execute("SELECT 1 FROM meta").fetchone()
         return db
-    except sqlite3.OperationalError as error:
+    except sqlite3.Error as error:
         db.close()
-        if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+        if not _name(error).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_FULL")):
             raise
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size:
@@ -311,7 +348,7 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
             f"{path.parent} was not closed by its last writer and cannot be written here: "
             "open it once where it is writable, or copy it to such a folder."
         )
-    return _connect(path, "ro&immutable=1")
+    return _connect(path, "ro&immutable=1", _Frozen)
 
 
 @contextmanager
@@ -319,7 +356,7 @@ def _translating(folder: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        name = getattr(error, "sqlite_errorname", "") or ""
+        name = _name(error)
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
             raise StorageError(
                 f"the disk is full or failing while using {folder} ({error}): free some space and run again; "
@@ -339,3 +376,8 @@ def _translating(folder: Path) -> Iterator[None]:
                 "or index the collection anew."
             ) from error
         raise
+
+
+def _name(error: sqlite3.Error) -> str:
+    """SQLite's name of an error, empty where it has none."""
+    return getattr(error, "sqlite_errorname", "") or ""

@@ -123,8 +123,9 @@ class EmbeddedIndex(Engine):
         before = self._store.size()
         with self._store.alone() as state:
             with self._store.writing() as db:
-                old = writing.compact(db, self.path, self._layout, state)
-            self._store.drop([segment.file for segment in old])
+                old, moves = writing.compact(db, self.path, self._layout, state)
+                graphs = self._graphs.follow(db, state, old, moves)
+            self._store.drop([s.file for s in old] + [graph.file for graph in graphs])
             self._store.shrink()
         return max(0, before - self._store.size())
 
@@ -167,9 +168,7 @@ class EmbeddedIndex(Engine):
 
     def thumbnail(self, id: str) -> bytes | None:
         """The stored JPEG of an item, if it has one."""
-        query = "SELECT jpeg FROM thumbnails JOIN items USING (slot) WHERE id = ?"
-        row = self._read(lambda state, db: db.execute(query, (id,)).fetchone())
-        return None if row is None else bytes(row[0])
+        return self._read(lambda state, db: catalog.thumbnail_of(db, id))
 
     def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
         """(id, content) of every item of a collection, for a re-index to compare."""
@@ -257,7 +256,10 @@ class EmbeddedIndex(Engine):
 
     def verify(self) -> list[str]:
         """Read everything and compare it with its checksums: one sentence per fault."""
-        return self._read(lambda state, db: verify(state, db, self.path, self._layout))
+        while True:
+            state, faults = self._read(lambda state, db: (state, verify(state, db, self.path, self._layout)))
+            if not faults or state.generation == self.generation:  # else files may have gone by compaction
+                return faults
 
     def close(self) -> None:
         """Release files and locks; idempotent."""

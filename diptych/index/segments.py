@@ -108,24 +108,32 @@ def attach(path: Path, layout: Layout, rows: int) -> NDArray[Any]:
     if rows == 0:
         return np.zeros((0, layout.width), layout.dtype)
     try:
-        size = path.stat().st_size
+        file = path.open(
+            "rb"
+        )  # measured and mapped through one handle: compaction may unlink the name meanwhile
     except FileNotFoundError:
         raise IndexFault(
             f"{path.parent} is incomplete: {path.name} is missing; copy the whole index again, "
             "or index the collection anew."
         ) from None
-    if size < rows * layout.row_bytes:
-        raise IndexFault(
-            f"{path.parent} is incomplete: {path.name} has {size} of {rows * layout.row_bytes} bytes; "
-            "copy the whole index again, or index the collection anew."
-        )
-    # private pages of a file opened for reading: torch wants writable memory, the file stays untouched
-    return np.memmap(path, layout.dtype, mode="c", shape=(rows, layout.width))
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        if size < rows * layout.row_bytes:
+            raise IndexFault(
+                f"{path.parent} is incomplete: {path.name} has {size} of {rows * layout.row_bytes} bytes; "
+                "copy the whole index again, or index the collection anew."
+            )
+        # private pages of a file opened for reading: torch wants writable memory, the file stays untouched
+        return np.memmap(file, layout.dtype, mode="c", shape=(rows, layout.width))
 
 
 def checksum(path: Path, start: int, size: int) -> int | None:
-    """The checksum of ``size`` bytes as they are on disk now; None when the file ends before they do."""
-    with path.open("rb") as file:
+    """The checksum of ``size`` bytes as they are on disk now; None when the file is gone or ends before."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
         file.seek(start)
         crc = 0
         while size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,12 +34,16 @@ class Store:
         self._state: State | None = None
         try:
             self._catalog = Catalog(path, writable)
-            with self._catalog.reading() as db:
-                self.meta = catalog.meta(db)
-            self.layout = Layout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
-            state = self.state  # a half-copied index is refused here, not at the first query
-            if writable:
-                self._remove_orphans(state)
+            try:
+                with self._catalog.reading() as db:
+                    self.meta = catalog.meta(db)
+                self.layout = Layout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
+                state = self.state  # a half-copied index is refused here, not at the first query
+                if writable:
+                    self._remove_orphans(state)
+            except BaseException:
+                self._catalog.close()
+                raise
         except BaseException:
             if self._lock is not None:
                 self._lock.release()
@@ -102,8 +106,11 @@ class Store:
 
     def size(self) -> int:
         """Bytes of vectors and catalog; SQLite's log comes and goes."""
-        files = [file for file in self.path.iterdir() if not file.name.endswith(("-wal", "-shm"))]
-        return sum(file.stat().st_size for file in files)
+        total = 0
+        for file in self.path.iterdir():
+            with suppress(FileNotFoundError):  # compaction may take one away meanwhile
+                total += 0 if file.name.endswith(("-wal", "-shm")) else file.stat().st_size
+        return total
 
     def close(self) -> None:
         """Release files and locks; idempotent."""
@@ -123,9 +130,10 @@ class Store:
 
 
 def _take_lock(path: Path) -> FileLock:
-    if not path.is_dir():
-        raise IndexFault(f"{path} is not an index (no such folder): index a collection there first.")
-    lock = FileLock(path / LOCK)
+    catalog.check_present(path)  # before a lock is left in a folder that is no index
+    lock = FileLock(
+        path / LOCK, thread_local=False
+    )  # an index may be closed by another thread than opened it
     with storing(path):
         try:
             lock.acquire(timeout=0)

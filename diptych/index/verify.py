@@ -43,6 +43,8 @@ def verify(state: State, db: sqlite3.Connection, folder: Path, layout: Layout) -
 
 
 def _blocks(db: sqlite3.Connection, path: Path, layout: Layout, segment: int, rows: int) -> list[str]:
+    if not path.is_file():
+        return [f"{path.name} is missing."]
     faults, at = [], 0
     query = "SELECT start, rows, checksum FROM blocks WHERE segment = ? ORDER BY start"
     for start, count, expected in db.execute(query, (segment,)).fetchall():

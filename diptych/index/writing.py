@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,12 @@ import numpy as np
 from diptych.index import catalog
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
 from diptych.index.segments import ROW_BITS, Layout, append, slot_of
-from diptych.index.state import Segment, State
+from diptych.index.state import Rows, Segment, State
 
 PIECE = 1 << 25  # bytes copied at once while compacting
+
+Moves = dict[Kind, Rows]
+"""Kind → (n, 2) of new and old slots: where compaction put the rows of a kind, in the order of both."""
 
 
 def insert(
@@ -41,16 +44,19 @@ def remove(db: sqlite3.Connection, ids: Sequence[str]) -> int:
     return len(slots)
 
 
-def compact(db: sqlite3.Connection, folder: Path, layout: Layout, state: State) -> list[Segment]:
-    """Copy the rows that are left into new segments; the old ones may go once this is committed."""
+def compact(
+    db: sqlite3.Connection, folder: Path, layout: Layout, state: State
+) -> tuple[list[Segment], Moves]:
+    """Copy the rows that are left into new segments; the old ones, which are returned, may go once committed."""
     old: list[Segment] = []
+    moves: Moves = {}
     for kind in KINDS:
         segments = [s for s in state.of_kind(kind) if len(s.gone) or len(s) < layout.capacity]
         if not segments or (len(segments) == 1 and not len(segments[0].gone)):
             continue
         _new_segment(db, layout, kind)
-        for segment in segments:
-            _move(db, folder, layout, segment)
+        moved = [pair for segment in segments for pair in _move(db, folder, layout, segment)]
+        moves[kind] = np.array(moved, np.int64).reshape(-1, 2)
         for segment in segments:
             span = (slot_of(segment.number, 0), slot_of(segment.number + 1, 0))
             db.execute("DELETE FROM segments WHERE number = ?", (segment.number,))
@@ -61,10 +67,13 @@ def compact(db: sqlite3.Connection, folder: Path, layout: Layout, state: State) 
         old += segments
     if old:
         db.execute("UPDATE meta SET value = value + 1 WHERE key = 'epoch'")
-    return old
+    return old, moves
 
 
-def _move(db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment) -> None:
+def _move(
+    db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment
+) -> Iterator[tuple[int, int]]:
+    """Copy what is left of a segment behind the newest one of its kind; (new slot, old slot) of every row."""
     step = max(1, PIECE // layout.row_bytes)
     live = segment.live_rows
     for start in range(0, len(live), step):
@@ -75,6 +84,7 @@ def _move(db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment
         pairs = list(zip(slots, (rows + (segment.number << ROW_BITS)).tolist(), strict=True))
         db.executemany("UPDATE items SET slot = ? WHERE slot = ?", pairs)
         db.executemany("UPDATE thumbnails SET slot = ? WHERE slot = ?", pairs)
+        yield from pairs
 
 
 def _append(

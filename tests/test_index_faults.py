@@ -1,0 +1,246 @@
+"""The embedded index where things go wrong: disks, threads, neighbours, and names that are no names."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disks import Disk, small_disk
+
+from diptych.errors import DataError, IndexFault, StorageError
+from diptych.index import segments
+from diptych.index.embedded import EmbeddedIndex
+from diptych.index.protocol import Item, Vectors
+
+D = 64
+
+
+def rows(n: int, seed: int = 0) -> Vectors:
+    made = np.random.default_rng(seed).normal(size=(n, D)).astype(np.float32)
+    return np.asarray(made / np.linalg.norm(made, axis=1, keepdims=True))
+
+
+def items(n: int, start: int = 0) -> list[Item]:
+    return [Item(f"i{k}", text=f"number {k}", metadata={"n": k}) for k in range(start, start + n)]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[EmbeddedIndex]:
+    with EmbeddedIndex.create(tmp_path / "x.index", D) as made:
+        made.add(items(50), rows(50))
+        yield made
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with small_disk(tmp_path / "disk", 1000) as made:
+        yield made
+
+
+def fill(index: EmbeddedIndex) -> None:
+    for start in range(0, 10**6, 50):
+        index.add(items(50, start), rows(50, seed=start))
+
+
+# ---------------------------------------------------------------------- a real full or read-only disk
+
+
+def test_a_full_disk_refuses_writes_and_loses_nothing(disk: Disk) -> None:
+    path = disk.path / "i"
+    with EmbeddedIndex.create(path, D) as index:
+        with pytest.raises(StorageError, match="disk is full"):
+            fill(index)
+        stored = len(index)
+    assert stored > 0
+    disk.fill()
+    for writable in (False, True):  # what is acknowledged is there while the disk is still full
+        with EmbeddedIndex.open(path, writable=writable) as index:
+            assert len(index) == stored
+            assert index.verify() == []
+            assert index.search(rows(1)[0], 1).ids == ["i0"]
+    with EmbeddedIndex.open(path, writable=True) as index:
+        with pytest.raises(StorageError, match="disk is full"):
+            index.add(items(50, 10_000), rows(50))
+        with pytest.raises(StorageError, match="disk is full"):
+            index.build_graph("image")
+        assert not list(path.glob("graph-*"))
+    disk.grow()
+    with EmbeddedIndex.open(path, writable=True) as index:
+        assert index.delete([f"i{n}" for n in range(50)]) == 50
+        assert len(index) == stored - 50
+        assert index.verify() == []
+
+
+def test_an_index_is_searched_on_a_full_disk(disk: Disk) -> None:
+    with EmbeddedIndex.create(disk.path / "i", D) as index:
+        index.add(items(50), rows(50))
+    disk.fill()  # not even the index of SQLite's log has room
+    with EmbeddedIndex.open(disk.path / "i") as index:
+        assert index.search(rows(1)[0], 1).ids == ["i0"]
+        assert index.verify() == []
+    with pytest.raises(StorageError, match="the disk is full or failing"):
+        EmbeddedIndex.open(disk.path / "i", writable=True)
+
+
+def test_a_full_disk_has_no_room_for_a_new_index(disk: Disk) -> None:
+    disk.fill()
+    with pytest.raises(StorageError, match="disk is full"):
+        EmbeddedIndex.create(disk.path / "i", D)
+    disk.clear()
+    EmbeddedIndex.create(disk.path / "i", D).close()
+
+
+def test_a_read_only_disk_is_read(disk: Disk) -> None:
+    with EmbeddedIndex.create(disk.path / "i", D) as index:
+        index.add(items(50), rows(50))
+    disk.read_only()
+    with EmbeddedIndex.open(disk.path / "i") as index:
+        assert index.search(rows(1)[0], 1).ids == ["i0"]
+    with pytest.raises(StorageError, match=r"cannot be written \(Read-only file system\)"):
+        EmbeddedIndex.open(disk.path / "i", writable=True)
+    with pytest.raises(StorageError, match=r"cannot be written \(Read-only file system\)"):
+        EmbeddedIndex.create(disk.path / "j", D)
+
+
+def test_a_failed_opening_keeps_nothing_open(disk: Disk) -> None:
+    with EmbeddedIndex.create(disk.path / "i", D) as index:
+        index.add(items(50), rows(50))
+    next((disk.path / "i").glob("vectors-*")).unlink()
+    for writable in (False, True):
+        with pytest.raises(IndexFault, match="is incomplete"):
+            EmbeddedIndex.open(disk.path / "i", writable=writable)
+    disk.read_only()  # refused while a file is open for writing
+
+
+# ---------------------------------------------------------------------- readers and writers side by side
+
+
+def test_a_writer_closes_without_waiting_for_readers(index: EmbeddedIndex) -> None:
+    reading, done = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with EmbeddedIndex.open(index.path) as reader:
+            reader._store.read(lambda state, db: (reading.set(), done.wait(20)))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    reading.wait()
+    index.delete(["i0"])
+    start = time.monotonic()
+    index.close()
+    assert time.monotonic() - start < 5
+    done.set()
+    thread.join()
+    with EmbeddedIndex.open(index.path, writable=True) as again:
+        assert len(again) == 49
+
+
+def test_another_thread_may_close_an_index(index: EmbeddedIndex) -> None:
+    lock = index._store._lock
+    assert lock is not None
+    thread = threading.Thread(target=index.close)
+    thread.start()
+    thread.join()
+    assert not lock.is_locked
+    EmbeddedIndex.open(index.path, writable=True).close()
+
+
+def test_what_an_index_says_while_another_process_compacts(
+    index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that vanish while they are looked at are no fault, and no crash."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 16 * D * 4)
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        try:
+            with EmbeddedIndex.open(index.path) as reader:
+                while not stop.is_set():
+                    assert reader.info.size > 0
+                    assert reader.verify() == []
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for turn in range(15):
+        index.add(items(40, 100 * (turn + 1)), rows(40, seed=turn))
+        index.delete([f"i{n}" for n in range(100 * (turn + 1), 100 * (turn + 1) + 20)])
+        index.compact()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+def test_a_missing_file_is_a_fault(index: EmbeddedIndex) -> None:
+    assert index.count() == 50
+    file = next(index.path.glob("vectors-*"))
+    file.unlink()
+    assert index.verify() == [f"{file.name} is missing."]
+
+
+# ---------------------------------------------------------------------- names and texts
+
+
+def test_a_folder_that_is_no_index_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(IndexFault, match="is not an index"):
+        EmbeddedIndex.open(tmp_path, writable=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Item("\ud800"),
+        Item("new", text="half a pair \ud83d"),
+        Item("new", path="\udcff.jpg"),
+        Item("new", metadata={"title": "\ud800"}),
+        Item("new", metadata={"\ud800": 1}),
+        Item("new", content="\ud800"),
+    ],
+)
+def test_what_is_no_text_is_refused(index: EmbeddedIndex, item: Item) -> None:
+    with pytest.raises(DataError, match="which is no character: remove it"):
+        index.add([item], rows(1))
+    assert len(index) == 50
+    assert index.thumbnail("\ud800") is None
+    assert index.get(["\ud800"]) == [None]
+    assert index.delete(["\ud800"]) == 0
+
+
+def test_odd_names_and_long_texts_come_back_as_they_were(index: EmbeddedIndex) -> None:
+    odd = [
+        Item("ключ/鍵 🔑.jpg", text="a\x00b"),
+        Item("e\u0301"),  # é in two characters: another name than é in one
+        Item("\u00e9"),
+        Item("x" * 5000, text="long word " * 100_000),
+        Item("'; DROP TABLE items; --", metadata={"a b`c": "\x00"}),
+        Item("i0#text0", "text", text="of an image", image_id="i0"),
+    ]
+    index.add(odd, rows(len(odd), seed=1))
+    found = index.get([item.id for item in odd])
+    assert found == odd
+    assert index.search_words("b", 5).ids == [odd[0].id]
+    index.update([Item(item.id, item.kind, text="changed") for item in odd], rows(len(odd), seed=2))
+    index.compact()
+    assert index.verify() == []
+    assert index.search_words("b", 5).ids == []
+    assert index.delete([item.id for item in odd]) == len(odd)
+    index.compact()
+    assert index.verify() == []
+    assert len(index) == 50
+
+
+def test_a_copy_of_a_live_index_is_whole(index: EmbeddedIndex, tmp_path: Path) -> None:
+    shutil.copytree(index.path, tmp_path / "copy")
+    with EmbeddedIndex.open(tmp_path / "copy") as copy:
+        assert len(copy) == 50
+        assert copy.verify() == []
