@@ -1,8 +1,8 @@
-"""A real file system of a few hundred kilobytes, to be filled and made read-only."""
+"""Small disks for tests, full or read-only."""
 
 from __future__ import annotations
 
-import shutil
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,40 +11,32 @@ from pathlib import Path
 import pytest
 
 
-class Disk:
-    """A mounted tmpfs."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def fill(self) -> None:
-        """Leave not one free byte."""
-        (self.path / "fill").write_bytes(b"x" * shutil.disk_usage(self.path).free)
-
-    def clear(self) -> None:
-        """Take away what ``fill`` wrote."""
-        (self.path / "fill").unlink()
-
-    def grow(self) -> None:
-        """Make room without taking anything away."""
-        subprocess.run(["mount", "-o", "remount,size=100m", str(self.path)], check=True, capture_output=True)
-
-    def read_only(self) -> None:
-        """Refuse every write from now on, also to root."""
-        subprocess.run(["mount", "-o", "remount,ro", str(self.path)], check=True, capture_output=True)
-
-
 @contextmanager
-def small_disk(path: Path, kilobytes: int) -> Iterator[Disk]:
-    """A disk of its own at a path; skips where one may not be mounted."""
-    path.mkdir()
-    options = f"size={kilobytes}k,mode=0777"
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], capture_output=True, check=False
-    )
-    if done.returncode:
+def small_disk(place: Path, megabytes: int = 2) -> Iterator[Path]:
+    """A disk of that size in a folder, where this machine lets us make one."""
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("mounting a small disk needs root")
     try:
-        yield Disk(path)
+        yield place
     finally:
-        subprocess.run(["umount", str(path)], check=True, capture_output=True)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def fill(disk: Path, leave: int = 0) -> Path:
+    """A file that leaves so many bytes."""
+    status = os.statvfs(disk)
+    ballast = disk / "ballast"
+    ballast.write_bytes(b"x" * (status.f_bavail * status.f_bsize - leave))
+    return ballast
+
+
+def make_read_only(disk: Path) -> None:
+    """From now on nothing on the disk can be written."""
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
+def grow(disk: Path, megabytes: int = 100) -> None:
+    """Make room without taking anything away."""
+    subprocess.run(["mount", "-o", f"remount,size={megabytes}m", str(disk)], check=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from disks import Disk, small_disk
+from disks import fill, grow, make_read_only, small_disk
 
 from diptych.errors import DataError, IndexFault, StorageError
 from diptych.index import segments
@@ -37,12 +37,12 @@ def index(tmp_path: Path) -> Iterator[EmbeddedIndex]:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    with small_disk(tmp_path / "disk", 1000) as made:
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 1) as made:
         yield made
 
 
-def fill(index: EmbeddedIndex) -> None:
+def add_for_ever(index: EmbeddedIndex) -> None:
     for start in range(0, 10**6, 50):
         index.add(items(50, start), rows(50, seed=start))
 
@@ -50,14 +50,14 @@ def fill(index: EmbeddedIndex) -> None:
 # ---------------------------------------------------------------------- a real full or read-only disk
 
 
-def test_a_full_disk_refuses_writes_and_loses_nothing(disk: Disk) -> None:
-    path = disk.path / "i"
+def test_a_full_disk_refuses_writes_and_loses_nothing(disk: Path) -> None:
+    path = disk / "i"
     with EmbeddedIndex.create(path, D) as index:
         with pytest.raises(StorageError, match="disk is full"):
-            fill(index)
+            add_for_ever(index)
         stored = len(index)
     assert stored > 0
-    disk.fill()
+    fill(disk)
     for writable in (False, True):  # what is acknowledged is there while the disk is still full
         with EmbeddedIndex.open(path, writable=writable) as index:
             assert len(index) == stored
@@ -69,52 +69,52 @@ def test_a_full_disk_refuses_writes_and_loses_nothing(disk: Disk) -> None:
         with pytest.raises(StorageError, match="disk is full"):
             index.build_graph("image")
         assert not list(path.glob("graph-*"))
-    disk.grow()
+    grow(disk)
     with EmbeddedIndex.open(path, writable=True) as index:
         assert index.delete([f"i{n}" for n in range(50)]) == 50
         assert len(index) == stored - 50
         assert index.verify() == []
 
 
-def test_an_index_is_searched_on_a_full_disk(disk: Disk) -> None:
-    with EmbeddedIndex.create(disk.path / "i", D) as index:
+def test_an_index_is_searched_on_a_full_disk(disk: Path) -> None:
+    with EmbeddedIndex.create(disk / "i", D) as index:
         index.add(items(50), rows(50))
-    disk.fill()  # not even the index of SQLite's log has room
-    with EmbeddedIndex.open(disk.path / "i") as index:
+    fill(disk)  # not even the index of SQLite's log has room
+    with EmbeddedIndex.open(disk / "i") as index:
         assert index.search(rows(1)[0], 1).ids == ["i0"]
         assert index.verify() == []
     with pytest.raises(StorageError, match="the disk is full or failing"):
-        EmbeddedIndex.open(disk.path / "i", writable=True)
+        EmbeddedIndex.open(disk / "i", writable=True)
 
 
-def test_a_full_disk_has_no_room_for_a_new_index(disk: Disk) -> None:
-    disk.fill()
+def test_a_full_disk_has_no_room_for_a_new_index(disk: Path) -> None:
+    ballast = fill(disk)
     with pytest.raises(StorageError, match="disk is full"):
-        EmbeddedIndex.create(disk.path / "i", D)
-    disk.clear()
-    EmbeddedIndex.create(disk.path / "i", D).close()
+        EmbeddedIndex.create(disk / "i", D)
+    ballast.unlink()
+    EmbeddedIndex.create(disk / "i", D).close()
 
 
-def test_a_read_only_disk_is_read(disk: Disk) -> None:
-    with EmbeddedIndex.create(disk.path / "i", D) as index:
+def test_a_read_only_disk_is_read(disk: Path) -> None:
+    with EmbeddedIndex.create(disk / "i", D) as index:
         index.add(items(50), rows(50))
-    disk.read_only()
-    with EmbeddedIndex.open(disk.path / "i") as index:
+    make_read_only(disk)
+    with EmbeddedIndex.open(disk / "i") as index:
         assert index.search(rows(1)[0], 1).ids == ["i0"]
     with pytest.raises(StorageError, match=r"cannot be written \(Read-only file system\)"):
-        EmbeddedIndex.open(disk.path / "i", writable=True)
+        EmbeddedIndex.open(disk / "i", writable=True)
     with pytest.raises(StorageError, match=r"cannot be written \(Read-only file system\)"):
-        EmbeddedIndex.create(disk.path / "j", D)
+        EmbeddedIndex.create(disk / "j", D)
 
 
-def test_a_failed_opening_keeps_nothing_open(disk: Disk) -> None:
-    with EmbeddedIndex.create(disk.path / "i", D) as index:
+def test_a_failed_opening_keeps_nothing_open(disk: Path) -> None:
+    with EmbeddedIndex.create(disk / "i", D) as index:
         index.add(items(50), rows(50))
-    next((disk.path / "i").glob("vectors-*")).unlink()
+    next((disk / "i").glob("vectors-*")).unlink()
     for writable in (False, True):
         with pytest.raises(IndexFault, match="is incomplete"):
-            EmbeddedIndex.open(disk.path / "i", writable=writable)
-    disk.read_only()  # refused while a file is open for writing
+            EmbeddedIndex.open(disk / "i", writable=writable)
+    make_read_only(disk)  # refused while a file is open for writing
 
 
 # ---------------------------------------------------------------------- readers and writers side by side
