@@ -1,0 +1,457 @@
+"""What the docs say is so: commands parse, names exist, links resolve, examples run, tables match the settings.
+
+``python tests/test_docs.py`` writes the tables of settings in docs/training.md anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import re
+import shlex
+import tomllib
+import typing
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+from small import pictures, texts
+
+from diptych import __version__
+from diptych.cli import main
+from diptych.data.formats import open_captions
+from diptych.recipes import RECIPES
+from diptych.recipes.vse_infinity import Settings as Infinity
+from diptych.training.settings import TrainingSettings, literal_choices
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+METHODS, TRAINING = ROOT / "docs" / "methods.md", ROOT / "docs" / "training.md"
+SHELLS = ("console", "sh", "bash")
+STOPS = {"|", ">", ">>", "2>", "&&", "||", "&", ";"}
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """Fenced blocks."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return [Block(language, text) for language, text in found]
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def inline(page: Path) -> list[str]:
+    """What stands between backticks in the prose; a line break inside is a space."""
+    return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose(page))]
+
+
+# commands
+
+
+class Written(NamedTuple):
+    """A command of the docs: what follows ``diptych``, and whether it is whole or only named in a sentence."""
+
+    words: tuple[str, ...]
+    whole: bool
+
+
+def written(page: Path) -> Iterator[Written]:
+    for block in blocks(page):
+        if block.language in SHELLS:
+            for line in block.text.replace("\\\n", " ").splitlines():
+                if block.language != "console" or line.startswith("$ "):
+                    yield from _commands(line.removeprefix("$ "), whole=True)
+    for code in inline(page):
+        if code.startswith("diptych "):
+            yield from _commands(code.replace("[-", "-").replace("]", ""), whole=False)
+
+
+def _commands(line: str, whole: bool) -> Iterator[Written]:
+    words = shlex.split(line, comments=True)
+    if "diptych" not in words:
+        return
+    words = words[words.index("diptych") + 1 :]
+    words = words[: next((i for i, word in enumerate(words) if word in STOPS), len(words))]
+    for word in [w for w in words if re.fullmatch(r"[\w-]+(\|[\w-]+)+", w)]:  # info|verify: each of them
+        for choice in word.split("|"):
+            yield Written(tuple(choice if w == word else w for w in words), whole=False)
+        return
+    yield Written(tuple(words), whole)
+
+
+def check(command: Written) -> None:
+    """Raise where click would: an unknown command or flag and, of a whole command, anything missing or wrong."""
+    node: click.Command = main
+    words = list(command.words)
+    context = click.Context(main, info_name="diptych")
+    while isinstance(node, click.Group) and words and not words[0].startswith("-"):
+        name, resolved, words = node.resolve_command(context, words)
+        assert resolved is not None
+        node = resolved
+        context = click.Context(node, info_name=name, parent=context)
+    if command.whole and isinstance(node, click.Group) and not words:
+        raise click.UsageError("this is only the beginning of a command", ctx=context)
+    if command.whole:
+        node.make_context(context.info_name, list(words))
+    known = flags_of(node) | {"--help", "--version"}
+    for word in words:
+        flag = word.split("=")[0]
+        if flag.startswith("--") and flag not in known:
+            raise click.NoSuchOption(flag, ctx=context)
+
+
+def flags_of(command: click.Command) -> set[str]:
+    return {
+        name
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in [*parameter.opts, *parameter.secondary_opts]
+    }
+
+
+@cache
+def all_flags() -> set[str]:
+    def walk(command: click.Command) -> set[str]:
+        if not isinstance(command, click.Group):
+            return flags_of(command)
+        context = click.Context(command)
+        below = [command.get_command(context, name) for name in command.list_commands(context)]
+        return flags_of(command).union(*(walk(c) for c in below if c is not None))
+
+    return walk(main)
+
+
+def wrong_commands(page: Path) -> list[str]:
+    """The commands of a page that click would refuse, each with the reason."""
+    found = []
+    for command in written(page):
+        try:
+            check(command)
+        except click.UsageError as error:
+            found.append(f"{page.name}: diptych {' '.join(command.words)}: {error.format_message()}")
+    return found
+
+
+@pages
+def test_every_command_parses(page: Path) -> None:
+    assert not wrong_commands(page)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "diptych train vse-infinity --data d --output_dir r --learning_rat 1",
+        "diptych ablate coder --data d --output_dir r",
+        "diptych train vse-infinity --data d --output_dir r --precision fp8",
+        "diptych train vse-infinty --data d --output_dir r",
+        "diptych ablate coder --table 9 --data d --output_dir r",
+        "diptych serch photos.index words",
+        "torchrun --nproc_per_node 2 -m diptych train coder --data d --outputdir r",
+        "diptych index info|verfy photos.index",
+        "diptych index run photos --precison float16",
+        "diptych train",
+    ],
+)
+def test_a_wrong_command_is_noticed(line: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```console\n$ {line}\n```\n")
+    assert len(wrong_commands(page)) == 1
+
+
+def test_commands_are_found() -> None:
+    """The extraction itself: it must not pass because it sees nothing."""
+    assert len({w for page in PAGES for w in written(page)}) > 40
+
+
+@pages
+def test_flags_named_in_a_sentence_exist(page: Path) -> None:
+    named = {code.split()[0].split("=")[0] for code in inline(page) if re.match(r"--[a-z]", code)}
+    assert named <= all_flags() | {"--nproc_per_node", "--nnodes"}
+
+
+@pages
+def test_extras_benchmarks_and_targets_exist(page: Path) -> None:
+    content = page.read_text("utf-8")
+    extras = {e for names in re.findall(r"diptych\[([\w,-]+)\]", content) for e in names.split(",")}
+    assert extras <= set(project()["optional-dependencies"])
+    for script in re.findall(r"benchmarks/\w+\.py", content):
+        assert (ROOT / script).is_file(), script
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in re.findall(r"[`$] ?make (\w+)", content):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return found
+
+
+# names of files, functions and tests
+
+
+@cache
+def defined(path: Path) -> dict[str, ast.AST]:
+    """Functions, classes, methods (``Class.method``) and constants of a file."""
+    found: dict[str, ast.AST] = {}
+
+    def add(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                found[prefix + child.name] = child
+                add(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.Assign | ast.AnnAssign) and not prefix:
+                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+                found.update({t.id: child for t in targets if isinstance(t, ast.Name)})
+
+    add(ast.parse(path.read_text("utf-8")), "")
+    return found
+
+
+def located(name: str) -> Path | None:
+    places = [folder / name for folder in (ROOT, ROOT / "diptych", ROOT / "tests", ROOT / "docs")]
+    return next((place for place in places if place.is_file()), None)
+
+
+def unknown_names(codes: list[str]) -> list[str]:
+    """References ``file.py``, ``file.py:Name.method`` and ``test_file.py::test`` that lead nowhere."""
+    wrong = []
+    for code in codes:
+        if (found := re.fullmatch(r"([\w/]+\.py)(?:::?([\w.]+))?", code)) is None:
+            continue
+        file, name = located(found[1]), found[2]
+        if file is None or (name is not None and name not in defined(file)):
+            wrong.append(code)
+    return wrong
+
+
+@pages
+def test_every_file_and_function_named_exists(page: Path) -> None:
+    assert not unknown_names(inline(page))
+
+
+def test_a_wrong_name_is_noticed() -> None:
+    wrong = [
+        "objectives/triplets.py",
+        "objectives/triplet.py:Triplet.backward",
+        "test_triplet.py::test_nothing",
+    ]
+    right = ["objectives/triplet.py", "objectives/triplet.py:Triplet.forward", "ops.py:unit"]
+    assert unknown_names([*wrong, *right]) == wrong
+
+
+def test_methods_name_enough() -> None:
+    codes = inline(METHODS)
+    assert len({c for c in codes if re.fullmatch(r"[\w/]+\.py:\w[\w.]*", c)}) > 40
+    assert len({c for c in codes if "::test_" in c}) > 50
+
+
+def test_arguments_named_in_methods_exist() -> None:
+    """``Contrast(stop_gradient=False)``: there is such a class or function, and it takes such an argument."""
+    takes: dict[str, set[str]] = {}
+    for path in (ROOT / "diptych").rglob("*.py"):
+        for name, node in defined(path).items():
+            if isinstance(node, ast.FunctionDef):
+                arguments = {a.arg for a in [*node.args.args, *node.args.kwonlyargs]}
+                takes.setdefault(name.removesuffix(".__init__"), set()).update(arguments)
+            elif isinstance(node, ast.ClassDef):
+                fields = {a.target.id for a in node.body if isinstance(a, ast.AnnAssign)}  # type: ignore[union-attr]
+                takes.setdefault(name, set()).update(fields)
+    calls = [found for code in inline(METHODS) for found in re.findall(r"([\w.]+)\((\w+)=", code)]
+    assert len(calls) > 5
+    assert not [f"{name}({argument}=)" for name, argument in calls if argument not in takes.get(name, set())]
+
+
+def test_the_architecture_names_every_module() -> None:
+    described = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    tops = [
+        p.name for p in (ROOT / "diptych").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()
+    ]
+    missing = [
+        t for t in tops if not t.startswith("__") and f"`{t}`" not in described and f"`{t}/`" not in described
+    ]
+    assert not missing
+
+
+# links
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.M | re.S), re.M
+    )
+    return {re.sub(r"[^\w -]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pages
+def test_every_relative_link_resolves(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (page.parent / path).resolve() if path else page
+        assert place.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(place), f"{page.name} links to {target}"
+
+
+def test_the_index_of_the_docs_is_complete() -> None:
+    listed = (ROOT / "docs" / "README.md").read_text("utf-8")
+    missing = [
+        p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md" and f"({p.name})" not in listed
+    ]
+    assert not missing
+
+
+# Python
+
+
+@pages
+def test_python_blocks_compile_and_their_imports_exist(page: Path) -> None:
+    for block in blocks(page):
+        if block.language != "python":
+            continue
+        tree = ast.parse(block.text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("diptych"):
+                module = importlib.import_module(node.module)
+                for alias in node.names:
+                    assert hasattr(module, alias.name), f"{page.name}: {node.module} has no {alias.name}"
+
+
+def test_the_readme_s_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a tiny model that reads pictures, and an index of two of them, under the names the README gives."""
+    from diptych.index.build import index_collection
+
+    example = next(block.text for block in blocks(ROOT / "README.md") if block.language == "python")
+    monkeypatch.chdir(tmp_path)
+    drawn = pictures(Path("photos"), 3)
+    for path, line in zip(drawn, texts(3), strict=True):
+        path.with_suffix(".txt").write_text(line + "\n")
+    for name in re.findall(r'"([\w/]+\.jpg)"', example):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(drawn[0].read_bytes())
+    recipe = RECIPES["vse-infinity"]
+    settings = recipe.settings(image_size=64, min_count=1, word_dim=8)  # type: ignore[call-arg]
+    model = recipe.build(settings, open_captions("photos")).retriever
+    model.save_pretrained("runs/photos")
+    index_collection(model, "photos", "photos.index")
+    names: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    for line in example.splitlines():
+        if (shape := re.match(r"(\w+) = .*# \((\d+), (\d+)\)", line)) is not None:
+            assert tuple(names[shape[1]].shape) == (int(shape[2]), int(shape[3]))  # type: ignore[attr-defined]
+    assert "model" in names
+
+
+# settings
+
+
+def rows(kind: type[TrainingSettings], over: type[TrainingSettings] | None) -> list[str]:
+    """A row per setting that ``over`` lacks or that has another default there."""
+    before = {f.name: f.default for f in dataclasses.fields(over)} if over is not None else {}
+    hints = typing.get_type_hints(kind)
+    return [
+        f"| `--{f.name}` | {_shown(f.default, literal_choices(hints[f.name]))} | {f.metadata['help']} |"
+        for f in dataclasses.fields(kind)
+        if f.name not in before or before[f.name] != f.default
+    ]
+
+
+def _shown(default: object, choices: tuple[object, ...]) -> str:
+    """The default, and behind it what else may be chosen."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    others = [f"`{choice}`" for choice in choices if choice != default]
+    return " · ".join([f"**`{default}`**" if choices else f"`{default}`" if default != "" else "–", *others])
+
+
+TABLES: dict[str, list[str]] = {
+    "every recipe": rows(TrainingSettings, None),
+    "vse-infinity": rows(Infinity, TrainingSettings),
+    "vse-plus-plus": rows(RECIPES["vse-plus-plus"].settings, Infinity),
+    "coder": rows(RECIPES["coder"].settings, Infinity),
+    "coder-literal": rows(RECIPES["coder-literal"].settings, RECIPES["coder"].settings),
+}
+
+
+def marked(name: str, content: str) -> str:
+    return f"<!-- settings: {name} -->\n{content}\n<!-- end -->"
+
+
+def test_every_setting_is_documented() -> None:
+    page = TRAINING.read_text("utf-8")
+    for name, lines in TABLES.items():
+        for line in lines:
+            assert line in page, f"run 'python tests/test_docs.py': {name} lacks {line}"
+    tables = "".join(re.findall(r"<!-- settings: .*?<!-- end -->", page, re.DOTALL))
+    assert len(re.findall(r"^\| `--", tables, re.MULTILINE)) == sum(map(len, TABLES.values())), (
+        "one is of no setting"
+    )
+
+
+def test_every_recipe_has_its_table() -> None:
+    assert set(RECIPES) == set(TABLES) - {"every recipe"}
+
+
+def write_tables() -> None:
+    page = TRAINING.read_text("utf-8")
+    for name, lines in TABLES.items():
+        table = "\n".join(["| flag | default · others | |", "|---|---|---|", *lines])
+        pattern = re.escape(f"<!-- settings: {name} -->") + r".*?<!-- end -->"
+        (old,) = re.findall(pattern, page, re.DOTALL)
+        page = page.replace(old, marked(name, table))
+    TRAINING.write_text(page, "utf-8")
+
+
+# what a reader meets first, and what no reader should meet
+
+
+def test_the_readme_begins_with_both_commands() -> None:
+    first_screen = (ROOT / "README.md").read_text("utf-8").splitlines()[:30]
+    assert any(line.startswith("$ make demo") for line in first_screen)
+    assert any(line.startswith("$ make test") for line in first_screen)
+
+
+def test_the_readme_lists_every_extra_and_recipe() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for name in [*project()["optional-dependencies"], *RECIPES]:
+        assert name == "test" or f"`{name}`" in readme, name
+
+
+@pages
+def test_nothing_private_is_told(page: Path) -> None:
+    content = page.read_text("utf-8")
+    assert not re.findall(r"(?<![\w.])/(?:work|root|tmp)/\S*|/home/\w+", content)
+    assert not re.findall(r"(?i)(?<![\w-])(?:sub)?agents?\b", content)
+
+
+@pages
+def test_nothing_is_left_to_fill_in(page: Path) -> None:
+    assert not re.findall(r"^[A-Z][A-Z0-9_]{4,}$|\b(?:TODO|FIXME|XXX)\b", prose(page), re.MULTILINE)
+
+
+def test_the_changelog_knows_the_version() -> None:
+    assert re.search(
+        rf"^## \[?{re.escape(__version__)}\]?", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert project()["version"] == __version__
+
+
+def test_the_licence_is_the_declared_one() -> None:
+    assert project()["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text("utf-8")[:200]
+
+
+if __name__ == "__main__":
+    write_tables()
