@@ -76,6 +76,7 @@ def test_addresses() -> None:
         ('"2:" + "blue"', 0, "empty term at character 1"),
         ('"" + "blue"', 0, "empty term"),
         ('- "red"', 0, "has a minus"),
+        ("red + \udcff", 6, "text at character 7 of the query is not valid Unicode"),
         ("red + ./nothing.jpg", 6, "no file ./nothing.jpg (character 7"),
     ],
 )
