@@ -26,6 +26,7 @@ from diptych.cli import main
 from diptych.data.formats import open_captions
 from diptych.recipes import RECIPES
 from diptych.recipes.vse_infinity import Settings as Infinity
+from diptych.training.checkpoint import FREE_TO_CHANGE
 from diptych.training.settings import TrainingSettings, literal_choices
 
 ROOT = Path(__file__).parent.parent
@@ -402,6 +403,25 @@ def test_every_setting_is_documented() -> None:
 
 def test_every_recipe_has_its_table() -> None:
     assert set(RECIPES) == set(TABLES) - {"every recipe"}
+
+
+@pytest.mark.parametrize(
+    ("module", "phrase"),
+    [
+        ("training/health.py", "= 2·B·margin for"),
+        ("training/health.py", "the loss became NaN or infinite at step"),
+        ("training/health.py", "belongs to a frozen part but is in training mode"),
+        ("evaluation/report.py", "% of the queries are tied"),
+    ],
+)
+def test_messages_are_quoted_as_they_are(module: str, phrase: str) -> None:
+    assert phrase in (ROOT / "diptych" / module).read_text("utf-8")
+    assert phrase in TRAINING.read_text("utf-8")
+
+
+def test_settings_free_to_change_are_named() -> None:
+    (listed,) = re.findall(r"may\s+differ:(.*?)\.\n", TRAINING.read_text("utf-8"), re.DOTALL)
+    assert set(re.findall(r"--(\w+)", listed)) == FREE_TO_CHANGE
 
 
 def write_tables() -> None:
