@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from diptych.data.formats import open_captions
 from diptych.data.storage import write_text
-from diptych.errors import CheckpointError, SettingsError
+from diptych.errors import CheckpointError, Interrupted, SettingsError
 from diptych.recipes.recipe import Recipe, Row, Table
-from diptych.recipes.run import resumed_settings, run_recipe
+from diptych.recipes.run import resumed_settings, run_recipe, training_splits
 from diptych.training.checkpoint import has_state
 from diptych.training.settings import from_json, to_json
 
@@ -41,6 +42,9 @@ def ablate(
     chosen = _chosen(recipe.tables[table], rows)
     numbers = {row.name: number for number, row in enumerate(recipe.tables[table].rows, 1)}
     results: dict[str, list[dict[str, float]]] = {}
+    training, _ = training_splits(open_captions(data))
+    for row in chosen:  # what cannot be run is refused before the first row takes its hours
+        recipe.build(from_json(recipe.settings, {**(changes or {}), **row.changes}), training)
     for row in chosen:
         for seed in range(seeds):
             values = {**(changes or {}), **row.changes, "seed": seed}
@@ -59,7 +63,10 @@ def _measure(
     resume = has_state(run)
     if resume and to_json(resumed_settings(recipe, run, {})) != to_json(settings):
         raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
-    progress = run_recipe(recipe, settings, data, run, resume=resume, show_progress=show_progress)
+    try:
+        progress = run_recipe(recipe, settings, data, run, resume=resume, show_progress=show_progress)
+    except Interrupted as note:
+        raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
     best = next(line for line in progress.history if line["epoch"] == progress.best_epoch)
     return {name.removeprefix("validation_"): value for name, value in best.items()}
 

@@ -13,6 +13,7 @@ from PIL import Image
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.storage import write_text
+from diptych.errors import Interrupted
 from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.page import Answer, Query, page
 from diptych.evaluation.report import Report
@@ -34,18 +35,24 @@ SETTINGS: dict[str, Any] = {
 """Frozen encoders, whose outputs are cached: a few minutes on two cores."""
 
 
-def run_demo(folder: Path) -> None:
-    """Everything once; a second run reuses the trained model and the index."""
+def run_demo(folder: Path, data: str = "emoji", **changes: Any) -> None:
+    """Everything once; a second run reuses the trained model and the index.
+
+    ``data`` has pictures and a test split; ``changes`` go over ``SETTINGS``.
+    """
     began = time.perf_counter()
     recipe, run, index = RECIPES["vse-infinity"], folder / "run", folder / "emoji.index"
     resume = has_state(run)
-    settings = resumed_settings(recipe, run, {}) if resume else recipe.settings(**SETTINGS)
-    captions = open_captions("emoji")
+    settings = resumed_settings(recipe, run, {}) if resume else recipe.settings(**{**SETTINGS, **changes})
+    captions = open_captions(data)
     print(
         f"{len(captions.images)} pictures, {len(captions.texts)} texts, split by concept; VSE∞ in {run}",
         flush=True,
     )
-    run_recipe(recipe, settings, "emoji", run, resume=resume)
+    try:
+        run_recipe(recipe, settings, data, run, resume=resume)
+    except Interrupted as note:
+        raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
     retriever = Retriever.from_pretrained(run)
 
     held_out = captions.split("test")
@@ -88,7 +95,7 @@ def render(
             "Image → text": _image_queries(held_out, scores),
         },
         commands=f'diptych search {index} "birthday party"\ndiptych search {index} ./picture.png\n'
-        f"diptych evaluate {run} --data emoji --split test",
+        f"diptych evaluate {run} --data {held_out.name} --split test",
     )
 
 

@@ -1,0 +1,114 @@
+"""Ablations: every row of every table runs, published and measured side by side; finished rows are reused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+from commands import CODER, TINY, diptych, flags, refused
+from small import precomputed
+
+from diptych.recipes import RECIPES
+from diptych.recipes.ablate import SHOWN, interval
+from diptych.training.checkpoint import read_run
+from diptych.training.log import read_log
+
+QUICK = {**TINY, "epochs": 1, "log_steps": 20}
+TABLES = [(name, table) for name in ("vse-infinity", "coder") for table in RECIPES[name].tables]
+BY_SIZE = [("coder", "4")]  # its rows need 20,000 pairs
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return precomputed(tmp_path_factory.mktemp("data") / "toy_precomp", train=26, dev=10)  # 130 texts
+
+
+def arguments(recipe: str, table: str, data: Path, folder: Path) -> list[object]:
+    own = {**QUICK, **(CODER if recipe == "coder" else {})}
+    if (recipe, table) == ("coder", "f3"):
+        own["queue_size"] = 128  # not less than the largest batch of its rows
+    return ["ablate", recipe, "--table", table, "--data", data, "--output_dir", folder, *flags(own)]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def rows_of(said: str) -> list[tuple[str, list[str], list[str]]]:
+    """(name, published cells, measured cells) of each row of a printed table."""
+    lines = [line for line in said.splitlines() if line.startswith("|")][2:]
+    pairs = list(zip(lines[::2], lines[1::2], strict=True))
+    assert all(cells(a)[1] == "published" and cells(b)[1] == "measured" for a, b in pairs)
+    return [(cells(a)[0], cells(a)[2:], cells(b)[2:]) for a, b in pairs]
+
+
+@pytest.mark.parametrize(("recipe", "table"), [pair for pair in TABLES if pair not in BY_SIZE])
+def test_every_row_runs_and_is_reused(recipe: str, table: str, data: Path, tmp_path: Path) -> None:
+    known = RECIPES[recipe].tables[table]
+    command = arguments(recipe, table, data, tmp_path)
+    said = diptych(*command).stdout
+    shown = rows_of(said)
+    assert [name for name, _, _ in shown] == [row.name for row in known.rows]
+    assert known.title in said
+    assert known.protocol in said
+    results = json.loads((tmp_path / f"table-{table}.json").read_text())
+    for (name, published, measured), row in zip(shown, known.rows, strict=True):
+        assert published == [f"{row.published[key]:.1f}" if key in row.published else "" for key in SHOWN]
+        assert measured == [f"{results[name][0][key]:.1f}" for key in SHOWN]
+    runs = {path.name.split("-")[0]: path for path in tmp_path.iterdir() if path.is_dir()}
+    assert len(runs) == len(known.rows)
+    for number, row in enumerate(known.rows, 1):
+        settings = read_run(runs[str(number)])["settings"]
+        assert {key: settings[key] for key in row.changes} == dict(row.changes)
+        best = max(
+            line["validation_rsum"] for line in read_log(runs[str(number)] / "log.jsonl") if "best" in line
+        )
+        assert results[row.name][0]["rsum"] == best
+
+    states = {path: (path / "last" / "progress.json").stat().st_mtime_ns for path in runs.values()}
+    shutil.rmtree(runs["1"])  # the others are finished
+    assert rows_of(diptych(*command).stdout) == shown
+    again = {path: (path / "last" / "progress.json").stat().st_mtime_ns for path in runs.values()}
+    assert [path for path in states if states[path] != again[path]] == [runs["1"]]
+
+
+def test_more_prototypes_than_the_data_allow(tmp_path: Path, data: Path) -> None:
+    command = arguments("coder", "4", data, tmp_path / "runs")
+    sentence = refused(*command)
+    assert "5000 prototypes are more than the 130 training pairs: give --clusters 130 or fewer" in sentence
+    assert not (tmp_path / "runs").exists()  # refused before any row runs
+    shown = RECIPES["coder"].tables["4"].rows
+    assert [row.changes["clusters"] for row in shown] == [5000, 10_000, 15_000, 20_000]
+
+
+def test_several_seeds_of_one_row(data: Path, tmp_path: Path) -> None:
+    command = [*arguments("vse-infinity", "3", data, tmp_path), "--seeds", 3, "--row", "BiGRU"]
+    (name, _, measured), *rest = rows_of(diptych(*command).stdout)
+    assert (name, rest) == ("BiGRU", [])
+    values = [run["rsum"] for run in json.loads((tmp_path / "table-3.json").read_text())["BiGRU"]]
+    assert len(values) == 3
+    assert measured[-1] == f"{mean(values):.1f} ± {4.303 * stdev(values) / 3**0.5:.1f}"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        f"2-bigru-seed{seed}" for seed in range(3)
+    ]
+
+
+def test_intervals_of_few_runs() -> None:
+    assert interval([1.0]) == "1.0"
+    assert interval([1.0, 3.0]) == "2.0 ± 12.7"  # t = 12.706, standard error 1
+    assert interval([5.0] * 4) == "5.0 ± 0.0"
+
+
+def test_mistakes_are_named(data: Path, tmp_path: Path) -> None:
+    command = arguments("vse-infinity", "2", data, tmp_path)
+    assert "the table has no row 'nothing': its rows are none, visual, visual + text" in refused(
+        *command, "--row", "nothing"
+    )
+    wrong = ("ablate", "vse-infinity", "--table", 9, "--data", data, "--output_dir", tmp_path)
+    assert "'9' is not one of '1', '2', '3'" in refused(*wrong)
+    diptych(*command, "--row", "none")
+    sentence = refused(*command, "--row", "none", "--margin", 0.3)
+    assert "holds a run with other settings: choose another --output_dir" in sentence
