@@ -24,7 +24,8 @@ td { border-top: 1px solid var(--line); font-variant-numeric: tabular-nums; }
 .query { width: 11rem; font-weight: 600; } .query img { display: block; }
 figure { margin: 0; padding: .3rem; border: 2px solid var(--line); border-radius: .4rem; text-align: center; }
 figure.right { border-color: var(--good); box-shadow: 0 0 0 2px var(--good); }
-figcaption, .score { font-size: .75rem; opacity: .8; } figure.text { max-width: 9rem; }
+figcaption, .score { font-size: .75rem; opacity: .8; }
+.query ~ figure { max-width: 8.2rem; box-sizing: border-box; } /* six beside the query */
 img { background: #fff; border-radius: .2rem; } svg { max-width: 100%; height: auto; }
 .pair { display: flex; flex-wrap: wrap; gap: 0 1rem; border-top: 1px solid var(--line); padding: .5rem 0; }
 .pair > .query { width: 9rem; margin: .75rem 0; font-size: .9rem; overflow-wrap: anywhere; }
