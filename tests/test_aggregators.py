@@ -352,11 +352,20 @@ def test_the_two_sorts_agree_in_value_and_gradient(monkeypatch: pytest.MonkeyPat
 
 
 def test_threads_sort_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = torch.randn(5, 3, 7).numpy()
-    alone = sorting._argsort(rows)
+    values, mask = torch.randn(5, 3, 7), torch.ones(5, 3, dtype=torch.bool)
+    alone = [sorting.sort_sets(Features(v, mask)) for v in (values, values.clone().requires_grad_())]
     monkeypatch.setattr(sorting, "WORTH_A_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert (sorting._argsort(rows) == alone).all()
+    for expected, v in zip(alone, (values, values.clone().requires_grad_()), strict=True):
+        assert torch.equal(sorting.sort_sets(Features(v, mask)), expected)
+
+
+def test_without_gradient_the_values_are_the_same() -> None:
+    features = sets()
+    features.values[0, 0, 0] = torch.nan
+    plain = sorting.sort_sets(features)
+    followed = sorting.sort_sets(Features(features.values.clone().requires_grad_(), features.mask))
+    torch.testing.assert_close(plain, followed.detach(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_sorting_leaves_its_input_alone() -> None:
