@@ -291,6 +291,8 @@ def _query(expression: str, like: str | None) -> Query:
     from diptych.index.query import parse_query
 
     if not expression and not like:
-        raise click.UsageError('give a query ("two parrots", ./picture.jpg) or --like ID.')
+        raise click.UsageError(
+            'there is nothing to search for: give "two parrots", ./picture.jpg or --like ID.'
+        )
     terms = parse_query(expression).terms if expression else ()
     return Query((*terms, *([Term(like, "item")] if like else [])))

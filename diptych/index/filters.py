@@ -383,7 +383,9 @@ def _tokens(text: str) -> Iterator[_Token]:
         match = _TOKEN.match(text, at)
         if match is None:
             if text[at] in "\"'`":
-                raise QueryError(f"the filter opens a quote at character {at + 1} that never closes.", at)
+                raise QueryError(
+                    f"the filter opens a quote at character {at + 1} that never closes: close it.", at
+                )
             raise QueryError(
                 f"the filter has a mistake at character {at + 1}: {text[at]!r} has no meaning there.", at
             )

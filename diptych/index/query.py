@@ -89,7 +89,9 @@ def _pieces(text: str) -> Iterator[_Piece]:
         if quote:
             quoted = _QUOTED.match(text, at)
             if quoted is None:
-                raise QueryError(f"the query opens a quote at character {at + 1} that never closes.", at)
+                raise QueryError(
+                    f"the query opens a quote at character {at + 1} that never closes: close it.", at
+                )
             inner = re.sub(r"\\(.)", r"\1", quoted.group(1), flags=re.DOTALL)
             if _is_weight(prefix):  # 2:"red shoe" is "2:red shoe"
                 yield _Piece("quoted", prefix.strip() + inner, bare)
