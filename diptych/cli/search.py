@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,8 @@ def build(
         f"{place}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, "
         f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped)"
     )
-    click.echo(f'next: diptych search {place} "your words"')
+    named = shlex.quote(place)
+    click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
 
 
 def default_place(path: str) -> str:
