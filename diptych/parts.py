@@ -91,7 +91,10 @@ def rebuild(config: Any, folder: Path | None = None) -> Any:
         path = folder / config["asset"]
         if not path.exists():
             raise CheckpointError(f"{path} is missing: copy the whole model folder, not only its weights.")
-        return json.loads(path.read_text("utf-8")) if path.suffix == ".json" else path
+        try:
+            return json.loads(path.read_text("utf-8")) if path.suffix == ".json" else path
+        except ValueError as error:
+            raise CheckpointError(f"{path} is damaged ({error}): copy the model again.") from error
     if isinstance(config, dict) and "part" in config:
         name = config["part"]
         if name not in PARTS:

@@ -167,8 +167,8 @@ class Retriever(nn.Module):
             )
         try:
             config = json.loads((folder / "config.json").read_text("utf-8"))
-            found = int(config["format"])
-        except (ValueError, KeyError, UnicodeDecodeError) as error:
+            found, tree = int(config["format"]), config["retriever"]
+        except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{folder / 'config.json'} is damaged ({error}): copy the model again."
             ) from error
@@ -176,12 +176,14 @@ class Retriever(nn.Module):
             raise CheckpointError(
                 f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
             )
-        model = rebuild(config["retriever"], folder)
+        model = rebuild(tree, folder)
         assert isinstance(model, Retriever)
         try:
             model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
         except (OSError, SafetensorError, RuntimeError) as error:
-            raise CheckpointError(f"the weights in {folder} do not fit its config.json ({error}).") from error
+            raise CheckpointError(
+                f"the weights in {folder} do not fit its config.json ({error}): copy the model again."
+            ) from error
         return model.to(device).eval()
 
     def compile_encoders(self) -> None:
