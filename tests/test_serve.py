@@ -64,10 +64,13 @@ def answered(client: httpx.Client, query: str = "a red dog") -> list[tuple[str, 
 def test_a_folder_is_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIPTYCH_TOKEN", TOKEN)
     place = shutil.copytree(folder / "toy.index", folder / "copy.index")
-    with served(place, "--max_k", 20) as url, httpx.Client(base_url=url) as client:
+    options = ("--max_k", 20, "--host_name", "photos.example.org")
+    with served(place, *options) as url, httpx.Client(base_url=url) as client:
         assert answered(client) == found(place)
         assert "between 1 and 20" in client.get("/api/search", params={"text": "a", "k": 21}).json()["error"]
         assert client.get("/").headers["content-type"].startswith("text/html")
+        for host, status in {"photos.example.org": 200, "localhost": 200, "evil.example.org": 421}.items():
+            assert client.get("/api/health", headers={"Host": host}).status_code == status
         note = {"items": json.dumps({"id": "note", "text": "a small bird"})}
         assert client.post("/api/items", data=note).status_code == 401
         assert client.post("/api/items", data=note, headers=AUTH).json() == {"added": 1}

@@ -52,7 +52,7 @@ def serve(
 
     ``model`` is a model, or the folder of one. On any address but loopback, and wherever it is ``private``, a
     token is required, and needed for everything. Port 0 takes a free one. ``hosts`` are the names the service
-    answers to; on loopback they are those of loopback unless given.
+    answers to beside those of loopback; not on loopback and without them, it answers to any.
     """
     reachable = not is_loopback(host)
     check_token(token)
@@ -68,7 +68,7 @@ def serve(
             model_name = model_name or str(model)
             model = Retriever.from_pretrained(model)
         with open_index(place, fingerprint=model.fingerprint(), model=model_name) as index:
-            names = hosts if hosts is not None else (None if reachable else LOOPBACK_NAMES)
+            names = None if reachable and hosts is None else (*LOOPBACK_NAMES, *(hosts or ()))
             app = create_app(
                 index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
                 origins=origins, allow_urls=allow_urls, writer=lambda: _writer(place), model_name=model_name,
