@@ -16,7 +16,7 @@ def data() -> None:
 @data.command()
 @click.argument("path")
 def check(path: str) -> None:
-    """Recognise the format and list every missing or malformed file, duplicate, empty caption and leak."""
+    """Recognise the format and list what is wrong. Missing and malformed files, duplicates, empty texts, leaks."""
     from diptych.data.check import check as run
 
     report = run(path)

@@ -9,7 +9,12 @@ import click
 
 @click.command()
 @click.option(
-    "--output_dir", "--output-dir", default="demo", show_default=True, type=click.Path(path_type=Path)
+    "--output_dir",
+    "--output-dir",
+    default="demo",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="folder of the run, the index and the report",
 )
 def demo(output_dir: Path) -> None:
     """Train VSE∞ on emoji pictures, search them, write a report. A second run reuses what is there."""

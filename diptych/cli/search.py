@@ -34,7 +34,7 @@ class BuildByDefault(click.Group):
 
 @click.group(cls=BuildByDefault, context_settings={"ignore_unknown_options": True})
 def index() -> None:
-    """Make a collection searchable: diptych index RUN PATH (its options: diptych index build --help)."""
+    """Make a collection searchable. As in: diptych index RUN PATH (its options: diptych index build --help)."""
 
 
 @index.command()
@@ -57,7 +57,14 @@ def index() -> None:
     default=None,
     help="make an approximate index, or none (default: from 200,000 items of a kind on)",
 )
-@click.option("--batch_size", "--batch-size", default=64, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--batch_size",
+    "--batch-size",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1),
+    help="pictures at a time",
+)
 def build(
     run: Path,
     path: str,
@@ -68,7 +75,7 @@ def build(
     approximate: bool | None,
     batch_size: int,
 ) -> None:
-    """Index a folder of pictures or a data set with a trained model; run again to bring it up to date."""
+    """Index a folder of pictures or a data set. Run again to bring it up to date."""
     from diptych.index.build import APPROXIMATE_ABOVE, index_collection
     from diptych.retriever import Retriever
 
@@ -125,7 +132,7 @@ def info(place: str) -> None:
 @index.command()
 @click.argument("place", metavar="INDEX")
 def verify(place: str) -> None:
-    """Read everything and compare it with its checksums; status 1 when something is wrong."""
+    """Read everything and compare it with its checksums. Status 1 when something is wrong."""
     from diptych.index.opening import open_index
 
     with open_index(place) as opened:
@@ -150,7 +157,7 @@ def compact(place: str) -> None:
 @click.argument("place", metavar="INDEX")
 @click.argument("ids", nargs=-1, required=True)
 def remove(place: str, ids: tuple[str, ...]) -> None:
-    """Remove items by id, images with their texts; a later 'diptych index' adds what is still in the collection."""
+    """Remove items by id, images with their texts. A later 'diptych index' adds what is still in the collection."""
     from diptych.errors import QueryError
     from diptych.index.opening import open_index
 
@@ -261,7 +268,7 @@ def search(
     paths: bool,
     html: Path | None,
 ) -> None:
-    """Search by words, by an image's path, or by both: '"2:red shoe" - "sneaker" + ./shoe.jpg'."""
+    """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'."""
     from diptych.index.cutoff import CHANCE
     from diptych.index.opening import open_index
     from diptych.index.search import Searcher

@@ -13,7 +13,7 @@ from diptych.cli.flags import Command
 
 @click.group()
 def show() -> None:
-    """Draw the joint space, answers of two runs side by side, or learned pooling weights."""
+    """Draw what runs have learned. The joint space, answers of two runs side by side, or pooling weights."""
 
 
 def _on_data(command: Command) -> Command:

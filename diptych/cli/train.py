@@ -38,7 +38,7 @@ def _train_command(recipe: Recipe) -> click.Command:
 
         if (output_dir is None) == (resume_from_checkpoint is None):
             raise click.UsageError(
-                "give either --output_dir for a new run, or --resume_from_checkpoint for an old one."
+                "a run needs one folder: give --output_dir for a new run, or --resume_from_checkpoint for an old one."
             )
         if resume_from_checkpoint is not None:
             folder, resume = resume_from_checkpoint, True
@@ -48,7 +48,7 @@ def _train_command(recipe: Recipe) -> click.Command:
             folder, resume = output_dir, False
             settings = recipe.settings(**given(flags))
         else:
-            raise click.UsageError("give --data: the path of a data set, or 'emoji'.")
+            raise click.UsageError("a new run needs data: give --data, the path of a data set or 'emoji'.")
         progress = run_recipe(recipe, settings, data, folder, resume=resume)
         click.echo(
             f"best validation RSUM {progress.best_rsum:.1f} at epoch {progress.best_epoch + 1}: {folder / 'best'}"
@@ -104,7 +104,7 @@ def ablate() -> None:
 
 
 def _ablate_command(recipe: Recipe) -> click.Command:
-    @click.command(recipe.name, help=f"Ablations of {recipe.title}.")
+    @click.command(recipe.name, help=f"The tables of {recipe.title}.")
     @click.option("--table", required=True, type=click.Choice(list(recipe.tables)), help="table of the paper")
     @click.option("--data", required=True, help="data set: a path in any known format, or 'emoji'")
     @click.option(
@@ -144,7 +144,7 @@ def reproduce() -> None:
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="runs per cell")
 @click.option("--output", type=click.Path(path_type=Path), help="also save the numbers as JSON")
 def reproduce_vse_infinity(table: str, seeds: int, output: Path | None) -> None:
-    """VSE∞: how well each design of GPO learns known pooling patterns."""
+    """How well each design of GPO learns known poolings (VSE∞)."""
     from diptych.recipes import synthetic_pooling
 
     click.echo(synthetic_pooling.reproduce(seeds=seeds, output=output))

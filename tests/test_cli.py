@@ -1,0 +1,114 @@
+"""The command line itself: every verb explains itself, every setting is a flag, Ctrl-C ends with a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from commands import diptych, process, refused, training
+from small import pictures, precomputed
+
+import diptych as package
+from diptych.cli import VERBS, main
+from diptych.recipes import RECIPES
+
+
+def commands(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """A command and all below it, with the words that call them."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, (*path, name))
+
+
+ALL = dict(commands(main))
+
+
+@pytest.mark.parametrize("path", list(ALL), ids=" ".join)
+def test_every_command_and_flag_explains_itself(path: tuple[str, ...]) -> None:
+    command = ALL[path]
+    said = diptych(*path, "--help").stdout
+    assert command.help
+    _, _, listed = said.partition("Commands:")
+    assert not [line for line in listed.splitlines() if line.endswith("...")], "cut off"
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{' '.join(path)} {parameter.name} has no help"
+
+
+def test_the_verbs_are_listed() -> None:
+    said = diptych("--help").stdout
+    assert [line.split()[0] for line in said.split("Commands:")[1].split("\n") if line.strip()] == list(VERBS)
+    assert package.__version__ in diptych("--version").stdout
+    assert "Usage: " in diptych(status=2).stderr
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_every_setting_is_a_flag(name: str) -> None:
+    flags = {flag for option in ALL["train", name].params for flag in (*option.opts, *option.secondary_opts)}
+    for field in dataclasses.fields(RECIPES[name].settings):
+        assert f"--{field.name}" in flags
+        if isinstance(field.default, bool):
+            assert f"--no_{field.name}" in flags
+
+
+def test_help_is_quick_and_light() -> None:
+    code = (
+        "import sys, diptych.cli; print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_arguments_that_are_missing_or_too_many(tmp_path: Path) -> None:
+    assert "give --data" in refused("train", "coder", "--output_dir", tmp_path / "run")
+    both = ("--output_dir", tmp_path / "a", "--resume_from_checkpoint", tmp_path / "b")
+    assert "a run needs one folder: give --output_dir" in refused(*training("coder", tmp_path), *both)
+    sentence = refused(*training("coder", tmp_path))
+    assert "a run needs one folder: give --output_dir" in sentence
+    assert sentence.endswith("train coder --help')")
+    assert "did you mean --output_dir?" in refused("extract", tmp_path, "--outptu_dir", tmp_path)
+    assert "there is no verb 'fly': choose one of demo, train" in refused("fly")
+
+
+def test_a_file_that_may_not_be_read_is_a_sentence(tmp_path: Path) -> None:
+    data = precomputed(tmp_path / "toy_precomp")
+    if os.geteuid() == 0:
+        (data / "train_caps.txt").unlink()
+        (data / "train_caps.txt").mkdir()  # root may read everything but not a folder as a file
+    else:
+        (data / "train_caps.txt").chmod(0)
+    assert "train_caps.txt" in refused(*training("vse-infinity", data), "--output_dir", tmp_path / "run")
+
+
+@pytest.mark.parametrize("when", ["starting", "working"])
+def test_ctrl_c_ends_with_a_sentence(when: str, tmp_path: Path) -> None:
+    pictures(tmp_path / "photos", 400, size=8)
+    features = tmp_path / "features"
+    running = process("extract", tmp_path / "photos", "--output_dir", features, "--batch_size", 1)
+    maps = Path(f"/proc/{running.pid}/maps")  # the libraries it has opened so far
+    try:
+        for _ in range(3000):  # until it imports what it needs, or has begun to write
+            if features.exists() if when == "working" else "libtorch" in maps.read_text():
+                break
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 130, said
+    assert said.strip().splitlines()[-1] == "interrupted: what was saved before is intact."
+    assert "Traceback" not in said
