@@ -104,7 +104,7 @@ def ablate() -> None:
 
 
 def _ablate_command(recipe: Recipe) -> click.Command:
-    @click.command(recipe.name, help=f"The tables of {recipe.title}.")
+    @click.command(recipe.name, help=f"{recipe.title}.")
     @click.option("--table", required=True, type=click.Choice(list(recipe.tables)), help="table of the paper")
     @click.option("--data", required=True, help="data set: a path in any known format, or 'emoji'")
     @click.option(
