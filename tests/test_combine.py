@@ -96,3 +96,9 @@ def test_objectives_inside_are_submodules() -> None:
     inner = Triplet()
     total = Sum({"triplet": (SwitchAt(inner, Triplet(), epoch=1), 1.0)})
     assert inner in total.modules()
+
+
+def test_a_sum_knows_its_collapsed_value_when_all_members_do() -> None:
+    known = Sum({"one": (Triplet(0.2), 3.0), "two": (Triplet(0.1), 1.0)})
+    assert known.collapsed_value(8) == pytest.approx(3 * 2 * 8 * 0.2 + 2 * 8 * 0.1)
+    assert Sum({"one": (Triplet(0.2), 3.0), "two": (Fixed(a=1.0), 1.0)}).collapsed_value(8) is None
