@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from small import precomputed
 
+from diptych.data.formats import open_captions
 from diptych.errors import CheckpointError, DataError, SettingsError, TrainingError
 from diptych.recipes import RECIPES
 from diptych.recipes.run import resumed_settings, run_recipe
@@ -284,3 +285,28 @@ def test_log_drops_lines_past_the_resumed_step(tmp_path: Path) -> None:
         file.write('{"step": 6, "lo')  # a crash in the middle of a line
     Log(tmp_path, resumed_at=3)
     assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [1, 2, 3]
+
+
+def test_the_loss_scale_of_fp16_is_in_the_checkpoint(data: Path, tmp_path: Path) -> None:
+    from diptych.recipes.run import training_splits
+    from diptych.training.checkpoint import Progress, gather_random, load_state, save_state
+    from diptych.training.optim import build_optimizer
+
+    settings = RECIPE.settings(**SMALL)
+    method = RECIPE.build(settings, training_splits(open_captions(data))[0])
+    optimizer = build_optimizer(method, settings)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    weight = torch.nn.Parameter(torch.ones(2))
+    plain = torch.optim.SGD([weight], 0.1)
+    for loss in (weight.sum(), weight.sum(), weight.sum() * float("inf")):  # grows once, then backs off
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.step(plain)
+        scaler.update()
+        plain.zero_grad()
+    assert scaler.get_scale() == 1024.0 * 2 / 2
+    scaler.update(2.0**7)
+    save_state(tmp_path, method, optimizer, Progress(step=3), gather_random(1), scaler)
+    other = torch.amp.GradScaler("cpu")
+    assert load_state(tmp_path, method, optimizer, scaler=other).step == 3
+    assert other.state_dict() == scaler.state_dict()
+    assert other.get_scale() == 2.0**7
