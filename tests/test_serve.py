@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -197,6 +200,20 @@ def test_flags_that_cannot_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -
             assert sentence in refused("serve", place, *given, *flags, *more)
     monkeypatch.setenv("DIPTYCH_TOKEN", "short")
     assert "at least 8 printable" in refused("serve", place)
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("pgvector", "postgres"), ("psycopg", "postgres"), ("python_multipart", "serve")]
+)
+def test_a_missing_package_is_named_with_its_extra(package: str, extra: str, folder: Path) -> None:
+    place = "postgresql://localhost/none" if extra == "postgres" else str(folder / "toy.index")
+    code = f"import sys; sys.modules['{package}'] = None; from diptych.cli import main; main(['serve', '{place}'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        rf"error: .* needs the package '.*{package}.*': install it with pip install 'diptych\[{extra}\]'\.\n",
+        done.stderr,
+    )
 
 
 @pytest.mark.parametrize("engine", ["embedded", "postgres"])

@@ -13,8 +13,12 @@ from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError, S
 
 try:
     import psycopg
+    from pgvector import HalfVector as HalfVector
+    from pgvector import Vector as Vector
     from pgvector.psycopg import register_vector
     from psycopg import errors
+    from psycopg import sql as sql
+    from psycopg.types.json import Jsonb as Jsonb
 except ImportError as missing:
     raise MissingExtra("psycopg[binary] and pgvector", "postgres", "An index in PostgreSQL") from missing
 

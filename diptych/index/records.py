@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pgvector import HalfVector, Vector
 
 from diptych.errors import DataError, SettingsError
 from diptych.index import catalog
 from diptych.index.bm25 import Tokenizer
+from diptych.index.database import HalfVector, Vector
 from diptych.index.protocol import Item, Vectors
 from diptych.index.pushdown import storable
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from psycopg import sql
-from psycopg.types.json import Jsonb
-
 from diptych.errors import IndexFault, SettingsError
-from diptych.index.database import Connection
+from diptych.index.database import Connection, Jsonb, sql
 from diptych.index.filters import kind_of
 from diptych.index.protocol import KINDS, Collection, Item, Kind
 from diptych.index.pushdown import folded

@@ -16,6 +16,7 @@ from diptych.index.opening import open_index
 from diptych.index.protocol import Index, Model
 
 try:
+    import python_multipart  # noqa: F401  fastapi asks for it only when a form comes
     import uvicorn
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
