@@ -175,6 +175,15 @@ def test_data_check_says_what_is_wrong_and_ends_so(data: Path, tmp_path: Path) -
     assert "precomputed" in diptych("data", "formats").stdout
 
 
+@pytest.mark.parametrize("recipe", ["vse-infinity", "coder"])
+def test_mixed_precision_trains_close_to_full(recipe: str, data: Path, tmp_path: Path) -> None:
+    for precision in ("no", "bf16"):  # two epochs: prototypes take part in the second
+        diptych(*training(recipe, data, precision=precision), "--output_dir", tmp_path / precision)
+    full, mixed = ([loss for _, loss in losses(tmp_path / precision)] for precision in ("no", "bf16"))
+    assert mixed != full
+    assert mixed == pytest.approx(full, rel=0.2)
+
+
 # --- interrupted runs
 
 

@@ -180,7 +180,7 @@ class ConceptBranch(Branch):
 
     def _attend(self, query: Tensor, y: Tensor) -> Tensor:
         scores = self.attention * (query @ y.to(query.dtype).T).float()  # (B, g)
-        return ops.unit(torch.softmax(scores, dim=1) @ y)
+        return ops.unit((torch.softmax(scores, dim=1) @ y).float())  # under autocast the product is halved
 
 
 def _completed(vectors: WordVectors | None, g: int, width: int) -> Tensor:
