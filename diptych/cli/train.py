@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def _train_command(recipe: Recipe) -> click.Command:
         else:
             raise click.UsageError("a new run needs data: give --data, the path of a data set or 'emoji'.")
         progress = run_recipe(recipe, settings, data, folder, resume=resume)
+        if os.environ.get("RANK", "0") != "0":  # of several processes, one speaks
+            return
         click.echo(
             f"best validation RSUM {progress.best_rsum:.1f} at epoch {progress.best_epoch + 1}: {folder / 'best'}"
         )
