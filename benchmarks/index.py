@@ -1,22 +1,27 @@
-"""Recall and latency of the embedded index beside the raw engines, on the same vectors in one run.
+"""Recall and latency of the embedded index beside the raw engines, on the same vectors, in one run and one table.
 
     python benchmarks/index.py --sizes 10000 100000 1000000
 
 Vectors are unit rows with the structure of embeddings (clusters in a space of 64 directions, with noise):
 harder for approximate search than plain clusters, easier than uniform noise. Raw engines and the index take
-turns, so that all see the same machine. "over raw" is the distance of the medians from the first line's.
+turns, so that all see the same machine. "over raw" is the distance of the index's median from that of the raw
+engine named beside it. Recall is counted against the best in float64; every filtered answer must be exactly
+those, all k of them, or the run fails. Engines that are not installed (faiss, hnswlib) have a row that says so;
+graphs other than ours are built up to ``--graphs_up_to`` items.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +34,11 @@ from diptych.index.protocol import Item, Vectors
 from diptych.index.words import fuse
 
 Search = Callable[[Vectors], Any]
+Ids = list[list[int]]
 K = 10
 VOCABULARY = 20_000
 TURN = 25  # queries
+HEADS = ("items", "search", "engine", "p50 ms", "p99 ms", "recall@10", "over raw ms", "note")
 OPENING = """
 import resource, sys, time
 start = time.perf_counter()
@@ -41,9 +48,32 @@ index = open_index(sys.argv[1])
 count = len(index)
 opened = time.perf_counter()
 resident = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() / 1e6
-print(f"{count:,} items: imports {imported - start:.2f} s, opening {opened - imported:.3f} s", end=", ")
-print(f"{resident:.0f} MB resident")
+print(1e3 * (opened - imported), 1e3 * (imported - start), resident)
 """
+
+
+@dataclass
+class Row:
+    """One line of the table; numbers that were not measured are None."""
+
+    items: int
+    search: str
+    engine: str
+    times: Any = None  # milliseconds
+    recall: float | None = None
+    over: float | None = None
+    note: str = ""
+
+    def cells(self) -> list[str]:
+        """The line as texts."""
+        p50, p99 = (
+            ("", "")
+            if self.times is None
+            else (_ms(np.median(self.times)), _ms(np.quantile(self.times, 0.99)))
+        )
+        share = "" if self.recall is None else f"{self.recall:.3f}"
+        over = "" if self.over is None else f"{self.over:+.2f}"
+        return [f"{self.items:,}", self.search, self.engine, p50, p99, share, over, self.note]
 
 
 def make_vectors(count: int, dimension: int, seed: int) -> Vectors:
@@ -80,13 +110,25 @@ def build(path: Path, vectors: Vectors, texts: list[str]) -> EmbeddedIndex:
     return index
 
 
-def race(queries: Vectors, contestants: dict[str, Search], repeats: int) -> dict[str, tuple[list[Any], Any]]:
+def best(vectors: Vectors, queries: Vectors, rows: Any = None) -> Ids:
+    """The K best of the rows (of all for None) for each query: float32 proposes, float64 decides."""
+    chosen = vectors if rows is None else vectors[rows]
+    out = []
+    for query in queries:
+        near = np.argpartition(chosen @ query, -4 * K)[-4 * K :]
+        scores = chosen[near].astype(np.float64) @ query.astype(np.float64)
+        order = near[np.lexsort((near, -scores))[:K]]
+        out.append((order if rows is None else rows[order]).tolist())
+    return out
+
+
+def race(queries: Vectors, contestants: dict[str, Search], repeats: int) -> dict[str, tuple[Ids, Any]]:
     """Answers and times (milliseconds) of each contestant, taking turns every few queries.
 
     Not every query: the thread pools of different libraries keep spinning for a while after their work, and
     would slow down whoever comes next.
     """
-    answers: dict[str, list[Any]] = {name: [] for name in contestants}
+    answers: dict[str, Ids] = {name: [] for name in contestants}
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for repeat in range(repeats):
         for at in range(0, len(queries), TURN):
@@ -102,23 +144,11 @@ def race(queries: Vectors, contestants: dict[str, Search], repeats: int) -> dict
     return {name: (answers[name], np.array(times[name])) for name in contestants}
 
 
-def recall(answers: list[Any], truth: list[Any]) -> float:
+def recall(answers: Ids, truth: Ids) -> float:
     """Share of the true best that were found."""
     return float(
         np.mean([len(set(a) & set(t)) / max(1, len(t)) for a, t in zip(answers, truth, strict=True)])
     )
-
-
-def table(title: str, results: dict[str, tuple[list[Any], Any]], truth: list[Any] | None) -> None:
-    """One line a contestant, and how far each stands from the first."""
-    print(f"\n{title}\n{'':34}{'p50 ms':>9}{'p99 ms':>9}{'recall@10':>11}{'over raw ms':>13}")
-    base: float | None = None
-    for name, (answers, times) in results.items():
-        p50, p99 = float(np.median(times)), float(np.quantile(times, 0.99))
-        over = "" if base is None else f"{p50 - base:+.2f}"
-        base = p50 if base is None else base
-        share = "" if truth is None else f"{recall(answers, truth):.3f}"
-        print(f"{name:34}{p50:9.2f}{p99:9.2f}{share:>11}{over:>13}", flush=True)
 
 
 def torch_search(vectors: Vectors, rows: Any = None) -> Search:
@@ -146,18 +176,13 @@ def torch_doubled(vectors: Vectors) -> Search:
     return search
 
 
-def filtered(index: EmbeddedIndex, condition: str) -> Search:
-    """The index with a filter."""
-    return lambda query: index.search(query, K, kind="image", filter=condition).ids
-
-
 def numpy_search(vectors: Vectors) -> Search:
     """Exact search by one product and a partition."""
 
     def search(query: Vectors) -> Any:
         scores = vectors @ query
-        best = np.argpartition(scores, -K)[-K:]
-        return best[np.argsort(-scores[best])]
+        near = np.argpartition(scores, -K)[-K:]
+        return near[np.argsort(-scores[near])]
 
     return search
 
@@ -171,129 +196,205 @@ def faiss_flat(vectors: Vectors) -> Search:
     return lambda query: index.search(query[None], K)[1][0]
 
 
-def usearch_graph(vectors: Vectors) -> tuple[Search, float]:
-    """usearch with the settings of the index, and the seconds it took to build."""
+def usearch_graph(path: Path, dimension: int) -> Search:
+    """usearch alone on the graph that the index has built (its rows are those of the first segments, in order)."""
     from usearch.index import Index
 
-    graph = Index(
-        ndim=vectors.shape[1], metric="ip", dtype="i8", connectivity=NEIGHBOURS,
-        expansion_add=WIDTH_ADD, expansion_search=WIDTH_SEARCH,
-    )  # fmt: skip
-    start = time.perf_counter()
-    for at in range(0, len(vectors), 20_000):
-        part = vectors[at : at + 20_000]
-        graph.add(np.arange(at, at + len(part), dtype=np.uint64), part)
-    return (lambda query: graph.search(query, K).keys), time.perf_counter() - start
+    graph = Index(ndim=dimension, metric="ip", dtype="i8", connectivity=NEIGHBOURS)
+    graph.view(str(path))
+    graph.expansion_search = WIDTH_SEARCH
+    keys = np.sort(np.asarray(graph.keys))
+    return lambda query: np.searchsorted(keys, graph.search(query, K).keys)
 
 
-def hnswlib_graph(vectors: Vectors) -> tuple[Search, float]:
-    """hnswlib with comparable settings, and the seconds it took to build."""
-    import hnswlib  # type: ignore[import-untyped]
+def hnswlib_graph(vectors: Vectors) -> Search:
+    """hnswlib with comparable settings."""
+    import hnswlib  # type: ignore[import-not-found]
 
     graph = hnswlib.Index("ip", vectors.shape[1])
-    start = time.perf_counter()
     graph.init_index(len(vectors), ef_construction=WIDTH_ADD, M=NEIGHBOURS)
     graph.add_items(vectors)
     graph.set_ef(WIDTH_SEARCH)
-    return (lambda query: graph.knn_query(query, K, num_threads=1)[0][0]), time.perf_counter() - start
+    return lambda query: graph.knn_query(query, K, num_threads=1)[0][0]
 
 
-def faiss_graph(vectors: Vectors) -> tuple[Search, float]:
-    """faiss's HNSW over float16, and the seconds it took to build."""
+def faiss_graph(vectors: Vectors) -> Search:
+    """faiss's HNSW over float16."""
     import faiss
 
     kind = faiss.ScalarQuantizer.QT_fp16
     graph = faiss.IndexHNSWSQ(vectors.shape[1], kind, NEIGHBOURS, faiss.METRIC_INNER_PRODUCT)
     graph.hnsw.efConstruction, graph.hnsw.efSearch = WIDTH_ADD, WIDTH_SEARCH
-    start = time.perf_counter()
     graph.train(vectors[:10_000])
     graph.add(vectors)
-    return (lambda query: graph.search(query[None], K)[1][0]), time.perf_counter() - start
+    return lambda query: graph.search(query[None], K)[1][0]
 
 
-def run(count: int, given: argparse.Namespace, folder: Path) -> None:
-    """All tables at one size."""
-    vectors = make_vectors(count, given.dimension, seed=2)
-    queries = make_vectors(given.queries, given.dimension, seed=3)
-    print(f"\n== {count:,} × {given.dimension}, {len(queries)} queries, k = {K} ==")
-    path = folder / f"{count}.index"
-    start = time.perf_counter()
-    index = build(path, vectors, make_texts(count, 4))
-    print(f"index built in {time.perf_counter() - start:.1f} s, {index.info.size / 1e6:.0f} MB on disk")
+class Bench:
+    """All rows of one size."""
 
-    contestants: dict[str, Search] = {
-        "raw torch, query doubled": torch_doubled(vectors),
-        "raw torch": torch_search(vectors),
-        "raw numpy": numpy_search(vectors),
-    }
-    if "faiss" in given.raw:
-        contestants["raw faiss Flat"] = faiss_flat(vectors)
-    contestants["index, exact"] = lambda q: index.search(q, K, kind="image", exact=True).ids
-    results = race(queries, contestants, given.repeats)
-    truth = results["raw torch"][0]
-    table("Exact search", results, truth)
+    def __init__(self, count: int, given: argparse.Namespace, folder: Path) -> None:
+        self.count, self.given = count, given
+        self.rows: list[Row] = []
+        self.vectors = make_vectors(count, given.dimension, seed=2)
+        self.queries = make_vectors(given.queries, given.dimension, seed=3)
+        self.path = folder / f"{count}.index"
+        start = time.perf_counter()
+        self.index = build(self.path, self.vectors, make_texts(count, 4))
+        size = self.index.info.size / 1e6
+        self.built = f"built in {time.perf_counter() - start:.0f} s, {size:.0f} MB on disk"
+        self.truth = best(self.vectors, self.queries)
+        say(f"{count:,} items: {self.built}")
 
-    for share, condition in ((10, "part < 10"), (1, "part = 0")):
-        rows = np.flatnonzero(np.arange(count) % 100 < 10) if share == 10 else np.arange(0, count, 100)
-        first = time.perf_counter()
-        index.search(queries[0], K, kind="image", filter=condition)
-        first = 1e3 * (time.perf_counter() - first)
-        results = race(
-            queries,
+    def exact(self) -> None:
+        """Every item scored."""
+        self.compete(
+            "exact",
+            self.truth,
             {
-                "raw torch, rows known": torch_search(vectors, rows),
-                "index, filtered": filtered(index, condition),
+                "index": lambda q: self.index.search(q, K, kind="image", exact=True).ids,
+                "torch, the same product": torch_doubled(self.vectors),
+                "torch": torch_search(self.vectors),
+                "numpy": numpy_search(self.vectors),
             },
-            given.repeats,
-        )
-        known = results["raw torch, rows known"][0]
-        table(
-            f"Filtered to {share} % (the first such query took {first:.0f} ms)",
-            results,
-            known,
+            {"faiss Flat": lambda: faiss_flat(self.vectors)},
+            self.built,
         )
 
-    words = make_texts(len(queries), 5)
-    turn = iter(range(10**9))
+    def filtered(self, share: str, condition: str, rows: Any) -> None:
+        """A filter that leaves some rows; the raw engine knows them beforehand."""
+        start = time.perf_counter()
+        self.index.search(self.queries[0], K, kind="image", filter=condition)
+        first = 1e3 * (time.perf_counter() - start)
+        truth = best(self.vectors, self.queries, rows)
+        search: Search = lambda q: self.index.search(q, K, kind="image", filter=condition).ids  # noqa: E731
+        raw = {"torch, rows known": torch_search(self.vectors, rows)}
+        answers = self.compete(
+            f"filtered to {share}",
+            truth,
+            {"index": search, **raw},
+            {},
+            f"exact, all {K}; the first took {first:.0f} ms",
+        )
+        assert answers == truth, f"a search filtered to {share} is not exact, or has fewer than {K} hits"
 
-    def hybrid(query: Vectors) -> list[str]:
-        text = words[next(turn) % len(words)]
-        near = index.search(query, 100, kind="image", exact=True)
-        lexical = index.search_words(text, 100, kind="image")
-        scores = fuse([near.ids, lexical.ids])
-        return sorted(scores, key=lambda id: -scores[id])[:K]
+    def hybrid(self) -> None:
+        """Vectors and BM25, 100 deep each, fused by rank."""
+        words, turn = make_texts(len(self.queries), 5), iter(range(10**9))
 
-    results = race(
-        queries, {"raw torch, vectors alone": torch_doubled(vectors), "index, hybrid": hybrid}, given.repeats
-    )
-    table("Hybrid with BM25", results, None)
+        def search(query: Vectors) -> list[str]:
+            near = self.index.search(query, 100, kind="image", exact=True)
+            lexical = self.index.search_words(words[next(turn) % len(words)], 100, kind="image")
+            scores = fuse([near.ids, lexical.ids])
+            return sorted(scores, key=lambda id: -scores[id])[:K]
 
-    start = time.perf_counter()
-    index.build_graph("image", show_progress=True)
-    print(f"\napproximate index built in {time.perf_counter() - start:.1f} s")
-    contestants = {}
-    makers = {"usearch": usearch_graph, "hnswlib": hnswlib_graph, "faiss": faiss_graph}
-    for name, make in makers.items():
-        if name in given.raw and (name == "usearch" or count <= given.graphs_up_to):
-            contestants[f"raw {name} graph"], seconds = make(vectors)
-            print(f"raw {name} graph built in {seconds:.1f} s")
-    contestants["index, approximate"] = lambda q: index.search(q, K, kind="image").ids
-    results = race(queries, contestants, given.repeats)
-    table("Approximate search", results, truth)
+        vectors = {"torch, vectors alone": torch_doubled(self.vectors)}
+        self.compete("hybrid", None, {"index": search, **vectors}, {})
 
-    start = time.perf_counter()
-    index.search_many(queries[:100], K, kind="image", exact=True)
-    exact = min(100, len(queries)) / (time.perf_counter() - start)
-    start = time.perf_counter()
-    index.search_many(queries[:100], K, kind="image")
-    approximate = min(100, len(queries)) / (time.perf_counter() - start)
-    print(f"\nbatches of 100: exact {exact:,.0f} queries/s, approximate {approximate:,.0f} queries/s")
-    index.close()
-    done = subprocess.run(
-        [sys.executable, "-c", OPENING, str(path)], capture_output=True, text=True, check=True
-    )
-    print(f"opening {done.stdout.strip()}")
-    shutil.rmtree(path)
+    def approximate(self) -> None:
+        """The graph, and other graphs of the same width."""
+        start = time.perf_counter()
+        self.index.build_graph("image", show_progress=True)
+        built = f"built in {time.perf_counter() - start:.0f} s"
+        (file,) = self.path.glob("graph-*")
+        small = self.count <= self.given.graphs_up_to
+        others: dict[str, Callable[[], Search]] = {
+            "hnswlib": lambda: hnswlib_graph(self.vectors),
+            "faiss HNSW, float16": lambda: faiss_graph(self.vectors),
+        }
+        self.compete(
+            "approximate",
+            self.truth,
+            {
+                "index": lambda q: self.index.search(q, K, kind="image").ids,
+                "usearch, the same graph": usearch_graph(file, self.given.dimension),
+            },
+            others if small else {},
+            built,
+        )
+
+    def batches(self) -> None:
+        """Queries that come together."""
+        count = min(100, len(self.queries))
+        for name, exact in (("exact", True), ("approximate", None)):
+            start = time.perf_counter()
+            self.index.search_many(self.queries[:count], K, kind="image", exact=exact)
+            seconds = time.perf_counter() - start
+            note = f"{count / seconds:,.0f} queries/s"
+            self.rows.append(Row(self.count, f"{count} at once, {name}", "index", note=note))
+
+    def opening(self) -> None:
+        """A process that opens the index and asks nothing yet."""
+        self.index.close()
+        command = [sys.executable, "-c", OPENING, str(self.path)]
+        runs = []
+        for _ in range(5):
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            runs.append([float(value) for value in done.stdout.split()])
+        times = np.array(runs)
+        memory, imports = times[:, 2].max(), np.median(times[:, 1])
+        note = f"{memory:.0f} MB resident before the first query; imports take {imports:.0f} ms"
+        self.rows.append(Row(self.count, "opening", "index", times[:, 0], note=note))
+
+    def compete(
+        self,
+        search: str,
+        truth: Ids | None,
+        contestants: dict[str, Search],
+        optional: dict[str, Callable[[], Search]],
+        note: str = "",
+    ) -> Ids:
+        """One row for each engine; the index comes first, the raw engine it is measured against second."""
+        missing = []
+        notes = {"index": note}
+        for name, make in optional.items():
+            start = time.perf_counter()
+            try:
+                contestants[name] = make()
+                notes[name] = f"built in {time.perf_counter() - start:.0f} s"
+            except ImportError:
+                missing.append(name)
+        results = race(self.queries, contestants, self.given.repeats)
+        ours, raw = (np.median(times) for _, times in list(results.values())[:2])
+        for name, (answers, times) in results.items():
+            share = None if truth is None else recall(answers, truth)
+            over = float(ours - raw) if name == "index" else None
+            self.rows.append(Row(self.count, search, name, times, share, over, notes.get(name, "")))
+        self.rows += [Row(self.count, search, name, note="not installed") for name in missing]
+        say(f"{self.count:,} items: {search}, p50 {ours:.2f} ms")
+        return results["index"][0]
+
+    def run(self) -> list[Row]:
+        """Everything, in the order of the table."""
+        self.exact()
+        self.filtered("10 %", "part < 10", np.flatnonzero(np.arange(self.count) % 100 < 10))
+        self.filtered("1 %", "part = 0", np.arange(0, self.count, 100))
+        self.hybrid()
+        self.approximate()
+        self.batches()
+        self.opening()
+        shutil.rmtree(self.path)
+        return self.rows
+
+
+def say(sentence: str) -> None:
+    """Tell how far it is, beside the table."""
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def table(rows: list[Row]) -> str:
+    """The rows in columns that Markdown reads too."""
+    lines = [list(HEADS), *(row.cells() for row in rows)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(HEADS))]
+    texts = [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    ]
+    return "\n".join([texts[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *texts[1:]])
+
+
+def _ms(value: Any) -> str:
+    return f"{float(value):.2f}"
 
 
 def main() -> None:
@@ -303,18 +404,22 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--queries", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument(
-        "--raw", nargs="*", default=["faiss", "usearch", "hnswlib"], help="raw engines beside ours"
-    )
-    parser.add_argument("--graphs_up_to", type=int, default=100_000, help="largest size for every raw graph")
+    parser.add_argument("--graphs_up_to", type=int, default=100_000, help="largest size for graphs not ours")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where to put the indexes (default: a temporary folder)")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    print(f"{platform.processor() or platform.machine()}, {given.threads} threads, torch {torch.__version__}")
+    start, rows = time.perf_counter(), []
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         for count in given.sizes:
-            run(count, given, Path(folder))
+            rows += Bench(count, given, Path(folder)).run()
+    machine = platform.processor() or platform.machine()
+    print(
+        f"{machine}, {given.threads} threads, torch {torch.__version__}; {given.dimension} dimensions, k = {K}"
+    )
+    print(table(rows))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    print(f"{time.perf_counter() - start:.0f} s, at most {peak:.1f} GB of memory, mapped files included")
 
 
 if __name__ == "__main__":
