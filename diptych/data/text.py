@@ -19,9 +19,10 @@ from diptych.data.augmentation import WordAugmentation
 from diptych.data.words import END, MASK, PAD, START, UNKNOWN, published_form, tokenize, vocabulary_words
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
+from diptych.progress import track
 from diptych.types import Features
 
-CHUNK = 8192  # texts handed to a tokenizer at a time, which bounds what its encodings hold
+CHUNK = 8192  # texts read at a time, which bounds what a tokenizer's encodings hold
 
 
 @runtime_checkable
@@ -48,7 +49,7 @@ class TextInput(ABC):
     """Turns texts into what a text encoder reads."""
 
     @abstractmethod
-    def prepare(self, texts: Sequence[str]) -> TextStore:
+    def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TextStore:
         """Tokenise once; the store then pads any rows of it quickly."""
 
     def __call__(self, texts: Sequence[str]) -> Features:
@@ -163,10 +164,14 @@ class WordInput(TextInput):
         """Rows an embedding of these words needs."""
         return len(self.words)
 
-    def prepare(self, texts: Sequence[str]) -> TokenTexts:
+    def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TokenTexts:
         """Ids of all texts in flat arrays."""
         start, end, unknown = self._ids[START], self._ids[END], self._ids[UNKNOWN]
-        lists = [[start, *(self._ids.get(word, unknown) for word in tokenize(text)), end] for text in texts]
+        lists = [
+            [start, *(self._ids.get(word, unknown) for word in tokenize(text)), end]
+            for first in track(range(0, len(texts), CHUNK), "reading texts", show=show_progress)
+            for text in texts[first : first + CHUNK]
+        ]
         ids, offsets = _flatten(lists)
         words = flat_index(np.zeros(len(lists), dtype=np.int64), np.diff(offsets)).astype(np.int32)
         augmentation = None
@@ -214,11 +219,11 @@ class WordPieceInput(TextInput):
         """Rows an embedding of these pieces needs."""
         return len(self.tokenizer)
 
-    def prepare(self, texts: Sequence[str]) -> TokenTexts:
+    def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TokenTexts:
         """Ids and word numbers of all texts in flat arrays."""
         ids: list[list[int]] = []
         words: list[list[int]] = []
-        for start in range(0, len(texts), CHUNK):
+        for start in track(range(0, len(texts), CHUNK), "reading texts", show=show_progress):
             encoded = self.tokenizer(
                 list(texts[start : start + CHUNK]),
                 truncation=True,

@@ -176,7 +176,13 @@ def finish_epoch(
     if validation is None:
         best = True
     else:
-        report = evaluate(retriever, validation.captions, text_store=validation.texts, bootstrap=0)
+        report = evaluate(
+            retriever,
+            validation.captions,
+            text_store=validation.texts,
+            bootstrap=0,
+            show_progress=show_progress,
+        )
         line.update({f"validation_{name}": value for name, value in report.metrics.items()})
         best = report.metrics["rsum"] > progress.best_rsum
         if best:

@@ -39,7 +39,7 @@ def prepare(
             show_progress=show_progress,
         )
         captions = replace(captions, images=store)
-    texts = retriever.text_input.prepare(captions.texts)
+    texts = retriever.text_input.prepare(captions.texts, show_progress=show_progress)
     texts.pad_to_multiple = pad_to_multiple
     if isinstance(text, TransformerText) and not text.trainable:
         texts = cache_text_states(text.to(device), texts, cache_dir, show_progress=show_progress)
