@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -94,6 +98,47 @@ def test_several_seeds_of_one_row(data: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
         f"2-bigru-seed{seed}" for seed in range(3)
     ]
+
+
+def interrupt_after(log: Path, lines: int) -> threading.Thread:
+    """Ctrl-C, as soon as a log has so many lines."""
+
+    def press() -> None:
+        while not log.exists() or len(log.read_text().splitlines()) < lines:
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_ctrl_c_and_the_same_command_again(data: Path, tmp_path: Path) -> None:
+    command = [
+        *arguments("vse-infinity", "3", data, tmp_path),
+        "--log_steps",
+        1,
+        "--epochs",
+        3,
+        "--row",
+        "BiGRU",
+    ]
+    whole = [
+        *arguments("vse-infinity", "3", data, tmp_path / "whole"),
+        "--log_steps",
+        1,
+        "--epochs",
+        3,
+        "--row",
+        "BiGRU",
+    ]
+    pressed = interrupt_after(tmp_path / "2-bigru-seed0" / "log.jsonl", 5)
+    said = diptych(*command, status=130)
+    pressed.join(5)
+    run = tmp_path / "2-bigru-seed0"
+    assert said.stderr.splitlines()[-1] == f"stopped and saved in {run}: run the same command again to go on."
+    assert not (tmp_path / "table-3.json").exists()
+    assert rows_of(diptych(*command).stdout) == rows_of(diptych(*whole).stdout)
 
 
 def test_intervals_of_few_runs() -> None:
