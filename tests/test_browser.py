@@ -50,6 +50,7 @@ def data(colour: str, shape: str) -> str:
 
 
 def captions(page: Any, count: int) -> list[str]:
+    expect(page.locator("body.busy")).to_have_count(0)  # the answer to what was just asked is there
     texts: list[str] = page.locator("#grid .caption").all_inner_texts()
     return texts[:count]
 
