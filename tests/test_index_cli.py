@@ -198,20 +198,21 @@ def test_a_table_on_a_terminal(made: Path) -> None:
 
 def test_a_collection_is_brought_up_to_date(own: Path) -> None:
     images = own / "shop" / "images"
-    (images / "p0.png").unlink()
+    (images / "p0.png").unlink()  # its rows stay in the table
     Image.new("RGB", (20, 20), "red").save(images / "p1.png")
     (images / "p2.png").write_bytes(b"no picture any more")
-    (own / "shop" / "items.csv").write_text(
-        (own / "shop" / "items.csv").read_text("utf-8").replace("images/p0.png", "images/new.png"), "utf-8"
-    )
     Image.new("RGB", (20, 20), "blue").save(images / "new.png")
+    with (own / "shop" / "items.csv").open("a", encoding="utf-8") as table:
+        table.write("images/new.png,something new,5,blue\n")
     again = diptych("index", own / "run", own / "shop")
-    assert f"{COUNT - 1} images, {2 * COUNT - 2} texts" in again.stdout
-    assert f"(1 added, 1 updated, {COUNT - 3} unchanged, 2 removed, 1 skipped)" in again.stdout
-    assert "skipped 1/images/p2.png: " in again.stderr
+    assert f"{COUNT - 1} images, {2 * COUNT - 3} texts" in again.stdout
+    assert f"(1 added, 1 updated, {COUNT - 3} unchanged, 2 removed, 2 skipped)" in again.stdout
+    skipped = [line for line in again.stderr.splitlines() if line.startswith("skipped ")]
+    assert skipped[0] == f"skipped {images / 'p0.png'}: it is named by the collection but not on disk."
+    assert skipped[1].startswith("skipped 1/images/p2.png: ")
     assert diptych("index", "verify", own / "shop.index").stdout == "sound\n"
-    gone = {hit["id"] for hit in found(own / "shop.index", "thing", "-k", 99)}
-    assert not gone & {"1/images/p0.png", "1/images/p2.png"}
+    there = {hit["id"] for hit in found(own / "shop.index", "thing", "-k", 99)}
+    assert there == {"1/images/new.png", *(f"1/images/p{n}.png" for n in range(COUNT) if n not in (0, 2))}
 
 
 def test_info_duplicates_remove_compact(own: Path) -> None:
@@ -253,6 +254,16 @@ def test_the_approximate_index_is_made_on_request(made: Path, tmp_path: Path) ->
     exact = json.loads(diptych("search", place, "thing", "--json", "--all", "--exact").stdout)
     assert (answer["exact"], exact["exact"]) == (False, True)
     assert answer["hits"] == exact["hits"]
+
+
+def test_the_default_place_lies_beside_the_data(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "shop", tmp_path / "my shop")
+    said = diptych(
+        "index", made / "run", f"{tmp_path / 'my shop'}/items.csv?images={tmp_path / 'my shop'}"
+    ).stdout
+    place = tmp_path / "my shop" / "items.csv.index"
+    assert f"next: diptych search '{place}' " in said  # as a shell wants it
+    assert diptych("index", "verify", place).stdout == "sound\n"
 
 
 def test_a_folder_is_indexed_from_inside_it(
@@ -381,6 +392,9 @@ def test_an_empty_index_and_an_empty_collection(made: Path, tmp_path: Path) -> N
     (tmp_path / "nothing").mkdir()
     refused("index", made / "run", tmp_path / "nothing")
     assert not (tmp_path / "nothing.index").exists()
+    shutil.copytree(made / "shop", tmp_path / "shop")
+    shutil.rmtree(tmp_path / "shop" / "images")  # a drive that is not there, say
+    assert f"{COUNT} of {COUNT} images are missing" in refused("index", made / "run", tmp_path / "shop")
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,11 @@ def build(
 
 def default_place(path: str) -> str:
     """Beside the data, with .index behind its name: ./photos → ./photos.index."""
-    plain = path.rstrip("/")
-    named = plain if Path(plain).name not in ("", "..") else str(Path(path).resolve())  # '.', '../..'
-    return named + ".index"
+    from diptych.data.formats import divided, located
+
+    place = located(divided(path)[0])
+    named = place if place.name not in ("", "..") else place.resolve()  # '.', '../..'
+    return f"{named}.index"
 
 
 @index.command()

@@ -11,6 +11,7 @@ from typing import Any
 
 from diptych.data import emoji, folder, huggingface, karpathy, lists, manifest, precomputed, webdataset
 from diptych.data.captions import Captions
+from diptych.data.problems import Problems
 from diptych.data.splits import canonical_split
 from diptych.errors import DataError, SettingsError
 
@@ -68,11 +69,17 @@ FORMATS = (
 
 
 def open_captions(
-    path: str | Path, *, split: str | None = None, format: str | None = None, **options: Any
+    path: str | Path,
+    *,
+    split: str | None = None,
+    format: str | None = None,
+    problems: Problems | None = None,
+    **options: Any,
 ) -> Captions:
     """Read a data set of any known format; ``split`` keeps one split, ``options`` go to its reader.
 
-    Options may also stand behind the path: ``photos.csv?empty=drop&images=~/photos``.
+    Options may also stand behind the path: ``photos.csv?empty=drop&images=~/photos``. ``problems`` is told what is
+    wrong with the data by every reader that looks; without it the first fault is an error.
     """
     path, written = divided(path)
     options = {**written, **options}
@@ -80,6 +87,8 @@ def open_captions(
     found.refuse_unknown(options)
     if split is not None and found.splits is not None:
         options["split"] = split
+    if problems is not None and "problems" in inspect.signature(found.read).parameters:
+        options["problems"] = problems
     captions = found.read(located(path), **options)
     return captions if split is None else captions.split(canonical_split(split))
 

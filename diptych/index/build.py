@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from PIL import Image
 
 from diptych.data.captions import Captions, Rows
 from diptych.data.captions import Item as Picture
+from diptych.data.formats import open_captions
+from diptych.data.problems import Problems
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.protocol import KINDS, Collection, Index, Item, Model, Precision, Vectors
@@ -24,6 +26,7 @@ from diptych.progress import track
 APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of milliseconds on two cores
 CHUNK = 256  # images encoded and committed together: what a killed run may have to do again
 PIXELS = 64_000_000  # of decoded pictures in memory at once
+ABSENT = "it is named by the collection but not on disk."
 THUMBNAIL = 256  # longest side of a stored thumbnail, in pixels
 
 
@@ -66,7 +69,8 @@ def index_collection(
     the same index by its ``name`` and root. From ``approximate_above`` items of a kind on, the index is given
     an approximate index of them (None: never). ``precision`` is that of a new index, float32 unless given.
     """
-    captions = source if isinstance(source, Captions) else _read(source)
+    absent = _Absent()
+    captions = source if isinstance(source, Captions) else open_captions(source, problems=absent)
     if len(captions.images) == 0:
         raise DataError(f"{captions.name} has no images: an index needs at least one.")
     if isinstance(place, str | Path):
@@ -79,7 +83,7 @@ def index_collection(
             )
         with index:
             _check_precision(index, precision)
-            return index_collection(
+            built = index_collection(
                 model,
                 captions,
                 index,
@@ -89,6 +93,8 @@ def index_collection(
                 approximate_above=approximate_above,
                 show_progress=show_progress,
             )
+            built.skipped = [(file, ABSENT) for file in absent.files] + built.skipped
+            return built
     built = _Sync(model, captions, place, name, texts, batch_size).run(show_progress)
     for kind in KINDS if approximate_above is not None else ():
         if place.count(kind) >= max(1, approximate_above or 0):
@@ -277,6 +283,19 @@ class _Sync:
         return make_thumbnail(picture) if isinstance(picture, Image.Image) else None
 
 
+class _Absent(Problems):
+    """The sink of a reader that goes on without images that are not on disk, unless none is."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+
+    def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
+        """Note them."""
+        if len(files) == total:
+            super().missing(files, total, where, hint)
+        self.files += files
+
+
 class _Files:
     """The files behind a collection's images, where there are any."""
 
@@ -336,12 +355,6 @@ def _check_precision(index: Index, precision: Precision | None) -> None:
             f"{index.info.path} stores {index.info.precision} vectors, not {precision}: "
             "leave the precision out, or index into another place."
         )
-
-
-def _read(source: str | Path) -> Captions:
-    from diptych.data.formats import open_captions
-
-    return open_captions(source)
 
 
 def _metadata(captions: Captions, row: int) -> Mapping[str, Any]:
