@@ -169,6 +169,7 @@ def test_two_processes_match_one(data: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+    assert done.stdout.count("best validation RSUM") == 1  # one process speaks
 
 
 def test_a_run_is_not_overwritten(data: Path, tmp_path: Path) -> None:
