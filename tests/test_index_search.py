@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -32,6 +35,11 @@ def searcher(tmp_path: Path) -> Iterator[Searcher]:
     index.add(texts, model.encode_text([t.text for t in texts]))
     with index:
         yield Searcher(index, model)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
 
 
 def picture(tmp_path: Path, name: str) -> Path:
@@ -164,6 +172,19 @@ def test_what_cannot_be_searched_says_so(searcher: Searcher, tmp_path: Path) -> 
         searcher.search("red", -3, hybrid=True)
     with pytest.raises(SettingsError, match="at least 1, not 0"):
         searcher.more_like("red", 0)
+
+
+def test_an_allowed_address_is_fetched(searcher: Searcher, tmp_path: Path) -> None:
+    picture(tmp_path, "red")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        searcher.allow_urls = True
+        assert searcher.search(f"{address}/red.png", 1).ids == ["red"]
+        assert searcher.search(f'"blue" - {address}/red.png', 4).ids[-1] == "red"
+        with pytest.raises(QueryError, match=r"cannot be fetched .*404"):
+            searcher.search(f"{address}/none.png")
+        server.shutdown()
 
 
 def test_an_allowed_address_that_does_not_answer(searcher: Searcher) -> None:

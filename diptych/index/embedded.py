@@ -30,7 +30,7 @@ from diptych.index.protocol import (
 from diptych.index.scan import fetch, rescore, scan
 from diptych.index.segments import ROW_BITS
 from diptych.index.state import Rows, State
-from diptych.index.store import Store
+from diptych.index.store import ATTEMPTS, Store
 from diptych.index.verify import verify
 from diptych.index.words import Words
 
@@ -256,10 +256,12 @@ class EmbeddedIndex(Engine):
 
     def verify(self) -> list[str]:
         """Read everything and compare it with its checksums: one sentence per fault."""
-        while True:
+        faults: list[str] = []
+        for _ in range(ATTEMPTS):
             state, faults = self._read(lambda state, db: (state, verify(state, db, self.path, self._layout)))
             if not faults or state.generation == self.generation:  # else files may have gone by compaction
-                return faults
+                break
+        return faults
 
     def close(self) -> None:
         """Release files and locks; idempotent."""

@@ -20,7 +20,7 @@ from diptych.index.segments import Layout
 from diptych.index.state import State, load_state
 
 LOCK = "writer.lock"
-ATTEMPTS = 3  # to read while a writer compacts
+ATTEMPTS = 5  # to read while a writer compacts
 T = TypeVar("T")
 
 

@@ -55,8 +55,8 @@ def compact(
         if not segments or (len(segments) == 1 and not len(segments[0].gone)):
             continue
         _new_segment(db, layout, kind)
-        moved = [pair for segment in segments for pair in _move(db, folder, layout, segment)]
-        moves[kind] = np.array(moved, np.int64).reshape(-1, 2)
+        moved = [pairs for segment in segments for pairs in _move(db, folder, layout, segment)]
+        moves[kind] = np.concatenate([np.zeros((0, 2), np.int64), *moved])
         for segment in segments:
             span = (slot_of(segment.number, 0), slot_of(segment.number + 1, 0))
             db.execute("DELETE FROM segments WHERE number = ?", (segment.number,))
@@ -70,10 +70,8 @@ def compact(
     return old, moves
 
 
-def _move(
-    db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment
-) -> Iterator[tuple[int, int]]:
-    """Copy what is left of a segment behind the newest one of its kind; (new slot, old slot) of every row."""
+def _move(db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment) -> Iterator[Rows]:
+    """Copy what is left of a segment behind the newest one of its kind; (n, 2) of new and old slots, in pieces."""
     step = max(1, PIECE // layout.row_bytes)
     live = segment.live_rows
     for start in range(0, len(live), step):
@@ -84,7 +82,7 @@ def _move(
         pairs = list(zip(slots, (rows + (segment.number << ROW_BITS)).tolist(), strict=True))
         db.executemany("UPDATE items SET slot = ? WHERE slot = ?", pairs)
         db.executemany("UPDATE thumbnails SET slot = ? WHERE slot = ?", pairs)
-        yield from pairs
+        yield np.array(pairs, np.int64)
 
 
 def _append(
