@@ -49,7 +49,7 @@ def test_the_demo_is_searched_in_the_browser(browser: Any, address: str) -> None
         page.fill("#query", "dog face")
         page.keyboard.press("Enter")
         expect(page.locator("#status")).to_contain_text(re.compile(r"of [\d,]+ images · \d+ ms"))
-        expect(page.locator("#grid .caption").first).to_have_text("dog face")
+        expect(page.locator("#grid .caption", has_text=re.compile("^dog face$"))).to_be_visible()
         sides = page.locator("#grid img").evaluate_all(
             "all => Promise.all(all.slice(0, 8).map(i => i.decode().then(() => i.naturalWidth)))"
         )

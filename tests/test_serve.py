@@ -202,9 +202,7 @@ def test_flags_that_cannot_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "at least 8 printable" in refused("serve", place)
 
 
-@pytest.mark.parametrize(
-    ("package", "extra"), [("pgvector", "postgres"), ("psycopg", "postgres"), ("python_multipart", "serve")]
-)
+@pytest.mark.parametrize(("package", "extra"), [("pgvector", "postgres"), ("python_multipart", "serve")])
 def test_a_missing_package_is_named_with_its_extra(package: str, extra: str, folder: Path) -> None:
     place = "postgresql://localhost/none" if extra == "postgres" else str(folder / "toy.index")
     code = f"import sys; sys.modules['{package}'] = None; from diptych.cli import main; main(['serve', '{place}'])"
