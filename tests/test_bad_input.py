@@ -370,3 +370,9 @@ def test_places_that_cannot_be_written(run: Path, sound: Path, tmp_path: Path) -
         *training("vse-infinity", sound), "--output_dir", taken
     )
     assert "in the way" in refused("evaluate", run, "--output", tmp_path / "file" / "report.json")
+
+
+def test_a_model_that_cannot_read_the_pictures_leaves_no_index(run: Path, tmp_path: Path) -> None:
+    pictures(tmp_path / "photos", 3)
+    assert "this model reads region features" in refused("index", run, tmp_path / "photos")
+    assert not (tmp_path / "photos.index").exists()  # it would be in the way of a model that can

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from diptych.data.captions import Captions, Rows
 from diptych.data.captions import Item as Picture
 from diptych.data.formats import open_captions
 from diptych.data.problems import Problems
-from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.protocol import KINDS, Collection, Index, Item, Model, Precision, Vectors
 from diptych.progress import track
@@ -75,26 +76,32 @@ def index_collection(
         raise DataError(f"{captions.name} has no images: an index needs at least one.")
     if isinstance(place, str | Path):
         fingerprint = model.fingerprint()
-        if index_exists(place):
+        fresh = not index_exists(place)
+        if not fresh:
             index = open_index(place, writable=True, fingerprint=fingerprint, model=model_name)
         else:
             index = create_index(
                 place, model.dim, model=model_name, fingerprint=fingerprint, precision=precision or "float32"
             )
-        with index:
-            _check_precision(index, precision)
-            built = index_collection(
-                model,
-                captions,
-                index,
-                name=name,
-                texts=texts,
-                batch_size=batch_size,
-                approximate_above=approximate_above,
-                show_progress=show_progress,
-            )
-            built.skipped = [(file, ABSENT) for file in absent.files] + built.skipped
-            return built
+        try:
+            with index:
+                _check_precision(index, precision)
+                built = index_collection(
+                    model,
+                    captions,
+                    index,
+                    name=name,
+                    texts=texts,
+                    batch_size=batch_size,
+                    approximate_above=approximate_above,
+                    show_progress=show_progress,
+                )
+        except DiptychError:
+            if fresh:  # an empty index of a model that cannot read these images would stand in another's way
+                _discard_empty(place)
+            raise
+        built.skipped = [(file, ABSENT) for file in absent.files] + built.skipped
+        return built
     built = _Sync(model, captions, place, name, texts, batch_size).run(show_progress)
     for kind in KINDS if approximate_above is not None else ():
         if place.count(kind) >= max(1, approximate_above or 0):
@@ -103,6 +110,16 @@ def index_collection(
             except MissingExtra as error:
                 built.notes.append(f"the {place.count(kind):,} {kind} items are searched one by one: {error}")
     return built
+
+
+def _discard_empty(place: str | Path) -> None:
+    """Remove an index on disk that holds nothing; in a database it stays."""
+    if "://" in str(place):
+        return
+    with open_index(place) as index:
+        empty = not any(index.count(kind) for kind in KINDS)
+    if empty:
+        shutil.rmtree(Path(place).expanduser())
 
 
 @dataclass(slots=True)
