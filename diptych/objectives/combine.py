@@ -48,7 +48,9 @@ class Sum(Objective):
 
     def collapsed_value(self, pairs: int) -> float | None:
         """The weighted sum where every member knows its own."""
-        values = {name: o.collapsed_value(pairs) for name, o in self.members.items() if isinstance(o, Objective)}
+        values = {
+            name: o.collapsed_value(pairs) for name, o in self.members.items() if isinstance(o, Objective)
+        }
         known = {name: value for name, value in values.items() if value is not None}
         return sum(self.weights[n] * v for n, v in known.items()) if len(known) == len(values) else None
 
