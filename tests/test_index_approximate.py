@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -212,3 +215,36 @@ def test_a_large_collection_is_given_one(tmp_path: Path, monkeypatch: pytest.Mon
         "the 3 image items are searched one by one: an approximate index needs the package 'usearch': "
         "install it with pip install 'diptych[search]'."
     ]
+
+
+def test_the_benchmark_prints_one_table() -> None:
+    script = Path(__file__).parent.parent / "benchmarks" / "index.py"
+    small = [
+        "--sizes",
+        "1000",
+        "2000",
+        "--dimension",
+        "32",
+        "--queries",
+        "25",
+        "--repeats",
+        "1",
+        "--threads",
+        "1",
+    ]
+    done = subprocess.run(
+        [sys.executable, str(script), *small], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line
+    ]
+    assert rows[0] == ["items", "search", "engine", "p50 ms", "p99 ms", "recall@10", "over raw ms", "note"]
+    ours = {row[1]: row for row in rows if row[2] == "index"}
+    for search in ("exact", "filtered to 10 %", "filtered to 1 %", "approximate"):
+        assert float(ours[search][5]) > 0.9
+        assert re.fullmatch(r"[+-]\d+\.\d\d", ours[search][6])
+    assert ours["filtered to 1 %"][5] == ours["exact"][5] == "1.000"
+    assert "MB resident before the first query" in ours["opening"][7]
+    raw = {row[2] for row in rows[1:]}
+    assert {"numpy", "faiss Flat", "usearch, the same graph", "hnswlib"} <= raw  # not installed is a row too
