@@ -149,6 +149,9 @@ def test_filters_by_menu_and_by_text(page: Any) -> None:
     page.fill("#filter", "price > 1000")
     page.keyboard.press("Enter")
     expect(page.locator("#notice")).to_contain_text("Nothing in the collection passes the filter")
+    page.click("#notice button")
+    expect(page.locator("#filter")).to_have_value("")
+    expect(page.locator("#grid .card")).to_have_count(24)
 
 
 def test_more_like_this_shows_the_item_and_its_texts(page: Any) -> None:

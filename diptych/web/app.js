@@ -149,7 +149,8 @@ function tell(found) {
     notice("calm", "This collection is empty", "Add images to it with the command diptych index.");
     $("status").textContent = "";
   } else if (!found.hits.length) {
-    notice("calm", `No ${things} here`, filter() ? "Nothing in the collection passes the filter." : `The collection has no ${things}.`);
+    if (filter()) notice("calm", `No ${things} here`, "Nothing in the collection passes the filter.", unfilter, "Clear the filters");
+    else notice("calm", `No ${things} here`, `The collection has no ${things}.`);
     $("status").textContent = "";
   } else if (!asks()) {
     $("status").textContent = filter() ? `Some of the ${things} that pass the filter` : `A look at the collection of ${total} ${things}`;
@@ -158,7 +159,8 @@ function tell(found) {
     const shown = found.matched && matches < found.hits.length ? `${matches} match` + (matches === 1 ? "" : "es") : `${found.hits.length} ${found.matched ? "best" : "closest"}`;
     $("status").textContent = `${shown} of ${total} ${things} · ${Math.max(1, Math.round(found.seconds * 1000))} ms`;
     if (!found.matched) {
-      notice("", "Nothing matches", `No ${state.kind} stands out from the rest of the collection for this search. The closest ones are shown below.`);
+      const which = filter() ? `No ${state.kind} that passes the filter` : `No ${state.kind}`;
+      notice("", "Nothing matches", `${which} stands out from the rest of the collection for this search. The closest ones are shown below.`, filter() ? unfilter : null, "Clear the filters");
     }
   }
 }
@@ -187,13 +189,14 @@ function card(hit, best) {
   return item;
 }
 
-function notice(tone = null, title = "", text = "", retry = null) {
+function notice(tone = null, title = "", text = "", retry = null, label = "Try again") {
   const box = $("notice");
   box.hidden = tone === null;
   box.className = `notice ${tone || ""}`;
   box.querySelector("strong").textContent = title;
   box.querySelector("span").textContent = text;
   box.querySelector("button").hidden = !retry;
+  box.querySelector("button").textContent = label;
   box.querySelector("button").onclick = retry;
 }
 
@@ -203,8 +206,8 @@ function fail(error) {
   $("grid").replaceChildren();
   $("more").hidden = true;
   $("status").textContent = "";
-  if (wrong && document.activeElement === $("filter")) $("filter").setSelectionRange(error.position, $("filter").value.length);
-  notice("bad", wrong ? "The filter has a mistake" : "That did not work", capital(error.message), wrong ? null : start);
+  if (wrong && document.activeElement === $("filter")) $("filter").setSelectionRange(Math.max(0, error.position - Boolean(Object.keys(state.picks).length)), $("filter").value.length);
+  notice("bad", wrong ? "The filter has a mistake" : "That did not work", capital(error.message), wrong ? unfilter : start, wrong ? "Clear the filters" : "Try again");
 }
 
 // ---------------------------------------------------------------- the chosen image and its texts
@@ -256,6 +259,12 @@ async function fits(signal) {
     line.append(button);
     return line;
   }));
+}
+
+function unfilter() {
+  state.filter = $("filter").value = "";
+  state.picks = {};
+  visit();
 }
 
 function shut() {
