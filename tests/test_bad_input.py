@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import resource
 import signal
 import struct
-import subprocess
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import disks
 import numpy as np
 import pytest
 from commands import diptych, process, refused, training
@@ -289,24 +288,8 @@ def test_word_vectors_of_another_width(data: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of two megabytes, where this machine lets us make one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting a small disk needs root")
-    try:
+    with disks.small_disk(tmp_path / "disk") as place:
         yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-def fill(disk: Path, leave: int) -> Path:
-    """A file that leaves so many bytes."""
-    status = os.statvfs(disk)
-    ballast = disk / "ballast"
-    ballast.write_bytes(b"x" * (status.f_bavail * status.f_bsize - leave))
-    return ballast
 
 
 @pytest.mark.parametrize("leave", [0, 40_000, 300_000])  # the log, the best model, the state do not fit
@@ -316,7 +299,7 @@ def test_a_full_disk_while_training(leave: int, data: Path, small_disk: Path, tm
     diptych(*arguments, "--output_dir", run)
     fingerprint = Retriever.from_pretrained(run).fingerprint()
     before = (run / "last" / "progress.json").read_bytes()
-    ballast = fill(small_disk, leave)
+    ballast = disks.fill(small_disk, leave)
     resume = ("train", "vse-infinity", "--resume_from_checkpoint", run, "--epochs", 3)
     sentence = refused(*resume)
     assert f"the disk is full while saving {run}" in sentence
@@ -335,7 +318,7 @@ def test_a_full_disk_elsewhere(
     run: Path, sound: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIPTYCH_CACHE", str(small_disk / "cache"))
-    fill(small_disk, 20_000)
+    disks.fill(small_disk, 20_000)
     photos = table(small_disk.parent / "photos")
     for arguments in (
         (*training("vse-infinity", photos, image_size=64, batch_size=4), "--output_dir", photos / "run"),
