@@ -144,6 +144,7 @@ def test_filters_by_menu_and_by_text(page: Any) -> None:
     page.fill("#filter", "prize < 20")
     page.keyboard.press("Enter")
     expect(page.locator(".notice.bad")).to_contain_text("The filter has a mistake")
+    expect(page.locator(".notice.bad")).to_contain_text("at character 1 of the filter")
     expect(page.locator(".notice.bad")).to_contain_text("did you mean 'price'?")
     expect(page.locator(".filter")).to_have_class("filter wrong")
     page.fill("#filter", "price > 1000")

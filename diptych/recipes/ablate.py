@@ -52,8 +52,14 @@ def ablate(
             if show_progress:
                 print(f"{row.name}, seed {seed}: {run}", flush=True)
             results.setdefault(row.name, []).append(_measure(recipe, values, data, run, show_progress))
-    write_text(folder / f"table-{table}.json", json.dumps(results, indent=2))
+    _keep(folder / f"table-{table}.json", results)
     return render(recipe.tables[table], chosen, results, data)
+
+
+def _keep(file: Path, results: Mapping[str, Any]) -> None:
+    """Write the rows that were run beside those of earlier calls."""
+    earlier = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    write_text(file, json.dumps({**earlier, **results}, indent=2))
 
 
 def _measure(

@@ -206,8 +206,10 @@ function fail(error) {
   $("grid").replaceChildren();
   $("more").hidden = true;
   $("status").textContent = "";
-  if (wrong && document.activeElement === $("filter")) $("filter").setSelectionRange(Math.max(0, error.position - Boolean(Object.keys(state.picks).length)), $("filter").value.length);
-  notice("bad", wrong ? "The filter has a mistake" : "That did not work", capital(error.message), wrong ? unfilter : start, wrong ? "Clear the filters" : "Try again");
+  const before = wrong && Object.keys(state.picks).length ? 1 : 0; // characters that filter() put before the typed ones
+  if (wrong && document.activeElement === $("filter")) $("filter").setSelectionRange(Math.max(0, error.position - before), $("filter").value.length);
+  const message = error.message.replace(/at character (\d+)/g, (_, place) => `at character ${Math.max(1, place - before)}`);
+  notice("bad", wrong ? "The filter has a mistake" : "That did not work", capital(message), wrong ? unfilter : start, wrong ? "Clear the filters" : "Try again");
 }
 
 // ---------------------------------------------------------------- the chosen image and its texts
