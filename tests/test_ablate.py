@@ -94,7 +94,7 @@ def test_several_seeds_of_one_row(data: Path, tmp_path: Path) -> None:
     assert (name, rest) == ("BiGRU", [])
     values = [run["rsum"] for run in json.loads((tmp_path / "table-3.json").read_text())["BiGRU"]]
     assert len(values) == 3
-    (tmp_path / "table-3.json").write_text('{"another row": []}')  # as an earlier call with --row would leave it
+    (tmp_path / "table-3.json").write_text('{"another row": []}')  # left by an earlier call with --row
     diptych(*command)
     assert set(json.loads((tmp_path / "table-3.json").read_text())) == {"another row", "BiGRU"}
     assert measured[-1] == f"{mean(values):.1f} ± {4.303 * stdev(values) / 3**0.5:.1f}"
