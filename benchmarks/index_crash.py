@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from diptych.index.protocol import KINDS, Item, Kind, Vectors
 
 DIMENSION = 32
 GRAPHS = find_spec("usearch") is not None
+IDLE = 10  # writers in a row that may be killed before they finish anything
 NAMES = 400  # ids in play: few, so that updates and deletes meet items that are there
 Contents = dict[str, int]  # id → version
 
@@ -129,8 +131,10 @@ def crash(path: Path, contents: Contents, seed: int, patience: float, search: bo
     time.sleep(random.Random(seed).random() * patience)
     child.kill()
     rest = child.stdout.read()
-    child.wait()
+    status = child.wait()
     child.stdout.close()
+    assert first.endswith("\n"), f"the writer ended with status {status} before it began"
+    assert status == -signal.SIGKILL, f"the writer ended by itself with status {status}, before it was killed"
     acknowledged, pending = 0, None
     for line in (first + rest).splitlines():
         try:
@@ -160,11 +164,12 @@ def main() -> None:
         path = Path(folder) / "crash.index"
         EmbeddedIndex.create(path, DIMENSION).close()
         contents: Contents = {}
-        total = 0
+        total = idle = 0
         start = time.monotonic()
         for number in range(given.kills):
             contents, done = crash(path, contents, given.seed + number, given.patience, not given.no_search)
-            total += done
+            total, idle = total + done, 0 if done else idle + 1
+            assert idle < IDLE, f"{idle} writers in a row finished nothing: give them more --patience"
         seconds = time.monotonic() - start
     print(f"{given.kills} kills, {total} acknowledged operations, none lost, {seconds:.0f} s")
 

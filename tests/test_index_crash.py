@@ -39,6 +39,15 @@ def test_random_kills_lose_nothing(crashing: ModuleType, tmp_path: Path) -> None
     assert done > 0
 
 
+def test_a_writer_that_ends_by_itself_is_noticed(crashing: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "crash.index"
+    with (
+        EmbeddedIndex.create(path, crashing.DIMENSION),  # has the lock: the child is refused at once
+        pytest.raises(AssertionError, match="ended with status 1 before it began"),
+    ):
+        crashing.crash(path, {}, 1, patience=0.0, search=False)
+
+
 def test_the_check_would_notice(crashing: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "index"
     with EmbeddedIndex.create(path, crashing.DIMENSION) as index:
