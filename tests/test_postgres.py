@@ -282,6 +282,25 @@ def test_an_approximate_index_answers_what_is_not_filtered(url: str) -> None:
 # ---------------------------------------------------------------------- changing
 
 
+def test_removed_items_do_not_crowd_out_the_rest(url: str) -> None:
+    rng = np.random.default_rng(3)
+    vectors = rng.normal(size=(600, DIM)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    with PostgresIndex.create(url, DIM) as index:
+        execute(index, f"ALTER TABLE {index._database.index}.vectors SET (autovacuum_enabled = off)")
+        index.add([Item(f"i{n}", "image") for n in range(600)], vectors)
+        index.build_graph("image")
+        nearest = index.search(vectors[0], 150, kind="image", exact=True).ids
+        index.delete(nearest)
+        alike, far = index.search_many(np.stack([vectors[0], -vectors[0]]), 10, kind="image")
+        same(alike, index.search(vectors[0], 10, kind="image", exact=True))
+        assert len(alike) == len(far) == 10
+        assert alike.exact
+        assert not far.exact  # only what came up short is asked again
+        index.delete([f"i{n}" for n in range(600) if f"i{n}" not in alike.ids[:3]])
+        assert set(index.search(vectors[0], 10, kind="image").ids) == set(alike.ids[:3])
+
+
 def test_updates_are_idempotent_and_durable(server: Server, url: str) -> None:
     items, vectors = collection(40)
     with PostgresIndex.create(url, DIM) as index:

@@ -203,30 +203,30 @@ class PostgresIndex(Engine):
         """``search`` for each row of (queries, dimension), in one conversation with the server.
 
         The approximate index answers where there is one for the kind, unless ``exact`` is True; a filtered
-        search is always exact.
+        search is always exact, and so is one for which the approximate index has too few answers.
         """
         queries = self._checked(vectors, "the query")
         check_k(k)
 
         def read(db: Connection) -> list[Hits]:
             wanted = exact is not True and filter is None and k + MARGIN <= MAX_EF
-            approximate = wanted and kind in self._tables.graphs(db)
+            graphs = self._tables.graphs(db) if wanted else {}
+            approximate = kind in graphs
             if exact is False and filter is None and not approximate:
                 raise self._no_graph(kind)
             chosen = self._selection(db, kind, filter)
-            if approximate:
-                effort = min(MAX_EF, max(LEAST_EF, 2 * (k + MARGIN)))
-                db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(effort),))
-            cast = HalfVector if approximate and self._precision == "float16" else Vector
-            with db.pipeline():
-                cursors = [
-                    ranking.nearest(db, self._tables, cast(query), k + MARGIN, chosen, approximate)
-                    for query in queries
-                ]
-            return [
-                self._hits(query, cursor.fetchall(), k, not approximate)
-                for query, cursor in zip(queries, cursors, strict=True)
-            ]
+            if not approximate:
+                return self._nearest(db, queries, k, chosen, False)
+            effort = min(MAX_EF, max(LEAST_EF, 2 * (k + MARGIN)))
+            db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(effort),))
+            found = self._nearest(db, queries, k, chosen, True)
+            # removed rows stay in the graph until a vacuum and may take every place it keeps
+            short = [n for n, hits in enumerate(found) if len(hits) < min(k, graphs[str(kind)])]
+            if short:
+                again = self._nearest(db, queries[short], k, chosen, False)
+                for n, hits in zip(short, again, strict=True):
+                    found[n] = hits
+            return found
 
         return self._database.ask(read)
 
@@ -334,6 +334,20 @@ class PostgresIndex(Engine):
         columns = self._tables.columns(db)
         tree = parse_filter(filter, columns) if isinstance(filter, str) else filter
         return Selection(kind, *condition(tree, columns))
+
+    def _nearest(
+        self, db: Connection, queries: Vectors, k: int, chosen: Selection, approximate: bool
+    ) -> list[Hits]:
+        cast = HalfVector if approximate and self._precision == "float16" else Vector
+        with db.pipeline():
+            cursors = [
+                ranking.nearest(db, self._tables, cast(query), k + MARGIN, chosen, approximate)
+                for query in queries
+            ]
+        return [
+            self._hits(query, cursor.fetchall(), k, not approximate)
+            for query, cursor in zip(queries, cursors, strict=True)
+        ]
 
     def _hits(self, query: Vectors, rows: list[tuple[Any, ...]], k: int, exact: bool) -> Hits:
         scores = rescore(self._rows([row[1] for row in rows]), query)
