@@ -7,6 +7,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from diptych.errors import ImageError, IndexFault, QueryError, SettingsError
 from diptych.index.cutoff import background, measure_cutoff, measure_cutoff_on
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.protocol import Hit, Hits, Item, Query, Term
+from diptych.index.query import parse_query
 from diptych.index.search import Searcher
 from diptych.index.words import fuse
 
@@ -74,6 +76,17 @@ def test_terms_that_cancel_are_refused(searcher: Searcher) -> None:
         searcher.search('"red" - "red"')
 
 
+def test_a_query_of_nothing_but_minus_is_refused_whole(searcher: Searcher, tmp_path: Path) -> None:
+    beside = Query((*parse_query('- "red"').terms, Term(picture(tmp_path, "white"), "image")))
+    assert searcher.search(beside, 4).ids[-1] == "red"
+    like = Query((*parse_query('- "red"').terms, Term("white", "item")))
+    assert searcher.search(like, 3).ids[-1] == "red"
+    for nothing in ('- "red"', Query((Term("red", "item", -1.0),))):
+        with pytest.raises(QueryError, match="every term of the query has a minus") as caught:
+            searcher.search(nothing)
+        assert caught.value.position == 0
+
+
 def test_more_like_this(searcher: Searcher) -> None:
     hits = searcher.more_like("red", 2)
     assert "red" not in hits.ids
@@ -113,6 +126,34 @@ def test_hybrid_fuses_meaning_and_words(searcher: Searcher) -> None:
         float(searcher.index.vectors(["odd"])[0] @ vector)
     )
     assert searcher.search("red", 3, hybrid=True, filter="n > 0").ids[0] != "red"
+
+
+class Leaving(EmbeddedIndex):
+    """An index from which another process deletes items right after their words were found."""
+
+    leaving: tuple[str, ...] = ()
+
+    def search_words(self, *args: Any, **options: Any) -> Hits:
+        hits = super().search_words(*args, **options)
+        self.delete(self.leaving)
+        return hits
+
+
+@pytest.mark.parametrize("leaving", [("i150",), ("i150", "i151")])
+def test_hybrid_leaves_out_what_was_deleted_meanwhile(
+    tmp_path: Path, leaving: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ColourModel()
+    with Leaving.create(tmp_path / "i", model.dim, fingerprint=model.fingerprint()) as index:
+        texts = ["red xylophone" if n >= 150 else "" for n in range(152)]
+        rows = np.repeat(model.encode_text(["blue"]).numpy(), 150, axis=0)
+        rows = np.concatenate([rows, -rows[:2]])
+        index.add([Item(f"i{n}", text=text) for n, text in enumerate(texts)], rows)
+        searcher = Searcher(index, model)
+        monkeypatch.setattr(Leaving, "leaving", leaving)
+        hits = searcher.search('"blue" + "0.01:xylophone"', 10, hybrid=True, chance=None)
+        assert not set(hits.ids) & set(leaving)
+        assert "i0" in hits.ids
 
 
 def test_every_word_of_a_hybrid_query_is_a_match(searcher: Searcher) -> None:

@@ -75,7 +75,6 @@ def test_addresses() -> None:
         ('"0:red" + "blue"', 0, "the weight 0 at character 1"),
         ('"2:" + "blue"', 0, "empty term at character 1"),
         ('"" + "blue"', 0, "empty term"),
-        ('- "red"', 0, "has a minus"),
         ("red + \udcff", 6, "text at character 7 of the query is not valid Unicode"),
         ("red + ./nothing.jpg", 6, "no file ./nothing.jpg (character 7"),
     ],
@@ -85,6 +84,10 @@ def test_a_mistake_is_located(text: str, position: int, words: str) -> None:
         parse_query(text)
     assert words in str(caught.value)
     assert caught.value.position == position
+
+
+def test_what_is_not_wanted_may_stand_alone_beside_an_image() -> None:
+    assert parse_query('- "red"').terms == (Term("red", weight=-1.0),)
 
 
 def test_limits() -> None:

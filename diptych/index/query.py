@@ -72,8 +72,6 @@ def parse_query(text: str, *, paths: bool = True) -> Query:
         )
     if len(terms) > MAX_TERMS:
         raise QueryError(f"the query has {len(terms)} terms, the limit is {MAX_TERMS}: shorten it.")
-    if all(term.weight < 0 for term in terms):
-        raise QueryError("every term of the query has a minus: add what to look for.", 0)
     return Query(tuple(terms))
 
 

@@ -75,6 +75,8 @@ class Searcher:
         """
         check_k(k)
         asked = as_query(query)
+        if all(term.weight < 0 for term in asked.terms):
+            raise QueryError("every term of the query has a minus: add what to look for.", 0)
         if rerank and self.pair_scorer is None:
             raise QueryError("this model has no pair scorer to re-rank with: leave re-ranking out.")
         vector = self.encode(asked)
@@ -152,7 +154,12 @@ class Searcher:
         only = [id for id in lexical if id not in similar]
         scores = {id: hit.score for id, hit in similar.items()}
         if only:
-            scores |= dict(zip(only, rescore(self.index.vectors(only), vector).tolist(), strict=True))
+            rows = self._present_vectors(only)
+            lexical = {id: hit for id, hit in lexical.items() if id in scores or id in rows}
+            if rows:
+                scores |= dict(
+                    zip(rows, rescore(np.stack(list(rows.values())), vector).tolist(), strict=True)
+                )
         fused = fuse([list(similar), list(lexical)])
         wanted = set(words_of(query.text))
         out = []
@@ -163,6 +170,18 @@ class Searcher:
                 details["words"] = len(wanted & set(words_of(lexical[id].item.text, None))) / len(wanted)
             out.append(Hit((similar.get(id) or lexical[id]).item, fused[id], details))
         return out
+
+    def _present_vectors(self, ids: Sequence[str]) -> dict[str, Vectors]:
+        """Vectors of those ids that are still there: items found a moment ago may be deleted since."""
+        while ids:
+            try:
+                return dict(zip(ids, self.index.vectors(ids), strict=True))
+            except QueryError:
+                there = [id for id, item in zip(ids, self.index.get(ids), strict=True) if item is not None]
+                if len(there) == len(ids):
+                    raise
+                ids = there
+        return {}
 
     def _reranked(self, query: Query, ranked: list[Hit], depth: int) -> list[Hit]:
         assert self.pair_scorer is not None
