@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from colour_model import ColourModel
 from disks import fill, grow, make_read_only, small_disk
 
 from diptych.errors import DataError, IndexFault, StorageError
 from diptych.index import segments
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.protocol import Item, Vectors
+from diptych.web.serve import _writer
 
 D = 64
 
@@ -244,3 +246,66 @@ def test_a_copy_of_a_live_index_is_whole(index: EmbeddedIndex, tmp_path: Path) -
     with EmbeddedIndex.open(tmp_path / "copy") as copy:
         assert len(copy) == 50
         assert copy.verify() == []
+
+
+# ---------------------------------------------------------------------- another index in the same place
+
+
+def rebuild(path: Path, seed: int) -> None:
+    """Put another index of as many changes in the place of one."""
+    shutil.rmtree(path)
+    with EmbeddedIndex.create(path, D) as index:
+        index.add([Item(f"other{n}") for n in range(50)], rows(50, seed))
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_an_index_made_anew_is_not_taken_for_the_one_that_was_open(
+    tmp_path: Path, asked_before: bool
+) -> None:
+    path = tmp_path / "x.index"
+    with EmbeddedIndex.create(path, D) as first:
+        first.add(items(50), rows(50))
+    with EmbeddedIndex.open(path) as reader:
+        if not asked_before:  # then the reader has no connection to the old files left
+            for db in reader._store._catalog._idle:
+                db.close()
+            reader._store._catalog._idle.clear()
+        rebuild(path, seed=1)
+        with pytest.raises(
+            IndexFault, match=r"x\.index was replaced by another index while it was open: open"
+        ):
+            reader.search(rows(1)[0], 1)
+    with EmbeddedIndex.open(path) as reader:
+        assert reader.search(rows(1, seed=1)[0], 1).ids == ["other0"]
+
+
+def test_a_writer_does_not_write_into_an_index_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "x.index"
+    with EmbeddedIndex.create(path, D) as writer:
+        writer.add(items(50), rows(50))
+        rebuild(path, seed=1)
+        with pytest.raises(IndexFault, match="was replaced by another index"):
+            writer.add(items(5, 100), rows(5, seed=2))
+    with EmbeddedIndex.open(path) as reader:
+        assert reader.verify() == []
+        assert len(reader) == 50
+
+
+def test_a_service_does_not_write_into_an_index_of_another_model(tmp_path: Path) -> None:
+    model = ColourModel()
+    EmbeddedIndex.create(tmp_path / "i", model.dim, model="other", fingerprint="f00d").close()
+    with pytest.raises(IndexFault, match=r"made with the model 'other' \(fingerprint f00d\)"):
+        _writer(tmp_path / "i", model)
+
+
+def test_an_index_without_an_id_keeps_working(index: EmbeddedIndex) -> None:
+    with index._store.writing() as db:
+        assert db.execute("DELETE FROM meta WHERE key = 'id'").rowcount == 1
+    index.close()
+    with EmbeddedIndex.open(index.path, writable=True) as again:
+        again.add(items(5, 50), rows(5, seed=2))
+        assert len(again) == 55
+        with again._store.writing() as db:  # of another moment, and so another index
+            db.execute("UPDATE meta SET value = '2001-01-01T00:00:00+00:00' WHERE key = 'created'")
+        with pytest.raises(IndexFault, match="was replaced"):
+            again.count()

@@ -55,6 +55,7 @@ class Catalog:
     def __init__(self, folder: Path, writable: bool) -> None:
         self.folder, self.path = folder, folder / FILE
         check_present(folder)
+        self._file = _identity(self.path)
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -115,6 +116,8 @@ class Catalog:
                 f"{self.folder} is open for reading only: open it with writable=True to change it."
             )
         db = self._writer
+        if _identity(self.path) != self._file:  # what this connection writes is no longer what lies there
+            raise replaced(self.folder)
         with self.translating():
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -160,8 +163,13 @@ class Catalog:
         with self._lock:
             if self._closed:
                 raise IndexFault(f"the index {self.folder} is closed: open it again.")
+            old: list[sqlite3.Connection] = []
+            if _identity(self.path) not in (self._file, None):  # they read a file that lies there no more
+                old, self._idle = self._idle, []
             if self._idle:
                 return self._idle.pop()
+        for db in old:
+            db.close()
         return _connect_reader(self.path)
 
     def _give_back(self, db: sqlite3.Connection) -> None:
@@ -180,6 +188,22 @@ def check_present(folder: Path) -> None:
             f"{folder} is not an index ({why}): give the folder that 'diptych index' wrote, "
             "or index a collection there."
         )
+
+
+def replaced(folder: Path) -> IndexFault:
+    """The refusal to go on with an index in whose place there is another."""
+    return IndexFault(
+        f"{folder} was replaced by another index while it was open: open it again (a service: start it again)."
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another that was put in its place; None when there is none."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_dev, stat.st_ino
 
 
 def meta(db: sqlite3.Connection) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.index.catalog import replaced
 from diptych.index.protocol import Kind
 from diptych.index.segments import ROW_BITS, Layout, attach
 
@@ -76,9 +78,22 @@ class State:
         return sum(s.alive for s in self.of_kind(kind))
 
 
-def load_state(db: sqlite3.Connection, folder: Path, layout: Layout, before: State | None) -> State:
-    """The state this transaction sees; what ``before`` knew is kept: a refresh costs what changed."""
-    facts = dict(db.execute("SELECT key, value FROM meta WHERE key IN ('generation', 'epoch')").fetchall())
+def index_id(facts: Mapping[str, str]) -> str:
+    """What tells an index from every other; those made before they had one go by when they were made."""
+    return facts.get("id") or facts["created"]
+
+
+def load_state(
+    db: sqlite3.Connection, folder: Path, layout: Layout, id: str, before: State | None = None
+) -> State:
+    """The state this transaction sees; what ``before`` knew is kept: a refresh costs what changed.
+
+    Raises when the index here is another than the one of this ``id``.
+    """
+    keys = "('generation', 'epoch', 'id', 'created')"
+    facts = dict(db.execute(f"SELECT key, value FROM meta WHERE key IN {keys}").fetchall())
+    if index_id(facts) != id:
+        raise replaced(folder)
     generation, epoch = int(facts["generation"]), int(facts["epoch"])
     if before is not None and before.generation == generation:
         return before

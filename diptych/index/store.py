@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
@@ -17,7 +18,7 @@ from diptych.index.catalog import Catalog
 from diptych.index.engine import new_facts
 from diptych.index.protocol import PRECISIONS, Precision
 from diptych.index.segments import Layout
-from diptych.index.state import State, load_state
+from diptych.index.state import State, index_id, load_state
 
 LOCK = "writer.lock"
 ATTEMPTS = 5  # to read while a writer compacts
@@ -37,6 +38,7 @@ class Store:
             try:
                 with self._catalog.reading() as db:
                     self.meta = catalog.meta(db)
+                self._id = index_id(self.meta)
                 self.layout = Layout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
                 state = self.state  # a half-copied index is refused here, not at the first query
                 if writable:
@@ -60,7 +62,8 @@ class Store:
             what = "is already an index" if (path / catalog.FILE).is_file() else "exists and is not empty"
             raise IndexFault(f"{path} {what}: open it, or choose another folder.")
         with replace_folder(path) as new:
-            Catalog.create(new, new_facts(dimension, precision, model, fingerprint))
+            facts = new_facts(dimension, precision, model, fingerprint)
+            Catalog.create(new, {**facts, "id": uuid4().hex})
 
     @property
     def state(self) -> State:
@@ -72,7 +75,7 @@ class Store:
         for attempt in range(ATTEMPTS):
             with self._catalog.reading() as db:
                 try:
-                    state = load_state(db, self.path, self.layout, self._state)
+                    state = load_state(db, self.path, self.layout, self._id, self._state)
                 except IndexFault:
                     if attempt == ATTEMPTS - 1:
                         raise

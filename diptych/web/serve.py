@@ -72,7 +72,7 @@ def serve(
             names = None if reachable and hosts is None else (*LOOPBACK_NAMES, *(hosts or ()))
             app = create_app(
                 index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
-                origins=origins, allow_urls=allow_urls, writer=lambda: _writer(place), model_name=model_name,
+                origins=origins, allow_urls=allow_urls, writer=lambda: _writer(place, model), model_name=model_name,
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
             _announce(index, listening)
@@ -125,8 +125,8 @@ def _leaving_cleanly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _writer(place: str | Path) -> AbstractContextManager[Index]:
-    return open_index(place, writable=True)
+def _writer(place: str | Path, model: Model) -> AbstractContextManager[Index]:
+    return open_index(place, writable=True, fingerprint=model.fingerprint())
 
 
 def _bind(host: str, port: int) -> socket.socket:
