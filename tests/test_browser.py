@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,30 @@ def test_more_like_this_shows_the_item_and_its_texts(page: Any) -> None:
     page.go_back()
     expect(page.locator("#panel")).to_be_hidden()
     expect(page.locator("#query")).to_have_value("a green square")
+
+
+def test_what_is_typed_while_the_texts_are_looked_up_is_kept(page: Any) -> None:
+    ask(page, "red")
+    expect(page.locator("#status")).to_contain_text("matches")
+    page.locator("#grid .card").first.click()
+    expect(page.locator("#texts li")).to_have_count(6)
+    held: list[Any] = []
+    page.route(re.compile("/api/search.*kind=text"), lambda route: held.append(route))
+    with page.expect_request(re.compile("kind=text")) as texts:
+        ask(page, "yellow")
+    assert "query=" not in texts.value.url  # what fits the image alone
+    with page.expect_request(re.compile("kind=image.*hybrid=true")) as images:
+        page.locator(".switch", has_text="words").click()
+    assert "query=yellow" in images.value.url
+    page.wait_for_function("new URL(location).searchParams.get('hybrid') === '1'")
+    page.press("#query", "End")
+    with page.expect_request(re.compile("kind=image.*yellow.ring")):
+        page.locator("#query").press_sequentially(" ring")
+    page.unroute_all()  # what was held goes on
+    expect(page.locator("body.busy")).to_have_count(0)
+    page.locator(".switch", has_text="words").click()
+    page.wait_for_function("new URL(location).searchParams.get('q') === 'yellow ring'")
+    assert page.input_value("#query") == "yellow ring"
 
 
 def test_texts_are_found_and_lead_to_images(page: Any) -> None:

@@ -75,17 +75,17 @@ function filter() {
 
 function asks() { return Boolean(state.query.trim() || state.image || state.like); }
 
-function find(kind, k, signal) {
+function find(kind, k, signal, query = state.query) {
   const fields = { k, kind, filter: kind === state.kind ? filter() : "" };
   if (!asks()) return ask(`/api/browse?${new URLSearchParams(fields)}`, { signal });
-  if (state.query.trim()) fields.query = state.query;
+  if (query.trim()) fields.query = query;
   if (state.like) fields.like = state.like;
-  if (state.hybrid && state.query.trim()) fields.hybrid = true;
+  if (state.hybrid && query.trim()) fields.hybrid = true;
   if (state.rerank && kind === state.kind) fields.rerank = Math.min(RERANKED, about.limits.k);
   if (!state.image) return ask(`/api/search?${new URLSearchParams(fields)}`, { signal });
   const body = new FormData();
   for (const [name, value] of Object.entries(fields)) body.append(name, value);
-  if (state.query.trim()) body.append("image_weight", state.weight);
+  if (query.trim()) body.append("image_weight", state.weight);
   body.append("images", state.image, state.image.name || "image");
   return ask("/api/search", { method: "POST", body, signal });
 }
@@ -241,14 +241,7 @@ async function panel(signal) {
 }
 
 async function fits(signal) {
-  const words = state.query;
-  state.query = ""; // what fits the image alone, whatever it is mixed with
-  let found;
-  try {
-    found = await (await find("text", 6, signal)).json();
-  } finally {
-    state.query = words;
-  }
+  const found = await (await find("text", 6, signal, "")).json(); // the image alone, whatever it is mixed with
   if (signal.aborted) return;
   $("fits").hidden = !found.hits.length;
   $("texts").replaceChildren(...found.hits.map((hit) => {
