@@ -6,12 +6,15 @@ import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 import pytest
@@ -28,11 +31,32 @@ class Server:
     def index_url(self, name: str) -> str:
         return f"{self.url}&index={name}"
 
+    @contextmanager
+    def on_tcp(self) -> Iterator[str]:
+        """Its address behind one connection of TCP, without a database index's name."""
+        path = f"{parse_qs(urlsplit(self.url).query)['host'][0]}/.s.PGSQL.5432"
+        with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(3) as pool:
+            pool.submit(_relay, listening, path, pool)
+            yield f"postgresql://postgres@127.0.0.1:{listening.getsockname()[1]}/postgres"
+
     def stop(self) -> None:
         self._server.stop()
 
     def start(self) -> None:
         self._server.ensure_postgres_running()
+
+
+def _relay(listening: socket.socket, path: str, pool: ThreadPoolExecutor) -> None:
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        while data := source.recv(65_536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+    with listening.accept()[0] as client, socket.socket(socket.AF_UNIX) as server:
+        server.connect(path)
+        back = pool.submit(copy, server, client)
+        copy(client, server)
+        back.result()
 
 
 @contextmanager

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 from servers import Server, postgres
 
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError, Unavailable
+from diptych.index import database
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
 from diptych.index.postgres import PostgresIndex
@@ -374,6 +378,39 @@ def test_two_writers_at_once_lose_nothing(url: str) -> None:
         assert index.verify() == []
         assert index.generation == 72
         assert sorted(index.search(vectors[0], 300).ids) == sorted(i.id for i in items)
+
+
+def test_a_writer_behind_a_long_change_gives_up(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "TURN", 300)
+    items, vectors = collection(60)
+    with PostgresIndex.create(url, DIM) as index, psycopg.connect(server.url) as other:
+        index.add(items, vectors)
+        other.execute(index._tables.take_turn)
+        index._tables.build_graph(other, "image")  # a graph being built, as everybody else sees it
+        for change in (
+            lambda: index.update(items[:1], vectors[:1]),
+            lambda: index.delete(["item1"]),
+            lambda: index.build_graph("image"),
+        ):
+            with pytest.raises(Unavailable, match=r"gave up on the request.*lock timeout.*try again"):
+                change()
+        assert index.search(vectors[0], 1, kind="image").exact  # readers do not wait
+        other.commit()
+        assert index.delete(["item1"]) == 1
+        assert not index.search(vectors[0], 1, kind="image").exact
+
+
+def test_a_request_that_nobody_acknowledges_is_given_up(server: Server, url: str) -> None:
+    PostgresIndex.create(url, DIM).close()
+    with server.on_tcp() as address, PostgresIndex.open(f"{address}?{url.rpartition('&')[2]}") as index:
+
+        def patience(db: Any) -> int:
+            with socket.socket(fileno=os.dup(db.fileno())) as connection:
+                return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+        assert index._database.ask(patience) == 10_000  # milliseconds; 0 would be the system's 15 minutes
 
 
 def test_compaction_gives_space_back(url: str) -> None:

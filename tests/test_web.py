@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from diptych.errors import IndexFault, SettingsError, Unavailable
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.opening import open_index
 from diptych.index.postgres import PostgresIndex
+from diptych.index.protocol import Index
 from diptych.index.search import Searcher
+from diptych.web import service
 from diptych.web.app import create_app
 from diptych.web.batching import Batcher, Traffic
 from diptych.web.limits import Limits
@@ -354,6 +357,47 @@ def test_a_faulty_request_spoils_no_other() -> None:
         with pytest.raises(ZeroDivisionError):
             bad.result()
     batcher.close()
+
+
+def test_what_is_unavailable_is_asked_once_for_a_batch() -> None:
+    traffic, asked = Traffic(), []
+
+    def run(key: str, values: list[int]) -> list[int]:
+        asked.append(len(values))
+        raise Unavailable("the database does not answer: try again.")
+
+    batcher = Batcher(run, traffic, window=0.5)
+    with traffic.request(), traffic.request(), ThreadPoolExecutor(2) as pool:
+        for job in [pool.submit(batcher, "a", n) for n in (1, 2)]:
+            with pytest.raises(Unavailable, match="does not answer"):
+                job.result()
+    batcher.close()
+    assert asked == [2]
+
+
+def test_changes_do_not_queue_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "TURN", 0.2)
+    begun, over = threading.Event(), threading.Event()
+
+    @contextmanager
+    def blocked() -> Iterator[Index]:
+        begun.set()
+        over.wait(20)
+        raise Unavailable("gave up.")
+        yield
+
+    with EmbeddedIndex(folder / "index") as index, ThreadPoolExecutor(1) as pool:
+        app = create_app(index, ColourModel(), token=TOKEN, writer=blocked)
+        with TestClient(app) as client:
+            gone = {"id": "red/ring.png"}
+            first = pool.submit(client.delete, "/api/items", params=gone, headers=AUTH)
+            assert begun.wait(20)
+            answer = client.delete("/api/items", params=gone, headers=AUTH)
+            assert answer.status_code == 503
+            assert "other changes have taken more than" in answer.json()["error"]
+            assert client.get("/api/search", params={"text": "red"}).status_code == 200
+            over.set()
+            assert first.result().status_code == 503
 
 
 # ---------------------------------------------------------------------- mistakes

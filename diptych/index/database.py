@@ -26,7 +26,11 @@ SCHEMES = ("postgresql", "postgres")
 DEFAULT_INDEX = "diptych"
 IDLE = 8  # connections kept open between requests
 # a server that vanished without a word is noticed within seconds, not after the system's two hours
-_PATIENCE = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+_PATIENCE = {
+    "connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds a sent request may stay unacknowledged: no keepalive runs then
+}  # fmt: skip
+TURN = 5_000  # milliseconds a change waits for another one (a graph takes minutes) before it gives up
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 T = TypeVar("T")
 Connection = Any  # psycopg.Connection[tuple[Any, ...]], whose stubs an installation without the extra lacks
@@ -63,8 +67,10 @@ class Database:
         """Run ``write`` in a transaction after ``begin``; committed when this returns, else without trace.
 
         Only ``begin`` is asked again on a dead connection: a commit whose answer was lost may have happened.
+        Behind a change that takes longer than ``TURN`` this one gives up.
         """
-        return self._run(write, lambda db: db.execute(f"BEGIN; {begin}"), retry=False)
+        start = f"BEGIN; SET LOCAL lock_timeout = {TURN}; {begin}"
+        return self._run(write, lambda db: db.execute(start), retry=False)
 
     def alone(self, statement: Any) -> None:
         """Run a statement that must not be inside a transaction (VACUUM)."""

@@ -50,8 +50,8 @@ Job = tuple[Hashable, Any, "Future[Any]"]
 class Batcher:
     """Threads that run jobs of equal key together: ``run(key, values)`` gives one result per value.
 
-    A batch that fails is run again one by one, so that a faulty request spoils no other. With ``workers`` of 1,
-    no two batches run at once.
+    A batch that fails is run again one by one, so that a faulty request spoils no other; what is unavailable is
+    so for all of them, and each would wait for it anew. With ``workers`` of 1, no two batches run at once.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class Batcher:
         try:
             results = self._run(key, [value for _, value, _ in jobs])
         except BaseException as error:
-            if len(jobs) == 1:
-                jobs[0][2].set_exception(error)
-            else:
-                for job in jobs:
+            for job in jobs:
+                if len(jobs) == 1 or isinstance(error, Unavailable):
+                    job[2].set_exception(error)
+                else:
                     self._finish(key, [job])
             return
         for (_, _, future), result in zip(jobs, results, strict=True):

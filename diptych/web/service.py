@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from diptych.errors import DataError, QueryError, SettingsError
+from diptych.errors import DataError, QueryError, SettingsError, Unavailable
 from diptych.index.build import make_thumbnail
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Model, Query, Term
 from diptych.index.query import parse_query
@@ -28,6 +28,7 @@ UPLOADS = (
     "uploads"  # the collection of items that came through the service: no re-index of a folder removes them
 )
 VALUES = 50  # of a column that the page offers
+TURN = 10.0  # seconds a change waits for those before it
 _ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 
 Writer = Callable[[], AbstractContextManager[Index]]
@@ -131,7 +132,7 @@ class Service:
         }
         kinds: list[Kind] = ["text" if picture is None else "image" for picture in pictures]
         rows = np.stack([np.asarray(next(encoded[kind]), np.float32) for kind in kinds])
-        with self._writing, self._writer() as index:
+        with self._changing() as index:
             where = index.collection(UPLOADS).number
             items = [
                 Item(
@@ -156,7 +157,7 @@ class Service:
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items; how many were there."""
         self._check_ids(ids)
-        with self._writing, self._writer() as index:
+        with self._changing() as index:
             return index.delete(ids)
 
     def values(self) -> dict[str, list[Any]]:
@@ -172,6 +173,17 @@ class Service:
         """Finish what is being answered, then stop; the index stays open."""
         self._model.close()
         self._batched.close()
+
+    @contextmanager
+    def _changing(self) -> Iterator[Index]:
+        """The index, open for a change, one at a time; threads that wait in vain would be missing to searches."""
+        if not self._writing.acquire(timeout=TURN):
+            raise Unavailable(f"other changes have taken more than {TURN} seconds: try again in a moment.")
+        try:
+            with self._writer() as index:
+                yield index
+        finally:
+            self._writing.release()
 
     def _check(self, asked: Asked) -> None:
         if not 1 <= asked.k <= self.limits.k:
