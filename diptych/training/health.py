@@ -35,6 +35,17 @@ class Health:
 
     def report(self, terms: Terms, collapsed: float | None) -> list[str]:
         """Raise on NaN; return a warning on a fresh collapse. Reads the device: call it every few steps."""
+        self.refuse_nan(terms)
+        if int(self.streak) >= COLLAPSE_STEPS and not self.warned_collapse and collapsed is not None:
+            self.warned_collapse = True
+            return [
+                f"the loss has been at {collapsed:.1f} = 2·B·margin for {COLLAPSE_STEPS} steps: all similarities are "
+                "equal (collapse). Train the first epoch with all negatives, or lower --learning_rate."
+            ]
+        return []
+
+    def refuse_nan(self, terms: Terms) -> None:
+        """Raise with the step at which the loss stopped being a number; reads the device."""
         if int(self.first_bad) >= 0:
             names = [name for name, value in terms.items() if not bool(torch.isfinite(value))]
             which = f" (now in {', '.join(names)})" if names else ""
@@ -43,13 +54,6 @@ class Health:
                 "lower --learning_rate, use --precision bf16 instead of fp16, or look for features that are no numbers "
                 "with 'diptych data check'."
             )
-        if int(self.streak) >= COLLAPSE_STEPS and not self.warned_collapse and collapsed is not None:
-            self.warned_collapse = True
-            return [
-                f"the loss has been at {collapsed:.1f} = 2·B·margin for {COLLAPSE_STEPS} steps: all similarities are "
-                "equal (collapse). Train the first epoch with all negatives, or lower --learning_rate."
-            ]
-        return []
 
 
 def check_modes(model: nn.Module) -> None:

@@ -117,13 +117,16 @@ def train(
                         on_collapse(sentence, settings)
                     log.write(progress.step, {"epoch": epoch, "learning_rate": rate, **meter.read()})
                 stopping = interrupt.agreed(accelerator, progress.step)
+                if progress.step % len(loader) == 0:
+                    continue  # saved below, once the epoch has been finished: its end must not be skipped on resuming
                 if stopping or (settings.save_steps and progress.step % settings.save_steps == 0):
+                    watch.refuse_nan(terms)  # never over a state that is sound
                     save_on_main(accelerator, folder, method, optimizer, progress)
                 if stopping:
                     raise interrupted(card, folder, progress)
+            watch.refuse_nan({})
             with torch.no_grad():
                 method.objective.after_epoch(epoch)
-            watch.report({}, None)
             if log is not None:
                 finish_epoch(method, validation, folder, epoch, progress, log, show_progress)
             progress = share(progress, accelerator)
