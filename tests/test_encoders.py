@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU, UniGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
-from diptych.encoders.dropping import drop_each, drop_per_image
+from diptych.encoders.dropping import drop_each, drop_per_image, drop_words
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.regions import MaskedBatchNorm, Regions
 from diptych.encoders.transformer import TransformerText
@@ -75,6 +75,19 @@ def test_no_set_is_emptied_and_padding_stays_padding(drop) -> None:
     assert (kept.sum(1) >= 1).all()
     assert not (kept & ~mask).any()
     assert torch.equal(drop(mask, 0.0), mask)
+
+
+def test_word_states_are_dropped_as_often_as_words_are_deleted_and_never_the_specials() -> None:
+    torch.manual_seed(0)
+    mask = lengths(*([1, 2, 30] * 2000), longest=32)
+    kept = drop_words(mask, 0.2)
+    assert not (kept & ~mask).any()
+    assert kept[:, 0].all()
+    assert kept[2::3, 29].all()
+    assert torch.equal(kept[0::3], mask[0::3])
+    assert torch.equal(kept[1::3], mask[1::3])
+    inner = kept[2::3, 1:29].double().mean()
+    assert abs((1 - inner) - 0.08) < 0.003
 
 
 def test_grid_cells_are_dropped_at_a_rate_of_the_image() -> None:

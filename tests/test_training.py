@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from small import precomputed
 
 from diptych.data.formats import open_captions
+from diptych.encoders.regions import Regions
 from diptych.errors import CheckpointError, DataError, SettingsError, TrainingError
 from diptych.recipes import RECIPES
 from diptych.recipes.run import resumed_settings, run_recipe
@@ -26,6 +27,8 @@ from diptych.training import health, loop
 from diptych.training.log import read_log
 from diptych.training.optim import Schedule
 from diptych.training.settings import TrainingSettings, from_json
+from diptych.training.step import Step, as_seen
+from diptych.types import Batch, Embeddings, Features
 
 SMALL = {
     "dim": 16,
@@ -39,9 +42,10 @@ SMALL = {
 RECIPE = RECIPES["vse-infinity"]
 
 
-def run(data: Path, folder: Path, *, resume: bool = False, **changes: Any) -> Any:
-    settings = RECIPE.settings(**{**SMALL, **changes})
-    return run_recipe(RECIPE, settings, str(data), folder, resume=resume, show_progress=False)
+def run(data: Path, folder: Path, *, resume: bool = False, recipe: str = RECIPE.name, **changes: Any) -> Any:
+    chosen = RECIPES[recipe]
+    settings = chosen.settings(**{**SMALL, **changes})
+    return run_recipe(chosen, settings, str(data), folder, resume=resume, show_progress=False)
 
 
 def losses(folder: Path) -> list[float]:
@@ -93,6 +97,61 @@ def test_resume_is_bit_exact(
         )
         assert whole.keys() == broken.keys()
         assert all(torch.equal(whole[k], broken[k]) for k in whole), name
+
+
+CODER = {"recipe": "coder", "concept_size": 10, "queue_size": 24, "clusters": 6, "concept_vectors": "glove"}
+
+
+@pytest.mark.parametrize("changes", [{}, CODER], ids=["vse-infinity", "coder"])
+def test_a_cut_at_the_end_of_an_epoch_skips_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    whole = run(data, tmp_path / "whole", save_steps=1, **changes)
+
+    def cut(*arguments: Any) -> None:
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(loop, "finish_epoch", cut)  # after the last step, before the epoch is over
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(data, tmp_path / "broken", save_steps=1, **changes)
+    monkeypatch.undo()
+    broken = run(data, tmp_path / "broken", save_steps=1, resume=True, **changes)
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+    assert broken.history == whole.history
+    assert (tmp_path / "broken" / "best").is_dir()
+
+
+def test_nan_does_not_overwrite_a_sound_state(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Step.__call__
+
+    def poisoned(self: Step, batch: Any) -> Any:
+        embeddings, whole, terms = real(self, batch)
+        poisoned.steps += 1  # type: ignore[attr-defined]
+        bad = poisoned.steps == 5  # type: ignore[attr-defined]
+        return embeddings, whole, {name: value * torch.nan if bad else value for name, value in terms.items()}
+
+    poisoned.steps = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(Step, "__call__", poisoned)
+    with pytest.raises(TrainingError, match="at step 5"):
+        run(data, tmp_path / "run", save_steps=1, log_steps=100)
+    assert json.loads((tmp_path / "run" / "last" / "progress.json").read_text())["step"] == 4
+
+
+def test_the_twin_encodes_what_the_model_kept() -> None:
+    torch.manual_seed(0)
+    given = Features.whole(torch.randn(8, 10, 16))
+    ids = Features.whole(torch.ones(8, 5, dtype=torch.int64))
+    batch = Batch(given, ids, torch.arange(8), torch.arange(8))
+    kept = Regions(16, 4, drop=0.5).train()(given)
+    vectors = torch.randn(8, 4)
+    seen = as_seen(batch, Embeddings(vectors, vectors, image_features=kept, text_features=ids))
+    assert isinstance(seen.images, Features)
+    assert torch.equal(seen.images.mask, kept.mask)
+    assert not kept.mask.all()
+    assert torch.equal(seen.images.values, given.values)
+    assert seen.texts is ids  # words were augmented before
 
 
 def command(data: Path, folder: Path, *flags: str) -> list[str]:

@@ -15,8 +15,21 @@ from diptych.errors import SettingsError
 
 
 def drop_each(mask: Tensor, rate: float) -> Tensor:
-    """Drop every element with probability ``rate``: regions and words."""
+    """Drop every element with probability ``rate``: regions."""
     return _keep(mask, torch.rand(mask.shape, device=mask.device), rate)
+
+
+DELETED = 0.4  # of the words that Size Augmentation touches: the others are masked or replaced, which states cannot be
+
+
+def drop_words(mask: Tensor, rate: float) -> Tensor:
+    """Drop word states with probability 0.4 · ``rate``, as many as word augmentation deletes; never the first and
+    the last of a text, CLS and SEP."""
+    place = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, place, -1).amax(dim=1, keepdim=True)
+    first = torch.where(mask, place, mask.shape[1]).amin(dim=1, keepdim=True)
+    special = mask & ((place == first) | (place == last))
+    return special | _keep(mask, torch.rand(mask.shape, device=mask.device), DELETED * rate)
 
 
 def drop_per_image(mask: Tensor, rate: float) -> Tensor:

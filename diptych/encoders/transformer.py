@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from diptych.encoders.backbone import weights_fingerprint
-from diptych.encoders.dropping import check_rate, drop_each
+from diptych.encoders.dropping import check_rate, drop_words
 from diptych.encoders.precision import fit
 from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model
 from diptych.errors import DataError
@@ -57,7 +57,7 @@ class TransformerText(nn.Module):
         if inputs.is_ids:
             states = self.states(inputs)
         elif self.training and self.drop:
-            states = Features(inputs.values, drop_each(inputs.mask, self.drop))
+            states = Features(inputs.values, drop_words(inputs.mask, self.drop))
         if states.values.shape[-1] != self.hidden:
             raise DataError(
                 f"the stored text states have {states.values.shape[-1]} numbers, this transformer makes "
