@@ -148,6 +148,8 @@ def test_intervals_of_few_runs() -> None:
     assert interval([1.0]) == "1.0"
     assert interval([1.0, 3.0]) == "2.0 ± 12.7"  # t = 12.706, standard error 1
     assert interval([5.0] * 4) == "5.0 ± 0.0"
+    many = [0.0] * 6 + [10.0] * 5  # 11 runs: t = 2.228
+    assert interval(many) == f"{mean(many):.1f} ± {2.228 * stdev(many) / 11**0.5:.1f}"
 
 
 def test_mistakes_are_named(data: Path, tmp_path: Path) -> None:

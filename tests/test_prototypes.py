@@ -179,12 +179,15 @@ def test_gradcheck() -> None:
 
 
 def test_labels_carry_no_gradient() -> None:
-    objective, rows, _ = ready(view=None)
+    objective, rows, _ = ready()
     embeddings, batch = next(steps(rows, 4, 1))
-    image = embeddings.image.clone().requires_grad_()
-    objective(Embeddings(image, embeddings.text), batch)["prototypes"].backward()
-    assert image.grad is not None  # through the classified view alone
-    assert not objective.centroids.requires_grad
+    instance = [v.clone().requires_grad_() for v in (embeddings.image, embeddings.text)]
+    concept = embeddings.branches["concept"]
+    classified = [v.clone().requires_grad_() for v in (concept.image, concept.text)]
+    seen = Embeddings(*instance, branches={"concept": Embeddings(*classified)})
+    objective(seen, batch)["prototypes"].backward()
+    assert all(v.grad is not None and v.grad.abs().sum() > 0 for v in classified)
+    assert all(v.grad is None for v in instance)  # the labels come from these
 
 
 def test_first_epoch_collects_and_then_clusters() -> None:

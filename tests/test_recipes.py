@@ -158,3 +158,10 @@ def test_info_nce_in_the_place_of_the_hinge(captions: Captions) -> None:
     assert losses[-1] < losses[0]
     assert before
     assert not any(torch.equal(a, b) for a, b in zip(before, method.objective.parameters(), strict=True))
+
+
+def test_settings_that_coder_would_not_read_are_refused(captions: Captions) -> None:
+    with pytest.raises(SettingsError, match="give DCL's as --contrast_margin"):
+        built("coder", captions, margin=0.3)
+    with pytest.raises(SettingsError, match="leave out --objective info_nce"):
+        built("coder", captions, objective="info_nce")

@@ -17,8 +17,11 @@ from diptych.recipes.run import resumed_settings, run_recipe, training_splits
 from diptych.training.checkpoint import has_state
 from diptych.training.settings import from_json, to_json
 
-T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t at 97.5 % by number of runs: intervals of a mean over few runs."""
+T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""Student's t at 97.5 % for 1, 2, … 30 degrees of freedom: intervals of a mean over few runs."""
 
 SHOWN = [f"{way}_recall@{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)] + ["rsum"]
 
@@ -100,7 +103,7 @@ def interval(values: Sequence[float]) -> str:
     """Mean and half width of the 95 % interval of the mean over runs; the value alone for one run."""
     if len(values) == 1:
         return f"{values[0]:.1f}"
-    t = T_975.get(len(values), 1.96)
+    t = T_975[len(values) - 2] if len(values) <= len(T_975) + 1 else 1.96
     return f"{mean(values):.1f} ± {t * stdev(values) / math.sqrt(len(values)):.1f}"
 
 
