@@ -6,18 +6,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from colour_model import ColourModel
 from test_index_build import drawn
 
-from diptych.errors import IndexFault, MissingExtra
+from diptych.errors import IndexFault, MissingExtra, SettingsError
 from diptych.index import approximate, build, segments
 from diptych.index.build import index_collection
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.opening import open_index
-from diptych.index.protocol import Item, Vectors
+from diptych.index.protocol import PRECISIONS, Item, Vectors
 
 pytest.importorskip("usearch")
 D, N = 32, 3000
@@ -215,6 +216,34 @@ def test_a_large_collection_is_given_one(tmp_path: Path, monkeypatch: pytest.Mon
         "the 3 image items are searched one by one: an approximate index needs the package 'usearch': "
         "install it with pip install 'diptych[search]'."
     ]
+
+
+def test_rows_that_are_not_of_length_one_are_refused(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(5).uniform(0.2, 5, (N, 1)).astype(np.float32)
+    with EmbeddedIndex.create(tmp_path / "i", D) as index:
+        index.add([Item(f"i{n}") for n in range(N)], lengths * clustered(N, 0))
+        with pytest.raises(SettingsError, match=r"holds a vector of length 5, .* length 1: search exactly"):
+            index.build_graph("image")
+        assert index.info.approximate == {}
+    for precision in PRECISIONS:  # what storing takes from a length is no reason
+        with EmbeddedIndex.create(tmp_path / precision, D, precision=precision) as index:
+            index.add([Item(f"i{n}") for n in range(100)], clustered(100, 0))
+            index.build_graph("image")
+            assert index.info.approximate == {"image": 100}
+
+
+class Long(ColourModel):
+    """A model whose vectors are not normalised."""
+
+    def encode_image(self, *args: Any, **options: Any) -> Any:
+        return 3 * super().encode_image(*args, **options)
+
+
+def test_a_collection_of_such_rows_is_searched_one_by_one(tmp_path: Path) -> None:
+    built = index_collection(Long(), drawn(), tmp_path / "i", approximate_above=3)
+    (note,) = built.notes
+    assert note.startswith("the 3 image items are searched one by one: ")
+    assert "an approximate index needs vectors of length 1" in note
 
 
 def test_the_benchmark_prints_one_table() -> None:

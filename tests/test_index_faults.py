@@ -14,7 +14,7 @@ from colour_model import ColourModel
 from disks import fill, grow, make_read_only, small_disk
 
 from diptych.errors import DataError, IndexFault, StorageError
-from diptych.index import segments
+from diptych.index import scan, segments
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.protocol import Item, Vectors
 from diptych.web.serve import _writer
@@ -246,6 +246,68 @@ def test_a_copy_of_a_live_index_is_whole(index: EmbeddedIndex, tmp_path: Path) -
     with EmbeddedIndex.open(tmp_path / "copy") as copy:
         assert len(copy) == 50
         assert copy.verify() == []
+
+
+# ---------------------------------------------------------------------- equal and nearly equal scores
+
+
+def test_scores_of_tiny_vectors_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "MAX_TIES", 50)
+    vectors, query = rows(500) * np.float32(1e-6), rows(1, seed=7)[0]
+    with EmbeddedIndex.create(tmp_path / "i", D) as index:
+        index.add(items(500), vectors)
+        best = np.argsort(-(vectors.astype(np.float64) @ query))[:5]
+        assert index.search(query, 5).ids == [f"i{n}" for n in best]
+
+
+def test_equal_scores_of_huge_vectors_keep_the_order_of_addition(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.integers(1 << 22, 1 << 24, D).astype(
+        np.float32
+    )  # whole numbers: float64 adds them without an error
+    vectors = np.stack([rng.permutation(values) for _ in range(400)])
+    with EmbeddedIndex.create(tmp_path / "i", D) as index:
+        index.add(items(400), vectors)
+        assert index.search(np.ones(D, np.float32), 5).ids == [f"i{n}" for n in range(5)]
+
+
+def test_compaction_keeps_the_order_of_equal_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 16 * D * 4)
+    one = rows(1)
+    with EmbeddedIndex.create(tmp_path / "i", D) as index:
+        for item in items(60):
+            index.add([item, Item(f"{item.id}#text0", "text")], np.repeat(one, 2, axis=0))
+        index.delete(["i3", "i40"])
+        before = {kind: index.search(one[0], 120, kind=kind).ids for kind in (None, "image", "text")}
+        assert before["image"] == [f"i{n}" for n in range(60) if n not in (3, 40)]
+        index.compact()
+        assert {kind: index.search(one[0], 120, kind=kind).ids for kind in (None, "image", "text")} == before
+        index.delete(["i20"])
+        index.compact()
+        assert index.search(one[0], 120, kind="image").ids == [id for id in before["image"] if id != "i20"]
+        assert index.verify() == []
+
+
+# ---------------------------------------------------------------------- filters and snapshots
+
+
+def test_a_filter_of_an_older_snapshot_sees_what_was_there_then(index: EmbeddedIndex) -> None:
+    with index._store._catalog.reading() as db:
+        old = index._store.state
+        db.execute("SELECT 1 FROM meta").fetchone()  # the snapshot begins
+        index.delete(["i7"])
+        index._read(lambda state, now: index._columns.select(state, now, "n < 10", None))
+        for filter, expected in (("n < 10", 10), ("n = null", 0)):
+            chosen = index._columns.select(old, db, filter, None)
+            assert sum(map(len, chosen.values())) == expected
+    assert len(index.search(rows(1)[0], 50, filter="n < 10")) == 9
+
+
+def test_a_column_that_becomes_metadata_is_read_anew(index: EmbeddedIndex) -> None:
+    query = rows(1)[0]
+    assert index.search(query, 5, filter="text = 'number 3'").ids == ["i3"]
+    index.add([Item("new", metadata={"text": "number 3"})], rows(1, seed=8))
+    assert index.search(query, 5, filter="text = 'number 3'").ids == ["new"]
 
 
 # ---------------------------------------------------------------------- another index in the same place

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from diptych.data.storage import storing
-from diptych.errors import MissingExtra, StorageError
+from diptych.errors import MissingExtra, SettingsError, StorageError
 from diptych.index.protocol import Kind, Vectors
 from diptych.index.scan import MARGIN, fetch, scan
 from diptych.index.segments import ROW_BITS, Layout, checksum, sync_folder
@@ -32,6 +32,7 @@ NEIGHBOURS = 16  # edges of a node
 WIDTH_ADD, WIDTH_SEARCH = 128, 256  # nodes kept in sight while adding and searching
 PROPOSALS = 64  # at least, and four times k
 PIECE = 20_000  # rows added at once
+UNIT = 0.01  # how far the length of a vector may be from 1: about a step of 8 bits
 
 
 class Graphs:
@@ -73,7 +74,9 @@ class Graphs:
         graph = self._loaded(old)
         _keep(graph, _present(segments, _keys(graph)))
         for rows in track(_pieces(segments, old), "approximate index", None, show_progress):
-            graph.add(rows.astype(np.uint64), fetch(segments, self.layout, rows))
+            vectors = fetch(segments, self.layout, rows)
+            _check_unit(self.folder, vectors)
+            graph.add(rows.astype(np.uint64), vectors)
         return self._saved(graph, state, kind, {s.number: len(s) for s in segments})
 
     def follow(
@@ -179,6 +182,17 @@ def _new_graph(dimension: int) -> Any:
         expansion_add=WIDTH_ADD,
         expansion_search=WIDTH_SEARCH,
     )
+
+
+def _check_unit(folder: Path, vectors: Vectors) -> None:
+    """Raise for vectors that are not of length 1: the graph keeps their directions in 8 bits, not their lengths."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    worst = float(lengths[np.argmax(np.abs(lengths - 1))]) if len(lengths) else 1.0
+    if abs(worst - 1) > UNIT:
+        raise SettingsError(
+            f"{folder} holds a vector of length {worst:.3g}, and an approximate index needs vectors of length 1: "
+            "search exactly, or index with a model that normalises its vectors."
+        )
 
 
 def _outside(segments: tuple[Segment, ...], graph: Graph) -> Selection:

@@ -107,7 +107,7 @@ def index_collection(
         if place.count(kind) >= max(1, approximate_above or 0):
             try:
                 place.build_graph(kind, show_progress=show_progress)
-            except MissingExtra as error:
+            except (MissingExtra, SettingsError) as error:  # nothing that an exact search needs
                 built.notes.append(f"the {place.count(kind):,} {kind} items are searched one by one: {error}")
     return built
 

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ class Column:
         self.numbers: dict[int, NDArray[np.float64]] = {}
         self.codes: dict[int, NDArray[np.int32]] = {}
         self.values: list[Any] = []
+        self.read_at: dict[int, int] = {}  # segment → the newest generation its rows were read at
         self._code_of: dict[str, int] = {}
 
     def extend(self, segment: int, rows: int, cells: Iterator[tuple[int, Any]]) -> None:
@@ -74,13 +76,22 @@ class Column:
         return self._code_of[key]
 
 
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What a filter is asked of."""
+
+    db: sqlite3.Connection
+    generation: int
+    known: dict[str, list[str]]  # the metadata columns
+
+
 class Columns:
     """The columns filters have asked for so far, and the selections they led to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._epoch = -1
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[tuple[str, bool], Column] = {}  # (name, whether it is metadata)
         self._selections: OrderedDict[tuple[str, Kind | None, int], Selection] = OrderedDict()
 
     def select(
@@ -92,12 +103,14 @@ class Columns:
             if key in self._selections:
                 self._selections.move_to_end(key)
                 return self._selections[key]
-            tree = parse_filter(filter, known_columns(db)) if isinstance(filter, str) else filter
+            known = known_columns(db)
+            tree = parse_filter(filter, known) if isinstance(filter, str) else filter
+            snapshot = _Snapshot(db, state.generation, known)
             if self._epoch != state.epoch:
                 self._columns, self._epoch = {}, state.epoch
             selection: Selection = {}
             for segment in state.of_kind(kind):
-                mask = self._mask(tree, segment, db)
+                mask = self._mask(tree, segment, snapshot)
                 mask[segment.gone] = False
                 selection[segment.number] = np.flatnonzero(mask)
             self._selections[key] = selection
@@ -105,21 +118,27 @@ class Columns:
                 self._selections.popitem(last=False)
             return selection
 
-    def _mask(self, tree: Filter, segment: Segment, db: sqlite3.Connection) -> Mask:
+    def _mask(self, tree: Filter, segment: Segment, snapshot: _Snapshot) -> Mask:
         if isinstance(tree, Condition):
-            # another thread may have read rows that this snapshot does not have yet: they stay out
-            return self._column(tree.column, segment, db).mask(tree, segment.number)[: len(segment)]
+            return self._column(tree.column, segment, snapshot).mask(tree, segment.number)
         if isinstance(tree, Not):
-            return ~self._mask(tree.one, segment, db)
-        masks = [self._mask(part, segment, db) for part in (tree.all if isinstance(tree, And) else tree.any)]
+            return ~self._mask(tree.one, segment, snapshot)
+        parts = tree.all if isinstance(tree, And) else tree.any
+        masks = [self._mask(part, segment, snapshot) for part in parts]
         combined: Mask = (np.logical_and if isinstance(tree, And) else np.logical_or).reduce(masks)
         return combined
 
-    def _column(self, name: str, segment: Segment, db: sqlite3.Connection) -> Column:
-        column = self._columns.setdefault(name, Column())
-        have = len(column.numbers.get(segment.number, ()))
-        if have < len(segment) or segment.number not in column.numbers:
-            column.extend(segment.number, len(segment), _cells(db, name, segment.number, have, len(segment)))
+    def _column(self, name: str, segment: Segment, snapshot: _Snapshot) -> Column:
+        metadata = name not in ITEM_COLUMNS or name in snapshot.known
+        column = self._columns.setdefault((name, metadata), Column())
+        number, rows = segment.number, len(segment)
+        if column.read_at.get(number, 0) > snapshot.generation:
+            # another thread read it later: it has rows that are not there yet, and lacks some that still are
+            column = Column()
+        have = len(column.numbers.get(number, ()))
+        if have < rows or number not in column.numbers:
+            column.extend(number, rows, _cells(snapshot.db, name, metadata, number, have, rows))
+            column.read_at[number] = snapshot.generation
         return column
 
 
@@ -129,9 +148,8 @@ def known_columns(db: sqlite3.Connection) -> dict[str, list[str]]:
 
 
 def _cells(
-    db: sqlite3.Connection, name: str, segment: int, start: int, stop: int
+    db: sqlite3.Connection, name: str, metadata: bool, segment: int, start: int, stop: int
 ) -> Iterator[tuple[int, Any]]:
-    metadata = name not in ITEM_COLUMNS or name in known_columns(db)
     expression = "metadata" if metadata else name  # one of ITEM_COLUMNS: never what a user wrote
     rows = db.execute(
         f"SELECT slot, {expression} FROM items WHERE slot >= ? AND slot < ? ORDER BY slot",

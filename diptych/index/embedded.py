@@ -40,7 +40,7 @@ class EmbeddedIndex(Engine):
 
     The order of a write is: vectors appended and synced, then one SQLite transaction that refers to them.
     Before the commit a crash leaves unreferenced bytes, which the next write cuts off; after it, the
-    operation is durable. Safe to share between threads.
+    operation is durable. Safe to share between threads. Of equal scores, images come before texts.
     """
 
     path: Path
@@ -296,7 +296,8 @@ class EmbeddedIndex(Engine):
 
     def _hits(self, state: State, db: Any, query: Vectors, slots: Rows, k: int, exact: bool) -> Hits:
         scores = rescore(fetch(state.segments, self._layout, slots), query)
-        best = np.lexsort((slots, -scores))[:k]
+        texts = np.isin(slots >> ROW_BITS, [s.number for s in state.of_kind("text")])
+        best = np.lexsort((slots, texts, -scores))[:k]
         items = catalog.items_at(db, slots[best].tolist())
         pairs = zip(items, scores[best].tolist(), strict=True)
         return Hits(tuple(Hit(item, score) for item, score in pairs if item is not None), exact)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MARGIN = 8  # candidates beyond k that are scored again: float32 rounding must not decide who is in
-TIE = 2e-6  # float32 scores closer than this may be equal: float64 and the order of addition decide
+TIE = 2e-6  # scores of unit vectors in float32 that are closer may be equal: float64 and order of addition decide
+SAMPLED = 16  # rows of a segment whose length is measured: what TIE grows and shrinks with
 MAX_TIES = 4096  # such candidates beyond the margin; of more, the earliest
 SCORES = 1 << 24  # scores held at once
 UNPACKED = 1 << 14  # rows turned into float32 at once: about 32 MB at 512 dimensions
@@ -37,15 +38,16 @@ def scan(
     import torch
 
     q = torch.from_numpy(np.ascontiguousarray(queries))
+    ties = TIE * _length(segments, layout) * q.norm(dim=1)
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(len(queries))]
     for segment in segments:
         chosen = None if selection is None else selection.get(segment.number, np.zeros(0, np.int64))
         base = segment.number << ROW_BITS
         for rows, scores in _blocks(segment, layout, q, chosen):
-            for row, best in enumerate(_best(scores, k)):
+            for row, best in enumerate(_best(scores, k, ties)):
                 slots = base + (best + rows if isinstance(rows, int) else rows[best])
                 found[row].append((scores[row][best], slots))
-    return [_merge(parts, k) for parts in found]
+    return [_merge(parts, k, ties[n : n + 1]) for n, parts in enumerate(found)]
 
 
 def rescore(stored: Vectors, query: Vectors) -> NDArray[np.float64]:
@@ -118,26 +120,39 @@ def _product(rows: Tensor, queries: Tensor) -> Tensor:
     return (rows @ queries.T).T
 
 
-def _best(scores: Tensor, k: int) -> list[Tensor]:
-    """For each row of scores (Q, N), indices of its best k + MARGIN and of all that tie with the k-th."""
+def _length(segments: Sequence[Segment], layout: Layout) -> float:
+    """How long the rows are: the longest of a few, spread evenly over each segment."""
+    lengths = [0.0]
+    for segment in segments:
+        if len(segment):
+            some = np.asarray(segment.stored[:: -(-len(segment) // SAMPLED)])
+            lengths.append(float(np.linalg.norm(layout.unpack(some), axis=1).max()))
+    return max(lengths)
+
+
+def _best(scores: Tensor, k: int, ties: Tensor) -> list[Tensor]:
+    """For each row of scores (Q, N), indices of its best k + MARGIN and of all within ``ties`` of the k-th."""
     import torch
 
     top = torch.topk(scores, min(k + MARGIN, scores.shape[1]), dim=1)
     out = list(top.indices)
     if top.indices.shape[1] <= k:
         return out
-    last, limit = top.values[:, -1], top.values[:, k - 1] - TIE
+    ties = torch.maximum(
+        ties, TIE * top.values[:, k - 1].abs().nan_to_num(posinf=0.0)
+    )  # of rows longer than most
+    last, limit = top.values[:, -1], top.values[:, k - 1] - ties
     crowded = (last >= limit) & last.isfinite()  # else every tie of the k-th is within the margin
     for row in torch.nonzero(crowded).flatten().tolist():
         near = torch.nonzero(scores[row] >= limit[row]).flatten()  # in the order of addition
         if len(near) > k + MAX_TIES:
-            sure = scores[row][near] > limit[row] + 2 * TIE
+            sure = scores[row][near] > limit[row] + 2 * ties[row]
             near = torch.cat([near[sure], near[~sure][: k + MAX_TIES]])
         out[row] = near
     return out
 
 
-def _merge(parts: list[tuple[Tensor, Tensor]], k: int) -> Rows:
+def _merge(parts: list[tuple[Tensor, Tensor]], k: int, ties: Tensor) -> Rows:
     import torch
 
     if not parts:
@@ -146,7 +161,7 @@ def _merge(parts: list[tuple[Tensor, Tensor]], k: int) -> Rows:
     if len(parts) > 1:
         order = torch.argsort(slots)
         scores, slots = scores[order], slots[order]
-        (kept,) = _best(scores[None], k)
+        (kept,) = _best(scores[None], k, ties)
         scores, slots = scores[kept], slots[kept]
     result: Rows = slots[scores > -torch.inf].numpy()
     return result

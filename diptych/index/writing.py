@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
+from itertools import dropwhile
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,9 @@ def compact(
     old: list[Segment] = []
     moves: Moves = {}
     for kind in KINDS:
-        segments = [s for s in state.of_kind(kind) if len(s.gone) or len(s) < layout.capacity]
+        # from the first that has room on, full ones too: behind the others, its rows would change their order
+        whole = lambda s: not len(s.gone) and len(s) >= layout.capacity  # noqa: E731
+        segments = list(dropwhile(whole, state.of_kind(kind)))
         if not segments or (len(segments) == 1 and not len(segments[0].gone)):
             continue
         _new_segment(db, layout, kind)
