@@ -5,9 +5,9 @@
 Vectors are unit rows with the structure of embeddings (clusters in a space of 64 directions, with noise):
 harder for approximate search than plain clusters, easier than uniform noise. Raw engines and the index take
 turns, so that all see the same machine. "over raw" is the distance of the index's median from that of the raw
-engine named beside it. Recall is counted against the best in float64; every filtered answer must be exactly
-those, all k of them, or the run fails. Engines that are not installed (faiss, hnswlib) have a row that says so;
-graphs other than ours are built up to ``--graphs_up_to`` items.
+engine named beside it. Recall is counted against the best in float64. The run ends with status 1 and a sentence
+for each limit that is broken (see ``broken``), unless ``--no-limits`` is given. Engines that are not installed
+(faiss, hnswlib) have a row that says so; graphs other than ours are built up to ``--graphs_up_to`` items.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from diptych.index.approximate import NEIGHBOURS, WIDTH_ADD, WIDTH_SEARCH
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.protocol import Item, Vectors
 from diptych.index.words import fuse
+from diptych.progress import track
 
 Search = Callable[[Vectors], Any]
 Ids = list[list[int]]
 K = 10
 VOCABULARY = 20_000
 TURN = 25  # queries
+OVERHEAD = 1.0  # milliseconds that exact and approximate search may take beyond the raw engine, at p50
+OPENED, RESIDENT = 1000.0, 200.0  # milliseconds and megabytes that opening must stay below
 HEADS = ("items", "search", "engine", "p50 ms", "p99 ms", "recall@10", "over raw ms", "note")
 OPENING = """
 import resource, sys, time
@@ -63,6 +66,7 @@ class Row:
     recall: float | None = None
     over: float | None = None
     note: str = ""
+    resident: float | None = None  # megabytes
 
     def cells(self) -> list[str]:
         """The line as texts."""
@@ -103,7 +107,7 @@ def build(path: Path, vectors: Vectors, texts: list[str]) -> EmbeddedIndex:
     """An index of all vectors, with texts and a column that selects a tenth and a hundredth."""
     index = EmbeddedIndex.create(path, vectors.shape[1])
     step = 20_000
-    for start in range(0, len(vectors), step):
+    for start in track(range(0, len(vectors), step), f"{len(vectors):,} items", None, True):
         numbers = range(start, min(start + step, len(vectors)))
         items = [Item(str(n), text=texts[n], metadata={"part": n % 100, "n": n}) for n in numbers]
         index.add(items, vectors[start : start + step])
@@ -237,6 +241,7 @@ class Bench:
     def __init__(self, count: int, given: argparse.Namespace, folder: Path) -> None:
         self.count, self.given = count, given
         self.rows: list[Row] = []
+        say(f"{count:,} items of {given.dimension} dimensions: making them")
         self.vectors = make_vectors(count, given.dimension, seed=2)
         self.queries = make_vectors(given.queries, given.dimension, seed=3)
         self.path = folder / f"{count}.index"
@@ -270,14 +275,13 @@ class Bench:
         truth = best(self.vectors, self.queries, rows)
         search: Search = lambda q: self.index.search(q, K, kind="image", filter=condition).ids  # noqa: E731
         raw = {"torch, rows known": torch_search(self.vectors, rows)}
-        answers = self.compete(
+        self.compete(
             f"filtered to {share}",
             truth,
             {"index": search, **raw},
             {},
-            f"exact, all {K}; the first took {first:.0f} ms",
+            f"the first took {first:.0f} ms",
         )
-        assert answers == truth, f"a search filtered to {share} is not exact, or has fewer than {K} hits"
 
     def hybrid(self) -> None:
         """Vectors and BM25, 100 deep each, fused by rank."""
@@ -335,7 +339,7 @@ class Bench:
         times = np.array(runs)
         memory, imports = times[:, 2].max(), np.median(times[:, 1])
         note = f"{memory:.0f} MB resident before the first query; imports take {imports:.0f} ms"
-        self.rows.append(Row(self.count, "opening", "index", times[:, 0], note=note))
+        self.rows.append(Row(self.count, "opening", "index", times[:, 0], note=note, resident=memory))
 
     def compete(
         self,
@@ -344,8 +348,9 @@ class Bench:
         contestants: dict[str, Search],
         optional: dict[str, Callable[[], Search]],
         note: str = "",
-    ) -> Ids:
+    ) -> None:
         """One row for each engine; the index comes first, the raw engine it is measured against second."""
+        say(f"{self.count:,} items: {search} …")
         missing = []
         notes = {"index": note}
         for name, make in optional.items():
@@ -363,7 +368,6 @@ class Bench:
             self.rows.append(Row(self.count, search, name, times, share, over, notes.get(name, "")))
         self.rows += [Row(self.count, search, name, note="not installed") for name in missing]
         say(f"{self.count:,} items: {search}, p50 {ours:.2f} ms")
-        return results["index"][0]
 
     def run(self) -> list[Row]:
         """Everything, in the order of the table."""
@@ -376,6 +380,24 @@ class Bench:
         self.opening()
         shutil.rmtree(self.path)
         return self.rows
+
+
+def broken(rows: list[Row]) -> list[str]:
+    """A sentence for each limit that the index does not keep."""
+    out = []
+    for row in (row for row in rows if row.engine == "index"):
+        what = f"{row.items:,} items, {row.search}"
+        if row.search in ("exact", "approximate") and row.over is not None and row.over > OVERHEAD:
+            out.append(f"{what}: {row.over:.2f} ms over the raw engine at p50, the limit is {OVERHEAD:g} ms.")
+        if row.search == "exact" and row.recall is not None and row.recall < 1:
+            out.append(f"{what}: recall@{K} is {row.recall:.4f}, and an exact search must find all.")
+        if row.search.startswith("filtered") and row.recall is not None and row.recall < 1:
+            out.append(f"{what}: recall@{K} is {row.recall:.4f}: not exact, or fewer than {K} hits.")
+        if row.search == "opening" and (taken := float(np.median(row.times))) >= OPENED:
+            out.append(f"{what}: it took {taken:.0f} ms, the limit is {OPENED:g} ms.")
+        if row.resident is not None and row.resident >= RESIDENT:
+            out.append(f"{what}: {row.resident:.0f} MB were resident, the limit is {RESIDENT:g} MB.")
+    return out
 
 
 def say(sentence: str) -> None:
@@ -408,6 +430,7 @@ def main() -> None:
     parser.add_argument("--graphs_up_to", type=int, default=100_000, help="largest size for graphs not ours")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where to put the indexes (default: a temporary folder)")
+    parser.add_argument("--no-limits", action="store_true", help="print the table, whatever it says")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     start, rows = time.perf_counter(), []
@@ -421,6 +444,11 @@ def main() -> None:
     print(table(rows))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"{time.perf_counter() - start:.0f} s, at most {peak:.1f} GB of memory, mapped files included")
+    faults = [] if given.no_limits else broken(rows)
+    for sentence in faults:
+        say(f"broken limit: {sentence}")
+    if faults:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

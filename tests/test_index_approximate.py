@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from colour_model import ColourModel
 from test_index_build import drawn
 
@@ -22,6 +25,7 @@ from diptych.index.protocol import PRECISIONS, Item, Vectors
 
 pytest.importorskip("usearch")
 D, N = 32, 3000
+BENCHMARK = Path(__file__).parent.parent / "benchmarks" / "index.py"
 
 
 def clustered(n: int, seed: int) -> Vectors:
@@ -246,9 +250,61 @@ def test_a_collection_of_such_rows_is_searched_one_by_one(tmp_path: Path) -> Non
     assert "an approximate index needs vectors of length 1" in note
 
 
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("index_benchmark", BENCHMARK)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "index_benchmark", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_benchmark_names_each_broken_limit(bench: ModuleType) -> None:
+    fine = [
+        bench.Row(10, "exact", "index", recall=1.0, over=0.99),
+        bench.Row(10, "filtered to 1 %", "index", recall=1.0, over=9.0),
+        bench.Row(10, "hybrid", "index", over=9.0),
+        bench.Row(10, "approximate", "index", recall=0.98, over=-1.0),
+        bench.Row(10, "approximate", "hnswlib", recall=0.5),
+        bench.Row(10, "opening", "index", np.array([5.0, 999.0, 1.0]), resident=199.0),
+    ]
+    assert bench.broken(fine) == []
+    bad = [
+        bench.Row(10, "exact", "index", recall=0.999, over=1.01),
+        bench.Row(10, "filtered to 1 %", "index", recall=0.9),
+        bench.Row(10, "approximate", "index", recall=0.98, over=2.0),
+        bench.Row(10, "opening", "index", np.array([1000.0]), resident=200.0),
+    ]
+    assert bench.broken(bad) == [
+        "10 items, exact: 1.01 ms over the raw engine at p50, the limit is 1 ms.",
+        "10 items, exact: recall@10 is 0.9990, and an exact search must find all.",
+        "10 items, filtered to 1 %: recall@10 is 0.9000: not exact, or fewer than 10 hits.",
+        "10 items, approximate: 2.00 ms over the raw engine at p50, the limit is 1 ms.",
+        "10 items, opening: it took 1000 ms, the limit is 1000 ms.",
+        "10 items, opening: 200 MB were resident, the limit is 200 MB.",
+    ]
+
+
+def test_the_benchmark_fails_when_a_limit_is_broken(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "RESIDENT", 1.0)
+    small = "--sizes 1000 --dimension 32 --queries 25 --repeats 1 --graphs_up_to 0"
+    monkeypatch.setattr(sys, "argv", ["index.py", *small.split(), "--threads", str(torch.get_num_threads())])
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    assert ended.value.code == 1
+    said = capsys.readouterr()
+    assert re.search(r"broken limit: 1,000 items, opening: \d+ MB were resident, the limit is 1 MB", said.err)
+    assert "1,000 items: hybrid …" in said.err  # how far it is
+    assert "| opening" in said.out  # the table is there all the same
+
+
 def test_the_benchmark_prints_one_table() -> None:
-    script = Path(__file__).parent.parent / "benchmarks" / "index.py"
     small = [
+        "--no-limits",  # of a busy machine
         "--sizes",
         "1000",
         "2000",
@@ -262,7 +318,7 @@ def test_the_benchmark_prints_one_table() -> None:
         "1",
     ]
     done = subprocess.run(
-        [sys.executable, str(script), *small], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, str(BENCHMARK), *small], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     rows = [
