@@ -165,3 +165,12 @@ def test_settings_that_coder_would_not_read_are_refused(captions: Captions) -> N
         built("coder", captions, margin=0.3)
     with pytest.raises(SettingsError, match="leave out --objective info_nce"):
         built("coder", captions, objective="info_nce")
+
+
+def test_settings_of_another_kind_of_images_are_refused(captions: Captions) -> None:
+    with pytest.raises(SettingsError, match="leave out --train_backbone"):
+        built("vse-infinity", captions, train_backbone=True)
+    with pytest.raises(SettingsError, match="give --image_encoder grid"):
+        built("vse-infinity", captions, unit_input=True)
+    method, _ = built("vse-plus-plus", captions, image_encoder="grid", unit_input=True)
+    assert method.retriever.image.encoder.unit_input is True

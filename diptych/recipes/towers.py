@@ -48,6 +48,8 @@ class Choices(Protocol):
     @property
     def image_size(self) -> int: ...
     @property
+    def unit_input(self) -> bool: ...
+    @property
     def train_backbone(self) -> bool: ...
     @property
     def backbone_multiplier(self) -> float: ...
@@ -93,17 +95,27 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.M
                 f"--image_encoder {name} reads stored features, {captions.name} holds pictures: "
                 "use --image_encoder lite0, or run 'diptych extract' first."
             )
+        if settings.train_backbone:
+            raise SettingsError(
+                f"{captions.name} holds stored features, which no backbone makes: leave out --train_backbone."
+            )
+        if settings.unit_input and name != "grid":
+            raise SettingsError(
+                "--unit_input belongs to stored CNN vectors: give --image_encoder grid with it."
+            )
         width = int(first.shape[-1])
         encoder: nn.Module = (
             Regions(width, settings.dim, drop=drop)
             if name == "regions"
-            else PrecomputedGrid(width, settings.dim, drop=drop)
+            else PrecomputedGrid(width, settings.dim, drop=drop, unit_input=settings.unit_input)
         )
         return encoder, RegionInput(width)
     if stored:
         raise SettingsError(
             f"--image_encoder {name} reads pictures, {captions.name} holds features: use regions or grid."
         )
+    if settings.unit_input:
+        raise SettingsError("--unit_input belongs to stored CNN vectors: pictures do without it.")
     network = backbone(name, settings.image_size)
     return Grid(network, settings.dim, drop=drop, trainable=settings.train_backbone), PixelInput(
         **network.pixel_format

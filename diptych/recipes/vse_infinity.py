@@ -52,6 +52,7 @@ class Settings(TrainingSettings):
     warmup_epoch: int = setting(
         1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1
     )
+    unit_input: bool = setting(False, "give stored CNN vectors unit length first, as VSE++ did in 2018")
     train_backbone: bool = setting(
         False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
     )
