@@ -7,8 +7,11 @@ import io
 import json
 import socket
 import struct
+import threading
+import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -249,16 +252,52 @@ def test_an_allowed_address_must_be_public(folder: Path, monkeypatch: pytest.Mon
         ):
             answer = client.get("/api/search", params={"query": f"http://{host}/latest/meta-data"})
             assert "not on the public internet" in refused(answer)
-        monkeypatch.setattr(pictures, "_download", lambda address, limit: png(20, 20))
+        monkeypatch.setattr(pictures, "_download", lambda address, limit, until: png(20, 20))
         found = client.get("/api/search", params={"query": "https://example.org/a.png", "k": 5}).json()[
             "hits"
         ]
         assert {hit["id"].split("/")[0] for hit in found} == {"red"}
+        most = Limits().images
+        many = " + ".join('"https://example.org/a.png"' for _ in range(most + 1))
+        assert f"at most {most} images, not {most + 1}" in refused(
+            client.get("/api/search", params={"query": many})
+        )
+        mixed = client.post(
+            "/api/search",
+            data={"query": '"https://example.org/a.png"'},
+            files=[("images", ("a.png", png(20, 20), "image/png"))] * most,
+        )
+        assert f"at most {most} images, not {most + 1}" in refused(mixed)
+
+
+@pytest.mark.parametrize(
+    "start", [b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["head", "body"]
+)
+def test_an_address_that_drips_is_cut_off(start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drip(listening: socket.socket) -> None:
+        with listening.accept()[0] as client, suppress(OSError):
+            client.sendall(start)
+            for _ in range(100):  # ten seconds, if nobody cuts it off
+                client.sendall(b"x")
+                time.sleep(0.1)
+
+    monkeypatch.setattr(pictures, "_public", lambda host, port: "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip, args=(listening,))
+        thread.start()
+        begun = time.monotonic()
+        address = f"http://images.example:{listening.getsockname()[1]}/a.png"
+        with pytest.raises(QueryError, match="took more than 10 seconds: upload the image instead"):
+            pictures._download(address, 10_000, begun + 0.5)
+        assert time.monotonic() - begun < 5
+        with pytest.raises(QueryError, match="took more than 10 seconds"):
+            pictures._download(address, 10_000, begun + 0.5)  # the next of the same query: at once
+        thread.join()
 
 
 def test_an_address_without_a_host_is_told() -> None:
     with pytest.raises(QueryError, match="cannot be fetched"):
-        pictures._download("http://name.invalid/x.png", 10)
+        pictures._download("http://name.invalid/x.png", 10, time.monotonic() + 10)
 
 
 # ---------------------------------------------------------------------- bodies

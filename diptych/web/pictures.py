@@ -6,11 +6,14 @@ import io
 import ipaddress
 import socket
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 from PIL import Image
@@ -24,7 +27,7 @@ from diptych.web.limits import Limits
 DECODERS = 2  # pictures decoded at once: a decoded one may take 150 MB
 LONGEST = 2048  # side of a picture handed to the model: models read a few hundred pixels
 CACHE_BYTES = 64_000_000  # of thumbnails made from files
-PATIENCE = 10  # seconds to fetch an image by its address
+PATIENCE = 10  # seconds to fetch the images that a query names by address, all together
 SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
 
 
@@ -53,9 +56,10 @@ class Pictures:
             raise ImageError(f"{label} is empty: send an image file.")
         return self._open(data, label, LONGEST)
 
-    def fetched(self, address: str) -> Image.Image:
-        """The picture at a public web address."""
-        return self._open(_download(address, self.limits.body), f"the image at {address[:200]}", LONGEST)
+    def fetched(self, address: str, until: float) -> Image.Image:
+        """The picture at a public web address, there before the monotonic clock says ``until``."""
+        data = _download(address, self.limits.body, until)
+        return self._open(data, f"the image at {address[:200]}", LONGEST)
 
     def thumbnail(self, id: str) -> Served | None:
         """A small JPEG of an item: the stored one, or one made from its file."""
@@ -111,33 +115,86 @@ class Pictures:
             return picture
 
 
-def _download(address: str, limit: int) -> bytes:
+def _public(host: str, port: int) -> str:
+    """The number of a host, which must be on the public internet."""
+    found = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    if not ipaddress.ip_address(found).is_global:
+        raise QueryError(f"{host} is not on the public internet: upload the image instead.")
+    return found
+
+
+def _download(address: str, limit: int, until: float) -> bytes:
     """The bytes at an address of the public internet; no redirect is followed, no private network reached."""
     parts = urlsplit(address)
     host = parts.hostname or ""
+    late = QueryError(f"{address[:200]} took more than {PATIENCE} seconds: upload the image instead.")
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
-        found = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-        if not ipaddress.ip_address(found).is_global:
-            raise QueryError(f"{host} is not on the public internet: upload the image instead.")
+        found = _public(host, port)
+        left = until - time.monotonic()
+        if left <= 0:
+            raise late
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(host, port, timeout=PATIENCE)
-        # the address that was checked is the one that is connected to, whatever the name means by then
-        connect = lambda _, *rest: socket.create_connection((found, port), *rest)  # noqa: E731
-        connection._create_connection = connect  # type: ignore[attr-defined]
-        try:
-            target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-            connection.request("GET", target, headers={"User-Agent": "diptych", "Accept": "image/*"})
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise QueryError(
-                    f"{address[:200]} answered with status {answer.status}: give a direct address."
-                )
-            data = answer.read(limit + 1)
-        finally:
-            connection.close()
+        connection = kind(host, port, timeout=left)
+        with _Deadline(left) as deadline:
+            # the address that was checked is the one that is connected to, whatever the name means by then
+            connect = lambda _, *rest: deadline.watch(socket.create_connection((found, port), *rest))  # noqa: E731
+            connection._create_connection = connect  # type: ignore[attr-defined]
+            try:
+                target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+                connection.request("GET", target, headers={"User-Agent": "diptych", "Accept": "image/*"})
+                with connection.getresponse() as answer:
+                    if answer.status != 200:
+                        raise QueryError(
+                            f"{address[:200]} answered with status {answer.status}: give a direct address."
+                        )
+                    data = answer.read(limit + 1)
+            finally:
+                connection.close()
     except (OSError, ValueError, HTTPException) as error:
+        if time.monotonic() >= until:
+            raise late from error
         raise QueryError(f"{address[:200]} cannot be fetched ({error}): check the address.") from error
+    if deadline.passed:  # an answer of unknown length just ends
+        raise late
     if len(data) > limit:
         raise QueryError(f"{address[:200]} is larger than {limit} bytes: give a smaller image.")
     return data
+
+
+class _Deadline:
+    """Cuts a connection off after some seconds, however slowly it goes on: a timeout begins anew with each byte."""
+
+    def __init__(self, seconds: float) -> None:
+        self.passed = False
+        self._lock = threading.Lock()
+        self._handle: socket.socket | None = None
+        self._timer = threading.Timer(seconds, self._cut)
+        self._timer.daemon = True
+
+    def watch(self, connection: socket.socket) -> socket.socket:
+        """The same connection; a second handle of it is kept, which outlives the one that TLS takes over."""
+        with self._lock:
+            if self.passed:
+                connection.close()
+                raise TimeoutError("too late")
+            self._handle = connection.dup()
+        return connection
+
+    def __enter__(self) -> Self:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            if self._handle is not None:
+                self._handle.close()
+                self._handle = None
+
+    def _cut(self) -> None:
+        with self._lock:
+            self.passed = True
+            if self._handle is not None:
+                with suppress(OSError):
+                    self._handle.shutdown(socket.SHUT_RDWR)

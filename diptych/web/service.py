@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from diptych.index.build import make_thumbnail
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Model, Query, Term
 from diptych.index.query import parse_query
 from diptych.index.search import PairScorer, Searcher
+from diptych.web import pictures
 from diptych.web.batching import BatchedIndex, BatchedModel, Traffic
 from diptych.web.limits import Limits
 from diptych.web.metrics import Metrics
@@ -190,10 +192,7 @@ class Service:
             raise SettingsError(f"k must lie between 1 and {self.limits.k}, not {asked.k}.")
         if not 0 <= asked.rerank <= self.limits.k:
             raise SettingsError(f"rerank must lie between 0 and {self.limits.k}, not {asked.rerank}.")
-        if len(asked.images) > self.limits.images:
-            raise SettingsError(
-                f"a query takes at most {self.limits.images} images, not {len(asked.images)}."
-            )
+        self._check_images(len(asked.images))
         if not 0.01 <= abs(asked.image_weight) <= 100:
             raise SettingsError(
                 f"image_weight must lie between 0.01 and 100 either side of 0, not {asked.image_weight}."
@@ -206,6 +205,10 @@ class Service:
         ):
             check_text(value, limit, what)
 
+    def _check_images(self, count: int) -> None:
+        if count > self.limits.images:
+            raise SettingsError(f"a query takes at most {self.limits.images} images, not {count}.")
+
     def _check_ids(self, ids: Sequence[str]) -> None:
         if not 0 < len(ids) <= self.limits.items:
             raise SettingsError(f"give 1 to {self.limits.items} ids at a time, not {len(ids)}.")
@@ -217,7 +220,11 @@ class Service:
         if asked.text.strip():
             terms.append(Term(asked.text.strip()))
         if asked.query.strip():
-            terms += [self._safe(term) for term in parse_query(asked.query, paths=False).terms]
+            parsed = parse_query(asked.query, paths=False).terms
+            if self.allow_urls:
+                self._check_images(len(asked.images) + sum(_is_address(term) for term in parsed))
+            until = time.monotonic() + pictures.PATIENCE
+            terms += [self._safe(term, until) for term in parsed]
         for data, name in asked.images:
             terms.append(Term(self.pictures.uploaded(data, name), "image", asked.image_weight))
         if asked.like:
@@ -228,9 +235,9 @@ class Service:
             raise QueryError("the query is empty: give a text, an image, or the id of an item.")
         return tuple(terms)
 
-    def _safe(self, term: Term) -> Term:
+    def _safe(self, term: Term, until: float) -> Term:
         """A term that names no file of this machine and, unless that is allowed, nothing on the web."""
-        if term.kind == "text" and not _ADDRESS.match(str(term.value)):
+        if term.kind == "text" and not _is_address(term):
             return term
         if term.kind == "image":
             raise QueryError("a query here cannot name a file: upload the image.")
@@ -238,7 +245,7 @@ class Service:
             raise QueryError(
                 f"{str(term.value)[:200]} is a web address, which is not fetched: upload the image."
             )
-        return Term(self.pictures.fetched(str(term.value)), "image", term.weight)
+        return Term(self.pictures.fetched(str(term.value), until), "image", term.weight)
 
     def _picture(self, item: NewItem, uploads: dict[str, bytes]) -> Image.Image | None:
         if not item.image:
@@ -248,6 +255,10 @@ class Service:
                 f"item '{item.id}' names the image '{item.image}', which was not uploaded with it."
             )
         return self.pictures.uploaded(uploads[item.image], item.image)
+
+
+def _is_address(term: Term) -> bool:
+    return term.kind == "url" or (term.kind == "text" and _ADDRESS.match(str(term.value)) is not None)
 
 
 def parse_items(text: str) -> list[NewItem]:
