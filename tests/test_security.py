@@ -563,9 +563,17 @@ def test_cors_is_off_unless_a_site_is_named(client: TestClient, folder: Path) ->
 
 def test_foreign_host_names_are_refused(folder: Path) -> None:
     with EmbeddedIndex(folder / "index") as index:
-        app = create_app(index, ColourModel(), hosts=("localhost", "127.0.0.1", "[::1]"))
+        app = create_app(index, ColourModel(), hosts=("localhost", "127.0.0.1", "[::1]", "Photos.Example"))
         with TestClient(app) as client:
-            for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"):
+            for host in (
+                "localhost",
+                "localhost:8000",
+                "127.0.0.1:1",
+                "[::1]:8000",
+                "LOCALHOST",
+                "photos.example",
+                "Photos.Example:80",
+            ):
                 assert client.get("/api/health", headers={"Host": host}).status_code == 200, host
             for host in (
                 "evil.example",

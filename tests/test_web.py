@@ -34,6 +34,7 @@ from diptych.web import service
 from diptych.web.app import create_app
 from diptych.web.batching import Batcher, Traffic
 from diptych.web.limits import Limits
+from diptych.web.pictures import Pictures
 from diptych.web.serve import serve
 
 TOKEN = "correct-horse"
@@ -227,6 +228,25 @@ def test_adding_and_deleting(writable: TestClient) -> None:
         "deleted": 1
     }
     assert writable.get("/api/items", params={"id": ["mine", "note"]}).json() == [None, None]
+
+
+def test_many_items_of_one_file_decode_it_once(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [{"id": f"i{n}", "image": "a.png", "text": "é" * 6_000} for n in range(200)]  # above 1 MB of JSON
+    opened: list[str | None] = []
+    uploaded = Pictures.uploaded
+    monkeypatch.setattr(
+        Pictures, "uploaded", lambda self, data, name: opened.append(name) or uploaded(self, data, name)
+    )
+    given = {"items": json.dumps(items, ensure_ascii=False)}
+    assert len(given["items"].encode()) > 2_000_000
+    files = {"images": ("a.png", png("purple", "square"), "image/png")}
+    answer = writable.post("/api/items", data=given, files=files, headers=AUTH)
+    assert answer.json() == {"added": 200}
+    assert opened == ["a.png"]
+    assert writable.get("/api/thumbnail", params={"id": "i199"}).status_code == 200
+    assert (
+        writable.post("/api/items", data={**given}, headers=AUTH).status_code == 422
+    )  # no files: not uploaded
 
 
 @pytest.mark.parametrize(
@@ -531,8 +551,10 @@ def test_serve_refuses_what_cannot_work(folder: Path) -> None:
         serve(folder / "nothing", ColourModel(), port=0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_runs_and_stops_cleanly(number: int, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "127.0.0.2")])
+def test_serve_runs_and_stops_cleanly(
+    number: int, host: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def stop() -> None:
         address = ""
         while not (found := re.search(r"http://[\d.:]+", address)):
@@ -546,6 +568,6 @@ def test_serve_runs_and_stops_cleanly(number: int, folder: Path, capfd: pytest.C
     answers: list[int] = []
     thread = threading.Thread(target=stop)
     thread.start()
-    serve(folder / "index", ColourModel(), port=0)  # returns: an interrupt is how a service ends
+    serve(folder / "index", ColourModel(), host=host, port=0)  # returns: an interrupt is how a service ends
     thread.join()
     assert answers == [200, 421]

@@ -17,7 +17,7 @@ import diptych
 from diptych.index.protocol import Index, Model
 from diptych.index.search import PairScorer
 from diptych.web.auth import Access
-from diptych.web.bodies import BodyLimit
+from diptych.web.bodies import BodyLimit, form_route
 from diptych.web.limits import Limits
 from diptych.web.metrics import CountRequests
 from diptych.web.pictures import Served
@@ -120,6 +120,7 @@ def create_app(
         docs_url=None, redoc_url=None, responses=REFUSALS,
     )  # fmt: skip
     app.state.service = service
+    app.router.route_class = form_route(limits.body)
     add_handlers(app)
     _add_page(app)
     _add_search(app, service)

@@ -62,7 +62,8 @@ class Access:
             raise SettingsError(
                 "a service that other machines can reach needs a token: give one, or bind to 127.0.0.1."
             )
-        self.app, self.private, self.hosts = app, private, hosts
+        self.app, self.private = app, private
+        self.hosts = None if hosts is None else {host.lower() for host in hosts}
         self.digest = None if token is None else _digest(token.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,3 +47,22 @@ class BodyLimit:
             return message
 
         await self.app(scope, counted, send)
+
+
+def form_route(limit: int) -> type[APIRoute]:
+    """Routes whose forms may have fields of ``limit`` bytes; without it, 1 MB is the most, whatever the body's is."""
+
+    class LargeForm(Request):
+        def form(self, **given: Any) -> Any:
+            return super().form(**{**given, "max_part_size": limit})
+
+    class FormRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def handle_form(request: Request) -> Response:
+                return await handle(LargeForm(request.scope, request.receive))
+
+            return handle_form
+
+    return FormRoute

@@ -69,7 +69,8 @@ def serve(
             model_name = model_name or str(model)
             model = Retriever.from_pretrained(model)
         with open_index(place, fingerprint=model.fingerprint(), model=model_name) as index:
-            names = None if reachable and hosts is None else (*LOOPBACK_NAMES, *(hosts or ()))
+            own = _shown(listening)  # the address it announces, which may be 127.0.0.2
+            names = None if reachable and hosts is None else (*LOOPBACK_NAMES, own, *(hosts or ()))
             app = create_app(
                 index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
                 origins=origins, allow_urls=allow_urls, writer=lambda: _writer(place, model), model_name=model_name,
@@ -148,12 +149,16 @@ def _bind(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _shown(listening: socket.socket) -> str:
+    """The address it is bound to, as a URL has it."""
+    address: str = listening.getsockname()[0]
+    return f"[{address}]" if ":" in address else address
+
+
 def _announce(index: Index, listening: socket.socket) -> None:
     info = index.info
-    address, port = listening.getsockname()[:2]
-    shown = f"[{address}]" if ":" in address else address
     print(
         f"serving {info.counts['image']} images and {info.counts['text']} texts of {info.path} "
-        f"at http://{shown}:{port}   (Ctrl-C to stop)",
+        f"at http://{_shown(listening)}:{listening.getsockname()[1]}   (Ctrl-C to stop)",
         flush=True,
     )

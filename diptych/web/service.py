@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from PIL import Image
 
 from diptych.errors import DataError, QueryError, SettingsError, Unavailable
 from diptych.index.build import make_thumbnail
@@ -120,33 +119,36 @@ class Service:
         """Add items, replacing those whose id is present; how many."""
         if not 0 < len(new) <= self.limits.items:
             raise SettingsError(f"give 1 to {self.limits.items} items at a time, not {len(new)}.")
-        pictures = [self._picture(item, uploads) for item in new]
         for item in new:
             check_text(item.id, self.limits.query, "the id")
             check_text(item.text, self.limits.text, f"the text of '{item.id}'")
             if not item.image and not item.text.strip():
                 raise DataError(f"item '{item.id}' has neither an image nor a text: give one of them.")
-        images = [picture for picture in pictures if picture is not None]
-        texts = [item.text for item, picture in zip(new, pictures, strict=True) if picture is None]
-        encoded = {
-            "image": iter(self._model.encode_image(images) if images else ()),
-            "text": iter(self._model.encode_text(texts) if texts else ()),
-        }
-        kinds: list[Kind] = ["text" if picture is None else "image" for picture in pictures]
-        rows = np.stack([np.asarray(next(encoded[kind]), np.float32) for kind in kinds])
+            if item.image and item.image not in uploads:
+                raise DataError(
+                    f"item '{item.id}' names the image '{item.image}', which was not uploaded with it."
+                )
+        # several items may show one file: it is decoded and encoded once
+        files = list(dict.fromkeys(item.image for item in new if item.image))
+        shown = [self.pictures.uploaded(uploads[name], name) for name in files]
+        thumbnails = dict(zip(files, map(make_thumbnail, shown), strict=True))
+        images = dict(zip(files, self._model.encode_image(shown) if shown else (), strict=True))
+        texts = [item.text for item in new if not item.image]
+        encoded = iter(self._model.encode_text(texts) if texts else ())
+        rows = np.stack([np.asarray(images[i.image] if i.image else next(encoded), np.float32) for i in new])
         with self._changing() as index:
             where = index.collection(UPLOADS).number
             items = [
                 Item(
                     id=item.id,
-                    kind=kind,
+                    kind="image" if item.image else "text",
                     text=item.text,
                     image_id=item.image_id,
                     metadata=item.metadata or {},
                     collection=where,
-                    thumbnail=None if picture is None else make_thumbnail(picture),
+                    thumbnail=thumbnails.get(item.image),
                 )
-                for item, kind, picture in zip(new, kinds, pictures, strict=True)
+                for item in new
             ]
             index.update(items, rows)
         return len(items)
@@ -246,15 +248,6 @@ class Service:
                 f"{str(term.value)[:200]} is a web address, which is not fetched: upload the image."
             )
         return Term(self.pictures.fetched(str(term.value), until), "image", term.weight)
-
-    def _picture(self, item: NewItem, uploads: dict[str, bytes]) -> Image.Image | None:
-        if not item.image:
-            return None
-        if item.image not in uploads:
-            raise DataError(
-                f"item '{item.id}' names the image '{item.image}', which was not uploaded with it."
-            )
-        return self.pictures.uploaded(uploads[item.image], item.image)
 
 
 def _is_address(term: Term) -> bool:
