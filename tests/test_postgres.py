@@ -229,6 +229,11 @@ def test_samples_duplicates_and_reading_agree(both: Any) -> None:
         np.testing.assert_array_equal(
             remote.sample(kind, "price < 50", 500), local.sample(kind, "price < 50", 500)
         )
+        for filter, size in ((None, 50), ("price < 50", 500), ("price < 0", 5)):
+            items = remote.sample_items(kind, filter, size)
+            assert items == local.sample_items(kind, filter, size)
+            stored = remote.vectors([item.id for item in items])
+            np.testing.assert_array_equal(stored, remote.sample(kind, filter, size))
     for column in ("color", "sale", "note", "price", "absent"):
         assert remote.values(column) == local.values(column)
     assert [value for value, _ in remote.values("sale")] in ([True, False], [False, True])

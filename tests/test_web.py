@@ -28,7 +28,7 @@ from diptych.errors import IndexFault, SettingsError, Unavailable
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.opening import open_index
 from diptych.index.postgres import PostgresIndex
-from diptych.index.protocol import Index
+from diptych.index.protocol import Index, Item
 from diptych.index.search import Searcher
 from diptych.web import service
 from diptych.web.app import create_app
@@ -195,6 +195,15 @@ def test_browsing_shows_the_collection(client: TestClient) -> None:
 
 
 # ---------------------------------------------------------------------- items and pictures
+
+
+def test_browsing_shows_items_with_equal_vectors(tmp_path: Path) -> None:
+    model = ColourModel()
+    with EmbeddedIndex.create(tmp_path / "i", model.dim, fingerprint=model.fingerprint()) as index:
+        index.add([Item(f"same{n}") for n in range(10)], np.tile(np.eye(1, model.dim), (10, 1)))
+        with TestClient(create_app(index, model)) as client:
+            assert ids(client.get("/api/browse", params={"k": 24})) == [f"same{n}" for n in range(10)]
+            assert ids(client.get("/api/browse", params={"k": 2})) == ["same0", "same9"]
 
 
 def test_items_thumbnails_and_images(client: TestClient) -> None:

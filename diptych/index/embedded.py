@@ -229,8 +229,19 @@ class EmbeddedIndex(Engine):
         def read(state: State, db: Any) -> Vectors:
             return self._samples.get(
                 (state.generation, kind, repr(filter), size),
-                lambda: self._sampled(state, db, kind, filter, size),
+                lambda: fetch(state.of_kind(kind), self._layout, self._spread(state, db, kind, filter, size)),
             )
+
+        return self._read(read)
+
+    def sample_items(
+        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 24
+    ) -> list[Item]:
+        """The items whose vectors ``sample`` gives, in the same order."""
+
+        def read(state: State, db: Any) -> list[Item]:
+            slots = self._spread(state, db, kind, filter, size)
+            return [item for item in catalog.items_at(db, slots.tolist()) if item is not None]
 
         return self._read(read)
 
@@ -280,9 +291,9 @@ class EmbeddedIndex(Engine):
         row = self._read(lambda state, db: db.execute(query, (collection,)).fetchone())
         return "" if row is None else str(row[0])
 
-    def _sampled(
+    def _spread(
         self, state: State, db: Any, kind: Kind | None, filter: str | Filter | None, size: int
-    ) -> Vectors:
+    ) -> Rows:
         segments = state.of_kind(kind)
         if filter is None:
             rows = [segment.live_rows + (segment.number << ROW_BITS) for segment in segments]
@@ -292,7 +303,7 @@ class EmbeddedIndex(Engine):
         slots = np.concatenate([*rows, np.zeros(0, np.int64)])
         if len(slots) > size:
             slots = slots[np.linspace(0, len(slots) - 1, size).astype(np.int64)]
-        return fetch(segments, self._layout, slots)
+        return slots
 
     def _hits(self, state: State, db: Any, query: Vectors, slots: Rows, k: int, exact: bool) -> Hits:
         scores = rescore(fetch(state.segments, self._layout, slots), query)

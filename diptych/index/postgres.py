@@ -264,6 +264,18 @@ class PostgresIndex(Engine):
 
         return self._database.ask(read)
 
+    def sample_items(
+        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 24
+    ) -> list[Item]:
+        """The items whose vectors ``sample`` gives, in the same order."""
+
+        def read(db: Connection) -> list[Item]:
+            serials = ranking.spread(db, self._tables, self._selection(db, kind, filter), size)
+            found = self._tables.items_at(db, serials)
+            return [found[serial] for serial in serials]
+
+        return self._database.ask(read)
+
     def near_duplicates(
         self,
         *,

@@ -279,6 +279,12 @@ class Index(Protocol):
         """Vectors of up to ``size`` items spread evenly over the index, the same for the same state."""
         ...
 
+    def sample_items(
+        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 24
+    ) -> list[Item]:
+        """The items whose vectors ``sample`` gives, in the same order."""
+        ...
+
     def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
         """(id, content) of every item of a collection, for a re-index to compare."""
         ...

@@ -88,16 +88,22 @@ def best_words(
     return [(score, serial, item(rest)) for score, serial, *rest in rows]
 
 
-def sample(db: Connection, tables: Tables, chosen: Selection, size: int) -> list[Any]:
-    """Vectors of up to ``size`` items at even distances, in the order they were added."""
+def spread(db: Connection, tables: Tables, chosen: Selection, size: int) -> list[int]:
+    """Serials of up to ``size`` items at even distances, in the order they were added."""
     condition = f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {chosen.where}"
     count = f"SELECT count(*) FROM {{s}}.items WHERE {condition}"
     given = {**chosen.values, "kind": chosen.kind}
     total = db.execute(tables.sql(count), given).fetchone()[0]
     places = np.linspace(0, max(0, total - 1), min(size, total)).astype(np.int64).tolist()
     statement = f"""
-        SELECT vector FROM (SELECT serial, row_number() OVER (ORDER BY serial) - 1 AS place
+        SELECT serial FROM (SELECT serial, row_number() OVER (ORDER BY serial) - 1 AS place
                             FROM {{s}}.items WHERE {condition}) numbered
-        JOIN {{s}}.vectors USING (serial) WHERE place = ANY(%(places)s) ORDER BY serial"""
-    rows = db.execute(tables.sql(statement), {**given, "places": places}, binary=True).fetchall()
+        WHERE place = ANY(%(places)s) ORDER BY serial"""
+    return [serial for (serial,) in db.execute(tables.sql(statement), {**given, "places": places}).fetchall()]
+
+
+def sample(db: Connection, tables: Tables, chosen: Selection, size: int) -> list[Any]:
+    """The vectors of a ``spread``."""
+    query = tables.sql("SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial")
+    rows = db.execute(query, (spread(db, tables, chosen, size),), binary=True).fetchall()
     return [vector for (vector,) in rows]

@@ -107,13 +107,8 @@ class Service:
     def browse(self, k: int, kind: Kind, filter: str) -> Hits:
         """Items spread evenly over the collection, for a page without a query; their scores mean nothing."""
         self._check(Asked(k=k, filter=filter))
-        chosen = filter.strip() or None
-        vectors = self.index.sample(kind, chosen, k)
-        if not len(vectors):
-            return Hits()
-        best = self.index.search_many(vectors, 1, kind=kind, filter=chosen, exact=True)
-        items = {hit.item.id: hit.item for hits in best for hit in hits}
-        return Hits(tuple(Hit(item, 0.0) for item in items.values()))
+        items = self.index.sample_items(kind, filter.strip() or None, k)
+        return Hits(tuple(Hit(item, 0.0) for item in items))
 
     def add(self, new: Sequence[NewItem], uploads: dict[str, bytes]) -> int:
         """Add items, replacing those whose id is present; how many."""
