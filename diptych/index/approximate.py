@@ -58,7 +58,9 @@ class Graphs:
         wanted = max(PROPOSALS, 4 * (k + MARGIN))
         wanted = min(graph.rows, wanted + wanted * gone // max(1, covered))
         proposed = self._proposals(graph, queries, wanted)
-        tail = scan(segments, self.layout, queries, k, _outside(segments, graph))
+        outside = _outside(segments, graph)
+        none = np.zeros(0, np.int64)
+        tail = scan(segments, self.layout, queries, k, outside) if outside else [none] * len(queries)
         out = []
         for query, keys, rest in zip(queries, proposed, tail, strict=True):
             found = np.concatenate([_present(segments, keys), rest])
@@ -196,12 +198,13 @@ def _check_unit(folder: Path, vectors: Vectors) -> None:
 
 
 def _outside(segments: tuple[Segment, ...], graph: Graph) -> Selection:
-    """The live rows that a graph does not cover."""
+    """The live rows that a graph does not cover, of the segments that have any."""
     out: Selection = {}
     for segment in segments:
-        start = min(len(segment), graph.covers.get(segment.number, 0))
-        rows = np.arange(start, len(segment), dtype=np.int64)
-        out[segment.number] = np.setdiff1d(rows, segment.gone, assume_unique=True)
+        start = graph.covers.get(segment.number, 0)
+        if start < len(segment):
+            rows = np.arange(start, len(segment), dtype=np.int64)
+            out[segment.number] = np.setdiff1d(rows, segment.gone, assume_unique=True)
     return out
 
 
