@@ -214,7 +214,7 @@ def _present(segments: tuple[Segment, ...], slots: Rows) -> Rows:
     numbers, rows = slots >> ROW_BITS, slots & ((1 << ROW_BITS) - 1)
     for segment in segments:
         here = (numbers == segment.number) & (rows < len(segment))
-        keep |= here & ~np.isin(rows, segment.gone)
+        keep |= here & ~np.isin(rows, segment.gone) if len(segment.gone) else here
     return slots[keep]
 
 

@@ -307,7 +307,8 @@ class EmbeddedIndex(Engine):
 
     def _hits(self, state: State, db: Any, query: Vectors, slots: Rows, k: int, exact: bool) -> Hits:
         scores = rescore(fetch(state.segments, self._layout, slots), query)
-        texts = np.isin(slots >> ROW_BITS, [s.number for s in state.of_kind("text")])
+        of_texts = [s.number for s in state.of_kind("text")]
+        texts = np.isin(slots >> ROW_BITS, of_texts) if of_texts else np.zeros(len(slots), bool)
         best = np.lexsort((slots, texts, -scores))[:k]
         items = catalog.items_at(db, slots[best].tolist())
         pairs = zip(items, scores[best].tolist(), strict=True)
