@@ -1,4 +1,4 @@
-"""The same queries put to two models: which ones to show, and what each model answers."""
+"""What a model answers to queries drawn from captions, and what two models answer to the same ones."""
 
 from __future__ import annotations
 
@@ -20,17 +20,46 @@ Where = Literal["random", "differs"]
 WHERE: tuple[str, ...] = get_args(Where)
 
 
+class Shown:
+    """Captions as a page shows them: names, pictures, and the best answers to a query, given its scores."""
+
+    def __init__(self, data: Captions) -> None:
+        self.data, self.texts_of, self.pictures = data, data.texts_of(), has_pictures(data)
+
+    def images_for(self, text: int, scores: torch.Tensor, count: int) -> list[Answer]:
+        """The best ``count`` images for a text; ``scores`` are those of all images (N,)."""
+        own = int(self.data.image_of[text])
+        return [Answer(self.name(row), v, row == own, self.picture(row)) for v, row in _best(scores, count)]
+
+    def texts_for(self, image: int, scores: torch.Tensor, count: int) -> list[Answer]:
+        """The best ``count`` texts for an image; ``scores`` are those of all texts (M,)."""
+        own = set(self.texts_of[image].tolist())
+        return [Answer(self.data.texts[row], value, row in own) for value, row in _best(scores, count)]
+
+    def name(self, image: int) -> str:
+        """The first text of a picture; of features, which cannot be shown, the id too."""
+        first = next((self.data.texts[i] for i in self.texts_of[image]), "")
+        return first if first and self.pictures else f"{self.data.image_ids[image]} {first}".strip()
+
+    def picture(self, image: int) -> Image.Image | None:
+        """The picture of an image, if it has one."""
+        if not self.pictures:
+            return None
+        item = self.data.images[image]
+        assert isinstance(item, Image.Image)
+        return item
+
+
 class Compared:
     """Two models over the same captions; ``scores`` maps the name of a model to its scores (images, texts)."""
 
     def __init__(self, data: Captions, scores: Mapping[str, Scores]) -> None:
         if len(scores) != 2:
             raise SettingsError(f"{len(scores)} models to compare: give two of different names.")
-        self.data, self.scores = data, dict(scores)
+        self.data, self.scores, self.shown = data, dict(scores), Shown(data)
         self.ranks: dict[str, Ranks] = {
             name: count_ranks(one, data.image_of) for name, one in self.scores.items()
         }
-        self.texts_of, self.pictures = data.texts_of(), has_pictures(data)
 
     def comparisons(
         self, direction: str, count: int, *, answers: int = 6, where: str = "random", seed: int = 0
@@ -51,42 +80,24 @@ class Compared:
         return [getattr(ranks, direction) for ranks in self.ranks.values()]
 
     def _to_images(self, text: int, place: int, answers: int) -> Comparison:
-        own, results = int(self.data.image_of[text]), []
+        results = []
         for name, scores in self.scores.items():
-            values, rows = _best(scores.tile(slice(None), slice(text, text + 1))[:, 0], answers)
-            found = [
-                Answer(self._name(row), value, row == own, self._picture(row))
-                for value, row in zip(values, rows, strict=True)
-            ]
+            column = scores.tile(slice(None), slice(text, text + 1))[:, 0]
+            found = self.shown.images_for(text, column, answers)
             results.append(Result(name, self._rank(name, "text_to_image", place), found))
         return Comparison(self.data.texts[text], results)
 
     def _to_texts(self, image: int, place: int, answers: int) -> Comparison:
-        own, results = set(self.texts_of[image].tolist()), []
+        results = []
         for name, scores in self.scores.items():
-            values, rows = _best(scores.tile(slice(image, image + 1), slice(None))[0], answers)
-            found = [
-                Answer(self.data.texts[row], value, row in own)
-                for value, row in zip(values, rows, strict=True)
-            ]
+            row = scores.tile(slice(image, image + 1), slice(None))[0]
+            found = self.shown.texts_for(image, row, answers)
             results.append(Result(name, self._rank(name, "image_to_text", place), found))
-        return Comparison(self._name(image), results, self._picture(image))
+        return Comparison(self.shown.name(image), results, self.shown.picture(image))
 
     def _rank(self, name: str, direction: str, place: int) -> int:
         placement: Placement = getattr(self.ranks[name], direction)
         return int(placement.ranks()[place]) + 1
-
-    def _name(self, image: int) -> str:
-        """The first text of a picture; of features, which cannot be shown, the id too."""
-        first = next((self.data.texts[i] for i in self.texts_of[image]), "")
-        return first if first and self.pictures else f"{self.data.image_ids[image]} {first}".strip()
-
-    def _picture(self, image: int) -> Image.Image | None:
-        if not self.pictures:
-            return None
-        item = self.data.images[image]
-        assert isinstance(item, Image.Image)
-        return item
 
 
 def has_pictures(data: Captions) -> bool:
@@ -104,7 +115,7 @@ def chosen_queries(
     """
     if where not in WHERE:
         raise SettingsError(f"where='{where}' is unknown: choose one of {', '.join(WHERE)}.")
-    order = np.random.default_rng(seed).permutation(len(a))
+    order = drawn(len(a), seed)
     if where == "differs":  # a stable sort of the draw: equal changes in random order
         change = np.abs(np.log((a[order] + 1) / (b[order] + 1)))
         order = order[np.argsort(-change, kind="stable")]
@@ -113,7 +124,12 @@ def chosen_queries(
     return chosen
 
 
-def _best(scores: torch.Tensor, count: int) -> tuple[list[float], list[int]]:
+def drawn(count: int, seed: int = 0) -> NDArray[np.int64]:
+    """0 … count − 1 in a random order that the seed fixes, so that nobody chose what is shown."""
+    return np.random.default_rng(seed).permutation(count)
+
+
+def _best(scores: torch.Tensor, count: int) -> list[tuple[float, int]]:
     """The highest scores and where they are; of equal ones the smaller number first, as ranks are counted."""
     values, rows = scores.sort(descending=True, stable=True)
-    return values[:count].tolist(), rows[:count].tolist()
+    return list(zip(values[:count].tolist(), rows[:count].tolist(), strict=True))

@@ -6,16 +6,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.storage import write_text
 from diptych.errors import Interrupted
 from diptych.evaluation.evaluate import evaluate
-from diptych.evaluation.page import Answer, Query, page
+from diptych.evaluation.grids import Shown, drawn
+from diptych.evaluation.page import Query, page
 from diptych.evaluation.report import Report
 from diptych.index.build import index_collection
 from diptych.index.opening import open_index
@@ -25,6 +24,7 @@ from diptych.recipes.run import resumed_settings, run_recipe
 from diptych.retriever import Retriever
 from diptych.training.checkpoint import has_state
 from diptych.training.log import read_log
+from diptych.training.loop import Prepared
 from diptych.training.prepare import prepare
 
 QUERIES = ("a cat laughing with tears", "something to drink", "rainy weather", "playing music")
@@ -67,20 +67,20 @@ def run_demo(folder: Path, data: str = "emoji", **changes: Any) -> None:
         for query in QUERIES:
             hits = searcher.search(query, k=5, kind="image")
             print(f'"{query}": ' + ", ".join(hit.item.text.splitlines()[0] for hit in hits))
-    write_text(folder / "report.html", render(retriever, held_out, cached.captions, report, run, index))
+    write_text(folder / "report.html", render(retriever, held_out, cached, report, run, index))
     print(f"report: {folder / 'report.html'}   ({time.perf_counter() - began:.0f} s)")
     print(f'search: diptych search {index} "birthday party"   |   in a browser: diptych serve {index}')
 
 
 def render(
-    retriever: Retriever, held_out: Captions, cached: Captions, report: Report, run: Path, index: Path
+    retriever: Retriever, held_out: Captions, cached: Prepared, report: Report, run: Path, index: Path
 ) -> str:
     """The HTML report of a demonstration run."""
     lines = read_log(run / "log.jsonl")
     loss = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     rsum = [(line["epoch"] + 1, line["validation_rsum"]) for line in lines if "validation_rsum" in line]
-    images, texts = retriever.encode_image(cached.images), retriever.encode_text(held_out.texts)
-    scores = retriever.similarity(images, texts)
+    images, texts = retriever.encode_image(cached.captions.images), retriever.encode_text(cached.texts)
+    scores, shown = retriever.similarity(images, texts), Shown(held_out)
     return page(
         title="Diptych: VSE∞ on emoji",
         introduction="Trained on OpenMoji pictures with their names and aliases; every number below is on concepts "
@@ -91,49 +91,19 @@ def render(
         card=report.card_fields(),
         curves={"training loss over steps": loss, "validation RSUM over epochs": rsum},
         grids={
-            "Text → image": _text_queries(held_out, scores),
-            "Image → text": _image_queries(held_out, scores),
+            "Text → image": _text_queries(shown, scores),
+            "Image → text": _image_queries(shown, scores),
         },
         commands=f'diptych search {index} "birthday party"\ndiptych search {index} ./picture.png\n'
         f"diptych evaluate {run} --data {held_out.name} --split test",
     )
 
 
-def _text_queries(data: Captions, scores: torch.Tensor) -> list[Query]:
-    queries = []
-    for text in _drawn(len(data.texts)):
-        best = scores[:, text].topk(min(ANSWERS, len(data.images)))
-        answers = [
-            Answer(_name(data, row), value, bool(row == data.image_of[text]), _picture(data, row))
-            for value, row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-        queries.append(Query(data.texts[text], answers))
-    return queries
+def _text_queries(shown: Shown, scores: torch.Tensor) -> list[Query]:
+    texts = drawn(len(shown.data.texts))[:SHOWN].tolist()
+    return [Query(shown.data.texts[n], shown.images_for(n, scores[:, n], ANSWERS)) for n in texts]
 
 
-def _image_queries(data: Captions, scores: torch.Tensor) -> list[Query]:
-    queries = []
-    for row in _drawn(len(data.images)):
-        best = scores[row].topk(min(ANSWERS, len(data.texts)))
-        answers = [
-            Answer(data.texts[text], value, bool(data.image_of[text] == row))
-            for value, text in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-        queries.append(Query(_name(data, row), answers, _picture(data, row)))
-    return queries
-
-
-def _drawn(count: int) -> list[int]:
-    """A fixed random draw, so that nobody chose what is shown."""
-    drawn: list[int] = np.random.default_rng(0).permutation(count)[:SHOWN].tolist()
-    return drawn
-
-
-def _name(data: Captions, row: int) -> str:
-    return next((data.texts[i] for i in data.texts_of()[row]), data.image_ids[row])
-
-
-def _picture(data: Captions, row: int) -> Image.Image:
-    item = data.images[row]
-    assert isinstance(item, Image.Image)
-    return item
+def _image_queries(shown: Shown, scores: torch.Tensor) -> list[Query]:
+    images = drawn(len(shown.data.images))[:SHOWN].tolist()
+    return [Query(shown.name(n), shown.texts_for(n, scores[n], ANSWERS), shown.picture(n)) for n in images]
