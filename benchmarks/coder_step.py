@@ -40,6 +40,7 @@ WORDS = [f"word{i}" for i in range(8000)]
 ROWS = {
     "DCL": (),
     "DCL + bank": ("bank",),
+    "DCL + bank, keys in float32": ("bank", "float32"),
     "DCL + concepts": ("concepts",),
     "DCL + bank + concepts": ("bank", "concepts"),
     "CODER (with prototypes)": ("bank", "concepts", "prototypes"),
@@ -61,7 +62,7 @@ class Run:
                 "dcl": (DiversityContrast(bank=queue), 3.0),
                 "m_dcl": (MomentumContrast(queue), 1.0),
             }
-            self.twin = Twin(self.model)
+            self.twin = Twin(self.model, precision="same" if "float32" in parts else "auto")
             queue.count.fill_(options.queue)  # full from the start: only the time is looked at
         if "concepts" in parts:
             members["concept"] = (DiversityContrast(view="concept"), 1.0)

@@ -11,6 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from diptych.errors import SettingsError
+from diptych.objectives import momentum
 from diptych.objectives.combine import Sum
 from diptych.objectives.diversity import Contrast, DiversityContrast
 from diptych.objectives.momentum import CoupledQueue, Enqueue, MomentumContrast, Twin, bare
@@ -31,8 +32,8 @@ class Small(nn.Module):
 
     def forward(self, batch: Batch) -> Embeddings:
         assert isinstance(batch.images, Tensor)
-        image = unit(self.image(self.backbone(batch.images)))
-        text = unit(self.text(batch.texts.values)[0][:, -1])
+        image = unit(self.image(self.backbone(batch.images)).float())
+        text = unit(self.text(batch.texts.values)[0][:, -1].float())
         branches = {name: Embeddings(b(image), b(text)) for name, b in self.branches.items()}
         return Embeddings(image, text, branches=branches)
 
@@ -46,7 +47,7 @@ def inputs(b: int = 5, seed: int = 0) -> Batch:
 def test_twin_starts_equal_and_takes_no_gradient() -> None:
     torch.manual_seed(0)
     model, batch = Small().eval(), inputs()
-    twin = Twin(model)
+    twin = Twin(model, precision="same")
     seen = twin(batch)
     torch.testing.assert_close(seen.image, model(batch).image)
     torch.testing.assert_close(seen.text, model(batch).text)
@@ -81,7 +82,7 @@ def test_twin_moves_by_momentum_and_copies_buffers() -> None:
 def test_twin_encodes_with_its_own_weights_after_an_update() -> None:
     torch.manual_seed(0)
     model, batch = Small().eval(), inputs()
-    twin = Twin(model, 0.0)
+    twin = Twin(model, 0.0, precision="same")
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.3) if p.requires_grad else None
@@ -345,3 +346,32 @@ def test_a_missing_twin_is_named() -> None:
     objective, e, batch, _ = momentum_case([0, 1], 3, Contrast())
     with pytest.raises(SettingsError, match="needs a twin"):
         objective(Embeddings(e.image, e.text), batch)
+
+
+def test_keys_in_bf16_are_float32_near_the_exact_ones_and_same_means_exact() -> None:
+    torch.manual_seed(0)
+    model, batch = Small().eval(), inputs()
+    exact = model(batch)
+    same = Twin(model, precision="same")(batch)
+    assert torch.equal(same.image, exact.image)
+    keys = Twin(model, precision="bf16")(batch)
+    assert keys.image.dtype == keys.text.dtype == torch.float32
+    assert not torch.equal(keys.image, exact.image)
+    assert (keys.image * exact.image).sum(dim=1).min() > 0.999
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_auto_computes_keys_in_bf16_where_the_device_can(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(momentum, "computes_bf16", lambda device: native)
+    torch.manual_seed(0)
+    model, batch = Small().eval(), inputs()
+    explicit = Twin(model, precision="bf16" if native else "same")(batch)
+    assert torch.equal(Twin(model)(batch).image, explicit.image)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(SettingsError, match="choose auto, same, bf16"):
+        Twin(Small(), precision="fp8")  # type: ignore[arg-type]

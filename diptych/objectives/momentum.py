@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from diptych import ops
+from diptych.encoders.precision import computes_bf16
 from diptych.errors import SettingsError
 from diptych.objectives.diversity import Contrast
 from diptych.objectives.objective import Objective
 from diptych.types import Batch, Embeddings, Terms
 
 Start = Literal["full", "now"]
+KeyPrecision = Literal["auto", "same", "bf16"]
 
 
 class Twin(nn.Module):
@@ -30,13 +33,27 @@ class Twin(nn.Module):
     no time and no room in the checkpoint. One that is trained later gets its own copy at the next update; the
     state dict holds what is not shared. Inputs (vocabulary, tokenizer) are shared too. The branches of the
     retriever belong to its twin only with ``branches=True``: CODER's bank holds instance embeddings alone.
+
+    The keys carry no gradient, so their matrix products may be cheaper than the model's: ``precision`` is bf16, the
+    same as the model's, or "auto", bf16 where the device has instructions for it. Its weights stay float32.
     """
 
-    def __init__(self, retriever: nn.Module, momentum: float = 0.995, *, branches: bool = False) -> None:
+    def __init__(
+        self,
+        retriever: nn.Module,
+        momentum: float = 0.995,
+        *,
+        branches: bool = False,
+        precision: KeyPrecision = "auto",
+    ) -> None:
         super().__init__()
         if not 0 <= momentum <= 1:
             raise SettingsError(f"the momentum of the twin is {momentum}: it must lie between 0 and 1.")
-        self.momentum = momentum
+        if precision not in get_args(KeyPrecision):
+            raise SettingsError(
+                f"the precision of the twin is '{precision}': choose {', '.join(get_args(KeyPrecision))}."
+            )
+        self.momentum, self.precision = momentum, precision
         online = bare(retriever)
         shared: list[Any] = [p for p in online.parameters() if not p.requires_grad]
         shared += [getattr(online, name) for name in ("image_input", "text_input") if hasattr(online, name)]
@@ -79,7 +96,10 @@ class Twin(nn.Module):
     @torch.no_grad()
     def forward(self, batch: Batch) -> Embeddings:
         """The twin's view of the same batch."""
-        seen: Embeddings = self.retriever(batch)
+        device = batch.image_ids.device
+        bf16 = computes_bf16(device) if self.precision == "auto" else self.precision == "bf16"
+        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
+            seen: Embeddings = self.retriever(batch)  # towers give float32 whatever they computed in
         return seen
 
     def _own(self, name: str) -> None:

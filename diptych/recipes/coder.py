@@ -19,7 +19,7 @@ from diptych.data.glove import word_vectors
 from diptych.errors import SettingsError
 from diptych.objectives.combine import Sum
 from diptych.objectives.diversity import Contrast, Diversity, DiversityContrast, Positive
-from diptych.objectives.momentum import CoupledQueue, Enqueue, MomentumContrast, Twin
+from diptych.objectives.momentum import CoupledQueue, Enqueue, KeyPrecision, MomentumContrast, Twin
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.recipes import vse_infinity
@@ -54,6 +54,9 @@ class Settings(vse_infinity.Settings):
     bank_diversity: bool = setting(True, "average the diversity over batch and bank (Table 3)")
     queue_size: int = setting(4096, "pairs each queue holds", low=1)
     momentum: float = setting(0.995, "momentum of the twin", low=0, high=1)
+    twin_precision: KeyPrecision = setting(
+        "auto", "products of the twin: bf16, as the model's, or bf16 where the device has it (auto)"
+    )
     concept: bool = setting(True, "the concept branch (Table 2, row 4)")
     concept_size: int = setting(400, "concepts g in the vocabulary", low=10)
     concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
@@ -139,7 +142,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         Sum(members),
         multipliers=base.multipliers,
         train_from=base.train_from,
-        twin=Twin(retriever, settings.momentum) if queue is not None else None,
+        twin=None if queue is None else Twin(retriever, settings.momentum, precision=settings.twin_precision),
     )
 
 
