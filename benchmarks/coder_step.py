@@ -2,7 +2,7 @@
 
 Run: ``python benchmarks/coder_step.py``. 36 × 2048 regions, BiGRU, GPO on both sides, 1024 dimensions, AdamW;
 inputs are random. The steps of all rows take turns, so that a busy machine slows all of them alike; the table
-shows medians. ``--tiny`` only checks that it runs.
+shows medians. It fails when bank and concepts together add more than 35 %. ``--tiny`` only checks that it runs.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from diptych.objectives.prototypes import PrototypeClassification
 from diptych.retriever import Retriever, Tower
 from diptych.types import Batch, Features
 
+LIMIT = 35  # percent that the bank and the concept branch may add to a step
 WORDS = [f"word{i}" for i in range(8000)]
 ROWS = {
     "DCL": (),
@@ -166,6 +167,9 @@ def main() -> None:
             f"| {name} | {1000 * step:.0f} | {100 * (step / plain_step - 1):+.0f} % "
             f"| {1000 * encode:.0f} | {100 * (encode / plain_encode - 1):+.0f} % |"
         )
+    added = 100 * (statistics.median(steps["DCL + bank + concepts"]) / plain_step - 1)
+    if added > LIMIT and not options.tiny:
+        sys.exit(f"broken limit: bank and concepts add {added:.0f} % to a step, the limit is {LIMIT} %.")
 
 
 if __name__ == "__main__":

@@ -78,10 +78,12 @@ def _blocks(
         chosen = segment.live_rows
     limit = max(1, SCORES // max(1, len(queries)))
     if chosen is not None and len(chosen) < GATHER * count:
-        step = min(limit, max(1, GATHERED // layout.dimension))
-        for start in range(0, len(chosen), step):
-            rows = chosen[start : start + step]
-            yield torch.from_numpy(rows), _product(_floats(segment, layout, rows), queries)
+        step = max(1, GATHERED // layout.dimension)
+        for start in range(0, len(chosen), limit):
+            rows = chosen[start : start + limit]
+            pieces = [rows[at : at + step] for at in range(0, len(rows), step)]
+            products = [_product(_floats(segment, layout, piece), queries) for piece in pieces]
+            yield torch.from_numpy(rows), torch.cat(products, dim=1)
         return
     step = limit if layout.precision == "float32" else min(limit, UNPACKED)
     for start in range(0, count, step):
