@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,14 @@ class Tower(nn.Module):
         """The joint dimension D."""
         return int(self.encoder.dim)  # type: ignore[arg-type]
 
-    def forward(self, inputs: Inputs) -> tuple[Tensor, Features]:
-        """Unit vectors (B, D), in float32, and the local features (B, L, D) they were pooled from."""
+    def forward(self, inputs: Inputs, kept: Tensor | None = None) -> tuple[Tensor, Features]:
+        """Unit vectors (B, D), in float32, and the local features (B, L, D) they were pooled from.
+
+        ``kept`` (B, L) leaves the others out, as if the encoder had dropped them.
+        """
         features: Features = self.encoder(inputs)
+        if kept is not None:
+            features = replace(features, mask=features.mask & kept)
         return ops.unit(self.aggregator(features).float()), features
 
 
@@ -67,10 +73,12 @@ class Retriever(nn.Module):
         self.image_input, self.text_input = image_input, text_input
         self.branches = nn.ModuleDict(dict(branches or {}))
 
-    def forward(self, batch: Batch) -> Embeddings:
-        """Both sides of a batch, with every branch."""
-        image, image_features = self.image(batch.images)
-        text, text_features = self.text(batch.texts)
+    def forward(
+        self, batch: Batch, image_kept: Tensor | None = None, text_kept: Tensor | None = None
+    ) -> Embeddings:
+        """Both sides of a batch, with every branch; of the local features only those ``kept``."""
+        image, image_features = self.image(batch.images, image_kept)
+        text, text_features = self.text(batch.texts, text_kept)
         branches = {
             name: branch(image, image_features, text, text_features) for name, branch in self._branches()
         }

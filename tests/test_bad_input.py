@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import disks
 import numpy as np
@@ -17,6 +18,9 @@ import pytest
 from commands import diptych, process, refused, training
 from small import WORDS, pictures, precomputed
 
+from diptych.data.formats import open_captions
+from diptych.errors import SettingsError
+from diptych.recipes import RECIPES
 from diptych.retriever import Retriever
 from diptych.training.log import read_log
 
@@ -256,7 +260,12 @@ def test_coder_settings_that_do_not_fit(data: Path, tmp_path: Path) -> None:
     sentence = refused_training(data, "coder", queue_size=8)
     assert "the queue holds 8 pairs, fewer than the batch of 12: give --queue_size 12 or more" in sentence
     sentence = refused_training(data, "coder", clusters=121)
-    assert "121 prototypes are more than the 120 training pairs: give --clusters 120 or fewer" in sentence
+    assert (
+        "121 prototypes are more than the 120 pairs of an epoch of whole batches: give --clusters 120"
+        in sentence
+    )
+    sentence = refused_training(data, "coder", clusters=120, batch_size=50)  # the last 20 pairs are dropped
+    assert "give --clusters 100 or fewer" in sentence
     foreign = cvse_files(tmp_path / "foreign", ["hund", "katze", "baum"])
     sentence = refused_training(data, "coder", concept_files=foreign)
     assert "none of the 3 concepts (hund, katze, baum, …) occurs in the 120 texts: choose" in sentence
@@ -270,6 +279,21 @@ def test_texts_without_a_concept(data: Path) -> None:
     sentence = refused_training(data, "coder")
     assert "no noun, adjective or verb was found in the 120 texts" in sentence
     assert "train without the concept branch" in sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "correction"),
+    [
+        ({"concept": False}, "with --no_concept give --no_prototypes too"),
+        ({"bank": "diversity", "loss": "triplet"}, "with --loss triplet nothing reads the bank"),
+        ({"bank": "diversity", "diversity": "none"}, "with --diversity none nothing reads the bank"),
+        ({"bank": "diversity", "bank_diversity": False}, "with --no_bank_diversity nothing reads the bank"),
+    ],
+)
+def test_parts_of_coder_that_nothing_would_use(settings: dict[str, Any], correction: str, data: Path) -> None:
+    made = RECIPES["coder"].settings(**settings, batch_size=12, clusters=6)
+    with pytest.raises(SettingsError, match=correction):
+        RECIPES["coder"].build(made, open_captions(str(data)))
 
 
 def test_word_vectors_of_another_width(data: Path, tmp_path: Path) -> None:

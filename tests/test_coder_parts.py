@@ -56,7 +56,7 @@ class Run:
                 "dcl": (DiversityContrast(bank=queue), 3.0),
                 "m_dcl": (MomentumContrast(queue), 1.0),
                 "concept": (DiversityContrast(view="concept"), 1.0),
-                "prototypes": (PrototypeClassification(6, DIM, len(TEXTS), show_progress=False), 1.0),
+                "prototypes": (PrototypeClassification(6, DIM, len(TEXTS)), 1.0),
             }
         )
         self.optimizer = torch.optim.AdamW([*self.model.parameters(), *self.objective.parameters()], 1e-2)

@@ -408,7 +408,7 @@ def test_every_recipe_has_its_table() -> None:
 @pytest.mark.parametrize(
     ("module", "phrase"),
     [
-        ("training/health.py", "= 2·B·margin for"),
+        ("training/health.py", "its value when all similarities are"),
         ("training/health.py", "the loss became NaN or infinite at step"),
         ("training/health.py", "belongs to a frozen part but is in training mode"),
         ("evaluation/report.py", "% of the queries are tied"),

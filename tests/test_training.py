@@ -16,19 +16,27 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small import precomputed
+from torch import Tensor
 
+from diptych.aggregators import GPO
 from diptych.data.formats import open_captions
-from diptych.encoders.regions import Regions
+from diptych.data.images import PixelInput
+from diptych.data.text import WordInput
+from diptych.data.words import build_vocabulary
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.bigru import BiGRU
+from diptych.encoders.cnn import Grid
 from diptych.errors import CheckpointError, DataError, SettingsError, TrainingError
+from diptych.objectives.momentum import Twin
 from diptych.recipes import RECIPES
 from diptych.recipes.run import resumed_settings, run_recipe
-from diptych.retriever import Retriever
+from diptych.retriever import Retriever, Tower
 from diptych.training import health, loop
 from diptych.training.log import read_log
 from diptych.training.optim import Schedule
 from diptych.training.settings import TrainingSettings, from_json
-from diptych.training.step import Step, as_seen
-from diptych.types import Batch, Embeddings, Features
+from diptych.training.step import Step
+from diptych.types import Batch, Features
 
 SMALL = {
     "dim": 16,
@@ -139,19 +147,34 @@ def test_nan_does_not_overwrite_a_sound_state(
     assert json.loads((tmp_path / "run" / "last" / "progress.json").read_text())["step"] == 4
 
 
-def test_the_twin_encodes_what_the_model_kept() -> None:
+class Cells(Backbone):
+    """Every pixel is a cell."""
+
+    channels = 3
+
+    def __init__(self) -> None:
+        super().__init__(4, [0.0] * 3, [1.0] * 3)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return pixels.flatten(2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("pixels", [True, False], ids=["pixels", "stored cells"])
+def test_the_twin_pools_what_the_model_kept(pixels: bool) -> None:
     torch.manual_seed(0)
-    given = Features.whole(torch.randn(8, 10, 16))
-    ids = Features.whole(torch.ones(8, 5, dtype=torch.int64))
-    batch = Batch(given, ids, torch.arange(8), torch.arange(8))
-    kept = Regions(16, 4, drop=0.5).train()(given)
-    vectors = torch.randn(8, 4)
-    seen = as_seen(batch, Embeddings(vectors, vectors, image_features=kept, text_features=ids))
-    assert isinstance(seen.images, Features)
-    assert torch.equal(seen.images.mask, kept.mask)
-    assert not kept.mask.all()
-    assert torch.equal(seen.images.values, given.values)
-    assert seen.texts is ids  # words were augmented before
+    words = WordInput(build_vocabulary(["a b c d e"], min_count=1))
+    text = Tower(BiGRU(words.vocabulary_size, 4, 4), GPO())
+    model = Retriever(Tower(Grid(Cells(), 4, drop=0.5), GPO()), text, PixelInput(4), words).train()
+    images = torch.randn(8, 3, 4, 4) if pixels else Features.whole(torch.randn(8, 16, 3))
+    ids = Features.whole(torch.randint(1, words.vocabulary_size, (8, 5)))
+    batch = Batch(images, ids, torch.arange(8), torch.arange(8))
+    twin = Twin(model, 0.0, precision="same")
+    seen = model(batch)
+    assert seen.image_features is not None
+    assert not seen.image_features.mask.all()
+    keys = twin(batch, seen)  # equal weights and the same cells: the model's own vectors
+    torch.testing.assert_close(keys.image, seen.image)
+    assert not torch.allclose(twin(batch).image, seen.image, atol=1e-3)
 
 
 def command(data: Path, folder: Path, *flags: str) -> list[str]:
@@ -201,6 +224,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def torchrun(*arguments: str) -> str:
+    """What two processes say that run a diptych command together."""
+    start = [
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        f"--master_port={free_port()}",
+        "-m",
+        "diptych",
+    ]
+    done = subprocess.run(
+        [sys.executable, *start, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
 def test_two_processes_match_one(data: Path, tmp_path: Path) -> None:
     flags = [
         "--epochs=2",
@@ -210,25 +254,23 @@ def test_two_processes_match_one(data: Path, tmp_path: Path) -> None:
     ]  # no BatchNorm
     one, two = tmp_path / "one", tmp_path / "two"
     subprocess.run(command(data, one, f"--output_dir={one}", *flags), check=True, capture_output=True)
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        f"--master_port={free_port()}",
-        "-m",
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*torchrun, *command(data, two, f"--output_dir={two}", *flags)[2:]],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    said = torchrun(*command(data, two, f"--output_dir={two}", *flags)[3:])
     assert losses(two) == pytest.approx(losses(one), rel=1e-4)
-    assert done.stdout.count("best validation RSUM") == 1  # one process speaks
+    assert said.count("best validation RSUM") == 1  # one process speaks
+
+
+def test_two_processes_resume_coder_bit_for_bit(data: Path, tmp_path: Path) -> None:
+    """With regions: their BatchNorm has running statistics of its own in each process, and the twin reads them."""
+    given = [
+        f"--{name}={value}" for name, value in {**SMALL, **CODER}.items() if name not in ("recipe", "epochs")
+    ]
+    start = ["train", "coder", f"--data={data}", *given]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    torchrun(*start, f"--output_dir={whole}", "--epochs=3")
+    torchrun(*start, f"--output_dir={broken}", "--epochs=2")
+    torchrun("train", "coder", f"--resume_from_checkpoint={broken}", "--epochs=3")
+    assert losses(broken) == losses(whole)
+    assert any(line["m_dcl"] for line in read_log(whole / "log.jsonl") if "m_dcl" in line)
 
 
 def test_a_run_is_not_overwritten(data: Path, tmp_path: Path) -> None:

@@ -168,7 +168,8 @@ def read_cvse(folder: str | Path) -> Concepts:
     folder = Path(folder)
     path = folder / "category_concepts.json"
     index = _read_json(path)
-    if not isinstance(index, dict) or sorted(index.values()) != list(range(len(index))):
+    numbers: list[Any] = list(index.values()) if isinstance(index, dict) else [None]
+    if not all(type(n) is int for n in numbers) or sorted(numbers) != list(range(len(numbers))):
         raise DataError(f"{path} must map each word to its own number 0…g−1.")
     found = read_arrays(_only(folder, "*_adj_concepts.pkl"))
     if not isinstance(found, dict) or not {"nums", "adj_all"} <= set(found):

@@ -77,10 +77,14 @@ def kmeans(
     first = np.sort(rng.choice(count, clusters, replace=False))
     centroids = _rows(rows, first if chosen is None else chosen[first], torch.device(device))
     labels = torch.full((count,), -1, dtype=torch.int64)
-    for _ in track(range(iterations), f"k-means, {clusters} clusters", iterations, show_progress):
+    starts = range(0, count, ROWS)
+    blocks = iterations * len(starts)
+    ticks = iter(track(range(blocks), f"k-means, {clusters} clusters", blocks, show_progress))
+    for _ in range(iterations):
         sums = torch.zeros_like(centroids)
         before = labels.clone()
-        for start in range(0, count, ROWS):
+        for start in starts:
+            next(ticks)
             block = _block(rows, chosen, start, centroids.device)
             _, label = nearest(block, centroids)
             sums.index_add_(0, label, block)

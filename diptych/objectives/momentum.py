@@ -16,7 +16,7 @@ from diptych.encoders.precision import computes_bf16
 from diptych.errors import SettingsError
 from diptych.objectives.diversity import Contrast
 from diptych.objectives.objective import Objective
-from diptych.types import Batch, Embeddings, Terms
+from diptych.types import Batch, Embeddings, Features, Terms
 
 Start = Literal["full", "now"]
 KeyPrecision = Literal["auto", "same", "bf16"]
@@ -26,8 +26,8 @@ class Twin(nn.Module):
     """A slow copy of a retriever, without gradient and always in evaluation mode.
 
     Each step, in this order: ``twin.update(retriever)`` moves θ_twin ← m · θ_twin + (1 − m) · θ, then
-    ``twin(batch)`` gives the view that becomes ``Embeddings.teacher``. Buffers (running statistics) are
-    copied at each update.
+    ``twin(batch, seen)`` gives the view that becomes ``Embeddings.teacher``; of the regions, cells and words it
+    pools those that the model's own view ``seen`` kept. Buffers (running statistics) are copied at each update.
 
     Parameters without gradient are shared with the retriever, not copied: a frozen backbone costs no memory,
     no time and no room in the checkpoint. One that is trained later gets its own copy at the next update; the
@@ -94,13 +94,14 @@ class Twin(nn.Module):
             torch._foreach_copy_([value for _, value in mine], [buffers[name] for name, _ in mine])
 
     @torch.no_grad()
-    def forward(self, batch: Batch) -> Embeddings:
-        """The twin's view of the same batch."""
+    def forward(self, batch: Batch, seen: Embeddings | None = None) -> Embeddings:
+        """The twin's view of the same batch, without the local features that the model's view ``seen`` dropped."""
+        kept = () if seen is None else (_mask(seen.image_features), _mask(seen.text_features))
         device = batch.image_ids.device
         bf16 = computes_bf16(device) if self.precision == "auto" else self.precision == "bf16"
         with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
-            seen: Embeddings = self.retriever(batch)  # towers give float32 whatever they computed in
-        return seen
+            keys: Embeddings = self.retriever(batch, *kept)  # towers give float32 whatever they computed in
+        return keys
 
     def _own(self, name: str) -> None:
         """Give a parameter that is no longer frozen its own copy."""
@@ -119,6 +120,10 @@ def bare(module: nn.Module) -> nn.Module:
             module = inner
         else:
             return module
+
+
+def _mask(features: Features | None) -> Tensor | None:
+    return None if features is None else features.mask
 
 
 def _drop_shared(module: nn.Module, state: dict[str, Any], prefix: str, _: Mapping[str, Any]) -> None:

@@ -17,6 +17,8 @@ class Objective(nn.Module):
     learned temperature, a classification head) are optimised with the retriever's.
     """
 
+    show_progress = True  # of work that takes long; the training loop sets it
+
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The named, weighted terms of this batch."""
         raise NotImplementedError

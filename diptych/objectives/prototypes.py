@@ -62,7 +62,6 @@ class PrototypeClassification(Objective):
         momentum: float = 0.99,
         iterations: int = 20,
         seed: int = 0,
-        show_progress: bool = True,
     ) -> None:
         super().__init__()
         if clusters < 1:
@@ -74,7 +73,7 @@ class PrototypeClassification(Objective):
         if not 0 <= momentum <= 1:
             raise SettingsError(f"the momentum of the prototypes is {momentum}: it must lie between 0 and 1.")
         self.clusters, self.view, self.scale, self.momentum = clusters, view, scale, momentum
-        self.iterations, self.seed, self.show_progress = iterations, seed, show_progress
+        self.iterations, self.seed = iterations, seed
         width = view_dim or dim
         self.head = nn.Parameter(torch.randn(clusters, width) / width**0.5)
         self.register_buffer("centroids", torch.zeros(clusters, dim))

@@ -14,6 +14,7 @@ from diptych.aggregators import GPO
 from diptych.branches.concepts import ConceptBranch
 from diptych.branches.graph import Norm
 from diptych.data.captions import Captions
+from diptych.data.concepts import SHARES as CVSE_SHARES
 from diptych.data.concepts import count_concepts, find_concepts, read_cvse
 from diptych.data.glove import word_vectors
 from diptych.errors import SettingsError
@@ -22,19 +23,23 @@ from diptych.objectives.diversity import Contrast, Diversity, DiversityContrast,
 from diptych.objectives.momentum import CoupledQueue, Enqueue, KeyPrecision, MomentumContrast, Twin
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
-from diptych.recipes import vse_infinity
+from diptych.recipes import towers, vse_infinity
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.retriever import Retriever
 from diptych.training.method import Method
 from diptych.training.settings import setting
 
+SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # of nouns, adjectives, verbs
+
 
 @dataclass(frozen=True)
 class Settings(vse_infinity.Settings):
-    """CODER in the paper's numbers; rates as decided: 2e-4, a text transformer 2e-5 (for a BiGRU give 5e-4)."""
+    """CODER in the paper's numbers; rates as decided: 5e-4 with a GRU, else 2e-4 and the text transformer 2e-5."""
 
     epochs: int = setting(30, "passes over the training texts", low=1)
-    learning_rate: float = setting(2e-4, "base learning rate", low=0)
+    learning_rate: float = setting(
+        0.0, "base learning rate (0: 5e-4 with a GRU, 2e-4 with a text transformer)", low=0
+    )
     weight_decay: float = setting(0.0, "weight decay (0: plain Adam, as in the paper)", low=0)
     warmup_epoch: int = setting(
         -1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1
@@ -44,6 +49,7 @@ class Settings(vse_infinity.Settings):
     contrast_margin: float = setting(0.3, "γ of Eq. 4 and 5")
     diversity: Diversity = setting("std", "diversity of an anchor's negatives (supplement, Table 3)")
     epsilon: float = setting(0.1, "ε of the diversity (Eq. 3)", low=0)
+    diversity_gradient: bool = setting(False, "let the gradient flow through the diversity too, as printed")
     pos_scale: Literal["one", "mu"] = setting("one", "factor of the positive term: 1, or μ as printed")
     positive: Positive = setting(
         "clamp", "log(1 + S) of the positive: clamped, of relu(S), or raw as printed"
@@ -60,9 +66,12 @@ class Settings(vse_infinity.Settings):
     concept: bool = setting(True, "the concept branch (Table 2, row 4)")
     concept_size: int = setting(400, "concepts g in the vocabulary", low=10)
     concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
+    concept_shares: Literal["cvse", "printed"] = setting(
+        "cvse",
+        "7:2:1 of nouns, adjectives, verbs as in CVSE's lists, or of nouns, verbs, adjectives as printed",
+    )
     concept_vectors: str = setting(
-        "glove",
-        "word vectors of the concepts: 'glove' (50-d) or a GloVe text file; CVSE's files may hold their own",
+        "", "word vectors of the concepts: 'glove' (50-d) or a GloVe text file (else CVSE's own, or 'glove')"
     )
     concept_weight: float = setting(0.1, "1 − β: share of the concept view in the score", low=0, high=1)
     concept_attention: float = setting(10.0, "λ of Eq. 2, from CVSE", low=0)
@@ -76,6 +85,11 @@ class Settings(vse_infinity.Settings):
     clusters: int = setting(10_000, "prototypes K (F30K 10,000, COCO 20,000; Table 4)", low=2)
     prototype_scale: float = setting(20.0, "factor on the prototype logits (1: as printed)", low=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.learning_rate == 0:
+            object.__setattr__(self, "learning_rate", 5e-4 if self.text_encoder in towers.GRUS else 2e-4)
+
 
 @dataclass(frozen=True)
 class LiteralSettings(Settings):
@@ -86,6 +100,11 @@ class LiteralSettings(Settings):
     pos_scale: Literal["one", "mu"] = setting("mu", "factor of the positive term: 1, or μ as printed")
     positive: Positive = setting("raw", "log(1 + S) of the positive: clamped, of relu(S), or raw as printed")
     mask_same_image: bool = setting(False, "texts of one image are not each other's negatives")
+    diversity_gradient: bool = setting(True, "let the gradient flow through the diversity too, as printed")
+    concept_shares: Literal["cvse", "printed"] = setting(
+        "printed",
+        "7:2:1 of nouns, adjectives, verbs as in CVSE's lists, or of nouns, verbs, adjectives as printed",
+    )
     adjacency: Norm = setting("coder", "normalisation of the concept graph")
     concept_loss_weight: float = setting(2.0, "weight of the concept view's loss: once per direction", low=0)
     prototype_scale: float = setting(1.0, "factor on the prototype logits", low=0)
@@ -93,16 +112,11 @@ class LiteralSettings(Settings):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data: VSE∞'s towers, then CODER's parts around them."""
-    if settings.objective != "triplet":
-        raise SettingsError(
-            f"CODER's instance loss is chosen by --loss: leave out --objective {settings.objective}."
-        )
-    if settings.loss == "dcl" and settings.margin != Settings.margin:
-        raise SettingsError("--margin is that of the triplet loss: give DCL's as --contrast_margin.")
+    check(settings, captions)
     base = vse_infinity.build(settings, captions)
-    towers = base.retriever
+    sides = base.retriever
     branches = {"concept": concept_branch(settings, captions)} if settings.concept else {}
-    retriever = Retriever(towers.image, towers.text, towers.image_input, towers.text_input, branches)
+    retriever = Retriever(sides.image, sides.text, sides.image_input, sides.text_input, branches)
     contrast = Contrast(
         settings.temperature,
         settings.contrast_margin,
@@ -110,6 +124,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         settings.diversity,
         pos_scale="mu" if settings.pos_scale == "mu" else 1.0,
         positive=settings.positive,
+        stop_gradient=not settings.diversity_gradient,
         mask_same_image=settings.mask_same_image,
     )
     members: dict[str, tuple[Objective, float]] = {}
@@ -128,13 +143,14 @@ def build(settings: Settings, captions: Captions) -> Method:
         members["queue"] = Enqueue(queue), 1.0
     if settings.concept:
         members["concept"] = DiversityContrast(contrast, view="concept"), settings.concept_loss_weight
-    if settings.concept and settings.prototypes:
+    if settings.prototypes:
         classify = PrototypeClassification(
             settings.clusters,
             settings.dim,
             len(captions.texts),
             view="concept",
             scale=settings.prototype_scale,
+            seed=settings.seed,
         )
         members["prototypes"] = classify, 1.0
     return Method(
@@ -146,16 +162,46 @@ def build(settings: Settings, captions: Captions) -> Method:
     )
 
 
+def check(settings: Settings, captions: Captions) -> None:
+    """Refuse settings that contradict each other, or would be paid for and not used."""
+    if settings.objective != "triplet":
+        raise SettingsError(
+            f"CODER's instance loss is chosen by --loss: leave out --objective {settings.objective}."
+        )
+    if settings.loss == "dcl" and settings.margin != Settings.margin:
+        raise SettingsError("--margin is that of the triplet loss: give DCL's as --contrast_margin.")
+    if settings.prototypes and not settings.concept:
+        raise SettingsError(
+            "the prototypes classify the concept branch's view: with --no_concept give --no_prototypes too."
+        )
+    seen = (
+        len(captions.texts) // settings.batch_size * settings.batch_size
+    )  # an epoch drops its last, partial batch
+    if settings.prototypes and 0 < seen < settings.clusters:
+        raise SettingsError(
+            f"{settings.clusters} prototypes are more than the {seen} pairs of an epoch of whole batches: "
+            f"give --clusters {seen} or fewer."
+        )
+    if settings.bank == "diversity":
+        unread = {
+            "--loss triplet": settings.loss == "triplet",
+            "--diversity none": settings.diversity == "none",
+            "--no_bank_diversity": not settings.bank_diversity,
+        }
+        for flag in (flag for flag, given in unread.items() if given):
+            raise SettingsError(f"with {flag} nothing reads the bank's diversity: give --bank none.")
+
+
 def concept_branch(settings: Settings, captions: Captions) -> ConceptBranch:
     """The concept branch over words of the training texts, or over CVSE's released files."""
     if settings.concept_files:
         concepts = read_cvse(settings.concept_files)
         count_concepts(concepts.words, captions.texts)  # refuses words of which none occurs in these texts
     else:
-        concepts = find_concepts(captions.texts, settings.concept_size)
+        concepts = find_concepts(captions.texts, settings.concept_size, SHARES[settings.concept_shares])
     vectors = None
-    if concepts.vectors is None:  # else CVSE's folder brought its own
-        vectors = word_vectors(concepts.words, settings.concept_vectors)
+    if settings.concept_vectors or concepts.vectors is None:  # else CVSE's folder brought its own
+        vectors = word_vectors(concepts.words, settings.concept_vectors or "glove")
     return ConceptBranch.from_concepts(
         concepts,
         settings.dim,
@@ -221,7 +267,7 @@ TABLES = {
         ),
     ),
     "f3": Table(
-        "Batch size, without and with the bank (Fig. 3; R@1 published, of the model without M-DCL)",
+        "Batch size, without and with the bank (Fig. 3; published: R@1 without M-DCL, the bank still in the diversity)",
         _F30K,
         (
             Row("128, DCL", {"bank": "none", "batch_size": 128, **_BARE},

@@ -34,6 +34,8 @@ TEXT_HELP = (
     "bigru, gru (one way, last state), minilm (all-MiniLM-L6-v2, extra 'demo'), hf:ID, or a model folder"
 )
 
+GRUS = ("bigru", "gru")
+
 
 class Choices(Protocol):
     """The settings these functions read; every recipe that uses them has these fields."""
@@ -136,7 +138,7 @@ def backbone(name: str, image_size: int = 224) -> Backbone:
 def text_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.Module, TextInput]:
     """The text encoder and the input it reads."""
     name = settings.text_encoder
-    if name in ("bigru", "gru"):
+    if name in GRUS:
         words = _vocabulary(settings, captions)
         kind = BiGRU if name == "bigru" else UniGRU
         encoder = kind(len(words), settings.word_dim, settings.dim)

@@ -39,7 +39,7 @@ class Health:
         if int(self.streak) >= COLLAPSE_STEPS and not self.warned_collapse and collapsed is not None:
             self.warned_collapse = True
             return [
-                f"the loss has been at {collapsed:.1f} = 2·B·margin for {COLLAPSE_STEPS} steps: all similarities are "
+                f"the loss has been at {collapsed:.1f} for {COLLAPSE_STEPS} steps, its value when all similarities are "
                 "equal (collapse). Train the first epoch with all negatives, or lower --learning_rate."
             ]
         return []

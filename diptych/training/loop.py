@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import Tensor
 
 from diptych.data.captions import Captions
@@ -23,6 +24,7 @@ from diptych.data.loading import PairLoader
 from diptych.data.text import TextStore
 from diptych.errors import Interrupted, SettingsError, TrainingError
 from diptych.evaluation.evaluate import evaluate
+from diptych.objectives.objective import Objective
 from diptych.progress import track
 from diptych.training import checkpoint, health
 from diptych.training.checkpoint import Progress, RunCard
@@ -31,6 +33,8 @@ from diptych.training.method import Method
 from diptych.training.optim import Schedule, build_optimizer, freeze_for_epoch, set_rates, trainable
 from diptych.training.settings import TrainingSettings
 from diptych.training.step import GraphedStep, Step
+
+WAIT = timedelta(hours=12)  # of the other processes for the one that clusters, evaluates or saves
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,9 @@ def train(
     accelerator = start(method, settings)
     device, rank = accelerator.device, accelerator.process_index
     method.objective.to(device)
+    for part in method.objective.modules():
+        if isinstance(part, Objective):
+            part.show_progress = show_progress and accelerator.is_main_process
     loader = PairLoader(
         training.captions,
         method.retriever.image_input,
@@ -146,7 +153,10 @@ def start(method: Method, settings: TrainingSettings) -> Accelerator:
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),  # else processes on a machine without a GPU would not find each other
         mixed_precision=settings.precision,
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=waits)],
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=waits),
+            InitProcessGroupKwargs(timeout=WAIT),
+        ],
     )
     if settings.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
         raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")

@@ -29,12 +29,12 @@ class Step:
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
         """Move the model by one batch."""
         twin = self.method.twin
-        if twin is not None:
-            twin.update(self.method.retriever)
         embeddings: Embeddings = self.model(batch)
         if twin is not None:
+            # after the model: several processes agree on its running statistics only from its forward pass on
+            twin.update(self.method.retriever)
             with torch.no_grad(), self.accelerator.autocast():
-                embeddings = replace(embeddings, teacher=twin(as_seen(batch, embeddings)))
+                embeddings = replace(embeddings, teacher=twin(batch, embeddings))
         embeddings, batch = gather(embeddings, batch)
         terms = self.method.objective(embeddings, batch)
         self.accelerator.backward(torch.stack(list(terms.values())).sum())
@@ -91,23 +91,6 @@ class GraphedStep:
         self.graphs[key] = graph, static, result
         graph.replay()
         return result
-
-
-def as_seen(batch: Batch, embeddings: Embeddings) -> Batch:
-    """The batch without the regions, cells and word states the model dropped: its twin encodes the same inputs.
-
-    Pixels and token ids are passed on as they are: they were augmented before the model saw them.
-    """
-
-    def kept(given: Features, features: Features | None) -> Features:
-        if given.is_ids or features is None or features.mask.shape != given.mask.shape:
-            return given
-        return replace(given, mask=features.mask)
-
-    images = batch.images
-    if isinstance(images, Features):
-        images = kept(images, embeddings.image_features)
-    return replace(batch, images=images, texts=kept(batch.texts, embeddings.text_features))
 
 
 def gather(embeddings: Embeddings, batch: Batch) -> tuple[Embeddings, Batch]:
