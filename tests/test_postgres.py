@@ -6,7 +6,9 @@ import itertools
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -405,6 +407,67 @@ def test_a_writer_behind_a_long_change_gives_up(
         other.commit()
         assert index.delete(["item1"]) == 1
         assert not index.search(vectors[0], 1, kind="image").exact
+
+
+@contextmanager
+def holding(server: Server, *statements: str) -> Iterator[psycopg.Connection[Any]]:
+    """Another connection in the middle of a transaction; let go after 20 s, so that a test fails and does not hang."""
+    with psycopg.connect(server.url) as other:
+        let_go = threading.Timer(20, other.rollback)
+        let_go.start()
+        try:
+            for statement in statements:
+                other.execute(statement)
+            yield other
+        finally:
+            let_go.cancel()
+
+
+def test_readers_of_a_table_that_is_being_rewritten_give_up(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "READ_TURN", 200)
+    items, vectors = collection(20)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        before = index.search(vectors[0], 5).ids
+        for table in ("items", "vectors"):  # as VACUUM FULL locks one after the other
+            lock = f"LOCK TABLE {index._tables.schema}.{table} IN ACCESS EXCLUSIVE MODE"
+            with holding(server, lock) as other:
+                for request in (lambda: index.search(vectors[0]), lambda: index.info, index.verify):
+                    start = time.monotonic()
+                    with pytest.raises(Unavailable, match=r"gave up on the request.*lock timeout.*try again"):
+                        request()
+                    assert time.monotonic() - start < 5
+                other.rollback()
+                assert index.search(vectors[0], 5).ids == before
+
+
+def test_a_compaction_behind_a_long_reader_gives_up(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert database.COMPACT_TURN < database.READ_TURN  # or readers that come meanwhile would give up first
+    monkeypatch.setattr(database, "COMPACT_TURN", 500)
+    items, vectors = collection(20)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        with holding(server, f"SELECT count(*) FROM {index._tables.schema}.vectors") as other:
+            refusal: list[str] = []
+
+            def compact() -> None:
+                with pytest.raises(Unavailable) as caught:
+                    index.compact()
+                refusal.append(str(caught.value))
+
+            thread = threading.Thread(target=compact)
+            thread.start()
+            while thread.is_alive():
+                assert len(index.search(vectors[0], 5)) == 5  # sooner or later behind the compaction
+            thread.join()
+            assert "cannot be compacted while a search or a change takes longer than 0.5 s" in refusal[0]
+            other.rollback()
+        assert index.compact() >= 0
+        assert index.verify() == []
 
 
 def test_a_request_that_nobody_acknowledges_is_given_up(server: Server, url: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -31,6 +31,8 @@ _PATIENCE = {
     "tcp_user_timeout": 10_000,  # milliseconds a sent request may stay unacknowledged: no keepalive runs then
 }  # fmt: skip
 TURN = 5_000  # milliseconds a change waits for another one (a graph takes minutes) before it gives up
+READ_TURN = 3_000  # milliseconds a reader waits for a table that a compaction holds
+COMPACT_TURN = 2_000  # milliseconds a compaction waits for readers; less than new ones, queued behind it, wait
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 T = TypeVar("T")
 Connection = Any  # psycopg.Connection[tuple[Any, ...]], whose stubs an installation without the extra lacks
@@ -60,8 +62,12 @@ class Database:
         self._closed = False
 
     def ask(self, read: Callable[[Connection], T]) -> T:
-        """The answer of ``read``, asked a second time when the first connection turns out to be dead."""
-        return self._run(read, lambda db: db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        """The answer of ``read``, asked a second time when the first connection turns out to be dead.
+
+        A table that a compaction holds for longer than ``READ_TURN`` makes it give up.
+        """
+        start = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL lock_timeout = {READ_TURN}"
+        return self._run(read, lambda db: db.execute(start))
 
     def change(self, write: Callable[[Connection], T], begin: str) -> T:
         """Run ``write`` in a transaction after ``begin``; committed when this returns, else without trace.
@@ -72,14 +78,24 @@ class Database:
         start = f"BEGIN; SET LOCAL lock_timeout = {TURN}; {begin}"
         return self._run(write, lambda db: db.execute(start), retry=False)
 
-    def alone(self, statement: Any) -> None:
-        """Run a statement that must not be inside a transaction (VACUUM)."""
+    def compact(self, statements: Sequence[Any]) -> None:
+        """Run statements that want a table for themselves and no transaction around them (VACUUM FULL).
+
+        Whoever comes while one waits for its table waits behind it: after ``COMPACT_TURN`` it gives up.
+        """
         with self._translating():
             db, _ = self._borrow()
             try:
-                db.execute(statement)
+                db.execute(f"SET lock_timeout = {COMPACT_TURN}")
+                for statement in statements:
+                    db.execute(statement)
+            except errors.LockNotAvailable as error:
+                raise Unavailable(
+                    f"{self.label} cannot be compacted while a search or a change takes longer than "
+                    f"{COMPACT_TURN / 1000:g} s: try again when it is done; nothing is lost."
+                ) from error
             finally:
-                self._give_back(db)
+                db.close()  # and its setting with it
 
     def close(self) -> None:
         """Close every connection; idempotent."""
