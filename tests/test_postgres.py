@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import psycopg
+import psycopg.conninfo
 import pytest
 from servers import Server, postgres
 
@@ -21,6 +23,7 @@ from diptych.errors import DataError, IndexFault, QueryError, SettingsError, Sto
 from diptych.index import database
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
+from diptych.index.opening import shown
 from diptych.index.postgres import PostgresIndex
 from diptych.index.protocol import Item
 
@@ -596,6 +599,35 @@ def test_urls_that_lead_nowhere(server: Server, url: str) -> None:
         PostgresIndex.create(url, 0)
     with pytest.raises(SettingsError, match="not 'binary'"):
         PostgresIndex.create(url, 8, precision="binary")
+
+
+@pytest.mark.parametrize(
+    ("url", "label"),
+    [
+        ("postgresql://me:pa#ss@host/db", "postgresql://host/db?index=diptych"),
+        ("postgres://me:pa?ss@host:1234/db?index=x&sslmode=prefer", "postgresql://host:1234/db?index=x"),
+        ("postgresql://me:pa[ss@[::1]/db?password=pass", "postgresql://[::1]/db?index=diptych"),
+        (
+            "postgresql:///db?user=me%40there&host=/run/pg&index=x&password=pass",
+            "postgresql:///run/pg/db?index=x",
+        ),
+    ],
+)
+def test_an_address_is_named_without_its_password(url: str, label: str) -> None:
+    made = database.Database(url)
+    assert made.label == label
+    asked = psycopg.conninfo.conninfo_to_dict(made._url)
+    assert str(asked["password"]).startswith("pa")
+    assert str(asked["password"]).endswith("ss")
+    assert re.search("pa.?ss(?!word)", shown(url)) is None
+    assert psycopg.conninfo.conninfo_to_dict(shown(made._url))["user"] == asked["user"]
+
+
+@pytest.mark.parametrize("password", ["pa/ss", "1/ss", "pa@ss", "p%ss", "pa/ss?index=ss"])
+def test_a_password_that_must_be_escaped_is_not_taken_for_a_host(password: str) -> None:
+    with pytest.raises(SettingsError, match=r"URL cannot be read: write .* \(/ as %2F") as caught:
+        database.Database(f"postgresql://me:{password}@host/db")
+    assert "ss" not in str(caught.value).replace("password", "")
 
 
 def test_sql_in_texts_ids_and_filters_stays_text(both: Any) -> None:
