@@ -295,6 +295,8 @@ def search(
             write_text(html, answers.gallery(opened, title, asked, hits, everything=everything))
         show = answers.print_json if as_json else answers.print_paths if paths else answers.print_hits
         show(opened, hits, everything=everything)
+        if not hits and not as_json:
+            click.echo(answers.nothing_left(opened, kind, condition is not None), err=True)
         if html is not None and not as_json and not paths:
             click.echo(f"thumbnails: {html}", err=True)
 
