@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from diptych.errors import QueryError
 from diptych.index.embedded import EmbeddedIndex
-from diptych.index.filters import MAX_DEPTH, MAX_LENGTH, And, Condition, Not, Or, matches, parse_filter
+from diptych.index.filters import (
+    MAX_DEPTH,
+    MAX_LENGTH,
+    And,
+    Condition,
+    Not,
+    Or,
+    conditions,
+    matches,
+    parse_filter,
+)
 from diptych.index.protocol import Item
 
 ROWS = [
@@ -113,12 +123,38 @@ def test_an_unknown_column_is_named_with_the_nearest() -> None:
 
 
 def test_a_value_of_the_wrong_kind_is_refused() -> None:
-    columns = {"price": ["number"], "color": ["text"], "tags": ["list"]}
+    columns = {"price": ["number"], "color": ["text"], "tags": ["list"], "sale": ["boolean"]}
     with pytest.raises(QueryError, match="holds number values, not text: take the value out of its quotes"):
         parse_filter('price < "50"', columns)
     with pytest.raises(QueryError, match="holds text values, not number: put the value in quotes"):
         parse_filter("color = 5", columns)
+    with pytest.raises(
+        QueryError, match="holds boolean values, not text: compare it with a value of that kind"
+    ):
+        parse_filter('sale = "yes"', columns)
     assert parse_filter('tags contains "x" and id = "a" and path like "2024/%"', columns)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ('tags = "red"', 'tags contains "red"'),
+        ('not (price < 5 or tags != "red")', 'tags contains "red"'),
+        ("tags in (5, 6)", "tags contains 5"),
+        ("tags > -1.5", "tags contains -1.5"),
+        ("tags = true", "tags contains true"),
+        ('tags like "r%"', 'tags contains "r%"'),
+        ("`my tags` = 'a\"b\\\\c'", '`my tags` contains "a\\"b\\\\c"'),
+        ("`like` = 'x'", '`like` contains "x"'),
+    ],
+)
+def test_a_list_is_asked_for_its_elements(text: str, advice: str) -> None:
+    columns = {"price": ["number"], "tags": ["list"], "my tags": ["list"], "like": ["list"]}
+    with pytest.raises(QueryError, match=r"holds list values, not \w+: write ") as caught:
+        parse_filter(text, columns)
+    assert str(caught.value).endswith(f": write {advice}.")
+    assert isinstance(tree := parse_filter(advice, columns), Condition)  # the advice can be taken
+    assert tree.values[0] in next(c for c in conditions(parse_filter(text)) if c.column == tree.column).values
 
 
 def test_length_and_depth_are_limited() -> None:

@@ -141,6 +141,23 @@ def test_nothing_matches_is_said_beside_the_pipe(made: Path) -> None:
     assert "loosen the filter" in diptych("search", made / "shop.index", "a", "--filter", "price > 99").stderr
 
 
+def test_a_kind_that_is_missing_is_named(made: Path, tmp_path: Path) -> None:
+    place, build = tmp_path / "images.index", ("index", made / "run", made / "shop", "--index")
+    diptych(*build, place, "--no_texts")
+    for more in ((), ("--filter", "price < 5"), ("--paths",)):
+        said = diptych("search", place, "thing", "--kind", "text", *more)
+        assert said.stdout == ""
+        assert said.stderr == (
+            "the index holds no texts: index a collection with texts, without --no_texts, or search its images "
+            "with --kind image.\n"
+        )
+    diptych(*build, place)  # as advised
+    assert len(found(place, "thing", "--kind", "text", "-k", 3)) == 3
+    diptych("index", "remove", place, *(f"images/p{n}.png" for n in range(1, COUNT)))
+    said = diptych("search", place, "--like", "images/p0.png")
+    assert said.stderr == "the index holds no other image: index more of them, or ask for something else.\n"
+
+
 def test_lines_and_paths_for_pipes(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made)
     hits = found(made / "shop.index", "thing", "-k", 3)

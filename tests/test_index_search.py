@@ -168,6 +168,17 @@ def test_every_word_of_a_hybrid_query_is_a_match(searcher: Searcher) -> None:
     assert not searcher.search("zebra", 30, hybrid=True).matched
 
 
+@pytest.mark.parametrize("query", ["shoes", "RED shoe", "cafe shoe", "running cafés", "red_shoes"])
+def test_words_of_a_hybrid_query_are_compared_as_they_are_ranked(searcher: Searcher, query: str) -> None:
+    rows = np.random.default_rng(0).normal(size=(30, searcher.model.dim))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    texts = ["the red shoe of a runner who runs to the café", *["thing"] * 29]
+    searcher.index.add([Item(f"n{n}", text=text) for n, text in enumerate(texts)], rows)
+    hits = searcher.search(query, 30, hybrid=True)
+    assert [hit.item.id for hit in hits if hit.details.get("words") == 1] == ["n0"]
+    assert "n0" in [hit.item.id for hit in hits.matches]
+
+
 def test_hybrid_finds_what_vectors_rank_below_the_depth(
     searcher: Searcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psycopg
+import psycopg.conninfo
 import pytest
 from servers import Server, postgres
 
@@ -19,6 +23,7 @@ from diptych.errors import DataError, IndexFault, QueryError, SettingsError, Sto
 from diptych.index import database
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
+from diptych.index.opening import shown
 from diptych.index.postgres import PostgresIndex
 from diptych.index.protocol import Item
 
@@ -198,6 +203,8 @@ def test_full_text_is_the_same_bm25(both: Any) -> None:
         "dog dogs café",
         "CAFE",
         "日本語 straße",
+        "foo_bar",
+        "_ red_shoe __",
         "nothing like this",
         '"; DROP',
         "red",
@@ -407,6 +414,67 @@ def test_a_writer_behind_a_long_change_gives_up(
         assert not index.search(vectors[0], 1, kind="image").exact
 
 
+@contextmanager
+def holding(server: Server, *statements: str) -> Iterator[psycopg.Connection[Any]]:
+    """Another connection in the middle of a transaction; let go after 20 s, so that a test fails and does not hang."""
+    with psycopg.connect(server.url) as other:
+        let_go = threading.Timer(20, other.rollback)
+        let_go.start()
+        try:
+            for statement in statements:
+                other.execute(statement)
+            yield other
+        finally:
+            let_go.cancel()
+
+
+def test_readers_of_a_table_that_is_being_rewritten_give_up(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "READ_TURN", 200)
+    items, vectors = collection(20)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        before = index.search(vectors[0], 5).ids
+        for table in ("items", "vectors"):  # as VACUUM FULL locks one after the other
+            lock = f"LOCK TABLE {index._tables.schema}.{table} IN ACCESS EXCLUSIVE MODE"
+            with holding(server, lock) as other:
+                for request in (lambda: index.search(vectors[0]), lambda: index.info, index.verify):
+                    start = time.monotonic()
+                    with pytest.raises(Unavailable, match=r"gave up on the request.*lock timeout.*try again"):
+                        request()
+                    assert time.monotonic() - start < 5
+                other.rollback()
+                assert index.search(vectors[0], 5).ids == before
+
+
+def test_a_compaction_behind_a_long_reader_gives_up(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert database.COMPACT_TURN < database.READ_TURN  # or readers that come meanwhile would give up first
+    monkeypatch.setattr(database, "COMPACT_TURN", 500)
+    items, vectors = collection(20)
+    with PostgresIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        with holding(server, f"SELECT count(*) FROM {index._tables.schema}.vectors") as other:
+            refusal: list[str] = []
+
+            def compact() -> None:
+                with pytest.raises(Unavailable) as caught:
+                    index.compact()
+                refusal.append(str(caught.value))
+
+            thread = threading.Thread(target=compact)
+            thread.start()
+            while thread.is_alive():
+                assert len(index.search(vectors[0], 5)) == 5  # sooner or later behind the compaction
+            thread.join()
+            assert "cannot be compacted while a search or a change takes longer than 0.5 s" in refusal[0]
+            other.rollback()
+        assert index.compact() >= 0
+        assert index.verify() == []
+
+
 def test_a_request_that_nobody_acknowledges_is_given_up(server: Server, url: str) -> None:
     PostgresIndex.create(url, DIM).close()
     with server.on_tcp() as address, PostgresIndex.open(f"{address}?{url.rpartition('&')[2]}") as index:
@@ -533,6 +601,35 @@ def test_urls_that_lead_nowhere(server: Server, url: str) -> None:
         PostgresIndex.create(url, 0)
     with pytest.raises(SettingsError, match="not 'binary'"):
         PostgresIndex.create(url, 8, precision="binary")
+
+
+@pytest.mark.parametrize(
+    ("url", "label"),
+    [
+        ("postgresql://me:pa#ss@host/db", "postgresql://host/db?index=diptych"),
+        ("postgres://me:pa?ss@host:1234/db?index=x&sslmode=prefer", "postgresql://host:1234/db?index=x"),
+        ("postgresql://me:pa[ss@[::1]/db?password=pass", "postgresql://[::1]/db?index=diptych"),
+        (
+            "postgresql:///db?user=me%40there&host=/run/pg&index=x&password=pass",
+            "postgresql:///run/pg/db?index=x",
+        ),
+    ],
+)
+def test_an_address_is_named_without_its_password(url: str, label: str) -> None:
+    made = database.Database(url)
+    assert made.label == label
+    asked = psycopg.conninfo.conninfo_to_dict(made._url)
+    assert str(asked["password"]).startswith("pa")
+    assert str(asked["password"]).endswith("ss")
+    assert re.search("pa.?ss(?!word)", shown(url)) is None
+    assert psycopg.conninfo.conninfo_to_dict(shown(made._url))["user"] == asked["user"]
+
+
+@pytest.mark.parametrize("password", ["pa/ss", "1/ss", "pa@ss", "p%ss", "pa/ss?index=ss"])
+def test_a_password_that_must_be_escaped_is_not_taken_for_a_host(password: str) -> None:
+    with pytest.raises(SettingsError, match=r"URL cannot be read: write .* \(/ as %2F") as caught:
+        database.Database(f"postgresql://me:{password}@host/db")
+    assert "ss" not in str(caught.value).replace("password", "")
 
 
 def test_sql_in_texts_ids_and_filters_stays_text(both: Any) -> None:

@@ -82,9 +82,12 @@ def test_a_folder_is_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_database_is_indexed_searched_served_and_may_go_away(folder: Path, server: Server) -> None:
-    url = server.index_url("toy")
+    url = server.index_url("toy").replace("postgres:@", "postgres:sesame@")
     for count in ("34 added", "34 unchanged"):
-        assert count in diptych("index", folder / "run", folder / "toy_precomp", "--index", url).stdout
+        said = diptych("index", folder / "run", folder / "toy_precomp", "--index", url).stdout
+        assert count in said
+        assert "postgres@" in said  # in the command to go on with, without the password
+        assert "sesame" not in said
     best, local = found(url), found(folder / "toy.index")
     assert [id for id, _ in best] == [id for id, _ in local]
     assert [score for _, score in best] == pytest.approx([score for _, score in local], abs=1e-6)

@@ -14,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from PIL import Image
 
-    from diptych.index.protocol import Hit, Hits, Index, Item, Pair, Query
+    from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Pair, Query
 
 SIDE = 256  # pixels that a thumbnail is decoded for, at least
 
@@ -97,12 +97,23 @@ def path_of(index: Index, item: Item) -> str:
     return "" if file is None else str(file)
 
 
+def nothing_left(index: Index, kind: Kind, filtered: bool) -> str:
+    """Why a search had nothing to choose from."""
+    if not index.count(kind):
+        other = "image" if kind == "text" else "text"
+        remedy = " index a collection with texts, without --no_texts, or" if kind == "text" else ""
+        return f"the index holds no {kind}s:{remedy} search its {other}s with --kind {other}."
+    if filtered:
+        return "nothing in the collection is left to search: loosen the filter."
+    return f"the index holds no other {kind}: index more of them, or ask for something else."
+
+
 def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
     """Say on standard error what is not shown, so that a pipe gets answers only."""
     hidden = 0 if everything else len(hits) - len(hits.matches)
-    if not len(hits):
-        click.echo("nothing in the collection is left to search: loosen the filter.", err=True)
-    elif not hits.matched and not everything:
+    if not hits:
+        return
+    if not hits.matched and not everything:
         best = f"{_name(index, hits[0].item)}, {hits[0].score:.3f}"
         click.echo(f"nothing in the collection matches (the best is {best}; --all shows it).", err=True)
     elif hidden and sys.stdout.isatty():

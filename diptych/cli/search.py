@@ -77,6 +77,7 @@ def build(
 ) -> None:
     """Index a folder of pictures or a data set. Run again to bring it up to date."""
     from diptych.index.build import APPROXIMATE_ABOVE, index_collection
+    from diptych.index.opening import shown
     from diptych.retriever import Retriever
 
     model = Retriever.from_pretrained(run)
@@ -91,10 +92,10 @@ def build(
     for note in built.notes:
         click.echo(note, err=True)
     click.echo(
-        f"{place}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, "
+        f"{shown(place)}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, "
         f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped)"
     )
-    named = shlex.quote(place)
+    named = shlex.quote(shown(place))
     click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
 
 
@@ -161,13 +162,15 @@ def compact(place: str) -> None:
 def remove(place: str, ids: tuple[str, ...]) -> None:
     """Remove items by id, images with their texts. A later 'diptych index' adds what is still in the collection."""
     from diptych.errors import QueryError
-    from diptych.index.opening import open_index
+    from diptych.index.opening import open_index, shown
 
     with open_index(place, writable=True) as opened:
         known = {item.id for item in opened.get(ids) if item is not None}
         absent = [id for id in ids if id not in known]
         if absent:
-            raise QueryError(f"'{absent[0]}' is not in the index {place}, nothing was removed: check the id.")
+            raise QueryError(
+                f"'{absent[0]}' is not in the index {shown(place)}, nothing was removed: check the id."
+            )
         click.echo(f"removed {opened.delete(ids)} items")
 
 
@@ -292,6 +295,8 @@ def search(
             write_text(html, answers.gallery(opened, title, asked, hits, everything=everything))
         show = answers.print_json if as_json else answers.print_paths if paths else answers.print_hits
         show(opened, hits, everything=everything)
+        if not hits and not as_json:
+            click.echo(answers.nothing_left(opened, kind, condition is not None), err=True)
         if html is not None and not as_json and not paths:
             click.echo(f"thumbnails: {html}", err=True)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError, StorageError, Unavailable
 
@@ -18,6 +18,7 @@ try:
     from pgvector.psycopg import register_vector
     from psycopg import errors
     from psycopg import sql as sql
+    from psycopg.conninfo import conninfo_to_dict
     from psycopg.types.json import Jsonb as Jsonb
 except ImportError as missing:
     raise MissingExtra("psycopg[binary] and pgvector", "postgres", "An index in PostgreSQL") from missing
@@ -31,7 +32,12 @@ _PATIENCE = {
     "tcp_user_timeout": 10_000,  # milliseconds a sent request may stay unacknowledged: no keepalive runs then
 }  # fmt: skip
 TURN = 5_000  # milliseconds a change waits for another one (a graph takes minutes) before it gives up
+READ_TURN = 3_000  # milliseconds a reader waits for a table that a compaction holds
+COMPACT_TURN = (
+    2_000  # milliseconds a compaction waits for readers; less than new ones, queued behind it, wait
+)
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_LOGIN = re.compile(r"\w+://(?:[^@/]*@)?")  # as the driver finds it: a password may hold # and ?
 T = TypeVar("T")
 Connection = Any  # psycopg.Connection[tuple[Any, ...]], whose stubs an installation without the extra lacks
 
@@ -44,24 +50,25 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        self.index = options.pop("index", DEFAULT_INDEX)
+        self._url, self.index = _divided(url)
+        place = _place(self._url)
         if not _NAME.fullmatch(self.index):
             raise SettingsError(
                 f"index={self.index!r} in the database URL is no name for an index: "
                 "use lower-case letters, digits and _, at most 40."
             )
-        self._url = urlunsplit(parts._replace(query=urlencode(options)))
-        host = parts.netloc.rsplit("@", 1)[-1] or options.get("host", "")
-        self.label = f"{SCHEMES[0]}://{host}{parts.path}?index={self.index}"  # without the password
+        self.label = f"{place}?index={self.index}"  # without user and password
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._closed = False
 
     def ask(self, read: Callable[[Connection], T]) -> T:
-        """The answer of ``read``, asked a second time when the first connection turns out to be dead."""
-        return self._run(read, lambda db: db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"))
+        """The answer of ``read``, asked a second time when the first connection turns out to be dead.
+
+        A table that a compaction holds for longer than ``READ_TURN`` makes it give up.
+        """
+        start = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL lock_timeout = {READ_TURN}"
+        return self._run(read, lambda db: db.execute(start))
 
     def change(self, write: Callable[[Connection], T], begin: str) -> T:
         """Run ``write`` in a transaction after ``begin``; committed when this returns, else without trace.
@@ -72,14 +79,24 @@ class Database:
         start = f"BEGIN; SET LOCAL lock_timeout = {TURN}; {begin}"
         return self._run(write, lambda db: db.execute(start), retry=False)
 
-    def alone(self, statement: Any) -> None:
-        """Run a statement that must not be inside a transaction (VACUUM)."""
+    def compact(self, statements: Sequence[Any]) -> None:
+        """Run statements that want a table for themselves and no transaction around them (VACUUM FULL).
+
+        Whoever comes while one waits for its table waits behind it: after ``COMPACT_TURN`` it gives up.
+        """
         with self._translating():
             db, _ = self._borrow()
             try:
-                db.execute(statement)
+                db.execute(f"SET lock_timeout = {COMPACT_TURN}")
+                for statement in statements:
+                    db.execute(statement)
+            except errors.LockNotAvailable as error:
+                raise Unavailable(
+                    f"{self.label} cannot be compacted while a search or a change takes longer than "
+                    f"{COMPACT_TURN / 1000:g} s: try again when it is done; nothing is lost."
+                ) from error
             finally:
-                self._give_back(db)
+                db.close()  # and its setting with it
 
     def close(self) -> None:
         """Close every connection; idempotent."""
@@ -180,3 +197,32 @@ def _is_gone(error: psycopg.OperationalError) -> bool:
     """Whether the connection failed, not a statement: then there is no SQLSTATE, or 57P0x from a stop."""
     state = error.sqlstate or ""
     return not state or state.startswith(("08", "57P0"))
+
+
+def _divided(url: str) -> tuple[str, str]:
+    """The URL as the driver reads it, and the name of the index, which is none of its options."""
+    login = _LOGIN.match(url)
+    rest = url[login.end() if login else 0 :]
+    address, _, query = rest.partition("?")
+    options = query.split("&") if query else []
+    index = [unquote(option[len("index=") :]) for option in options if option.startswith("index=")]
+    others = "&".join(option for option in options if not option.startswith("index="))
+    return url[: len(url) - len(rest)] + address + f"?{others}" * bool(others), (index or [DEFAULT_INDEX])[-1]
+
+
+def _place(url: str) -> str:
+    """The URL's host, port and database; raises where a mistake may have put part of a password among them."""
+    try:
+        parts = {name: str(value) for name, value in conninfo_to_dict(url).items()}
+    except psycopg.Error:
+        parts = {"port": "unknown"}
+    address = _LOGIN.sub("", url, count=1).partition("?")[0]
+    if "@" in address or not re.fullmatch(r"[\d,]*", parts.get("port", "")):
+        raise SettingsError(
+            "the database URL cannot be read: write postgresql://user:password@host:port/database?index=name, "
+            "and what is special in a password as its code (/ as %2F, @ as %40, % as %25)."
+        ) from None
+    host = parts.get("host") or parts.get("hostaddr", "")
+    port = f":{parts['port']}" if parts.get("port") else ""
+    database = f"/{parts['dbname']}" if parts.get("dbname") else ""
+    return f"{SCHEMES[0]}://{f'[{host}]' if ':' in host else host}{port}{database}"

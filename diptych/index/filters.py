@@ -117,15 +117,26 @@ def check_columns(tree: Filter, columns: Mapping[str, Sequence[str]]) -> None:
             kind = _family(value)
             fits = kind in held or (test.operator == "contains" and "list" in held)
             if not fits and held:
-                advice = {
-                    "text": "take the value out of its quotes",
-                    "number": "put the value in quotes",
-                }.get(kind, "compare it with a value of that kind")
+                if "list" in held:
+                    advice = f"write {_written(test.column, value)}"
+                elif kind == "text" and "number" in held:
+                    advice = "take the value out of its quotes"
+                elif kind == "number" and "text" in held:
+                    advice = "put the value in quotes"
+                else:
+                    advice = "compare it with a value of that kind"
                 raise QueryError(
                     f"column '{test.column}' at character {test.position + 1} of the filter holds "
                     f"{' and '.join(sorted(held))} values, not {kind}: {advice}.",
                     test.position,
                 )
+
+
+def _written(column: str, value: Value) -> str:
+    """A test for an element of a list, as one writes it."""
+    named = column if _COLUMN.fullmatch(column) and column.lower() not in _WORDS else f"`{column}`"
+    quoted = re.sub(r'(["\\])', r"\\\1", str(value))
+    return f"{named} contains " + (f'"{quoted}"' if isinstance(value, str) else str(value).lower())
 
 
 def conditions(tree: Filter) -> Iterator[Condition]:
@@ -214,6 +225,7 @@ _TOKEN = re.compile(
       | (?P<mark>[(),])""",
     re.VERBOSE | re.DOTALL,
 )
+_COLUMN = re.compile(r"[^\W\d][\w.\-]*")  # that needs no back quotes
 _WORDS = {"and", "or", "not", "in", "like", "contains", "is", "null", "true", "false"}
 
 

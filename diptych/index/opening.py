@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from diptych.errors import SettingsError
@@ -48,6 +49,13 @@ def index_exists(place: str | Path) -> bool:
 
         return PostgresIndex.exists(url)
     return (_local(place) / "index.db").is_file()
+
+
+def shown(place: str | Path) -> str:
+    """A place as messages show it: a database's URL without the password."""
+    if (url := _database_url(place)) is None:
+        return str(place)
+    return re.sub(r"(?<=[?&]password=)[^&]*", "", re.sub(r"(://[^:@/]*):[^@/]*@", r"\1@", url, count=1))
 
 
 def _database_url(place: str | Path) -> str | None:

@@ -2,7 +2,8 @@
 
 Exact search scans the vectors on the server and scores the best again in float64 here, so it returns what the
 embedded engine returns on the same items. Full text is BM25 as FTS5 computes it (see ``bm25``). Every change
-is one transaction that first locks the index's generation: writers take turns, readers never wait.
+is one transaction that first locks the index's generation: writers take turns, and readers wait for none of
+them, only for a compaction.
 """
 
 from __future__ import annotations
@@ -161,11 +162,13 @@ class PostgresIndex(Engine):
             self._change(lambda db: self._tables.build_graph(db, kind))
 
     def compact(self) -> int:
-        """Give back the space of removed rows; the number of bytes freed. Searches wait while it runs."""
+        """Give back the space of removed rows; the number of bytes freed.
+
+        A table being rewritten can be neither read nor changed: requests wait a moment, then give up.
+        """
         self._check_writable()
         before = self._database.ask(self._tables.size)
-        for statement in self._tables.vacuum():
-            self._database.alone(statement)
+        self._database.compact(self._tables.vacuum())
         return max(0, before - self._database.ask(self._tables.size))
 
     # ------------------------------------------------------------------ reading

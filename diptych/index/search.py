@@ -11,13 +11,14 @@ import numpy as np
 
 from diptych.data.images import ImageLike, as_item, open_image
 from diptych.errors import IndexFault, QueryError
+from diptych.index.bm25 import Tokenizer
 from diptych.index.cutoff import CHANCE, Background, background
 from diptych.index.engine import check_k, other_model
 from diptych.index.filters import Filter
 from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
 from diptych.index.query import parse_query
 from diptych.index.scan import rescore
-from diptych.index.words import fuse, words_of
+from diptych.index.words import fuse
 
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
 MAX_DOWNLOAD = 20_000_000  # bytes of an image fetched from an address
@@ -54,6 +55,7 @@ class Searcher:
         self.index, self.model = index, model
         self.pair_scorer: PairScorer | None = pair_scorer or getattr(model, "pair_scorer", None)
         self.allow_urls = allow_urls
+        self._tokenizer = Tokenizer()
 
     def search(
         self,
@@ -88,6 +90,7 @@ class Searcher:
         ranked = list(hits)
         if hybrid:
             ranked = self._fused(vector, asked, ranked, depth, kind, filter)
+            ranked = self._with_words(asked.text, ranked[: max(k, rerank) + len(named)])
         ranked = [hit for hit in ranked if hit.item.id not in named]
         if rerank:
             ranked = self._reranked(asked, ranked, rerank)
@@ -161,15 +164,24 @@ class Searcher:
                     zip(rows, rescore(np.stack(list(rows.values())), vector).tolist(), strict=True)
                 )
         fused = fuse([list(similar), list(lexical)])
-        wanted = set(words_of(query.text))
         out = []
         for id in sorted(fused, key=lambda id: (-fused[id], -scores[id], id)):
             details = {"similarity": scores[id]}
             if id in lexical:
                 details["bm25"] = lexical[id].score
-                details["words"] = len(wanted & set(words_of(lexical[id].item.text, None))) / len(wanted)
             out.append(Hit((similar.get(id) or lexical[id]).item, fused[id], details))
         return out
+
+    def _with_words(self, text: str, hits: list[Hit]) -> list[Hit]:
+        """With the share of the query's words that each hit of BM25 has: stemmed and without accents, as there."""
+        wanted = self._tokenizer.query(text).keys()
+        held = self._tokenizer.words([hit.item.text for hit in hits])
+        return [
+            replace(hit, details={**hit.details, "words": len(wanted & words.keys()) / len(wanted)})
+            if "bm25" in hit.details
+            else hit
+            for hit, words in zip(hits, held, strict=True)
+        ]
 
     def _present_vectors(self, ids: Sequence[str]) -> dict[str, Vectors]:
         """Vectors of those ids that are still there: items found a moment ago may be deleted since."""

@@ -87,7 +87,6 @@ def append(path: Path, layout: Layout, committed: int, rows: NDArray[Any]) -> in
     """
     data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1).data
     with storing(path):
-        new = not path.exists()
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             os.ftruncate(handle, committed * layout.row_bytes)
@@ -98,7 +97,7 @@ def append(path: Path, layout: Layout, committed: int, rows: NDArray[Any]) -> in
             os.fsync(handle)
         finally:
             os.close(handle)
-        if new:
+        if committed == 0:  # the file's name may be as new as its rows, also where a failed append left one
             sync_folder(path.parent)
     return zlib.crc32(data)
 

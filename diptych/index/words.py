@@ -21,9 +21,9 @@ COMMON, COMMON_SHARE = (
 FUSION = 60  # the constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009)
 
 
-def words_of(text: str, most: int | None = MAX_WORDS) -> list[str]:
-    """The words of a text, each once; of a query, those that are looked up."""
-    return list(dict.fromkeys(re.findall(r"\w+", text.lower())))[:most]
+def words_of(text: str) -> list[str]:
+    """The words of a query that are looked up, each once; like FTS5's they end at an underscore too."""
+    return list(dict.fromkeys(re.findall(r"[^\W_]+", text.lower())))[:MAX_WORDS]
 
 
 class Words:
