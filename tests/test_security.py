@@ -21,6 +21,7 @@ import pytest
 from colours import ColourModel, draw, make_index, running
 from fastapi.testclient import TestClient
 from PIL import Image
+from written import icon, one_bit_png
 
 from diptych.errors import QueryError, SettingsError
 from diptych.index.embedded import EmbeddedIndex
@@ -359,6 +360,26 @@ def test_decompression_bombs_are_refused_before_they_are_decoded(client: TestCli
     frames = [Image.new("L", (900, 900), n) for n in range(60)]
     frames[0].save(out, "GIF", save_all=True, append_images=frames[1:])
     assert upload(client, out.getvalue()).status_code == 200  # the first frame only
+    alive(client)
+
+
+def test_uploads_in_other_formats_are_refused_unread(client: TestClient) -> None:
+    """An icon is decoded by Pillow before its size is known, an EPS by a program that it starts."""
+    eps = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(eps, "EPS")
+    for data, name in ((icon(one_bit_png(12_000)), "a.ico"), (eps.getvalue(), "a.eps")):
+        files = {"images": (name, data, "image/png")}
+        items = {"items": json.dumps({"id": "a", "image": name})}
+        for answer in (
+            client.post("/api/search", files=files),
+            client.post("/api/items", files=files, data=items, headers=AUTH),
+        ):
+            sentence = refused(answer)
+            assert sentence.startswith(
+                f"the uploaded image '{name}' is no image that can be read: convert it to"
+            )
+            assert "JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, AVIF" in sentence
+    assert client.get("/api/items", params={"id": "a"}).json() == [None]
     alive(client)
 
 
