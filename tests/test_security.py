@@ -582,6 +582,53 @@ def test_cors_is_off_unless_a_site_is_named(client: TestClient, folder: Path) ->
             assert "access-control-allow-origin" not in named.options("/api/search", headers=asked).headers
 
 
+FOREIGN = [
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
+    {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"},  # another service of the same machine
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://localhost:3000"},
+    {"Origin": "http://localhost:80000"},
+    {"Origin": "http://127.0.0.2:8000"},  # the address it is bound to, of another name than it is asked by
+    {"Origin": "http://[::1"},
+    {"Origin": "http://localhost.evil.example:8000"},
+    {"Origin": "null"},
+]
+OWN = [
+    {},
+    {"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost:8000"},
+    {
+        "Sec-Fetch-Site": "same-origin",
+        "Origin": "https://photos.example",
+    },  # behind a proxy, with its own host
+    {"Sec-Fetch-Site": "none"},
+    {"Origin": "http://localhost:8000"},
+    {"Origin": "https://photos.example"},
+    {"Sec-Fetch-Site": "cross-site", "Origin": "https://good.example"},
+]
+
+
+def test_pages_of_other_sites_send_nothing(folder: Path) -> None:
+    hosts = ("localhost", "127.0.0.1", "[::1]", "127.0.0.2", "photos.example")
+    picture = {"images": ("a.png", png(20, 20), "image/png")}
+    with EmbeddedIndex(folder / "index") as index:
+        app = create_app(index, ColourModel(), token=TOKEN, hosts=hosts, origins=["https://good.example"])
+        with TestClient(app, base_url="http://localhost:8000") as client:
+            for headers in FOREIGN:
+                for answer in (
+                    client.post("/api/search", files=picture, headers=headers),
+                    client.post("/api/items", data={"items": "[]"}, headers={**headers, **AUTH}),
+                    client.delete("/api/items", params={"id": "nothing"}, headers={**headers, **AUTH}),
+                    client.put("/api/items", headers={**headers, **AUTH}),
+                ):
+                    assert "page of another site" in refused(answer, 403), headers
+                asked = client.get("/api/search", params={"text": "red"}, headers=headers)
+                assert asked.status_code == 200  # which that page cannot read
+            for headers in OWN:
+                answer = client.post("/api/search", files=picture, headers=headers)
+                assert answer.status_code == 200, (headers, answer.text)
+
+
 def test_foreign_host_names_are_refused(folder: Path) -> None:
     with EmbeddedIndex(folder / "index") as index:
         app = create_app(index, ColourModel(), hosts=("localhost", "127.0.0.1", "[::1]", "Photos.Example"))

@@ -128,7 +128,10 @@ def create_app(
     _add_state(app, service, writable=token is not None)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, limits=limits)
-    app.add_middleware(Access, token=token, private=private, hosts=None if hosts is None else tuple(hosts))
+    app.add_middleware(
+        Access, token=token, private=private, hosts=None if hosts is None else tuple(hosts),
+        origins=tuple(origins),
+    )  # fmt: skip
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["Authorization"]
