@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -256,6 +257,42 @@ def test_many_items_of_one_file_decode_it_once(writable: TestClient, monkeypatch
     assert (
         writable.post("/api/items", data={**given}, headers=AUTH).status_code == 422
     )  # no files: not uploaded
+
+
+def test_pictures_are_in_memory_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "PIXELS", 3 * 96 * 96)
+    opened: list[Any] = []
+    alive: list[int] = []
+    uploaded = Pictures.uploaded
+
+    class Watching(ColourModel):
+        def encode_image(self, images: Any, *, batch_size: int = 64) -> np.ndarray:
+            alive.append(sum(picture() is not None for picture in opened))
+            return super().encode_image(images)
+
+    def watch(self: Pictures, data: bytes, name: str | None) -> Any:
+        picture = uploaded(self, data, name)
+        opened.append(weakref.ref(picture))
+        return picture
+
+    monkeypatch.setattr(Pictures, "uploaded", watch)
+    model = Watching()
+    with make_index(tmp_path, model) as index, TestClient(create_app(index, model, token=TOKEN)) as client:
+        alive.clear()
+        files = [("images", (f"{c}.png", png(c), "image/png")) for c in COLOURS]
+        items = [{"id": f"my {c}", "image": f"{c}.png"} for c in COLOURS] + [
+            {"id": "note", "text": "a red note"}
+        ]
+        damaged = [*files[:-1], ("images", (files[-1][1][0], b"damaged", "image/png"))]
+        for given, status in ((damaged, 422), (files, 200)):
+            answer = client.post("/api/items", data={"items": json.dumps(items)}, files=given, headers=AUTH)
+            assert answer.status_code == status
+            there = client.get("/api/items", params={"id": [item["id"] for item in items]}).json()
+            assert all((item is None) == (status == 422) for item in there)  # all of them, or none
+        assert alive == [3] * 3 + [3] * 4  # nine before the damaged one, then all twelve
+        for colour in COLOURS:  # each with its own vector
+            (mine,) = index.vectors([f"my {colour}"])
+            assert np.allclose(mine, model.encode_image([draw(colour, "circle")])[0], atol=1e-6)
 
 
 @pytest.mark.parametrize(
