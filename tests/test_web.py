@@ -410,6 +410,22 @@ def test_a_batch_waits_only_for_requests_on_their_way() -> None:
         batcher("a", 1)
 
 
+def test_a_batch_is_let_go_of_while_the_next_is_waited_for() -> None:
+    class Picture:
+        pass
+
+    batcher = Batcher(lambda key, values: [0 for _ in values], Traffic())
+    picture = Picture()
+    left = weakref.ref(picture)
+    batcher("a", picture)
+    del picture
+    until = time.monotonic() + 5
+    while left() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert left() is None
+    batcher.close()
+
+
 def test_a_faulty_request_spoils_no_other() -> None:
     traffic = Traffic()
 
