@@ -83,13 +83,11 @@ def address(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def send(address: tuple[str, int], data: bytes) -> bytes:
-    """The first bytes of the answer to a request sent as it is."""
+    """The first bytes of the answer to a request sent as it is, also to one that is cut off while it is sent."""
     with socket.create_connection(address, timeout=20) as raw:
-        try:
+        with suppress(ConnectionError):
             raw.sendall(data)
-            return raw.recv(2000)
-        except ConnectionError:
-            return b"cut off"  # while it was still sending
+        return raw.recv(2000)
 
 
 def call(app: Any, method: str, path: str, query: bytes) -> tuple[int, Any]:
@@ -417,7 +415,7 @@ def test_queries_of_ten_megabytes(client: TestClient, address: tuple[str, int]) 
     assert call(client.app, "DELETE", "/api/items", f"id={huge}".encode())[0] == 414
     assert "the limit is 200" in refused(client.get("/api/search", params={"text": "x" * 201}))
     answer = send(address, f"GET /api/search?text={huge} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    assert answer.startswith((b"HTTP/1.1 4", b"cut off"))
+    assert answer.startswith(b"HTTP/1.1 400 ")  # of the HTTP parser, before the service sees it
     url = f"http://{address[0]}:{address[1]}/api/search"
     assert httpx.get(url, params={"text": "red"}).status_code == 200
     alive(client)

@@ -12,9 +12,9 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,11 @@ def test_more_like_this_leaves_the_item_out(client: TestClient) -> None:
         "hits"
     ]
     assert all("green" in hit["text"] for hit in texts)
+    nearest = client.get("/api/search", params={"like": "green/ring.png", "k": 50}).json()
+    assert (nearest["cutoff"], nearest["strength"], nearest["matched"]) == (None, None, True)
+    assert all(hit["matches"] for hit in nearest["hits"])  # as on the command line: no cut-off
+    with_words = client.get("/api/search", params={"like": "green/ring.png", "text": "red", "k": 50}).json()
+    assert with_words["cutoff"] is not None
     gone = client.get("/api/search", params={"like": "nothing"})
     assert gone.status_code == 422
     assert "not in the index" in gone.json()["error"]
@@ -193,6 +198,10 @@ def test_browsing_shows_the_collection(client: TestClient) -> None:
     assert len(cool) == 30
     assert {hit["metadata"]["tone"] for hit in cool} == {"cool"}
     assert ids(client.get("/api/browse", params={"filter": "price > 1000"})) == []
+    for filter in ("", "text contains 'red'"):
+        every = client.get("/api/browse", params={"k": 200, "kind": "any", "filter": filter}).json()["hits"]
+        kinds = [hit["kind"] for hit in every]
+        assert kinds.count("image") == kinds.count("text") == (5 if filter else 60)
 
 
 # ---------------------------------------------------------------------- items and pictures
@@ -238,6 +247,15 @@ def test_adding_and_deleting(writable: TestClient) -> None:
         "deleted": 1
     }
     assert writable.get("/api/items", params={"id": ["mine", "note"]}).json() == [None, None]
+
+
+def test_two_files_of_one_name_are_refused(writable: TestClient) -> None:
+    items = {"items": json.dumps([{"id": "a", "image": "a.png"}])}
+    files = [("images", ("a.png", png(colour), "image/png")) for colour in ("red", "blue")]
+    answer = writable.post("/api/items", data=items, files=files, headers=AUTH)
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "two of the files are called 'a.png': give each its own name."}
+    assert writable.get("/api/items", params={"id": "a"}).json() == [None]
 
 
 def test_many_items_of_one_file_decode_it_once(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,23 +631,102 @@ def test_serve_refuses_what_cannot_work(folder: Path) -> None:
         serve(folder / "nothing", ColourModel(), port=0)
 
 
+def serving(
+    asks: Callable[[httpx.Client], None],
+    place: Path,
+    model: ColourModel,
+    capfd: pytest.CaptureFixture[str],
+    number: int = signal.SIGINT,
+    **options: Any,
+) -> None:
+    """Ask a service that runs here, then end it by a signal."""
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        said = ""
+        while not (found := re.search(r"http://[\d.:]+", said)):
+            time.sleep(0.05)
+            said += capfd.readouterr().out
+        try:
+            with httpx.Client(base_url=found.group(), timeout=20) as client:
+                asks(client)
+        except BaseException as error:
+            failed.append(error)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    serve(place, model, port=0, **options)  # returns: an interrupt is how a service ends
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
 @pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "127.0.0.2")])
 def test_serve_runs_and_stops_cleanly(
     number: int, host: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def stop() -> None:
-        address = ""
-        while not (found := re.search(r"http://[\d.:]+", address)):
-            time.sleep(0.05)
-            address += capfd.readouterr().out
-        with httpx.Client(base_url=found.group()) as client:
-            answers.append(client.get("/api/search", params={"text": "red"}).status_code)
-            answers.append(client.get("/api/health", headers={"Host": "evil.example"}).status_code)
-        os.kill(os.getpid(), number)
+    def asks(client: httpx.Client) -> None:
+        assert client.get("/api/search", params={"text": "red"}).status_code == 200
+        assert client.get("/api/health", headers={"Host": "evil.example"}).status_code == 421
 
-    answers: list[int] = []
-    thread = threading.Thread(target=stop)
-    thread.start()
-    serve(folder / "index", ColourModel(), host=host, port=0)  # returns: an interrupt is how a service ends
-    thread.join()
-    assert answers == [200, 421]
+    serving(asks, folder / "index", ColourModel(), capfd, number, host=host)
+
+
+def test_the_weights_are_read_once_however_many_changes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Counting(ColourModel):
+        asked = 0
+
+        def fingerprint(self) -> str:
+            self.asked += 1
+            return super().fingerprint()
+
+    def asks(client: httpx.Client) -> None:
+        for n in range(3):
+            items = {"items": json.dumps({"id": f"note{n}", "text": "a red note"})}
+            assert client.post("/api/items", data=items, headers=AUTH).json() == {"added": 1}
+        gone = client.delete("/api/items", params={"id": ["note0", "note1"]}, headers=AUTH)
+        assert gone.json() == {"deleted": 2}
+
+    make_index(tmp_path, ColourModel()).close()
+    model = Counting()
+    serving(asks, tmp_path / "index", model, capfd, token=TOKEN)
+    assert model.asked == 1
+    with EmbeddedIndex.create(tmp_path / "other", model.dim, model="theirs", fingerprint="x"):
+        pass
+    with pytest.raises(IndexFault, match="made with the model 'theirs'"):
+        serve(tmp_path / "other", model, port=0)
+
+
+def test_an_address_of_ten_megabytes_is_answered_and_the_service_goes_on(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def asked(client: httpx.Client, size: int) -> bytes:
+        """All of the answer: what comes back to a client that is still sending when it is cut off, too."""
+        host, port = client.base_url.host, client.base_url.port
+        with socket.create_connection((host, port or 80), timeout=20) as raw:
+            with suppress(ConnectionError):
+                raw.sendall(
+                    b"GET /api/search?text=%b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                    % (b"x" * size)
+                )
+            answer = b""
+            with suppress(ConnectionError):
+                while piece := raw.recv(65_536):
+                    answer += piece
+        return answer
+
+    def asks(client: httpx.Client) -> None:
+        begun = time.monotonic()
+        answer = asked(client, 10_000_000)
+        assert time.monotonic() - begun < 10
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")  # of the HTTP parser, which knows no JSON
+        assert answer.endswith(b"Invalid HTTP request received.")
+        answer = asked(client, 20_000)
+        assert answer.startswith(b"HTTP/1.1 414 ")
+        assert b'{"error":"the address is longer than' in answer
+        assert client.get("/api/search", params={"text": "red"}).status_code == 200
+
+    serving(asks, folder / "index", ColourModel(), capfd, limits=Limits(query=200, filter=200, items=8))

@@ -17,6 +17,7 @@ from PIL import Image
 
 from diptych.errors import DataError, QueryError, SettingsError, Unavailable
 from diptych.index.build import PIXELS, make_thumbnail
+from diptych.index.cutoff import CHANCE
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
 from diptych.index.query import parse_query
 from diptych.index.search import PairScorer, Searcher
@@ -101,11 +102,13 @@ class Service:
         self._check(asked)
         query = Query(self._terms(asked))
         filter = asked.filter.strip() or None
+        # more like an item: what is nearest, without asking whether it is near
+        chance = None if all(term.kind == "item" for term in query.terms) else CHANCE
         return self._searcher.search(
-            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank
-        )
+            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank, chance=chance
+        )  # fmt: skip
 
-    def browse(self, k: int, kind: Kind, filter: str) -> Hits:
+    def browse(self, k: int, kind: Kind | None, filter: str) -> Hits:
         """Items spread evenly over the collection, for a page without a query; their scores mean nothing."""
         self._check(Asked(k=k, filter=filter))
         items = self.index.sample_items(kind, filter.strip() or None, k)
