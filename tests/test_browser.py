@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from browsers import DROP, PASTE, PHONE, chromium, expect, opened, shoot
 from colours import ColourModel, draw, make_index, running
+from fastapi.testclient import TestClient
 
 from diptych.index.embedded import EmbeddedIndex
+from diptych.index.filters import parse_filter
+from diptych.index.protocol import Item
 from diptych.web.app import create_app
 from diptych.web.limits import Limits
 
@@ -156,12 +159,53 @@ def test_filters_by_menu_and_by_text(page: Any) -> None:
     expect(page.locator("#grid .card")).to_have_count(24)
 
 
+EXAMPLES: list[tuple[dict[str, Any], str]] = [
+    ({"unit price": 3}, "`unit price` < 50"),
+    ({"prix-été.2": 3}, "prix-été.2 < 50"),
+    ({"2nd": 3}, "`2nd` < 50"),
+    ({"new": False}, "new = false"),
+    ({"Like": 'a "b" \\ c'}, '`Like` = "a \\"b\\" \\\\ c"'),
+    ({"tags": ["a", "b"]}, 'tags contains "…"'),
+    ({"a`b": 1, "color": "red"}, 'color = "red"'),  # no filter can name the first
+    ({"nothing": None}, 'nothing = "…"'),
+]
+
+
+def of_one_item(folder: Path, metadata: dict[str, Any]) -> EmbeddedIndex:
+    model = ColourModel()
+    index = EmbeddedIndex.create(folder / "index", model.dim, fingerprint=model.fingerprint())
+    index.add([Item("a", text="red", metadata=metadata)], model.encode_text(["red"]))
+    return index
+
+
+def test_the_example_of_a_filter_is_one(page: Any, browser: Any, tmp_path: Path) -> None:
+    expect(page.locator("#filter")).to_have_attribute("placeholder", "Filter, such as price < 50")
+    for n, (metadata, example) in enumerate(EXAMPLES):  # what other services would tell this page
+        with (
+            of_one_item(tmp_path / str(n), metadata) as index,
+            TestClient(create_app(index, ColourModel())) as c,
+        ):
+            parse_filter(example, index.info.columns)
+            page.evaluate("told => { about = told; menus(); }", c.get("/api/about").json())
+        assert page.get_attribute("#filter", "placeholder") == f"Filter, such as {example}"
+    with of_one_item(tmp_path, {"in stock": True}) as index, running(create_app(index, ColourModel())) as url:
+        for other in opened(browser, url):
+            expect(other.locator("#filter")).to_have_attribute(
+                "placeholder", "Filter, such as `in stock` = true"
+            )
+            other.fill("#filter", "`in stock` = true")
+            other.keyboard.press("Enter")
+            expect(other.locator("#status")).to_have_text("Some of the images that pass the filter")
+            expect(other.locator(".card")).to_have_count(1)
+
+
 def test_more_like_this_shows_the_item_and_its_texts(page: Any) -> None:
     ask(page, "a green square")
     expect(page.locator("#status")).to_contain_text("5 matches")
     page.locator(".card", has_text="a green square").click()
     expect(page.locator("#title")).to_have_text("a green square")
-    expect(page.locator("#status")).not_to_contain_text("5 matches")
+    expect(page.locator("#status")).to_contain_text("24 best of 60 images")
+    expect(page.locator("#grid li.below, .divider")).to_have_count(0)  # no cut-off: the nearest are asked for
     assert all("green" in caption for caption in captions(page, 4))
     assert "a green square" not in captions(page, 4)
     expect(page.locator("#columns")).to_contain_text("square")
@@ -273,8 +317,6 @@ def test_what_is_no_image_is_told(page: Any) -> None:
 
 
 def test_markup_in_texts_stays_text(browser: Any, tmp_path: Path) -> None:
-    from diptych.index.protocol import Item
-
     model = ColourModel()
     evil = "<img src=x onerror=alert(1)><script>alert(2)</script>"
     with make_index(tmp_path, model) as index:

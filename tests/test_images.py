@@ -12,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
+from written import icon, one_bit_png
 
+from diptych.data.files import IMAGE_SUFFIXES
 from diptych.data.images import (
     DETECTOR_MEAN,
+    FORMATS,
     IMAGENET_MEAN,
     IMAGENET_STD,
     PixelInput,
@@ -191,6 +194,50 @@ def test_bombs_are_refused_from_the_header(size: tuple[int, int]) -> None:
     with pytest.raises(ImageError, match=r"pixels, more than the limit of 100,000,000"):
         open_image(png_header(*size), name="bomb.png")
     assert Image.MAX_IMAGE_PIXELS is not None  # the process's own limit is back
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_is_read(kind: str) -> None:
+    opened = open_image(encoded(gradient(), kind))
+    assert np.abs(np.asarray(opened).astype(int) - np.asarray(gradient())).mean() < 6
+
+
+def test_the_suffixes_of_images_are_those_of_the_formats() -> None:
+    known = Image.registered_extensions()
+    assert {known[suffix] for suffix in IMAGE_SUFFIXES} == set(FORMATS)
+
+
+def test_a_file_of_several_jpegs_is_read() -> None:
+    data = encoded(gradient(), "MPO", save_all=True, append_images=[gradient(20, 20)])
+    assert open_image(data).size == (40, 30)
+
+
+@pytest.mark.parametrize("side", [256, 12_000])
+def test_an_icon_is_refused_whatever_it_holds(side: int) -> None:
+    """Pillow decodes the picture in it, 144 MB of pixels here, while it reads the header, which says 256×256."""
+    inside = one_bit_png(side)
+    assert len(inside) < 30_000
+    with pytest.raises(
+        ImageError, match=r"is no image that can be read: convert it to one of JPEG, PNG, WEBP"
+    ):
+        open_image(icon(inside), name="bomb.ico")
+
+
+def test_an_eps_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = tmp_path / "started"
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {mark}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what Pillow remembers of an earlier look
+    data = encoded(gradient(), "EPS")
+    with Image.open(io.BytesIO(data)) as pillows, contextlib.suppress(OSError):
+        pillows.load()
+    assert mark.exists()  # the trap works
+    mark.unlink()
+    with pytest.raises(ImageError, match="is no image that can be read"):
+        open_image(data)
+    assert not mark.exists()
 
 
 def test_pixel_limit_is_an_argument() -> None:

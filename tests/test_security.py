@@ -21,6 +21,7 @@ import pytest
 from colours import ColourModel, draw, make_index, running
 from fastapi.testclient import TestClient
 from PIL import Image
+from written import icon, one_bit_png
 
 from diptych.errors import QueryError, SettingsError
 from diptych.index.embedded import EmbeddedIndex
@@ -82,13 +83,11 @@ def address(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def send(address: tuple[str, int], data: bytes) -> bytes:
-    """The first bytes of the answer to a request sent as it is."""
+    """The first bytes of the answer to a request sent as it is, also to one that is cut off while it is sent."""
     with socket.create_connection(address, timeout=20) as raw:
-        try:
+        with suppress(ConnectionError):
             raw.sendall(data)
-            return raw.recv(2000)
-        except ConnectionError:
-            return b"cut off"  # while it was still sending
+        return raw.recv(2000)
 
 
 def call(app: Any, method: str, path: str, query: bytes) -> tuple[int, Any]:
@@ -362,6 +361,26 @@ def test_decompression_bombs_are_refused_before_they_are_decoded(client: TestCli
     alive(client)
 
 
+def test_uploads_in_other_formats_are_refused_unread(client: TestClient) -> None:
+    """An icon is decoded by Pillow before its size is known, an EPS by a program that it starts."""
+    eps = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(eps, "EPS")
+    for data, name in ((icon(one_bit_png(12_000)), "a.ico"), (eps.getvalue(), "a.eps")):
+        files = {"images": (name, data, "image/png")}
+        items = {"items": json.dumps({"id": "a", "image": name})}
+        for answer in (
+            client.post("/api/search", files=files),
+            client.post("/api/items", files=files, data=items, headers=AUTH),
+        ):
+            sentence = refused(answer)
+            assert sentence.startswith(
+                f"the uploaded image '{name}' is no image that can be read: convert it to"
+            )
+            assert "JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, AVIF" in sentence
+    assert client.get("/api/items", params={"id": "a"}).json() == [None]
+    alive(client)
+
+
 # the multipart parser leaves the temporary file of an unfinished part to the garbage collector
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_malformed_requests(client: TestClient) -> None:
@@ -396,7 +415,7 @@ def test_queries_of_ten_megabytes(client: TestClient, address: tuple[str, int]) 
     assert call(client.app, "DELETE", "/api/items", f"id={huge}".encode())[0] == 414
     assert "the limit is 200" in refused(client.get("/api/search", params={"text": "x" * 201}))
     answer = send(address, f"GET /api/search?text={huge} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-    assert answer.startswith((b"HTTP/1.1 4", b"cut off"))
+    assert answer.startswith(b"HTTP/1.1 400 ")  # of the HTTP parser, before the service sees it
     url = f"http://{address[0]}:{address[1]}/api/search"
     assert httpx.get(url, params={"text": "red"}).status_code == 200
     alive(client)
@@ -559,6 +578,53 @@ def test_cors_is_off_unless_a_site_is_named(client: TestClient, folder: Path) ->
             answer = named.options("/api/search", headers=good)
             assert answer.headers["access-control-allow-origin"] == "https://good.example"
             assert "access-control-allow-origin" not in named.options("/api/search", headers=asked).headers
+
+
+FOREIGN = [
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "cross-site", "Origin": "https://evil.example"},
+    {"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"},  # another service of the same machine
+    {"Origin": "https://evil.example"},
+    {"Origin": "http://localhost:3000"},
+    {"Origin": "http://localhost:80000"},
+    {"Origin": "http://127.0.0.2:8000"},  # the address it is bound to, of another name than it is asked by
+    {"Origin": "http://[::1"},
+    {"Origin": "http://localhost.evil.example:8000"},
+    {"Origin": "null"},
+]
+OWN = [
+    {},
+    {"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost:8000"},
+    {
+        "Sec-Fetch-Site": "same-origin",
+        "Origin": "https://photos.example",
+    },  # behind a proxy, with its own host
+    {"Sec-Fetch-Site": "none"},
+    {"Origin": "http://localhost:8000"},
+    {"Origin": "https://photos.example"},
+    {"Sec-Fetch-Site": "cross-site", "Origin": "https://good.example"},
+]
+
+
+def test_pages_of_other_sites_send_nothing(folder: Path) -> None:
+    hosts = ("localhost", "127.0.0.1", "[::1]", "127.0.0.2", "photos.example")
+    picture = {"images": ("a.png", png(20, 20), "image/png")}
+    with EmbeddedIndex(folder / "index") as index:
+        app = create_app(index, ColourModel(), token=TOKEN, hosts=hosts, origins=["https://good.example"])
+        with TestClient(app, base_url="http://localhost:8000") as client:
+            for headers in FOREIGN:
+                for answer in (
+                    client.post("/api/search", files=picture, headers=headers),
+                    client.post("/api/items", data={"items": "[]"}, headers={**headers, **AUTH}),
+                    client.delete("/api/items", params={"id": "nothing"}, headers={**headers, **AUTH}),
+                    client.put("/api/items", headers={**headers, **AUTH}),
+                ):
+                    assert "page of another site" in refused(answer, 403), headers
+                asked = client.get("/api/search", params={"text": "red"}, headers=headers)
+                assert asked.status_code == 200  # which that page cannot read
+            for headers in OWN:
+                answer = client.post("/api/search", files=picture, headers=headers)
+                assert answer.status_code == 200, (headers, answer.text)
 
 
 def test_foreign_host_names_are_refused(folder: Path) -> None:

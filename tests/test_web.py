@@ -11,9 +11,10 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,11 @@ def test_more_like_this_leaves_the_item_out(client: TestClient) -> None:
         "hits"
     ]
     assert all("green" in hit["text"] for hit in texts)
+    nearest = client.get("/api/search", params={"like": "green/ring.png", "k": 50}).json()
+    assert (nearest["cutoff"], nearest["strength"], nearest["matched"]) == (None, None, True)
+    assert all(hit["matches"] for hit in nearest["hits"])  # as on the command line: no cut-off
+    with_words = client.get("/api/search", params={"like": "green/ring.png", "text": "red", "k": 50}).json()
+    assert with_words["cutoff"] is not None
     gone = client.get("/api/search", params={"like": "nothing"})
     assert gone.status_code == 422
     assert "not in the index" in gone.json()["error"]
@@ -192,6 +198,10 @@ def test_browsing_shows_the_collection(client: TestClient) -> None:
     assert len(cool) == 30
     assert {hit["metadata"]["tone"] for hit in cool} == {"cool"}
     assert ids(client.get("/api/browse", params={"filter": "price > 1000"})) == []
+    for filter in ("", "text contains 'red'"):
+        every = client.get("/api/browse", params={"k": 200, "kind": "any", "filter": filter}).json()["hits"]
+        kinds = [hit["kind"] for hit in every]
+        assert kinds.count("image") == kinds.count("text") == (5 if filter else 60)
 
 
 # ---------------------------------------------------------------------- items and pictures
@@ -239,6 +249,15 @@ def test_adding_and_deleting(writable: TestClient) -> None:
     assert writable.get("/api/items", params={"id": ["mine", "note"]}).json() == [None, None]
 
 
+def test_two_files_of_one_name_are_refused(writable: TestClient) -> None:
+    items = {"items": json.dumps([{"id": "a", "image": "a.png"}])}
+    files = [("images", ("a.png", png(colour), "image/png")) for colour in ("red", "blue")]
+    answer = writable.post("/api/items", data=items, files=files, headers=AUTH)
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "two of the files are called 'a.png': give each its own name."}
+    assert writable.get("/api/items", params={"id": "a"}).json() == [None]
+
+
 def test_many_items_of_one_file_decode_it_once(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     items = [{"id": f"i{n}", "image": "a.png", "text": "é" * 6_000} for n in range(200)]  # above 1 MB of JSON
     opened: list[str | None] = []
@@ -256,6 +275,42 @@ def test_many_items_of_one_file_decode_it_once(writable: TestClient, monkeypatch
     assert (
         writable.post("/api/items", data={**given}, headers=AUTH).status_code == 422
     )  # no files: not uploaded
+
+
+def test_pictures_are_in_memory_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "PIXELS", 3 * 96 * 96)
+    opened: list[Any] = []
+    alive: list[int] = []
+    uploaded = Pictures.uploaded
+
+    class Watching(ColourModel):
+        def encode_image(self, images: Any, *, batch_size: int = 64) -> np.ndarray:
+            alive.append(sum(picture() is not None for picture in opened))
+            return super().encode_image(images)
+
+    def watch(self: Pictures, data: bytes, name: str | None) -> Any:
+        picture = uploaded(self, data, name)
+        opened.append(weakref.ref(picture))
+        return picture
+
+    monkeypatch.setattr(Pictures, "uploaded", watch)
+    model = Watching()
+    with make_index(tmp_path, model) as index, TestClient(create_app(index, model, token=TOKEN)) as client:
+        alive.clear()
+        files = [("images", (f"{c}.png", png(c), "image/png")) for c in COLOURS]
+        items = [{"id": f"my {c}", "image": f"{c}.png"} for c in COLOURS] + [
+            {"id": "note", "text": "a red note"}
+        ]
+        damaged = [*files[:-1], ("images", (files[-1][1][0], b"damaged", "image/png"))]
+        for given, status in ((damaged, 422), (files, 200)):
+            answer = client.post("/api/items", data={"items": json.dumps(items)}, files=given, headers=AUTH)
+            assert answer.status_code == status
+            there = client.get("/api/items", params={"id": [item["id"] for item in items]}).json()
+            assert all((item is None) == (status == 422) for item in there)  # all of them, or none
+        assert alive == [3] * 3 + [3] * 4  # nine before the damaged one, then all twelve
+        for colour in COLOURS:  # each with its own vector
+            (mine,) = index.vectors([f"my {colour}"])
+            assert np.allclose(mine, model.encode_image([draw(colour, "circle")])[0], atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -371,6 +426,22 @@ def test_a_batch_waits_only_for_requests_on_their_way() -> None:
     batcher.close()
     with pytest.raises(Unavailable, match="shutting down"):
         batcher("a", 1)
+
+
+def test_a_batch_is_let_go_of_while_the_next_is_waited_for() -> None:
+    class Picture:
+        pass
+
+    batcher = Batcher(lambda key, values: [0 for _ in values], Traffic())
+    picture = Picture()
+    left = weakref.ref(picture)
+    batcher("a", picture)
+    del picture
+    until = time.monotonic() + 5
+    while left() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert left() is None
+    batcher.close()
 
 
 def test_a_faulty_request_spoils_no_other() -> None:
@@ -560,23 +631,102 @@ def test_serve_refuses_what_cannot_work(folder: Path) -> None:
         serve(folder / "nothing", ColourModel(), port=0)
 
 
+def serving(
+    asks: Callable[[httpx.Client], None],
+    place: Path,
+    model: ColourModel,
+    capfd: pytest.CaptureFixture[str],
+    number: int = signal.SIGINT,
+    **options: Any,
+) -> None:
+    """Ask a service that runs here, then end it by a signal."""
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        said = ""
+        while not (found := re.search(r"http://[\d.:]+", said)):
+            time.sleep(0.05)
+            said += capfd.readouterr().out
+        try:
+            with httpx.Client(base_url=found.group(), timeout=20) as client:
+                asks(client)
+        except BaseException as error:
+            failed.append(error)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    serve(place, model, port=0, **options)  # returns: an interrupt is how a service ends
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
 @pytest.mark.parametrize(("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "127.0.0.2")])
 def test_serve_runs_and_stops_cleanly(
     number: int, host: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def stop() -> None:
-        address = ""
-        while not (found := re.search(r"http://[\d.:]+", address)):
-            time.sleep(0.05)
-            address += capfd.readouterr().out
-        with httpx.Client(base_url=found.group()) as client:
-            answers.append(client.get("/api/search", params={"text": "red"}).status_code)
-            answers.append(client.get("/api/health", headers={"Host": "evil.example"}).status_code)
-        os.kill(os.getpid(), number)
+    def asks(client: httpx.Client) -> None:
+        assert client.get("/api/search", params={"text": "red"}).status_code == 200
+        assert client.get("/api/health", headers={"Host": "evil.example"}).status_code == 421
 
-    answers: list[int] = []
-    thread = threading.Thread(target=stop)
-    thread.start()
-    serve(folder / "index", ColourModel(), host=host, port=0)  # returns: an interrupt is how a service ends
-    thread.join()
-    assert answers == [200, 421]
+    serving(asks, folder / "index", ColourModel(), capfd, number, host=host)
+
+
+def test_the_weights_are_read_once_however_many_changes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Counting(ColourModel):
+        asked = 0
+
+        def fingerprint(self) -> str:
+            self.asked += 1
+            return super().fingerprint()
+
+    def asks(client: httpx.Client) -> None:
+        for n in range(3):
+            items = {"items": json.dumps({"id": f"note{n}", "text": "a red note"})}
+            assert client.post("/api/items", data=items, headers=AUTH).json() == {"added": 1}
+        gone = client.delete("/api/items", params={"id": ["note0", "note1"]}, headers=AUTH)
+        assert gone.json() == {"deleted": 2}
+
+    make_index(tmp_path, ColourModel()).close()
+    model = Counting()
+    serving(asks, tmp_path / "index", model, capfd, token=TOKEN)
+    assert model.asked == 1
+    with EmbeddedIndex.create(tmp_path / "other", model.dim, model="theirs", fingerprint="x"):
+        pass
+    with pytest.raises(IndexFault, match="made with the model 'theirs'"):
+        serve(tmp_path / "other", model, port=0)
+
+
+def test_an_address_of_ten_megabytes_is_answered_and_the_service_goes_on(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def asked(client: httpx.Client, size: int) -> bytes:
+        """All of the answer: what comes back to a client that is still sending when it is cut off, too."""
+        host, port = client.base_url.host, client.base_url.port
+        with socket.create_connection((host, port or 80), timeout=20) as raw:
+            with suppress(ConnectionError):
+                raw.sendall(
+                    b"GET /api/search?text=%b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                    % (b"x" * size)
+                )
+            answer = b""
+            with suppress(ConnectionError):
+                while piece := raw.recv(65_536):
+                    answer += piece
+        return answer
+
+    def asks(client: httpx.Client) -> None:
+        begun = time.monotonic()
+        answer = asked(client, 10_000_000)
+        assert time.monotonic() - begun < 10
+        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")  # of the HTTP parser, which knows no JSON
+        assert answer.endswith(b"Invalid HTTP request received.")
+        answer = asked(client, 20_000)
+        assert answer.startswith(b"HTTP/1.1 414 ")
+        assert b'{"error":"the address is longer than' in answer
+        assert client.get("/api/search", params={"text": "red"}).status_code == 200
+
+    serving(asks, folder / "index", ColourModel(), capfd, limits=Limits(query=200, filter=200, items=8))

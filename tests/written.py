@@ -1,7 +1,9 @@
 """Small data sets written on the spot, shared by the tests of readers and of the data check."""
 
 import io
+import struct
 import tarfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,22 @@ def encoded(number: int, kind: str = "PNG") -> bytes:
     buffer = io.BytesIO()
     picture(number).save(buffer, kind)
     return buffer.getvalue()
+
+
+def one_bit_png(side: int) -> bytes:
+    """A whole black PNG of one bit a pixel: a few bytes as a file, a byte a pixel once Pillow decodes it."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0))
+    rows = chunk(b"IDAT", zlib.compress(bytes((1 + (side + 7) // 8) * side), 9))
+    return b"\x89PNG\r\n\x1a\n" + head + rows + chunk(b"IEND", b"")
+
+
+def icon(png: bytes) -> bytes:
+    """An ICO that claims 256 × 256 pixels and holds a PNG of any size."""
+    return struct.pack("<HHH", 0, 1, 1) + struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(png), 22) + png
 
 
 def save_pictures(folder: Path, names: list[str]) -> None:

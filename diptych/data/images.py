@@ -21,6 +21,9 @@ from diptych.parts import part
 from diptych.types import Features, Inputs
 
 MAX_PIXELS = 100_000_000  # a picture that claims more is refused before it is decoded
+# Pillow has more: some of them decode before they tell the size (ICO, ICNS), one starts a program (EPS). Pillow opens
+# MPO as JPEG. The suffixes of files in these formats are IMAGE_SUFFIXES in data/files.py.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DETECTOR_MEAN = (102.9801, 115.9465, 122.7717)  # BGR, 0…255: the bottom-up-attention detector
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -44,10 +47,10 @@ def open_image(
 ) -> Image.Image:
     """An RGB picture from a path, encoded bytes, or a file object; anything unreadable is an ``ImageError``.
 
-    The size in the header is checked before a pixel is decoded. ``name`` is what the error calls bytes and
-    file objects (a tar member, say). ``size_hint`` is the side the picture will be resized to: a JPEG is then
-    decoded at the smallest of its built-in scales that is not below it, several times faster for large
-    photographs. The first frame of an animation is taken; colour profiles are ignored.
+    Only the ``FORMATS`` are tried, and the size in the header is checked before a pixel is decoded. ``name`` is
+    what the error calls bytes and file objects (a tar member, say). ``size_hint`` is the side the picture will be
+    resized to: a JPEG is then decoded at the smallest of its built-in scales that is not below it, several times
+    faster for large photographs. The first frame of an animation is taken; colour profiles are ignored.
     """
     label = name or (str(source) if isinstance(source, str | Path) else "an image given as bytes")
     handle: BinaryIO | None = None
@@ -74,7 +77,9 @@ def open_image(
     except IsADirectoryError as error:
         raise ImageError(f"{label} is a folder: give the path of one image.") from error
     except UnidentifiedImageError as error:
-        raise ImageError(f"{label} is no image in a format Pillow reads: replace or remove it.") from error
+        raise ImageError(
+            f"{label} is no image that can be read: convert it to one of {', '.join(FORMATS)}, or remove it."
+        ) from error
     except Exception as error:  # a damaged file can make its decoder raise anything at all
         raise _damaged(label, error) from error
     finally:
@@ -287,9 +292,11 @@ def _open_header(stream: BinaryIO) -> Image.Image:
     """
     with _header_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        Image.init()  # no work but the first time; a decoder that this Pillow lacks must not be asked for
+        formats = [name for name in FORMATS if name in Image.OPEN]
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            return Image.open(stream)
+            return Image.open(stream, formats=formats)
         finally:
             Image.MAX_IMAGE_PIXELS = limit
 

@@ -3,6 +3,7 @@
 // What is asked. `image` is a File, `like` the id of an item; picks are the choices of the column menus.
 const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: {}, hybrid: false, rerank: false, weight: 1, k: 24 };
 const PAGE = 24, PAUSE = 350, RERANKED = 50; // hits a page; milliseconds of rest while typing; best hits ordered anew
+const WORDS = new Set(["and", "or", "not", "in", "like", "contains", "is", "null", "true", "false"]); // of the filters
 let about = null, running = null, timer = 0, token = sessionStorage.getItem("token") || "";
 
 const $ = (id) => document.getElementById(id);
@@ -65,9 +66,13 @@ const capital = (sentence) => sentence[0].toUpperCase() + sentence.slice(1);
 
 function quoted(text) { return `"${String(text).replace(/[\\"]/g, "\\$&")}"`; }
 
+// a value and a column as a filter has them (diptych/index/filters.py); no filter can name a column with a back quote
+const literal = (value) => typeof value === "boolean" ? value : quoted(value);
+const column = (name) => /^[\p{L}_][\p{L}\p{Nd}_.-]*$/u.test(name) && !WORDS.has(name.toLowerCase()) ? name : `\`${name}\``;
+const nameable = ([name]) => name && !name.includes("`");
+
 function filter() {
-  const parts = Object.entries(state.picks).map(([name, value]) =>
-    `\`${name}\` = ${typeof value === "boolean" ? value : quoted(value)}`);
+  const parts = Object.entries(state.picks).map(([name, value]) => `${column(name)} = ${literal(value)}`);
   const own = state.filter.trim();
   if (own) parts.unshift(parts.length ? `(${own})` : own);
   return parts.join(" and ");
@@ -334,7 +339,7 @@ function dress() {
 }
 
 function menus() {
-  const usable = Object.entries(about.values).filter(([, values]) => values.length > 1 && values.length < 50);
+  const usable = Object.entries(about.values).filter(nameable).filter(([, values]) => values.length > 1 && values.length < 50);
   $("picks").replaceChildren(...usable.slice(0, 6).map(([name, values]) => {
     const select = element("select");
     select.name = name;
@@ -346,13 +351,15 @@ function menus() {
     });
     return select;
   }));
-  const columns = Object.keys(about.columns);
-  $("filter").placeholder = columns.length ? `Filter, such as ${example()}` : "Filter";
+  const columns = Object.entries(about.columns).filter(nameable);
+  $("filter").placeholder = columns.length ? `Filter, such as ${example(columns)}` : "Filter";
 }
 
-function example() {
-  const [name, kinds] = Object.entries(about.columns).find(([, held]) => held.includes("number")) || Object.entries(about.columns)[0];
-  return kinds.includes("number") ? `${name} < 50` : `${name} = ${quoted(about.values[name]?.[0] ?? "…")}`;
+function example(columns) {
+  const [name, kinds] = columns.find(([, held]) => held.includes("number")) || columns[0];
+  if (kinds.includes("number")) return `${column(name)} < 50`;
+  const value = about.values[name]?.[0] ?? (kinds.includes("boolean") ? true : "…");
+  return `${column(name)} ${kinds.includes("list") ? "contains" : "="} ${literal(value)}`;
 }
 
 // the address holds the question (but not an uploaded image): it can be kept, sent, and gone back to

@@ -12,6 +12,7 @@ from fastapi import FastAPI, File, Form, Query, Response, UploadFile
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 import diptych
 from diptych.index.protocol import Index, Model
@@ -44,7 +45,7 @@ DESCRIPTION = (
     'sentence: `{"error": "…"}`. Ids travel as query parameters, since they may hold any character.'
 )
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": Failure} for code in (401, 403, 404, 409, 413, 422, 503)
+    code: {"model": Failure} for code in (400, 401, 403, 404, 409, 413, 422, 503)
 }
 
 
@@ -128,7 +129,10 @@ def create_app(
     _add_state(app, service, writable=token is not None)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, limits=limits)
-    app.add_middleware(Access, token=token, private=private, hosts=None if hosts is None else tuple(hosts))
+    app.add_middleware(
+        Access, token=token, private=private, hosts=None if hosts is None else tuple(hosts),
+        origins=tuple(origins),
+    )  # fmt: skip
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["Authorization"]
@@ -206,7 +210,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
     def browse(k: int = 24, kind: str = "image", filter: str = "") -> SearchReply:
         """A look at the collection, or at what a filter leaves of it. Scores are 0."""
         start = time.perf_counter()
-        hits = service.browse(k, check_kind(kind) or "image", filter)
+        hits = service.browse(k, check_kind(kind), filter)
         return search_reply(hits, time.perf_counter() - start)
 
 
@@ -222,7 +226,14 @@ def _add_items(app: FastAPI, service: Service) -> None:
         images: Annotated[list[UploadFile], File(description="files that items name as image")] = [],  # noqa: B006
     ) -> Added:
         """An item that names an uploaded file is an image, any other a text; durable when answered."""
-        uploads = {upload.filename or "": upload.file.read() for upload in images}
+        uploads: dict[str, bytes] = {}
+        for upload in images:
+            name = upload.filename or ""
+            if name in uploads:
+                raise HTTPException(
+                    400, f"two of the files are called '{name[:100]}': give each its own name."
+                )
+            uploads[name] = upload.file.read()
         return Added(added=service.add(parse_items(items), uploads))
 
     @app.delete("/api/items", tags=["items"], summary="Remove items")

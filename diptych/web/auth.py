@@ -50,19 +50,27 @@ def check_token(token: str | None) -> None:
 
 
 class Access:
-    """Checks the token and the host of each request, and adds the security headers to each answer.
+    """Checks the token, the host and the origin of each request, and adds the security headers to each answer.
 
     ``private`` asks for the token everywhere but on the page's own files. ``hosts`` are the names the service
     is known by: on loopback they keep a foreign site from reaching it under its own name (DNS rebinding).
+    ``origins`` are the sites whose pages may send it more than questions in an address.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, private: bool, hosts: tuple[str, ...] | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str | None,
+        private: bool,
+        hosts: tuple[str, ...] | None,
+        origins: tuple[str, ...] = (),
+    ) -> None:
         check_token(token)
         if private and token is None:
             raise SettingsError(
                 "a service that other machines can reach needs a token: give one, or bind to 127.0.0.1."
             )
-        self.app, self.private = app, private
+        self.app, self.private, self.origins = app, private, {origin.lower() for origin in origins}
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
         self.digest = None if token is None else _digest(token.encode())
 
@@ -87,13 +95,10 @@ class Access:
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = dict(scope["headers"])
-        if self.hosts is not None:
-            name = headers.get(b"host", b"").decode("latin-1").lower()
-            if _without_port(name) not in self.hosts:
-                return (
-                    421,
-                    "this service does not answer to that host name: use the address it was started with.",
-                )
+        if self.hosts is not None and _without_port(_named(headers, b"host")) not in self.hosts:
+            return 421, "this service does not answer to that host name: use the address it was started with."
+        if scope["method"] not in READING and self._is_foreign(headers):
+            return 403, "this request comes from the page of another site: allow that site with --cors."
         path: str = scope["path"]
         writes = scope["method"] not in READING and path != "/api/search"
         if path in PAGE or not (writes or self.private):
@@ -107,6 +112,27 @@ class Access:
         if not hmac.compare_digest(_digest(given.strip()), self.digest):
             return 401, "the token is wrong: use the one the service was started with."
         return None
+
+    def _is_foreign(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a browser sent the request for a page that is neither the service's own nor of a named site.
+
+        A page can send forms and files anywhere without asking, though not read the answer. Browsers tell
+        where it is from in Sec-Fetch-Site or, the old ones and those on plain http, in Origin alone.
+        """
+        origin, site = _named(headers, b"origin"), _named(headers, b"sec-fetch-site")
+        if origin in self.origins or "*" in self.origins or site in ("same-origin", "none"):
+            return False
+        if site or not origin:
+            return bool(site)
+        own = origin.partition("://")[2]  # empty for the origin 'null'
+        if own and own == _named(headers, b"host"):
+            return False
+        # a proxy may forward with another host than the one it is asked for
+        return is_loopback(_without_port(own)) or _without_port(own) not in (self.hosts or ())
+
+
+def _named(headers: dict[bytes, bytes], name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1").lower()
 
 
 def _digest(token: bytes) -> bytes:

@@ -93,15 +93,19 @@ class Batcher:
             thread.join()
 
     def _work(self) -> None:
-        going = True
-        while going:
-            batch, going = self._collect()
-            groups: dict[Hashable, list[Job]] = {}
-            for job in batch:
-                groups.setdefault(job[0], []).append(job)
-            for key, jobs in groups.items():
-                self._observe(len(jobs))
-                self._finish(key, jobs)
+        while self._work_once():
+            pass
+
+    def _work_once(self) -> bool:
+        """One batch, nothing of which is held on to while the next is waited for; False once there is none."""
+        batch, going = self._collect()
+        groups: dict[Hashable, list[Job]] = {}
+        for job in batch:
+            groups.setdefault(job[0], []).append(job)
+        for key, jobs in groups.items():
+            self._observe(len(jobs))
+            self._finish(key, jobs)
+        return going
 
     def _collect(self) -> tuple[list[Job], bool]:
         first = self._jobs.get()

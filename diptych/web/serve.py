@@ -68,12 +68,14 @@ def serve(
 
             model_name = model_name or str(model)
             model = Retriever.from_pretrained(model)
-        with open_index(place, fingerprint=model.fingerprint(), model=model_name) as index:
+        with open_index(place) as index:
+            fingerprint = index.info.fingerprint  # the model's, or the application refuses the index below
             own = _shown(listening)  # the address it announces, which may be 127.0.0.2
             names = None if reachable and hosts is None else (*LOOPBACK_NAMES, own, *(hosts or ()))
             app = create_app(
                 index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
-                origins=origins, allow_urls=allow_urls, writer=lambda: _writer(place, model), model_name=model_name,
+                origins=origins, allow_urls=allow_urls, model_name=model_name,
+                writer=lambda: _writer(place, fingerprint),
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
             _announce(index, listening)
@@ -126,8 +128,8 @@ def _leaving_cleanly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _writer(place: str | Path, model: Model) -> AbstractContextManager[Index]:
-    return open_index(place, writable=True, fingerprint=model.fingerprint())
+def _writer(place: str | Path, fingerprint: str) -> AbstractContextManager[Index]:
+    return open_index(place, writable=True, fingerprint=fingerprint)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -6,17 +6,19 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from PIL import Image
 
 from diptych.errors import DataError, QueryError, SettingsError, Unavailable
-from diptych.index.build import make_thumbnail
-from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Model, Query, Term
+from diptych.index.build import PIXELS, make_thumbnail
+from diptych.index.cutoff import CHANCE
+from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
 from diptych.index.query import parse_query
 from diptych.index.search import PairScorer, Searcher
 from diptych.web import pictures
@@ -100,11 +102,13 @@ class Service:
         self._check(asked)
         query = Query(self._terms(asked))
         filter = asked.filter.strip() or None
+        # more like an item: what is nearest, without asking whether it is near
+        chance = None if all(term.kind == "item" for term in query.terms) else CHANCE
         return self._searcher.search(
-            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank
-        )
+            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank, chance=chance
+        )  # fmt: skip
 
-    def browse(self, k: int, kind: Kind, filter: str) -> Hits:
+    def browse(self, k: int, kind: Kind | None, filter: str) -> Hits:
         """Items spread evenly over the collection, for a page without a query; their scores mean nothing."""
         self._check(Asked(k=k, filter=filter))
         items = self.index.sample_items(kind, filter.strip() or None, k)
@@ -124,10 +128,7 @@ class Service:
                     f"item '{item.id}' names the image '{item.image}', which was not uploaded with it."
                 )
         # several items may show one file: it is decoded and encoded once
-        files = list(dict.fromkeys(item.image for item in new if item.image))
-        shown = [self.pictures.uploaded(uploads[name], name) for name in files]
-        thumbnails = dict(zip(files, map(make_thumbnail, shown), strict=True))
-        images = dict(zip(files, self._model.encode_image(shown) if shown else (), strict=True))
+        images, thumbnails = self._encoded(dict.fromkeys(item.image for item in new if item.image), uploads)
         texts = [item.text for item in new if not item.image]
         encoded = iter(self._model.encode_text(texts) if texts else ())
         rows = np.stack([np.asarray(images[i.image] if i.image else next(encoded), np.float32) for i in new])
@@ -147,6 +148,27 @@ class Service:
             ]
             index.update(items, rows)
         return len(items)
+
+    def _encoded(
+        self, names: Iterable[str], uploads: dict[str, bytes]
+    ) -> tuple[dict[str, Vectors], dict[str, bytes]]:
+        """Vectors and thumbnails of uploaded files, by name; only so many are in memory decoded at once."""
+        vectors: dict[str, Vectors] = {}
+        thumbnails: dict[str, bytes] = {}
+        waiting: dict[str, Image.Image] = {}
+
+        def encode() -> None:
+            rows = self._model.encode_image(list(waiting.values())) if waiting else ()
+            vectors.update(zip(waiting, rows, strict=True))
+            waiting.clear()
+
+        for name in names:
+            waiting[name] = self.pictures.uploaded(uploads[name], name)
+            thumbnails[name] = make_thumbnail(waiting[name])
+            if sum(picture.width * picture.height for picture in waiting.values()) >= PIXELS:
+                encode()
+        encode()
+        return vectors, thumbnails
 
     def items(self, ids: Sequence[str]) -> list[Item | None]:
         """Items by id, None where there is none."""
