@@ -168,7 +168,10 @@ def test_every_word_of_a_hybrid_query_is_a_match(searcher: Searcher) -> None:
     assert not searcher.search("zebra", 30, hybrid=True).matched
 
 
-@pytest.mark.parametrize("query", ["shoes", "RED shoe", "cafe shoe", "running cafés", "red_shoes"])
+QUERIES = ["shoes", "RED shoe", "cafe shoe", "running cafés", "red_shoes", "cafe\N{COMBINING ACUTE ACCENT}"]
+
+
+@pytest.mark.parametrize("query", QUERIES)
 def test_words_of_a_hybrid_query_are_compared_as_they_are_ranked(searcher: Searcher, query: str) -> None:
     rows = np.random.default_rng(0).normal(size=(30, searcher.model.dim))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)

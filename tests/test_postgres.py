@@ -203,6 +203,7 @@ def test_full_text_is_the_same_bm25(both: Any) -> None:
         "dog dogs café",
         "CAFE",
         "日本語 straße",
+        "cafe\N{COMBINING ACUTE ACCENT}",
         "foo_bar",
         "_ red_shoe __",
         "nothing like this",

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MARGIN = 8  # candidates beyond k that are scored again: float32 rounding must not decide who is in
 TIE = 2e-6  # scores of unit vectors in float32 that are closer may be equal: float64 and order of addition decide
-SAMPLED = 16  # rows of a segment whose length is measured: what TIE grows and shrinks with
 MAX_TIES = 4096  # such candidates beyond the margin; of more, the earliest
 SCORES = 1 << 24  # scores held at once
 UNPACKED = 1 << 14  # rows turned into float32 at once: about 32 MB at 512 dimensions
@@ -38,15 +37,29 @@ def scan(
     import torch
 
     q = torch.from_numpy(np.ascontiguousarray(queries))
-    ties = TIE * _length(segments, layout) * q.norm(dim=1)
+    ties = TIE * max((segment.length(layout) for segment in segments), default=0.0) * q.norm(dim=1)
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(len(queries))]
+    picked: list[
+        tuple[Tensor, Tensor]
+    ] = []  # slots and scores of a filter's rows: one choice among all is cheaper
+
+    def choose(slots: Tensor | int, scores: Tensor) -> None:
+        for row, best in enumerate(_best(scores, k, ties)):
+            found[row].append((scores[row][best], slots + best if isinstance(slots, int) else slots[best]))
+
     for segment in segments:
         chosen = None if selection is None else selection.get(segment.number, np.zeros(0, np.int64))
         base = segment.number << ROW_BITS
         for rows, scores in _blocks(segment, layout, q, chosen):
-            for row, best in enumerate(_best(scores, k, ties)):
-                slots = base + (best + rows if isinstance(rows, int) else rows[best])
-                found[row].append((scores[row][best], slots))
+            if isinstance(rows, int):
+                choose(base + rows, scores)
+                continue
+            picked.append((base + rows, scores))
+            if sum(part.numel() for _, part in picked) > SCORES:
+                choose(*_joined(picked))
+                picked = []
+    if picked:
+        choose(*_joined(picked))
     return [_merge(parts, k, ties[n : n + 1]) for n, parts in enumerate(found)]
 
 
@@ -122,14 +135,11 @@ def _product(rows: Tensor, queries: Tensor) -> Tensor:
     return (rows @ queries.T).T
 
 
-def _length(segments: Sequence[Segment], layout: Layout) -> float:
-    """How long the rows are: the longest of a few, spread evenly over each segment."""
-    lengths = [0.0]
-    for segment in segments:
-        if len(segment):
-            some = np.asarray(segment.stored[:: -(-len(segment) // SAMPLED)])
-            lengths.append(float(np.linalg.norm(layout.unpack(some), axis=1).max()))
-    return max(lengths)
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Slots (N,) and scores (Q, N) of several blocks."""
+    import torch
+
+    return torch.cat([slots for slots, _ in parts]), torch.cat([scores for _, scores in parts], dim=1)
 
 
 def _best(scores: Tensor, k: int, ties: Tensor) -> list[Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from diptych.index.segments import ROW_BITS, Layout, attach
 Rows = NDArray[np.int64]
 Selection = dict[int, Rows]
 """Segment number → sorted rows: what a filter left."""
+SAMPLED = 16  # rows of a segment whose length is measured
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Segment:
     file: str
     stored: NDArray[Any]  # (rows, width), memory-mapped
     gone: Rows
+    _length: float | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -39,6 +41,14 @@ class Segment:
     def alive(self) -> int:
         """Rows that are not removed."""
         return len(self.stored) - len(self.gone)
+
+    def length(self, layout: Layout) -> float:
+        """How long the rows are: the longest of a few, spread evenly."""
+        if self._length is None:
+            some = layout.unpack(np.asarray(self.stored[:: max(1, -(-len(self) // SAMPLED))]))
+            longest = float(np.linalg.norm(some, axis=1).max()) if len(some) else 0.0
+            object.__setattr__(self, "_length", longest)
+        return self._length or 0.0
 
     @cached_property
     def live_rows(self) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -23,7 +24,8 @@ FUSION = 60  # the constant of reciprocal rank fusion (Cormack, Clarke and Bütt
 
 def words_of(text: str) -> list[str]:
     """The words of a query that are looked up, each once; like FTS5's they end at an underscore too."""
-    return list(dict.fromkeys(re.findall(r"[^\W_]+", text.lower())))[:MAX_WORDS]
+    composed = unicodedata.normalize("NFC", text.lower())  # an accent of its own would end a word
+    return list(dict.fromkeys(re.findall(r"[^\W_]+", composed)))[:MAX_WORDS]
 
 
 class Words:
