@@ -112,3 +112,19 @@ def test_ctrl_c_ends_with_a_sentence(when: str, tmp_path: Path) -> None:
     assert running.returncode == 130, said
     assert said.strip().splitlines()[-1] == "interrupted: what was saved before is intact."
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "said"), [("--version", 0, "version"), ("fly", 2, "there is no verb")]
+)
+def test_one_of_several_processes_ends_with_its_status_and_all_it_said(
+    word: str, status: int, said: str
+) -> None:
+    """It ends without the interpreter's own way out."""
+    done = subprocess.run(
+        [sys.executable, "-m", "diptych", word],
+        env={**os.environ, "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, said in done.stdout + done.stderr) == (status, True)

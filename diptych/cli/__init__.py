@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -65,7 +66,7 @@ class Verbs(click.Group):
             code = super().main(args, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as help_page:
             help_page.show()
-            sys.exit(2)
+            _leave(2)
         except click.UsageError as error:
             see = f" (see '{error.ctx.command_path} --help')" if error.ctx is not None else ""
             _end(f"error: {_usage(error)}{see}", 2)
@@ -82,7 +83,7 @@ class Verbs(click.Group):
             _end(str(note), 130)
         except (KeyboardInterrupt, click.Abort):
             _end("interrupted: what was saved before is intact.", 130)
-        sys.exit(code if isinstance(code, int) else 0)
+        return _leave(code if isinstance(code, int) else 0)
 
 
 def _usage(error: click.UsageError) -> str:
@@ -93,8 +94,18 @@ def _usage(error: click.UsageError) -> str:
     return f"{message}: did you mean {' or '.join(once)}?" if once else f"{error.format_message()}"
 
 
-def _end(sentence: str, status: int) -> None:
+def _end(sentence: str, status: int) -> NoReturn:
     click.echo(sentence, err=True)
+    _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process. One of several under torchrun ends at once: threads of torch that are left may abort it on the
+    way out ("terminate called without an active exception"), and torchrun would call a finished run failed."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)
 
 

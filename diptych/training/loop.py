@@ -171,7 +171,7 @@ def start(method: Method, settings: TrainingSettings) -> Accelerator:
             f"--batch_size {settings.batch_size} does not divide over {accelerator.num_processes} processes."
         )
     if accelerator.num_processes > 1:
-        # left to the interpreter, the threads of the group may still run when it ends, which aborts the process
+        # for programs of their own; the command line ends its processes itself (diptych/cli)
         atexit.register(accelerator.state.destroy_process_group)
         # dropout differs between processes; weights were made from the plain seed
         torch.manual_seed(settings.seed + accelerator.process_index)
