@@ -142,7 +142,7 @@ def test_compaction_keeps_it(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPat
     assert recall(index, queries) > 0.95
     for hits in index.search_many(queries, 10, kind="image"):
         assert len(set(hits.ids)) == 10
-    assert proposals(index, queries[0], monkeypatch) == (72, 29)
+    assert proposals(index, queries[0], monkeypatch) == (36, 29)
     found = {id for hits in index.search_many(clustered(30, 8), 1, kind="image") for id in hits.ids}
     assert found >= {f"new{n}" for n in range(30) if n != 3}  # those behind the graph are scanned
     index.delete([f"i{n}" for n in range(N)])
