@@ -12,11 +12,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,6 +34,8 @@ from diptych.objectives.momentum import CoupledQueue, MomentumContrast, Twin
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.retriever import Retriever, Tower
+from diptych.training.method import Method
+from diptych.training.step import Step
 from diptych.types import Batch, Features
 
 LIMIT = 35  # percent that the bank and the concept branch may add to a step
@@ -56,14 +58,14 @@ class Run:
         dim = options.dim
         self.model = make_model(dim, "concepts" in parts)
         members: dict[str, tuple[Objective, float]] = {"dcl": (DiversityContrast(), 3.0)}
-        self.twin = None
+        twin = None
         if "bank" in parts:
             queue = CoupledQueue(options.queue, dim)
             members = {
                 "dcl": (DiversityContrast(bank=queue), 3.0),
                 "m_dcl": (MomentumContrast(queue), 1.0),
             }
-            self.twin = Twin(self.model, precision="same" if "float32" in parts else "auto")
+            twin = Twin(self.model, precision="same" if "float32" in parts else "auto")
             queue.count.fill_(options.queue)  # full from the start: only the time is looked at
         if "concepts" in parts:
             members["concept"] = (DiversityContrast(view="concept"), 1.0)
@@ -71,23 +73,18 @@ class Run:
             prototypes = PrototypeClassification(options.clusters, dim, options.clusters)
             prototypes.memory = prototypes.memory[:0]
             members["prototypes"] = (prototypes, 1.0)
-        self.objective = Sum(members)
-        self.optimizer = torch.optim.AdamW([*self.model.parameters(), *self.objective.parameters()], 1e-5)
+        self.method = Method(self.model, Sum(members), twin=twin)
+        parameters = [*self.model.parameters(), *self.method.objective.parameters()]
+        self.one = Step(
+            self.method, self.model, torch.optim.AdamW(parameters, 1e-5), Accelerator(cpu=True), clip_norm=2.0
+        )
 
     def step(self, batch: Batch) -> None:
-        """Embed, terms, backward, clip, step, after_step."""
+        """One step of training, as the loop takes it."""
         self.model.train()
-        if self.twin is not None:
-            self.twin.update(self.model)
-        embeddings = self.model(batch)
-        if self.twin is not None:
-            embeddings = replace(embeddings, teacher=self.twin(batch))
-        torch.stack(list(self.objective(embeddings, batch).values())).sum().backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 2.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        embeddings, batch, _ = self.one(batch)
         with torch.no_grad():
-            self.objective.after_step(embeddings, batch)
+            self.method.objective.after_step(embeddings, batch)
 
     def encode(self, batch: Batch) -> None:
         """The vectors of both sides, as for an index."""

@@ -33,9 +33,7 @@ _PATIENCE = {
 }  # fmt: skip
 TURN = 5_000  # milliseconds a change waits for another one (a graph takes minutes) before it gives up
 READ_TURN = 3_000  # milliseconds a reader waits for a table that a compaction holds
-COMPACT_TURN = (
-    2_000  # milliseconds a compaction waits for readers; less than new ones, queued behind it, wait
-)
+COMPACT_TURN = 2_000  # milliseconds a compaction waits for readers; less than those queued behind it do
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
 _LOGIN = re.compile(r"\w+://(?:[^@/]*@)?")  # as the driver finds it: a password may hold # and ?
 T = TypeVar("T")

@@ -39,9 +39,8 @@ def scan(
     q = torch.from_numpy(np.ascontiguousarray(queries))
     ties = TIE * max((segment.length(layout) for segment in segments), default=0.0) * q.norm(dim=1)
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(len(queries))]
-    picked: list[
-        tuple[Tensor, Tensor]
-    ] = []  # slots and scores of a filter's rows: one choice among all is cheaper
+    # slots and scores of a filter's rows: one choice among all of them is cheaper than one a segment
+    picked: list[tuple[Tensor, Tensor]] = []
 
     def choose(slots: Tensor | int, scores: Tensor) -> None:
         for row, best in enumerate(_best(scores, k, ties)):

@@ -174,9 +174,8 @@ def check(settings: Settings, captions: Captions) -> None:
         raise SettingsError(
             "the prototypes classify the concept branch's view: with --no_concept give --no_prototypes too."
         )
-    seen = (
-        len(captions.texts) // settings.batch_size * settings.batch_size
-    )  # an epoch drops its last, partial batch
+    # an epoch drops its last, partial batch
+    seen = len(captions.texts) // settings.batch_size * settings.batch_size
     if settings.prototypes and 0 < seen < settings.clusters:
         raise SettingsError(
             f"{settings.clusters} prototypes are more than the {seen} pairs of an epoch of whole batches: "
