@@ -70,13 +70,13 @@ def test_search_is_exact(tmp_path: Path, precision: Precision, count: int, small
             assert hits.exact
 
 
-@pytest.mark.parametrize("alone", [0, 1 << 40])
+@pytest.mark.parametrize("small", [0, 1 << 40])
 def test_both_products_give_the_same_hits(
-    index: EmbeddedIndex, alone: int, monkeypatch: pytest.MonkeyPatch
+    index: EmbeddedIndex, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = unit_rows(1, seed=5)[0]
     expected = index.search(query, 7)
-    monkeypatch.setattr(scan, "ALONE", alone)
+    monkeypatch.setattr(scan, "SMALL", small)
     assert index.search(query, 7) == expected
 
 

@@ -123,7 +123,8 @@ def attach(path: Path, layout: Layout, rows: int) -> NDArray[Any]:
                 "copy the whole index again, or index the collection anew."
             )
         # private pages of a file opened for reading: torch wants writable memory, the file stays untouched
-        return np.memmap(file, layout.dtype, mode="c", shape=(rows, layout.width))
+        mapped = np.memmap(file, layout.dtype, mode="c", shape=(rows, layout.width))
+        return np.asarray(mapped)  # a plain array: taking rows of a memmap costs several times as much
 
 
 def checksum(path: Path, start: int, size: int) -> int | None:
