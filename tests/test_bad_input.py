@@ -267,10 +267,14 @@ def test_coder_settings_that_do_not_fit(data: Path, tmp_path: Path) -> None:
     sentence = refused_training(data, "coder", clusters=120, batch_size=50)  # the last 20 pairs are dropped
     assert "give --clusters 100 or fewer" in sentence
     foreign = cvse_files(tmp_path / "foreign", ["hund", "katze", "baum"])
-    sentence = refused_training(data, "coder", concept_files=foreign)
+    sentence = refused_training(data, "coder", concept_files=foreign, concept_size=400)
     assert "none of the 3 concepts (hund, katze, baum, …) occurs in the 120 texts: choose" in sentence
     own = cvse_files(tmp_path / "own", ["dog", "cat", "tree"])
-    diptych(*training("coder", data, epochs=1, concept_files=own), "--output_dir", tmp_path / "good")
+    diptych(
+        *training("coder", data, epochs=1, concept_files=own, concept_size=400),
+        "--output_dir",
+        tmp_path / "good",
+    )
 
 
 def test_texts_without_a_concept(data: Path) -> None:
@@ -285,6 +289,11 @@ def test_texts_without_a_concept(data: Path) -> None:
     ("settings", "correction"),
     [
         ({"concept": False}, "with --no_concept give --no_prototypes too"),
+        (
+            {"concept_files": "cvse", "concept_size": 300},
+            "those of --concept_files: leave out --concept_size",
+        ),
+        ({"concept_files": "cvse", "concept_shares": "printed"}, "leave out --concept_shares"),
         ({"bank": "diversity", "loss": "triplet"}, "with --loss triplet nothing reads the bank"),
         ({"bank": "diversity", "diversity": "none"}, "with --diversity none nothing reads the bank"),
         ({"bank": "diversity", "bank_diversity": False}, "with --no_bank_diversity nothing reads the bank"),

@@ -115,9 +115,9 @@ def proposals(index: EmbeddedIndex, query: Vectors, monkeypatch: pytest.MonkeyPa
         seen[0] += wanted
         return ask(self, graph, queries, wanted)
 
-    def scanned(segments, layout, queries, k, selection=None):  # type: ignore[no-untyped-def]
+    def scanned(segments, queries, k, selection=None):  # type: ignore[no-untyped-def]
         seen[1] += sum(map(len, selection.values())) if selection is not None else sum(map(len, segments))
-        return walk(segments, layout, queries, k, selection)
+        return walk(segments, queries, k, selection)
 
     with monkeypatch.context() as watched:
         watched.setattr(approximate.Graphs, "_proposals", counted)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError
 from diptych.index import scan, segments, words
 from diptych.index.embedded import EmbeddedIndex
@@ -183,6 +184,27 @@ def test_texts_leave_with_their_image(index: EmbeddedIndex) -> None:
     assert index.delete(["i1"]) == 1
     assert index.get(["i1#text0"]) == [None]
     assert index.get(["i2#text0"]) != [None]
+
+
+def test_verifying_and_compacting_say_how_far_they_are(
+    index: EmbeddedIndex,
+    small_segments: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0)
+    index.add(images(60, 50), unit_rows(60, seed=1))
+    index.delete(["i0"])
+    index.verify()
+    index.compact()
+    assert capsys.readouterr().err == ""
+    index.delete(["i1"])
+    count = len(list(index.path.glob("vectors-*")))
+    assert count > 1
+    index.verify(show_progress=True)
+    assert f"segments of vectors: {count}/{count}" in capsys.readouterr().err
+    index.compact(show_progress=True)
+    assert f"segments of images: {count}/{count}" in capsys.readouterr().err
 
 
 def test_compaction_keeps_what_is_there(index: EmbeddedIndex, small_segments: None) -> None:

@@ -19,6 +19,7 @@ import psycopg.conninfo
 import pytest
 from servers import Server, postgres
 
+from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError, Unavailable
 from diptych.index import database
 from diptych.index.embedded import EmbeddedIndex
@@ -487,15 +488,20 @@ def test_a_request_that_nobody_acknowledges_is_given_up(server: Server, url: str
         assert index._database.ask(patience) == 10_000  # milliseconds; 0 would be the system's 15 minutes
 
 
-def test_compaction_gives_space_back(url: str) -> None:
+def test_compaction_gives_space_back(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0)
     items, vectors = collection(2000)
     with PostgresIndex.create(url, DIM) as index:
         index.add(items, vectors)
         index.delete([item.id for item in items[100:]])
         before = index.search(vectors[0], 10).ids
-        assert index.compact() > 0
+        assert index.compact(show_progress=True) > 0
+        assert "tables: 4/4" in capsys.readouterr().err
         assert index.search(vectors[0], 10).ids == before
-        assert index.verify() == []
+        assert index.verify(show_progress=True) == []
+        assert "thousands of items: 1/1" in capsys.readouterr().err
 
 
 def test_verify_tells_what_is_wrong(url: str) -> None:

@@ -139,7 +139,7 @@ def verify(place: str) -> None:
     from diptych.index.opening import open_index
 
     with open_index(place) as opened:
-        faults = opened.verify()
+        faults = opened.verify(show_progress=True)
     for fault in faults:
         click.echo(fault)
     click.echo("sound" if not faults else f"{len(faults)} faults")
@@ -153,7 +153,7 @@ def compact(place: str) -> None:
     from diptych.index.opening import open_index
 
     with open_index(place, writable=True) as opened:
-        click.echo(f"freed {opened.compact() / 1e6:.1f} MB")
+        click.echo(f"freed {opened.compact(show_progress=True) / 1e6:.1f} MB")
 
 
 @index.command()

@@ -61,12 +61,12 @@ class Graphs:
         proposed = self._proposals(graph, queries, wanted)
         outside = _outside(segments, graph)
         none = np.zeros(0, np.int64)
-        tail = scan(segments, self.layout, queries, k, outside) if outside else [none] * len(queries)
+        tail = scan(segments, queries, k, outside) if outside else [none] * len(queries)
         out = []
         for query, keys, rest in zip(queries, proposed, tail, strict=True):
             found = np.concatenate([_present(segments, keys), rest])
             if len(found) < min(k, state.count(graph.kind)):
-                (found,) = scan(segments, self.layout, query[None], k)
+                (found,) = scan(segments, query[None], k)
             out.append(found)
         return out
 

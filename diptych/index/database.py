@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -77,7 +77,7 @@ class Database:
         start = f"BEGIN; SET LOCAL lock_timeout = {TURN}; {begin}"
         return self._run(write, lambda db: db.execute(start), retry=False)
 
-    def compact(self, statements: Sequence[Any]) -> None:
+    def compact(self, statements: Iterable[Any]) -> None:
         """Run statements that want a table for themselves and no transaction around them (VACUUM FULL).
 
         Whoever comes while one waits for its table waits behind it: after ``COMPACT_TURN`` it gives up.

@@ -115,7 +115,7 @@ class EmbeddedIndex(Engine):
         with self._store.writing() as db:
             return writing.remove(db, ids)
 
-    def compact(self) -> int:
+    def compact(self, *, show_progress: bool = False) -> int:
         """Give back the space of removed rows; the number of bytes freed.
 
         The rows that are left are copied to new files; one transaction puts them in the place of the old.
@@ -123,7 +123,7 @@ class EmbeddedIndex(Engine):
         before = self._store.size()
         with self._store.alone() as state:
             with self._store.writing() as db:
-                old, moves = writing.compact(db, self.path, self._layout, state)
+                old, moves = writing.compact(db, self.path, self._layout, state, show_progress)
                 graphs = self._graphs.follow(db, state, old, moves)
             self._store.drop([s.file for s in old] + [graph.file for graph in graphs])
             self._store.shrink()
@@ -196,7 +196,7 @@ class EmbeddedIndex(Engine):
                 raise self._no_graph(kind)
             else:
                 chosen = None if filter is None else self._columns.select(state, db, filter, kind)
-                found = scan(state.of_kind(kind), self._layout, queries, k, chosen)
+                found = scan(state.of_kind(kind), queries, k, chosen)
             pairs = zip(queries, found, strict=True)
             return [self._hits(state, db, query, slots, k, graph is None) for query, slots in pairs]
 
@@ -265,11 +265,13 @@ class EmbeddedIndex(Engine):
 
         return self._read(read)
 
-    def verify(self) -> list[str]:
+    def verify(self, *, show_progress: bool = False) -> list[str]:
         """Read everything and compare it with its checksums: one sentence per fault."""
         faults: list[str] = []
         for _ in range(ATTEMPTS):
-            state, faults = self._read(lambda state, db: (state, verify(state, db, self.path, self._layout)))
+            state, faults = self._read(
+                lambda state, db: (state, verify(state, db, self.path, self._layout, show_progress))
+            )
             if not faults or state.generation == self.generation:  # else files may have gone by compaction
                 break
         return faults

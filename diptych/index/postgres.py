@@ -161,14 +161,14 @@ class PostgresIndex(Engine):
         for _ in track([kind], "approximate index", 1, show_progress):
             self._change(lambda db: self._tables.build_graph(db, kind))
 
-    def compact(self) -> int:
+    def compact(self, *, show_progress: bool = False) -> int:
         """Give back the space of removed rows; the number of bytes freed.
 
         A table being rewritten can be neither read nor changed: requests wait a moment, then give up.
         """
         self._check_writable()
         before = self._database.ask(self._tables.size)
-        self._database.compact(self._tables.vacuum())
+        self._database.compact(track(self._tables.vacuum(), "tables", None, show_progress))
         return max(0, before - self._database.ask(self._tables.size))
 
     # ------------------------------------------------------------------ reading
@@ -297,8 +297,8 @@ class PostgresIndex(Engine):
             rows = self._tables.vectors_of_kind(db, kind)
             serials = [serial for serial, _ in rows]
             stored = self._rows([vector for _, vector in rows])
-            segment = Segment(0, kind, "", stored, np.zeros(0, np.int64))
             layout = Layout(self._dimension, "float32")
+            segment = Segment(0, kind, "", layout, stored, np.zeros(0, np.int64))
             scores, first, second = best_pairs([segment], layout, threshold, limit, show_progress)
             pairs = [(serials[a], serials[b]) for a, b in zip(first, second, strict=True)]
             found = self._tables.items_at(db, [serial for pair in pairs for serial in pair])
@@ -306,9 +306,9 @@ class PostgresIndex(Engine):
 
         return self._database.ask(read)
 
-    def verify(self) -> list[str]:
+    def verify(self, *, show_progress: bool = False) -> list[str]:
         """Read everything and compare it with its checksums: one sentence per fault."""
-        return self._database.ask(self._tables.verify)
+        return self._database.ask(lambda db: self._tables.verify(db, show_progress))
 
     def close(self) -> None:
         """Close the connections; idempotent."""

@@ -308,11 +308,11 @@ class Index(Protocol):
         """Make the approximate index of a kind, or bring it up to date; searches then use it by default."""
         ...
 
-    def compact(self) -> int:
+    def compact(self, *, show_progress: bool = False) -> int:
         """Give back the space of removed rows; the number of bytes freed."""
         ...
 
-    def verify(self) -> list[str]:
+    def verify(self, *, show_progress: bool = False) -> list[str]:
         """Read everything and compare it with its checksums: one sentence per fault."""
         ...
 

@@ -30,10 +30,10 @@ Scores = NDArray[np.float32]
 
 
 def scan(
-    segments: Sequence[Segment], layout: Layout, queries: Vectors, k: int, selection: Selection | None = None
+    segments: Sequence[Segment], queries: Vectors, k: int, selection: Selection | None = None
 ) -> list[Rows]:
     """For each query (Q, D), slots of the k + MARGIN best rows at least, in no order."""
-    longest = max((segment.length(layout) for segment in segments), default=0.0)
+    longest = max((segment.length for segment in segments), default=0.0)
     ties = TIE * longest * np.linalg.norm(queries, axis=1)
     found: list[list[tuple[Scores, Rows]]] = [[] for _ in range(len(queries))]
     # slots and scores of a filter's rows: one choice among all of them is cheaper than one a segment
@@ -46,7 +46,7 @@ def scan(
     for segment in segments:
         chosen = None if selection is None else selection.get(segment.number, np.zeros(0, np.int64))
         base = segment.number << ROW_BITS
-        for rows, scores in _blocks(segment, layout, queries, chosen):
+        for rows, scores in _blocks(segment, queries, chosen):
             if isinstance(rows, int):
                 choose(base + rows, scores)
                 continue
@@ -76,9 +76,7 @@ def fetch(segments: Sequence[Segment], layout: Layout, slots: Rows) -> Vectors:
     return out
 
 
-def _blocks(
-    segment: Segment, layout: Layout, queries: Vectors, chosen: Rows | None
-) -> Iterator[tuple[Rows | int, Scores]]:
+def _blocks(segment: Segment, queries: Vectors, chosen: Rows | None) -> Iterator[tuple[Rows | int, Scores]]:
     """(rows, or the first of consecutive rows, and their scores (Q, rows)) piece by piece; removed ones are −inf."""
     count, gone = len(segment), segment.gone
     if chosen is None and len(gone) > FEW_GONE:
@@ -87,12 +85,12 @@ def _blocks(
     if chosen is not None and len(chosen) < GATHER * count:
         for start in range(0, len(chosen), limit):
             rows = chosen[start : start + limit]
-            yield rows, _gathered(segment, layout, queries, rows)
+            yield rows, _gathered(segment, queries, rows)
         return
-    step = limit if layout.precision == "float32" else min(limit, UNPACKED)
+    step = limit if segment.layout.precision == "float32" else min(limit, UNPACKED)
     for start in range(0, count, step):
         stop = min(start + step, count)
-        scores = _product(_floats(layout, segment.stored[start:stop]), queries)
+        scores = _product(_floats(segment.layout, segment.stored[start:stop]), queries)
         wanted = gone if chosen is None else chosen
         inside = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, stop)]
         if chosen is not None:
@@ -103,8 +101,9 @@ def _blocks(
         yield start, scores
 
 
-def _gathered(segment: Segment, layout: Layout, queries: Vectors, rows: Rows) -> Scores:
+def _gathered(segment: Segment, queries: Vectors, rows: Rows) -> Scores:
     """Scores (Q, rows) of some rows, which are copied a piece at a time to a place that stays in the cache."""
+    layout = segment.layout
     out = np.empty((len(queries), len(rows)), np.float32)
     step = max(1, GATHERED // layout.dimension)
     place = np.empty((min(step, len(rows)), layout.width), layout.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,9 @@ class Segment:
     number: int
     kind: Kind
     file: str
+    layout: Layout
     stored: NDArray[Any]  # (rows, width), memory-mapped
     gone: Rows
-    _length: float | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -42,13 +42,11 @@ class Segment:
         """Rows that are not removed."""
         return len(self.stored) - len(self.gone)
 
-    def length(self, layout: Layout) -> float:
+    @cached_property
+    def length(self) -> float:
         """How long the rows are: the longest of a few, spread evenly."""
-        if self._length is None:
-            some = layout.unpack(np.asarray(self.stored[:: max(1, -(-len(self) // SAMPLED))]))
-            longest = float(np.linalg.norm(some, axis=1).max()) if len(some) else 0.0
-            object.__setattr__(self, "_length", longest)
-        return self._length or 0.0
+        some = self.layout.unpack(self.stored[:: max(1, -(-len(self) // SAMPLED))])
+        return float(np.linalg.norm(some, axis=1).max()) if len(some) else 0.0
 
     @cached_property
     def live_rows(self) -> Rows:
@@ -125,8 +123,9 @@ def load_state(
         gone = old.gone if old is not None else fresh[:0]
         if len(fresh):
             gone = np.union1d(gone, fresh)
-        same = old is not None and stored is old.stored and gone is old.gone
-        segments.append(old if same and old is not None else Segment(number, kind, file, stored, gone))
+        if old is None or stored is not old.stored or gone is not old.gone:
+            old = Segment(number, kind, file, layout, stored, gone)
+        segments.append(old)
     graphs = tuple(
         Graph(kind, file, rows, size, {int(k): v for k, v in json.loads(covers).items()})
         for kind, file, rows, size, covers in db.execute("SELECT kind, file, rows, size, covers FROM graphs")

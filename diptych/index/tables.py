@@ -15,8 +15,10 @@ from diptych.index.filters import kind_of
 from diptych.index.protocol import KINDS, Collection, Item, Kind
 from diptych.index.pushdown import folded
 from diptych.index.records import COLUMNS, Record, checksum, item
+from diptych.progress import track
 
 FORMAT = 1  # of the tables; raised when old ones can no longer be read
+PIECE = 1000  # items verified at once
 TYPES: dict[str, str] = {"float32": "vector", "float16": "halfvec"}
 DIMENSION_LIMIT = 16_000  # pgvector's, of a stored vector
 GRAPH_LIMITS = {"float32": 2_000, "float16": 4_000}  # pgvector's, of an indexed one
@@ -261,7 +263,7 @@ class Tables:
         rows: list[tuple[str | bool, int]] = db.execute(self.sql(query), (column, limit)).fetchall()
         return rows
 
-    def verify(self, db: Connection) -> list[str]:
+    def verify(self, db: Connection, show_progress: bool = False) -> list[str]:
         """One sentence per fault."""
         faults = []
         for table in _FILLED[1:]:
@@ -282,7 +284,9 @@ class Tables:
             rows.execute(
                 self.sql("SELECT id, vector, checksum FROM {s}.items LEFT JOIN {s}.vectors USING (serial)")
             )
-            for id, vector, expected in rows:
+            pieces = -(-sum(count for _, count, _ in seen) // PIECE)
+            read = track(iter(lambda: rows.fetchmany(PIECE), []), "thousands of items", pieces, show_progress)
+            for id, vector, expected in (row for piece in read for row in piece):
                 if vector is None:
                     faults.append(f"'{id}' has no vector: index it anew.")
                 elif checksum(vector) != expected:

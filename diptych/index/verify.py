@@ -8,14 +8,17 @@ from pathlib import Path
 from diptych.index.protocol import KINDS
 from diptych.index.segments import Layout, checksum, slot_of
 from diptych.index.state import State
+from diptych.progress import track
 
 
-def verify(state: State, db: sqlite3.Connection, folder: Path, layout: Layout) -> list[str]:
+def verify(
+    state: State, db: sqlite3.Connection, folder: Path, layout: Layout, show_progress: bool = False
+) -> list[str]:
     """One sentence per fault, none when all is well."""
     faults = [
         f"the catalog is damaged: {row[0]}." for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"
     ]
-    for segment in state.segments:
+    for segment in track(state.segments, "segments of vectors", None, show_progress):
         faults += _blocks(db, folder / segment.file, layout, segment.number, len(segment))
         span = (slot_of(segment.number, 0), slot_of(segment.number, len(segment)))
         items = _count(db, "SELECT count(*) FROM items WHERE slot >= ? AND slot < ?", span)

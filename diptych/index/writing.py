@@ -14,6 +14,7 @@ from diptych.index import catalog
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
 from diptych.index.segments import ROW_BITS, Layout, append, slot_of
 from diptych.index.state import Rows, Segment, State
+from diptych.progress import track
 
 PIECE = 1 << 25  # bytes copied at once while compacting
 
@@ -46,7 +47,7 @@ def remove(db: sqlite3.Connection, ids: Sequence[str]) -> int:
 
 
 def compact(
-    db: sqlite3.Connection, folder: Path, layout: Layout, state: State
+    db: sqlite3.Connection, folder: Path, layout: Layout, state: State, show_progress: bool = False
 ) -> tuple[list[Segment], Moves]:
     """Copy the rows that are left into new segments; the old ones, which are returned, may go once committed."""
     old: list[Segment] = []
@@ -58,7 +59,8 @@ def compact(
         if not segments or (len(segments) == 1 and not len(segments[0].gone)):
             continue
         _new_segment(db, layout, kind)
-        moved = [pairs for segment in segments for pairs in _move(db, folder, layout, segment)]
+        shown = track(segments, f"segments of {kind}s", None, show_progress)
+        moved = [pairs for segment in shown for pairs in _move(db, folder, layout, segment)]
         moves[kind] = np.concatenate([np.zeros((0, 2), np.int64), *moved])
         for segment in segments:
             span = (slot_of(segment.number, 0), slot_of(segment.number + 1, 0))

@@ -174,6 +174,9 @@ def check(settings: Settings, captions: Captions) -> None:
         raise SettingsError(
             "the prototypes classify the concept branch's view: with --no_concept give --no_prototypes too."
         )
+    for name in ("concept_size", "concept_shares"):
+        if settings.concept_files and getattr(settings, name) != getattr(type(settings), name):
+            raise SettingsError(f"the concepts are those of --concept_files: leave out --{name}.")
     # an epoch drops its last, partial batch
     seen = len(captions.texts) // settings.batch_size * settings.batch_size
     if settings.prototypes and 0 < seen < settings.clusters:
