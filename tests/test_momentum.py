@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from coder_oracles import batch_of, diversity_loop, made, positive_loop
 from safetensors.torch import load, save
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diptych.errors import SettingsError
 from diptych.objectives import momentum
@@ -362,6 +364,26 @@ def test_keys_in_bf16_are_float32_near_the_exact_ones_and_same_means_exact() -> 
     assert not torch.equal(keys.image, exact.image)
     assert (keys.image * exact.image).sum(dim=1).min() > 0.999
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_keys_in_bf16_turn_each_weight_once_however_many_words() -> None:
+    class Casts(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._to_copy.default and args[0].data_ptr() in weights:
+                self.count += 1
+            return func(*args, **(kwargs or {}))
+
+    torch.manual_seed(0)
+    twin, batch = Twin(Small(), precision="bf16"), inputs()
+    weights = {p.data_ptr() for p in twin.retriever.text.parameters()}
+    for words in (2, 9):
+        values = torch.randn(5, words, 4)
+        with Casts() as casts:
+            twin(replace(batch, texts=Features.whole(values)))
+        assert casts.count == 4  # two weights and two biases
+    assert not any(p.requires_grad for p in twin.parameters())
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -99,7 +99,8 @@ class Twin(nn.Module):
         kept = () if seen is None else (_mask(seen.image_features), _mask(seen.text_features))
         device = batch.image_ids.device
         bf16 = computes_bf16(device) if self.precision == "auto" else self.precision == "bf16"
-        with torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
+        own = [p for n, p in self.retriever.named_parameters() if n not in self._shared]
+        with _requiring_grad(own), torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
             keys: Embeddings = self.retriever(batch, *kept)  # towers give float32 whatever they computed in
         return keys
 
@@ -109,6 +110,18 @@ class Twin(nn.Module):
         owner = self.retriever.get_submodule(path)
         setattr(owner, leaf, nn.Parameter(getattr(owner, leaf).detach().clone(), requires_grad=False))
         self._shared.discard(name)
+
+
+@contextmanager
+def _requiring_grad(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Where a weight asks for gradient, autocast turns it into bf16 once, not at each use (a GRU's: each word)."""
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
 
 
 def bare(module: nn.Module) -> nn.Module:
