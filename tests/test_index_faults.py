@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +136,8 @@ def test_the_name_of_a_file_is_synced_until_rows_of_it_are_committed(
     np.testing.assert_array_equal(segments.attach(path, layout, 10), np.tile(rows(5), (2, 1)))
 
 
-def test_a_writer_closes_without_waiting_for_readers(index: EmbeddedIndex) -> None:
+@pytest.mark.parametrize("act", [EmbeddedIndex.close, EmbeddedIndex.compact])
+def test_a_writer_waits_for_no_reader(index: EmbeddedIndex, act: Callable[[EmbeddedIndex], object]) -> None:
     reading, done = threading.Event(), threading.Event()
 
     def read() -> None:
@@ -148,10 +149,11 @@ def test_a_writer_closes_without_waiting_for_readers(index: EmbeddedIndex) -> No
     reading.wait()
     index.delete(["i0"])
     start = time.monotonic()
-    index.close()
+    act(index)
     assert time.monotonic() - start < 5
     done.set()
     thread.join()
+    index.close()
     with EmbeddedIndex.open(index.path, writable=True) as again:
         assert len(again) == 49
 

@@ -20,6 +20,7 @@ from diptych.index.protocol import Item
 
 FILE = "index.db"
 FORMAT = 1  # of the index folder; raised when an old folder can no longer be read
+PATIENCE = 30  # seconds that a connection waits for a lock
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE segments(
@@ -136,11 +137,12 @@ class Catalog:
             yield
 
     def shrink(self) -> None:
-        """Give pages that hold nothing any more back to the file system, and empty the log."""
+        """Give pages that hold nothing any more back to the file system, and empty the log if nobody reads it."""
         if self._writer is not None:
             with self.translating():
                 self._writer.execute("VACUUM")
-                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                _fold_log(self._writer)
+                self._writer.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
 
     def close(self) -> None:
         """Close every connection; a writer folds the log into the database as far as its readers allow."""
@@ -152,8 +154,7 @@ class Catalog:
             db.close()
         if writer is not None:
             try:
-                writer.execute("PRAGMA busy_timeout = 0")  # whoever reads is not waited for
-                writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                _fold_log(writer)
             except sqlite3.Error:  # a full disk, say: what was acknowledged is safe in the log
                 pass
             finally:
@@ -339,6 +340,12 @@ def _record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
             db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
 
 
+def _fold_log(writer: sqlite3.Connection) -> None:
+    """Move the log into the database as far as its readers allow; whoever reads is not waited for."""
+    writer.execute("PRAGMA busy_timeout = 0")
+    writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 class _Frozen(sqlite3.Connection):
     """A connection that takes the database for immutable, which may be true for one answer only: never kept."""
 
@@ -349,7 +356,7 @@ def _connect(
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
-        timeout=30,
+        timeout=PATIENCE,
         isolation_level=None,
         check_same_thread=False,
         factory=kind,
