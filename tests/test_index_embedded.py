@@ -161,6 +161,14 @@ def test_common_words_are_left_out_while_others_remain(
         assert len(index.search_words("the dog", 300)) == 230  # both are common now
 
 
+def test_few_of_ever_new_words_are_remembered(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "COMMON", 10)
+    monkeypatch.setattr(words, "REMEMBERED", 20)
+    for n in range(100):
+        index.search_words(f"new{n} number", 5, kind="image")
+    assert 0 < len(index._words._common) <= 21
+
+
 def test_update_replaces_and_delete_removes(index: EmbeddedIndex) -> None:
     new = unit_rows(1, seed=4)
     index.update([Item("i3", text="other", metadata={"n": -1}, thumbnail=b"jpeg")], new)

@@ -15,6 +15,7 @@ from diptych.index.segments import ROW_BITS
 from diptych.index.state import Selection, State
 
 MAX_WORDS = 64  # of a text that are looked up
+REMEMBERED = 10_000  # words of which is known whether they are common; a service sees ever new ones
 COMMON, COMMON_SHARE = (
     1000,
     10,
@@ -64,7 +65,7 @@ class Words:
         if state.count(kind) <= most:
             return False
         with self._lock:
-            if self._generation != state.generation:
+            if self._generation != state.generation or len(self._common) > REMEMBERED:
                 self._generation, self._common = state.generation, {}
             if (kind, word) not in self._common:
                 table = f"{kind}_words"
