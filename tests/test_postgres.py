@@ -595,6 +595,17 @@ def test_bad_input_is_one_sentence(both: Any, make: Any, error: type[Exception],
     assert len(both[0]) == len(both[1])
 
 
+def test_an_index_may_be_called_by_a_word_of_sql(server: Server) -> None:
+    items, vectors = collection(3)
+    with PostgresIndex.create(server.index_url("user"), DIM) as index:
+        index.add(items, vectors)
+        assert index.search(vectors[0], 1).ids == [items[0].id]
+        index.build_graph()
+        index.compact()
+        assert index.verify() == []
+        assert index.info.approximate == {"image": index.count("image")}
+
+
 def test_urls_that_lead_nowhere(server: Server, url: str) -> None:
     with pytest.raises(IndexFault, match="there is no index at"):
         PostgresIndex.open(url)
@@ -602,8 +613,11 @@ def test_urls_that_lead_nowhere(server: Server, url: str) -> None:
     with pytest.raises(Unavailable, match="does not answer") as caught:
         PostgresIndex.open("postgresql://me:secret@127.0.0.1:1/none")
     assert "secret" not in str(caught.value)
-    with pytest.raises(SettingsError, match="no name for an index"):
-        PostgresIndex.open(server.index_url("a;drop"))
+    for name in ("a;drop", "pg_mine"):
+        with pytest.raises(SettingsError, match="no name for an index"):
+            PostgresIndex.open(server.index_url(name))
+    with pytest.raises(IndexFault, match="index=public is a schema of something else: choose another name"):
+        PostgresIndex.create(server.index_url("public"), 8)
     with pytest.raises(SettingsError, match="1 to 16000"):
         PostgresIndex.create(url, 0)
     with pytest.raises(SettingsError, match="not 'binary'"):

@@ -34,7 +34,7 @@ _PATIENCE = {
 TURN = 5_000  # milliseconds a change waits for another one (a graph takes minutes) before it gives up
 READ_TURN = 3_000  # milliseconds a reader waits for a table that a compaction holds
 COMPACT_TURN = 2_000  # milliseconds a compaction waits for readers; less than those queued behind it do
-_NAME = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+_NAME = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,39}")  # PostgreSQL keeps pg_ to itself
 _LOGIN = re.compile(r"\w+://(?:[^@/]*@)?")  # as the driver finds it: a password may hold # and ?
 T = TypeVar("T")
 Connection = Any  # psycopg.Connection[tuple[Any, ...]], whose stubs an installation without the extra lacks
@@ -53,7 +53,7 @@ class Database:
         if not _NAME.fullmatch(self.index):
             raise SettingsError(
                 f"index={self.index!r} in the database URL is no name for an index: "
-                "use lower-case letters, digits and _, at most 40."
+                "use lower-case letters, digits and _, at most 40, and no pg_ at its beginning."
             )
         self.label = f"{place}?index={self.index}"  # without user and password
         self._idle: list[Connection] = []

@@ -50,7 +50,7 @@ class Tables:
     def __init__(self, schema: str, precision: str = "float32") -> None:
         self.schema, self.precision = schema, precision
         # the lock every writer waits for, held until its transaction ends
-        self.take_turn = f"SELECT value FROM {schema}.meta WHERE key = 'generation' FOR UPDATE"
+        self.take_turn = f"SELECT value FROM \"{schema}\".meta WHERE key = 'generation' FOR UPDATE"
 
     def sql(self, text: str) -> sql.Composed:
         """A statement whose ``{s}`` is the schema."""
@@ -61,6 +61,8 @@ class Tables:
         db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"diptych {self.schema}",))
         if self.exists(db):
             raise IndexFault(f"{label} is already an index: open it, or choose another name.")
+        if db.execute("SELECT to_regnamespace(%s)", (self.schema,)).fetchone()[0] is not None:
+            raise IndexFault(f"{label} is a schema of something else: choose another name for the index.")
         if db.execute("SHOW server_encoding").fetchone()[0] != "UTF8":
             raise SettingsError(f"{label} does not store UTF-8: create the database with ENCODING 'UTF8'.")
         _make_extension(db, label)
