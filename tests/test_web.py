@@ -578,6 +578,7 @@ def test_an_unexpected_failure_is_told_and_the_service_goes_on(folder: Path) -> 
         assert "its log says why" in answer.json()["error"]
         assert "secret" not in answer.text
         assert client.get("/api/search", params={"text": "red"}).status_code == 200
+        assert 'diptych_requests_total{path="/api/search",status="500"} 1\n' in client.get("/metrics").text
 
 
 def test_limits_must_let_something_pass() -> None:

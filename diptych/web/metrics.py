@@ -91,9 +91,18 @@ class CountRequests:
             return
         path = scope["path"] if scope["path"] in self.known else "other"
 
+        answered = False
+
         async def counted(message: Message) -> None:
+            nonlocal answered
             if message["type"] == "http.response.start":
+                answered = True
                 self.metrics.count(path, message["status"])
             await send(message)
 
-        await self.app(scope, receive, counted)
+        try:
+            await self.app(scope, receive, counted)
+        except Exception:  # answered with 500 further out
+            if not answered:
+                self.metrics.count(path, 500)
+            raise
