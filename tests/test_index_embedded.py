@@ -401,6 +401,8 @@ def test_wrong_arguments_say_so(index: EmbeddedIndex) -> None:
         index.search(row * np.nan)
     with pytest.raises(DataError, match="row 1 of the vectors to add holds NaN or infinity"):
         index.add(images(2, 90), np.stack([row, row * np.inf]))
+    with pytest.raises(DataError, match="row 1 of the vectors to add holds numbers too large to score"):
+        index.add(images(2, 90), np.stack([row, row * np.float32(3e19)]))
     with pytest.raises(DataError, match="2 items came with 1 vectors"):
         index.add(images(2, 90), row[None])
     with pytest.raises(DataError, match="'i90' is empty or comes more than once"):

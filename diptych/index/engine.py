@@ -82,7 +82,7 @@ class Engine(Index):
             self._write(items, rows, replace)
 
     def _checked(self, vectors: Any, what: str) -> Vectors:
-        """Rows (n, dimension) of finite numbers, or an error that says what else they are."""
+        """Rows (n, dimension) of finite numbers that can be scored, or an error that says what else they are."""
         rows: Vectors = np.ascontiguousarray(np.asarray(vectors), np.float32)
         if rows.ndim != 2 or rows.shape[1] != self._dimension:
             raise IndexFault(
@@ -90,10 +90,12 @@ class Engine(Index):
                 f"{self._dimension} dimensions: encode with the model it was made with, "
                 f"'{self._facts['model'] or 'unnamed'}'."
             )
-        finite = np.isfinite(rows).all(axis=1)
+        # squared lengths: where they fit a float32, so does every score
+        finite = np.isfinite(np.einsum("nd,nd->n", rows, rows))
         if not finite.all():
             bad = int(np.argmin(finite))
-            raise DataError(f"row {bad} of {what} holds NaN or infinity: check the model and its input.")
+            holds = "numbers too large to score" if np.isfinite(rows[bad]).all() else "NaN or infinity"
+            raise DataError(f"row {bad} of {what} holds {holds}: check the model and its input.")
         return rows
 
     def _check_model(self, fingerprint: str | None, model: str) -> None:
