@@ -368,6 +368,40 @@ def test_a_private_service_asks_for_its_token(browser: Any, folder: Path) -> Non
             assert size == 96
 
 
+def test_a_picture_that_comes_late_takes_no_other_ones_place(browser: Any, folder: Path) -> None:
+    before = """const make = URL.createObjectURL, end = URL.revokeObjectURL;
+      window.live = new Set();
+      URL.createObjectURL = (blob) => { const url = make(blob); live.add(url); return url; };
+      URL.revokeObjectURL = (url) => { live.delete(url); end(url); };
+      sessionStorage.setItem("token", "TOKEN");"""
+    colour = """async (img) => { await img.decode(); const place = new OffscreenCanvas(1, 1).getContext("2d");
+      place.drawImage(img, 48, 48, 1, 1, 0, 0, 1, 1); return [...place.getImageData(0, 0, 1, 1).data]; }"""
+    waiting: list[Any] = []
+    with (
+        EmbeddedIndex(folder / "index") as index,
+        running(create_app(index, ColourModel(), token=TOKEN, private=True)) as url,
+    ):
+        for page in opened(browser, url):
+            page.add_init_script(before.replace("TOKEN", TOKEN))
+            page.route("**/api/image?id=red*", lambda route: waiting.append(route))
+            page.route("**/api/thumbnail?id=teal*", lambda route: route.fulfill(body="no picture"))
+            page.goto(f"{url}/?like=red%2Fcircle.png")
+            expect(page.locator("#title")).to_contain_text("red")
+            page.evaluate(DROP, [data("blue", "circle"), "mine.png", "image/png"])
+            expect(page.locator("#title")).to_have_text("mine.png")
+            blue = page.locator("#picture").evaluate(colour)
+            with page.expect_response(lambda answer: "/api/image" in answer.url) as answer:
+                waiting[0].continue_()
+            answer.value.finished()
+            page.wait_for_timeout(200)
+            assert page.locator("#picture").evaluate(colour) == blue
+            ask(page, "teal")
+            expect(page.locator("#grid .frame.none").first).to_be_visible()
+            expect(page.locator("body.busy")).to_have_count(0)
+            page.wait_for_timeout(200)
+            assert page.evaluate("live.size") == 1  # that of the dropped image
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone(browser: Any, address: str, scheme: str) -> None:
     for page in opened(browser, address, **PHONE, color_scheme=scheme):

@@ -49,12 +49,14 @@ function login(sentence) {
 }
 
 async function show(img, path) {
+  img.dataset.path = path;
   // an <img> sends no token: then the picture is fetched by hand
-  if (!token) { img.src = path; return; }
+  if (!token || path.startsWith("blob:")) { img.src = path; return; }
   try {
     const blob = await (await ask(path)).blob();
-    img.src = URL.createObjectURL(blob);
-    img.addEventListener("load", () => URL.revokeObjectURL(img.src), { once: true });
+    if (img.dataset.path !== path) return; // meanwhile it was given another
+    const url = img.src = URL.createObjectURL(blob);
+    for (const end of ["load", "error"]) img.addEventListener(end, () => URL.revokeObjectURL(url), { once: true });
   } catch { img.dispatchEvent(new Event("error")); }
 }
 
@@ -230,7 +232,7 @@ async function panel(signal) {
   $("whole").hidden = $("chip").querySelector("img").hidden = !(state.image || source);
   if (!state.image && source) show($("chip").querySelector("img"), picture(source));
   const large = source ? `/api/image?id=${encodeURIComponent(source)}` : "";
-  if (state.image) $("picture").src = preview(state.image);
+  if (state.image) show($("picture"), preview(state.image));
   else if (source) show($("picture"), large);
   // a link sends no token
   if (large && !state.image && !token) $("whole").href = large; else $("whole").removeAttribute("href");
@@ -313,7 +315,7 @@ function dress() {
   $("chip").hidden = !(state.image || state.like);
   if (state.image) {
     $("chip").querySelector("img").hidden = false;
-    $("chip").querySelector("img").src = preview(state.image);
+    show($("chip").querySelector("img"), preview(state.image));
     $("chip").querySelector(".chip-name").textContent = state.image.name || "image";
   } else if (state.like) {
     $("chip").querySelector(".chip-name").textContent = "like this";
