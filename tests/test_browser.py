@@ -402,6 +402,26 @@ def test_a_picture_that_comes_late_takes_no_other_ones_place(browser: Any, folde
             assert page.evaluate("live.size") == 1  # that of the dropped image
 
 
+def test_a_low_limit_on_answers_and_a_column_with_an_odd_name(browser: Any, tmp_path: Path) -> None:
+    model = ColourModel()
+    with EmbeddedIndex.create(tmp_path / "index", model.dim, fingerprint=model.fingerprint()) as index:
+        columns = [{"constructor": "a"}, {"constructor": "b"}] * 4
+        items = [Item(f"i{n}", text=f"item {n}", metadata=one) for n, one in enumerate(columns)]
+        texts = [Item(f"t{n}", "text", text=f"text {n}") for n in range(8)]
+        index.add([*items, *texts], model.encode_text(["red", "teal", "blue", "green"] * 4))
+        with running(create_app(index, model, limits=Limits(k=3))) as url:
+            for page in opened(browser, url):
+                expect(page.locator("#grid .card")).to_have_count(3)
+                menu = page.get_by_label("Only constructor")
+                expect(menu).to_have_value("")
+                expect(menu).not_to_have_class("chosen")
+                menu.select_option("b")
+                expect(page.locator("#status")).to_have_text("Some of the images that pass the filter")
+                page.locator(".card").first.click()
+                expect(page.locator("#texts li")).to_have_count(3)
+                expect(page.locator("#notice")).to_be_hidden()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone(browser: Any, address: str, scheme: str) -> None:
     for page in opened(browser, address, **PHONE, color_scheme=scheme):

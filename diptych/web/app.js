@@ -1,7 +1,8 @@
 "use strict";
 
-// What is asked. `image` is a File, `like` the id of an item; picks are the choices of the column menus.
-const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: {}, hybrid: false, rerank: false, weight: 1, k: 24 };
+// What is asked. `image` is a File, `like` the id of an item; picks are the choices of the column menus,
+// by name: a column may be called constructor.
+const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: Object.create(null), hybrid: false, rerank: false, weight: 1, k: 24 };
 const PAGE = 24, PAUSE = 350, RERANKED = 50; // hits a page; milliseconds of rest while typing; best hits ordered anew
 const WORDS = new Set(["and", "or", "not", "in", "like", "contains", "is", "null", "true", "false"]); // of the filters
 let about = null, running = null, timer = 0, token = sessionStorage.getItem("token") || "";
@@ -83,7 +84,7 @@ function filter() {
 function asks() { return Boolean(state.query.trim() || state.image || state.like); }
 
 function find(kind, k, signal, query = state.query) {
-  const fields = { k, kind, filter: kind === state.kind ? filter() : "" };
+  const fields = { k: Math.min(k, about.limits.k), kind, filter: kind === state.kind ? filter() : "" };
   if (!asks()) return ask(`/api/browse?${new URLSearchParams(fields)}`, { signal });
   if (query.trim()) fields.query = query;
   if (state.like) fields.like = state.like;
@@ -265,7 +266,7 @@ async function fits(signal) {
 
 function unfilter() {
   state.filter = $("filter").value = "";
-  state.picks = {};
+  state.picks = Object.create(null);
   visit();
 }
 
@@ -390,7 +391,7 @@ function recall() {
   state.filter = address.get("filter") || "";
   state.hybrid = address.get("hybrid") === "1";
   state.rerank = address.get("rerank") === "1";
-  state.picks = {};
+  state.picks = Object.create(null);
   for (const [name, value] of address) {
     if (name.startsWith("only.")) try { state.picks[name.slice(5)] = JSON.parse(value); } catch { /* not ours */ }
   }
