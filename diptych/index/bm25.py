@@ -56,10 +56,6 @@ class Tokenizer:
             found.update(counts)
         return dict(found)
 
-    def close(self) -> None:
-        """Give the memory back."""
-        self._db.close()
-
 
 def _stored(word: str) -> str:
     data = word.encode()
