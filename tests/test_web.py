@@ -375,6 +375,14 @@ def test_health_about_metrics_and_openapi(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     names = ("search", "browse", "items", "thumbnail", "image", "health", "about")
     assert set(paths) == {*(f"/api/{name}" for name in names), "/metrics"}
+    manual = (Path(__file__).parent.parent / "docs" / "serve.md").read_text("utf-8")
+    told = {
+        code for row in re.findall(r"^\| (\d{3}(?:, \d{3})*) \|", manual, re.M) for code in row.split(", ")
+    }
+    assert "507" in told
+    for path in paths.values():
+        for operation in path.values():
+            assert told - {"405"} <= set(operation["responses"])
 
 
 def test_the_page_needs_nothing_from_outside(client: TestClient) -> None:
