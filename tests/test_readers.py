@@ -354,10 +354,22 @@ def test_further_columns_become_labels(tmp_path: Path) -> None:
     assert captions.labels == {
         "price": [3, 4],
         "code": ["007", "010"],
-        "brand": ["X", ""],
+        "brand": ["X", None],
         "note": [("p", "q"), ("r",)],
     }
     assert as_table(captions) == {"a.png": ("train", ["one", "two"]), "b.png": ("train", ["three"])}
+
+
+def test_an_empty_cell_says_nothing_about_its_image(tmp_path: Path) -> None:
+    save_pictures(tmp_path, ["a.png", "b.png", "c.png"])
+    (tmp_path / "products.csv").write_text(
+        "image,text,price,color,tag\na.png,one,3.5,red,x\na.png,two,,,y\nb.png,three,4,,\nc.png,four,,,z\n"
+    )
+    assert open_captions(tmp_path).labels == {
+        "price": [3.5, 4.0, None],
+        "color": ["red", None, None],
+        "tag": [("x", "y"), (), ("z",)],
+    }
 
 
 @pytest.mark.parametrize(

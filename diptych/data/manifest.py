@@ -110,7 +110,7 @@ def _names(cells: list[str]) -> list[str]:
 
 
 def table_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
-    """Rows of a CSV or TSV file, with the line each begins on; whole columns of numbers become numbers."""
+    """Rows of a CSV or TSV file, with the line each begins on; columns of numbers become numbers, empty labels None."""
     lines = read_lines(path, problems)
     if not lines or lines[0] is None:
         return
@@ -127,7 +127,10 @@ def table_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
             rows.append((line, cells))
     columns = Columns.among(names)
     for column in columns.further if columns else ():
-        _to_numbers([cells for _, cells in rows], names.index(column))
+        place = names.index(column)
+        _to_numbers([cells for _, cells in rows], place)
+        for _, values in rows:
+            values[place] = None if values[place] == "" else values[place]
     for line, cells in rows:
         yield Row(f"{path}:{line}", dict(zip(names, cells, strict=True)), split)
 

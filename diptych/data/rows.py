@@ -11,7 +11,8 @@ split       ``split``
 ==========  ============================================================================
 
 Rows of one image are gathered, in the order of the rows. Any further column is a label of the images; one
-that differs between the rows of an image becomes, for every image, the tuple of its values.
+that differs between the rows of an image becomes, for every image, the tuple of its values. A row that leaves it
+empty says nothing about it.
 """
 
 from __future__ import annotations
@@ -99,9 +100,12 @@ def add_texts(draft: Draft, row: int, texts: Any, where: str, text_ids: Any = No
 def gather_labels(
     values: Sequence[Mapping[str, list[Any]]], columns: Sequence[str]
 ) -> list[Mapping[str, Any]]:
-    """Labels per image from the values of its rows: one where all rows agree, else tuples."""
-    constant = {c: all(all(v == row[c][0] for v in row[c]) for row in values) for c in columns}
-    return [{c: row[c][0] if constant[c] else tuple(row[c]) for c in columns} for row in values]
+    """Labels per image from the values of its rows: one where all that have a value agree, else tuples."""
+    filled = [{c: [v for v in row[c] if v is not None] for c in columns} for row in values]
+    constant = {c: all(all(v == row[c][0] for v in row[c]) for row in filled) for c in columns}
+    return [
+        {c: next(iter(row[c]), None) if constant[c] else tuple(row[c]) for c in columns} for row in filled
+    ]
 
 
 def with_files(draft: Draft, beside: Path, images: str | Path | None, problems: Problems) -> Captions:
