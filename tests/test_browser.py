@@ -316,6 +316,34 @@ def test_what_is_no_image_is_told(page: Any) -> None:
     expect(page.locator(".notice.bad")).to_contain_text("The uploaded image 'broken.png'")
 
 
+def test_a_refused_image_does_not_leave_the_one_before_beside_it(page: Any) -> None:
+    expect(page.locator(".card").first).to_be_visible()
+    page.evaluate(DROP, [data("red", "ring"), "ring.png", "image/png"])
+    expect(page.locator("#title")).to_have_text("ring.png")
+    page.evaluate(DROP, ["AAAA", "broken.png", "image/png"])
+    expect(page.locator(".notice.bad")).to_contain_text("broken.png")
+    expect(page.locator("#panel")).to_be_hidden()
+
+
+def test_tall_pictures_and_long_texts_stay_in_their_cards(browser: Any, tmp_path: Path) -> None:
+    model = ColourModel()
+    text = "a tall red cross and so many more words about it that no card has the room for all of them"
+    with make_index(tmp_path, model) as index:
+        where = index.collection("shapes", str(tmp_path / "pictures")).number
+        draw("red", "cross").resize((100, 300)).save(tmp_path / "pictures" / "tall.png")
+        index.add([Item("tall", path="tall.png", text=text, collection=where)], model.encode_text(["red"]))
+        with running(create_app(index, model)) as url:
+            for page in opened(browser, url):
+                page.goto(f'{url}/?filter=id = "tall"')
+                expect(page.locator(".card")).to_have_count(1)
+                expect(page.locator(".frame img")).to_have_js_property("complete", True)
+                size = page.locator(".frame").bounding_box()
+                assert size["height"] == pytest.approx(size["width"], abs=2)
+                caption = page.locator(".caption")  # of its third line nothing is to be seen
+                height = caption.evaluate("(box) => parseFloat(getComputedStyle(box).lineHeight) * 2")
+                assert caption.bounding_box()["height"] == pytest.approx(height, abs=2)
+
+
 def test_markup_in_texts_stays_text(browser: Any, tmp_path: Path) -> None:
     model = ColourModel()
     evil = "<img src=x onerror=alert(1)><script>alert(2)</script>"

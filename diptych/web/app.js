@@ -191,7 +191,7 @@ function card(hit, best) {
     item.classList.toggle("below", !hit.matches);
   } else {
     item.querySelector(".score").hidden = true;
-    item.querySelector(".caption").style.paddingBottom = "11px";
+    item.querySelector(".caption").style.marginBottom = "11px";
   }
   button.addEventListener("click", () => like(hit));
   return item;
@@ -212,6 +212,7 @@ function fail(error) {
   const wrong = error instanceof Refused && error.position !== undefined && /filter/.test(error.message);
   document.querySelector(".filter").classList.toggle("wrong", wrong);
   $("grid").replaceChildren();
+  shut(); // it showed the image of an earlier question
   $("more").hidden = true;
   $("status").textContent = "";
   const before = wrong && Object.keys(state.picks).length ? 1 : 0; // characters that filter() put before the typed ones
@@ -322,7 +323,7 @@ function dress() {
     $("chip").querySelector(".chip-name").textContent = "like this";
   }
   const narrow = matchMedia("(max-width: 620px)").matches;
-  const hint = narrow ? "Describe it, or add an image" : "Describe what you look for, or drop an image";
+  const hint = narrow ? "Words or an image" : "Describe what you look for, or drop an image";
   $("query").placeholder = state.image || state.like ? (narrow ? "Add words" : "Add words to change it") : hint;
   $("clear").hidden = !state.query;
   $("balance").hidden = !(state.image && state.query.trim());
