@@ -216,6 +216,19 @@ def test_browsing_shows_items_with_equal_vectors(tmp_path: Path) -> None:
             assert ids(client.get("/api/browse", params={"k": 2})) == ["same0", "same9"]
 
 
+def test_the_limit_of_uploads_is_none_of_indexed_files(folder: Path) -> None:
+    with (
+        EmbeddedIndex(folder / "index") as index,
+        TestClient(create_app(index, ColourModel(), limits=Limits(pixels=1_000))) as client,
+    ):
+        out = io.BytesIO()
+        draw("red", "ring").save(out, "PNG")
+        refused = client.post("/api/search", files={"images": ("ring.png", out.getvalue())})
+        assert refused.status_code == 422
+        assert refused.json()["error"].endswith("9,216 pixels, more than the limit of 1,000: shrink it.")
+        assert client.get("/api/thumbnail", params={"id": "red/ring.png"}).status_code == 200
+
+
 def test_items_thumbnails_and_images(client: TestClient) -> None:
     answer = client.get("/api/items", params={"id": ["red/ring.png", "nothing"]}).json()
     assert answer[0]["text"] == "a red ring"

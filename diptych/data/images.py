@@ -65,7 +65,7 @@ def open_image(
         if pixels > max_pixels:
             raise ImageError(
                 f"{label} claims {image.width}×{image.height} = {pixels:,} pixels, more than the limit of "
-                f"{max_pixels:,}: shrink it, or raise max_pixels if you trust the file."
+                f"{max_pixels:,}: shrink it."
             )
         if size_hint is not None:
             image.draft("RGB", (size_hint, size_hint))

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from diptych.data.images import open_image
+from diptych.data.images import MAX_PIXELS, open_image
 from diptych.errors import ImageError, QueryError
 from diptych.index.build import THUMBNAIL, make_thumbnail
 from diptych.index.protocol import Index, Item
@@ -108,8 +108,10 @@ class Pictures:
         return resolved if any(resolved.is_relative_to(root) for root in self.roots) else None
 
     def _open(self, source: bytes | Path, label: str, longest: int) -> Image.Image:
+        # the limit is one of uploads: a file was indexed, and what could be is shown
+        most = self.limits.pixels if isinstance(source, bytes) else MAX_PIXELS
         with self._decoding:
-            picture = open_image(source, name=label, max_pixels=self.limits.pixels, size_hint=longest)
+            picture = open_image(source, name=label, max_pixels=most, size_hint=longest)
             if max(picture.size) > longest:
                 picture.thumbnail((longest, longest))
             return picture
