@@ -77,6 +77,12 @@ def test_pictures_are_small_and_inside() -> None:
     assert large.size == (400, 200)  # the caller's picture is left as it was
 
 
+def test_answers_begin_at_the_margin_where_there_is_no_picture_above_them() -> None:
+    answers = [Answer("dog", 0.5, False)]
+    assert "</h1><div class='row gallery'><figure" in gallery_page("dogs", Query("", answers))
+    assert "</h1><p>Nothing matches.</p><div" in gallery_page("dogs", Query("Nothing matches.", []))
+
+
 def points(svg: str) -> list[tuple[float, float]]:
     line = re.search(r"points='([^']+)'", svg)
     assert line is not None

@@ -26,6 +26,7 @@ figure { margin: 0; padding: .3rem; border: 2px solid var(--line); border-radius
 figure.right { border-color: var(--good); box-shadow: 0 0 0 2px var(--good); }
 figcaption, .score { font-size: .75rem; opacity: .8; }
 .query ~ figure { max-width: 8.2rem; box-sizing: border-box; } /* six beside the query */
+.gallery figure { width: 8.2rem; box-sizing: border-box; }
 img { background: #fff; border-radius: .2rem; } svg { max-width: 100%; height: auto; }
 .pair { display: flex; flex-wrap: wrap; gap: 0 1rem; border-top: 1px solid var(--line); padding: .5rem 0; }
 .pair > .query { width: 9rem; margin: .75rem 0; font-size: .9rem; overflow-wrap: anywhere; }
@@ -106,8 +107,11 @@ def page(
 
 
 def gallery_page(title: str, query: Query) -> str:
-    """One query's answers as a file of their own."""
-    return f"{_head(title)}{_query(query, LARGE)}</html>"
+    """One query's answers as a file of their own; its picture or text, where it has one, above them."""
+    shown = _picture(query.picture, LARGE) if query.picture is not None else ""
+    asked = f"<p>{shown}{html.escape(query.text)}</p>" if shown or query.text else ""
+    answers = "".join(_answer(answer, LARGE) for answer in query.answers)
+    return f"{_head(title)}{asked}<div class='row gallery'>{answers}</div></html>"
 
 
 def comparison_page(
@@ -171,9 +175,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _query(query: Query, side: int = THUMB) -> str:
-    shown = _picture(query.picture, side) if query.picture is not None else ""
-    answers = "".join(_answer(answer, side) for answer in query.answers)
+def _query(query: Query) -> str:
+    shown = _picture(query.picture) if query.picture is not None else ""
+    answers = "".join(_answer(answer) for answer in query.answers)
     return f"<div class='row'><div class='query'>{shown}{html.escape(query.text)}</div>{answers}</div>"
 
 
