@@ -87,6 +87,7 @@ def test_what_a_filter_means(text: str, expected: list[int]) -> None:
         ("price <", 7, "ends there"),
         ("price < < 3", 8, "a value"),
         ("price 50", 6, "a comparison"),
+        ("date taken = 5", 5, "with spaces needs back quotes"),
         ('price < 50 color = "red"', 11, "'and', 'or'"),
         ("color = red", 8, "needs quotes"),
         ('color = "red', 8, "never closes"),

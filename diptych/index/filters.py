@@ -309,10 +309,10 @@ class _Parser:
                 self.fail(place, "a text in quotes")
             return _negated(Condition(column, token.word, (value,), name.position), negative)
         if negative or token.kind != "operator":
-            self.fail(
-                token,
-                "'in', 'like' or 'contains'" if negative else "a comparison such as =, <, in or contains",
-            )
+            comparison = "a comparison such as =, <, in or contains"
+            if token.kind == "name":
+                comparison += " (a column name with spaces needs back quotes)"
+            self.fail(token, "'in', 'like' or 'contains'" if negative else comparison)
         return self.comparison(column, token, name.position)
 
     def comparison(self, column: str, token: _Token, position: int) -> Filter:
