@@ -300,6 +300,10 @@ def test_the_keyboard_alone_is_enough(page: Any) -> None:
     page.keyboard.press("Escape")
     expect(page.locator("#panel")).to_be_hidden()
     expect(page.locator("#query")).to_be_focused()
+    expect(page.locator("#query")).to_have_value("blue")
+    expect(page.locator("#status")).to_contain_text("5 matches")
+    page.keyboard.press("Escape")
+    expect(page.locator("#query")).to_have_value("")
 
 
 def test_nothing_matches_is_shown(page: Any) -> None:

@@ -255,6 +255,29 @@ def test_samples_duplicates_and_reading_agree(both: Any) -> None:
     assert remote.verify() == []
 
 
+def test_compaction_forgets_columns_of_items_that_are_gone(
+    both: tuple[PostgresIndex, EmbeddedIndex],
+) -> None:
+    vector = np.eye(1, DIM, dtype=np.float32)
+    odd = Item("odd", metadata={"color": ["red"], "prise": 7, "empty": None, "sale": "yes", "ratio": 0.5})
+    for index in both:
+        index.add([odd], vector)
+    known = [index.info.columns for index in both]
+    assert known[0] == known[1]
+    assert set(known[0]["color"]) == {"list", "text"}
+    for index in both:
+        index.compact()
+    assert [index.info.columns for index in both] == known  # all are there: nothing to forget
+    for index in both:
+        index.delete(["odd"])
+        index.compact()
+        columns = index.info.columns
+        assert columns["color"] == ("text",)
+        assert not {"prise", "empty", "ratio"} & set(columns)
+        with pytest.raises(QueryError, match="did you mean 'price'"):
+            index.search(vector[0], filter="prise < 5")
+
+
 def test_half_precision_answers_like_the_embedded_engine(url: str, tmp_path: Path) -> None:
     items, vectors = collection()
     with (

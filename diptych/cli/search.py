@@ -171,7 +171,8 @@ def remove(place: str, ids: tuple[str, ...]) -> None:
             raise QueryError(
                 f"'{absent[0]}' is not in the index {shown(place)}, nothing was removed: check the id."
             )
-        click.echo(f"removed {opened.delete(ids)} items")
+        count = opened.delete(ids)
+        click.echo(f"removed {count} item{'s' * (count != 1)}")
 
 
 @index.command()

@@ -47,6 +47,10 @@ CREATE VIEW {kind}_texts AS SELECT slot, text FROM items WHERE kind = '{kind}';
 CREATE VIRTUAL TABLE {kind}_words USING fts5(text, content='{kind}_texts', content_rowid='slot',
   tokenize='porter unicode61 remove_diacritics 2');
 """
+_KINDS = {  # of metadata, by SQLite's names of JSON types
+    "integer": "number", "real": "number", "text": "text", "true": "boolean", "false": "boolean",
+    "array": "list", "null": "null",
+}  # fmt: skip
 _COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection"
 
 
@@ -273,6 +277,16 @@ def common_values(db: sqlite3.Connection, column: str, limit: int) -> list[tuple
     )
     rows = db.execute(query, (column, limit)).fetchall()
     return [(value if kind == "text" else bool(value), count) for kind, value, count in rows]
+
+
+def recount_columns(db: sqlite3.Connection) -> None:
+    """Record the columns that items have now, and forget those of items that are gone."""
+    kinds: dict[str, set[str]] = {}
+    for name, kind in db.execute("SELECT DISTINCT key, type FROM items, json_each(metadata)"):
+        kinds.setdefault(name, set()).update({_KINDS[kind]} - {"null"})
+    db.execute("DELETE FROM columns")
+    rows = ((name, json.dumps(sorted(held))) for name, held in kinds.items())
+    db.executemany("INSERT INTO columns VALUES (?, ?)", rows)
 
 
 def record(item: Item) -> tuple[Any, ...]:

@@ -116,7 +116,7 @@ class EmbeddedIndex(Engine):
             return writing.remove(db, ids)
 
     def compact(self, *, show_progress: bool = False) -> int:
-        """Give back the space of removed rows; the number of bytes freed.
+        """Give back the space of removed rows and forget their columns; the number of bytes freed.
 
         The rows that are left are copied to new files; one transaction puts them in the place of the old.
         """
@@ -125,6 +125,7 @@ class EmbeddedIndex(Engine):
             with self._store.writing() as db:
                 old, moves = writing.compact(db, self.path, self._layout, state, show_progress)
                 graphs = self._graphs.follow(db, state, old, moves)
+                catalog.recount_columns(db)
             self._store.drop([s.file for s in old] + [graph.file for graph in graphs])
             self._store.shrink()
         return max(0, before - self._store.size())

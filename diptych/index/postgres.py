@@ -162,12 +162,13 @@ class PostgresIndex(Engine):
             self._change(lambda db: self._tables.build_graph(db, kind))
 
     def compact(self, *, show_progress: bool = False) -> int:
-        """Give back the space of removed rows; the number of bytes freed.
+        """Give back the space of removed rows and forget their columns; the number of bytes freed.
 
         A table being rewritten can be neither read nor changed: requests wait a moment, then give up.
         """
         self._check_writable()
         before = self._database.ask(self._tables.size)
+        self._change(self._tables.recount_columns)
         self._database.compact(track(self._tables.vacuum(), "tables", None, show_progress))
         return max(0, before - self._database.ask(self._tables.size))
 

@@ -309,7 +309,7 @@ class Index(Protocol):
         ...
 
     def compact(self, *, show_progress: bool = False) -> int:
-        """Give back the space of removed rows; the number of bytes freed."""
+        """Give back the space of removed rows and forget their columns; the number of bytes freed."""
         ...
 
     def verify(self, *, show_progress: bool = False) -> list[str]:

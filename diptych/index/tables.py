@@ -23,6 +23,7 @@ TYPES: dict[str, str] = {"float32": "vector", "float16": "halfvec"}
 DIMENSION_LIMIT = 16_000  # pgvector's, of a stored vector
 GRAPH_LIMITS = {"float32": 2_000, "float16": 4_000}  # pgvector's, of an indexed one
 INLINE_BYTES = 7_000  # a vector up to this size stays in its row: a scan then reads one table end to end
+_KINDS = {"string": "text", "array": "list"}  # of metadata, where PostgreSQL names JSON types otherwise
 _FILLED = ("items", "vectors", "thumbnails", "postings")
 _SCHEMA = """
 CREATE SCHEMA {s};
@@ -207,6 +208,18 @@ class Tables:
             f"USING hnsw (vector {TYPES[self.precision]}_ip_ops) WHERE kind = '{kind}'"
         )
         db.execute(self.sql(statement))
+
+    def recount_columns(self, db: Connection) -> None:
+        """Record the columns that items have now, and forget those of items that are gone."""
+        kinds: dict[str, set[str]] = {}
+        found = db.execute(
+            self.sql("SELECT DISTINCT key, jsonb_typeof(value) FROM {s}.items, jsonb_each(metadata)")
+        ).fetchall()
+        for name, kind in found:
+            kinds.setdefault(name, set()).update({_KINDS.get(kind, kind)} - {"null"})
+        db.execute(self.sql("DELETE FROM {s}.columns"))
+        for name, held in kinds.items():
+            db.execute(self.sql("INSERT INTO {s}.columns VALUES (%s, %s)"), (name, sorted(held)))
 
     def vacuum(self) -> list[Any]:
         """Statements that rewrite the tables without their removed rows."""

@@ -5,6 +5,7 @@
 const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: Object.create(null), hybrid: false, rerank: false, weight: 1, k: 24 };
 const PAGE = 24, PAUSE = 350, RERANKED = 50; // hits a page; milliseconds of rest while typing; best hits ordered anew
 const WORDS = new Set(["and", "or", "not", "in", "like", "contains", "is", "null", "true", "false"]); // of the filters
+let depth = 0; // steps of this page that one can go back
 let about = null, running = null, timer = 0, token = sessionStorage.getItem("token") || "";
 
 const $ = (id) => document.getElementById(id);
@@ -376,10 +377,11 @@ function remember() {
   if (state.hybrid) address.set("hybrid", "1");
   if (state.rerank) address.set("rerank", "1");
   for (const [name, value] of Object.entries(state.picks)) address.set(`only.${name}`, JSON.stringify(value));
-  history.replaceState({ image: state.image, weight: state.weight }, "", address.size ? `?${address}` : "/");
+  history.replaceState({ image: state.image, weight: state.weight, depth }, "", address.size ? `?${address}` : "/");
 }
 
 function visit() {
+  depth += 1;
   history.pushState(null, "", location.href);
   return search();
 }
@@ -396,6 +398,7 @@ function recall() {
   for (const [name, value] of address) {
     if (name.startsWith("only.")) try { state.picks[name.slice(5)] = JSON.parse(value); } catch { /* not ours */ }
   }
+  depth = history.state?.depth || 0;
   state.image = history.state?.image || null;
   state.weight = history.state?.weight || 1;
   $("query").value = state.query;
@@ -428,7 +431,8 @@ function move(event) {
 }
 
 function escape() {
-  if (state.image || state.like) { drop(); state.like = ""; $("query").focus(); visit(); }
+  if ((state.image || state.like) && depth) { $("query").focus(); history.back(); } // to what was asked before
+  else if (state.image || state.like) { drop(); state.like = ""; $("query").focus(); visit(); }
   else if (state.query) { state.query = ""; $("query").value = ""; $("query").focus(); visit(); }
   else document.activeElement.blur();
 }
