@@ -117,6 +117,42 @@ def test_exact_search_answers_what_the_embedded_engine_answers(both: Any) -> Non
     assert remote.info.columns == local.info.columns
 
 
+def test_equal_scores_of_both_kinds_put_images_first(url: str, tmp_path: Path) -> None:
+    items = [Item(f"{kind}{n}", kind, text="red") for n in range(30) for kind in ("text", "image")]
+    vectors = np.tile(np.eye(1, DIM, dtype=np.float32), (len(items), 1))
+    with PostgresIndex.create(url, DIM) as remote, EmbeddedIndex.create(tmp_path / "i", DIM) as local:
+        for index in (remote, local):
+            index.add(items[:1], vectors[:1])  # the texts have the first segment
+            index.add(items[1:], vectors[1:])
+        for k in (1, 7, 35, 100):
+            same(remote.search(vectors[0], k), local.search(vectors[0], k))
+            assert remote.search_words("red", k).ids == local.search_words("red", k).ids
+        assert local.search_words("red", 60).ids == local.search(vectors[0], 60).ids
+        assert local.search(vectors[0], 31).ids == [*(f"image{n}" for n in range(30)), "text0"]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_more_ties_than_the_margin_are_decided_alike(url: str, tmp_path: Path, precision: Any) -> None:
+    wide = 64
+    rng = np.random.default_rng(0)
+    row = rng.normal(size=wide) / 8
+    permuted = np.stack([rng.permutation(row) for _ in range(600)])  # equal sums, but not in float32
+    bags = np.stack([rng.permutation(np.repeat([7**-0.5, 0], [7, wide - 7])) for _ in range(600)])
+    items = [Item(f"{kind}{n}", kind) for kind in ("image", "text") for n in range(600)]
+    queries = np.stack([np.full(wide, 1 / 8), np.repeat([40**-0.5, 0], [40, wide - 40])])
+    with (
+        PostgresIndex.create(url, wide, precision=precision) as remote,
+        EmbeddedIndex.create(tmp_path / "i", wide, precision=precision) as local,
+    ):
+        for index in (remote, local):
+            index.add(items, np.concatenate([permuted, bags]))
+        for k in (1, 10, 50, 200, 1000):
+            for kind in ("image", "text"):
+                pairs = (index.search_many(queries, k, kind=kind) for index in (remote, local))
+                for a, b in zip(*pairs, strict=True):
+                    same(a, b)
+
+
 def test_equal_scores_keep_the_order_of_addition(both: Any) -> None:
     remote, _ = both
     _, vectors = collection()
@@ -176,6 +212,27 @@ def test_filters_are_pushed_down_and_mean_the_same(both: Any, text: str) -> None
             remote.search(query, 400, kind=kind, filter=text),
             local.search(query, 400, kind=kind, filter=text),
         )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n = 1152921504606846976", "n = 1.152921504606847e18", "n < 1152921504606846977", "n >= 1e23",
+        "n in (99999999999999991611392, 0)", "n contains 1e40", "n contains 10000000000000000303786028427003666890752",
+    ],
+)  # fmt: skip
+def test_large_numbers_compare_by_their_value(url: str, tmp_path: Path, text: str) -> None:
+    """What is 1.152921504606847e18 to Python is 2⁶⁰, a little less than these digits."""
+    values = [2**60, 2.0**60, 2**60 + 1, 1e23, 10**23, 10**40, 1e40, [1e40], [10**40], -0.0, 0.1, 1e300]
+    items = [Item(str(n), metadata={"n": value}) for n, value in enumerate(values)]
+    vectors = np.ones((len(items), DIM), np.float32)
+    with PostgresIndex.create(url, DIM) as remote, EmbeddedIndex.create(tmp_path / "i", DIM) as local:
+        for index in (remote, local):
+            index.add(items, vectors)
+        expected = [one.id for one in items if matches(parse_filter(text), one.metadata)]
+        assert expected
+        assert remote.search(vectors[0], 20, filter=text).ids == expected
+        assert local.search(vectors[0], 20, filter=text).ids == expected
 
 
 def test_a_filter_agrees_with_its_definition(both: Any) -> None:

@@ -35,7 +35,7 @@ from diptych.index.protocol import (
 from diptych.index.pushdown import condition, storable
 from diptych.index.ranking import Selection
 from diptych.index.records import item, records, rows_of, storable_ids
-from diptych.index.scan import rescore
+from diptych.index.scan import MAX_TIES, TIE, rescore
 from diptych.index.segments import Layout
 from diptych.index.state import Segment
 from diptych.index.tables import Tables
@@ -246,7 +246,7 @@ class PostgresIndex(Engine):
             selections = [self._selection(db, one, filter) for one in kinds]
             return [row for one in selections for row in ranking.best_words(db, self._tables, words, k, one)]
 
-        found = sorted(self._database.ask(read), key=lambda row: (-row[0], row[1]))[:k]
+        found = sorted(self._database.ask(read), key=lambda row: (-row[0], row[2].kind, row[1]))[:k]
         return Hits(tuple(Hit(one, score) for score, _, one in found))
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
@@ -354,21 +354,42 @@ class PostgresIndex(Engine):
     def _nearest(
         self, db: Connection, queries: Vectors, k: int, chosen: Selection, approximate: bool
     ) -> list[Hits]:
+        found = self._candidates(db, queries, k + MARGIN, chosen, approximate)
+        if not approximate:
+            crowded = [n for n, rows in enumerate(found) if self._is_crowded(queries[n], rows, k)]
+            again = self._candidates(db, queries[crowded], k + MAX_TIES, chosen, False) if crowded else []
+            for n, rows in zip(crowded, again, strict=True):
+                found[n] = rows
+        return [
+            self._hits(query, rows, k, not approximate) for query, rows in zip(queries, found, strict=True)
+        ]
+
+    def _candidates(
+        self, db: Connection, queries: Vectors, count: int, chosen: Selection, approximate: bool
+    ) -> list[list[tuple[Any, ...]]]:
         cast = HalfVector if approximate and self._precision == "float16" else Vector
         with db.pipeline():
             cursors = [
-                ranking.nearest(db, self._tables, cast(query), k + MARGIN, chosen, approximate)
+                ranking.nearest(db, self._tables, cast(query), count, chosen, approximate)
                 for query in queries
             ]
-        return [
-            self._hits(query, cursor.fetchall(), k, not approximate)
-            for query, cursor in zip(queries, cursors, strict=True)
-        ]
+        return [cursor.fetchall() for cursor in cursors]
+
+    def _is_crowded(self, query: Vectors, rows: list[tuple[Any, ...]], k: int) -> bool:
+        """Whether items beyond the candidates may tie with the k-th: the server's float32 has chosen them."""
+        if len(rows) < k + MARGIN:
+            return False
+        stored = self._rows([row[1] for row in rows])
+        scores = np.sort(rescore(stored, query))
+        tie = TIE * np.linalg.norm(stored, axis=1).max() * np.linalg.norm(query)
+        return bool(scores[0] >= scores[-k] - tie)
 
     def _hits(self, query: Vectors, rows: list[tuple[Any, ...]], k: int, exact: bool) -> Hits:
         scores = rescore(self._rows([row[1] for row in rows]), query)
-        best = np.lexsort(([row[0] for row in rows], -scores))[:k]
-        return Hits(tuple(Hit(item(rows[n][2:]), float(scores[n])) for n in best), exact)
+        found = [item(row[2:]) for row in rows]
+        serials, texts = np.array([row[0] for row in rows]), np.array([one.kind == "text" for one in found])
+        best = np.lexsort((serials, texts, -scores))[:k]
+        return Hits(tuple(Hit(found[n], float(scores[n])) for n in best), exact)
 
     def _rows(self, vectors: Sequence[Any]) -> Vectors:
         return rows_of(vectors, self._dimension)

@@ -54,8 +54,9 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Hits(Sequence[Hit]):
-    """The best items of one query, best first; equal scores keep the order in which the items were added.
+    """The best items of one query, best first.
 
+    Of equal scores the images come first, and each kind in the order in which its items were added.
     ``exact`` says whether every candidate was scored. ``cutoff``, where the query layer computed one, is the
     score below which an item of this collection does not match this query; ``strength`` is the best score on
     the same scale in units of the background's spread, so ``matched`` is False when nothing in the collection

@@ -12,6 +12,7 @@ import math
 from collections.abc import Container, Mapping
 from typing import Any
 
+from diptych.index.columns import EXACT_INTEGER
 from diptych.index.filters import ITEM_COLUMNS, And, Condition, Filter, Not, Value
 from diptych.index.protocol import Item
 
@@ -95,7 +96,7 @@ class _Writer:
         return f"{number} AND {value} {operator} {self.json(limit)}"
 
     def json(self, value: Any) -> str:
-        return f"{self.parameter(json.dumps(value, ensure_ascii=False))}::jsonb"
+        return f"{self.parameter(json.dumps(exact(value), ensure_ascii=False))}::jsonb"
 
     def name(self, text: str) -> str:
         return f"{self.parameter(text)}::text"
@@ -104,6 +105,13 @@ class _Writer:
         name = f"f{len(self.parameters)}"
         self.parameters[name] = value
         return f"%({name})s"
+
+
+def exact(value: Any) -> Any:
+    """A JSON value whose numbers mean the same in decimal: of a large float, Python writes only the first digits."""
+    if isinstance(value, list):
+        return [exact(one) for one in value]
+    return int(value) if isinstance(value, float) and abs(value) >= EXACT_INTEGER else value
 
 
 def storable(text: str) -> bool:

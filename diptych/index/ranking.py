@@ -43,7 +43,7 @@ def nearest(
         join = "" if chosen.where == "true" else "JOIN {s}.items USING (serial)"
         best = (
             f"FROM {{s}}.vectors v {join} WHERE {kind} AND {chosen.where} "
-            f"ORDER BY ({wide} <#> %(query)s) + 0, v.serial"
+            f"ORDER BY ({wide} <#> %(query)s) + 0, v.kind, v.serial"
         )
     statement = (
         f"SELECT best.serial, best.vector, {COLUMNS} FROM "

@@ -51,14 +51,15 @@ class Words:
         selection: Selection | None,
     ) -> list[tuple[int, float]]:
         """(slot, BM25) of the k best items that have a word of the text, best first."""
-        found: list[tuple[int, float]] = []
+        best: list[tuple[int, float]] = []
         for one in KINDS if kind is None else (kind,):
             words = words_of(text)
             telling = [word for word in words if not self._is_common(state, db, one, word)]
             # quoted: nothing a user wrote is read as an operator
             expression = " OR ".join(f'"{word}"' for word in telling or words)
-            found += _ranked(db, expression, k, one, selection) if expression else ()
-        return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:k]
+            found = _ranked(db, expression, k, one, selection) if expression else ()
+            best += sorted(found, key=lambda pair: (-pair[1], pair[0]))
+        return sorted(best, key=lambda pair: -pair[1])[:k]  # of equal ones the images first
 
     def _is_common(self, state: State, db: sqlite3.Connection, kind: Kind, word: str) -> bool:
         most = max(COMMON, state.count(kind) // COMMON_SHARE)
