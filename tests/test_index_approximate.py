@@ -18,6 +18,7 @@ from test_index_build import drawn
 
 from diptych.errors import IndexFault, MissingExtra, SettingsError
 from diptych.index import approximate, build, segments
+from diptych.index.approximate import Graphs
 from diptych.index.build import index_collection
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.opening import open_index
@@ -181,6 +182,22 @@ def test_a_reader_uses_it(index: EmbeddedIndex) -> None:
         index.add([Item(f"new{n}") for n in range(900)], clustered(900, 4))
         index.build_graph("image")  # the file the reader has open goes
         assert not reader.search(query, 5, kind="image").exact
+
+
+def test_one_that_a_writer_replaces_meanwhile_is_used(
+    index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, find = clustered(1, 7)[0], Graphs.find
+    with open_index(index.path) as reader:
+
+        def replace_first(self: Graphs, state: Any, kind: Any) -> Any:
+            monkeypatch.setattr(Graphs, "find", find)
+            index.delete(["i5"])
+            index.compact()  # between the snapshot of the reader and its look at the file
+            return self.find(state, kind)
+
+        monkeypatch.setattr(Graphs, "find", replace_first)
+        assert not reader.search(query, 5, kind="image", exact=False).exact
 
 
 def test_without_it_the_search_is_exact(index: EmbeddedIndex) -> None:

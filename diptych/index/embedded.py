@@ -189,19 +189,26 @@ class EmbeddedIndex(Engine):
         queries = self._checked(vectors, "the query")
         check_k(k)
 
-        def read(state: State, db: Any) -> list[Hits]:
+        def read(state: State, db: Any) -> list[Hits] | int:
             graph = None if exact or filter is not None else self._graphs.find(state, kind)
             if graph is not None:
                 found = self._graphs.search(graph, state, queries, k)
             elif exact is False and filter is None:
-                raise self._no_graph(kind)
+                return state.generation
             else:
                 chosen = None if filter is None else self._columns.select(state, db, filter, kind)
                 found = scan(state.of_kind(kind), queries, k, chosen)
             pairs = zip(queries, found, strict=True)
             return [self._hits(state, db, query, slots, k, graph is None) for query, slots in pairs]
 
-        return self._read(read)
+        missed = -1
+        while isinstance(answer := self._read(read), int):
+            if answer == missed:
+                raise self._no_graph(kind)
+            missed = (
+                answer  # a writer may have put another in its place since: then the next state names that
+            )
+        return answer
 
     def search_words(
         self, text: str, k: int = 10, *, kind: Kind | None = None, filter: str | Filter | None = None
