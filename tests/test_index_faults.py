@@ -78,6 +78,23 @@ def test_a_full_disk_refuses_writes_and_loses_nothing(disk: Path) -> None:
         assert index.verify() == []
 
 
+def test_a_write_that_fails_gives_the_disk_back(disk: Path) -> None:
+    with EmbeddedIndex.create(disk / "i", D) as index:
+        index.add(items(1500), rows(1500))
+        index.delete([f"i{n}" for n in range(10)])
+        file = disk / "i" / "vectors-000001-image.f32"
+        for change in (lambda: index.add(items(5000, 2000), rows(5000)), index.compact):
+            with pytest.raises(StorageError, match="disk is full"):
+                change()
+            assert file.stat().st_size == 1500 * D * 4
+            assert list((disk / "i").glob("vectors-*")) == [file]
+            assert index.delete([f"i{len(index)}"]) == 1  # as one does to make room
+    with file.open("ab") as end:
+        end.write(b"what a killed writer left")
+    with EmbeddedIndex.open(disk / "i", writable=True):
+        assert file.stat().st_size == 1500 * D * 4
+
+
 def test_an_index_is_searched_on_a_full_disk(disk: Path) -> None:
     with EmbeddedIndex.create(disk / "i", D) as index:
         index.add(items(50), rows(50))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from diptych.data.storage import replace_folder, storing
-from diptych.errors import IndexFault, SettingsError
+from diptych.errors import DiptychError, IndexFault, SettingsError
 from diptych.index import catalog
 from diptych.index.catalog import Catalog
 from diptych.index.engine import new_facts
@@ -42,7 +43,7 @@ class Store:
                 self.layout = Layout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
                 state = self.state  # a half-copied index is refused here, not at the first query
                 if writable:
-                    self._remove_orphans(state)
+                    self._remove_remains(state)
             except BaseException:
                 self._catalog.close()
                 raise
@@ -86,9 +87,15 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Any]:
-        """A transaction that commits at the end, or leaves no trace."""
-        with self._mutex, self._catalog.writing() as db:
-            yield db
+        """A transaction that commits at the end, or leaves no trace, not even on a full disk."""
+        with self._mutex:
+            try:
+                with self._catalog.writing() as db:
+                    yield db
+            except BaseException:
+                with suppress(OSError, DiptychError):  # what happened is more telling
+                    self._remove_remains(self.state)
+                raise
 
     @contextmanager
     def alone(self) -> Iterator[State]:
@@ -125,11 +132,15 @@ class Store:
                 self._lock.release()
                 self._lock = None
 
-    def _remove_orphans(self, state: State) -> None:
-        """Delete files that no committed state refers to: the remains of an unfinished operation."""
+    def _remove_remains(self, state: State) -> None:
+        """Delete files and rows that no committed state refers to: the remains of an unfinished operation."""
         kept = {s.file for s in state.segments} | {graph.file for graph in state.graphs}
         found = [*self.path.glob("vectors-*"), *self.path.glob("graph-*")]
         self.drop([file.name for file in found if file.name not in kept])
+        for segment in state.segments:
+            file, size = self.path / segment.file, len(segment) * self.layout.row_bytes
+            if file.stat().st_size > size:
+                os.truncate(file, size)
 
 
 def _take_lock(path: Path) -> FileLock:
