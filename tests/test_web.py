@@ -341,6 +341,8 @@ def test_pictures_are_in_memory_a_few_at_a_time(tmp_path: Path, monkeypatch: pyt
         ('[{"id": "a", "text": "b", "metadata": {"x": {"y": 1}}}]', "metadata values are"),
         ('[{"id": "a", "text": "b"}, {"id": "a", "text": "c"}]', "unique"),
         ("[" * 100_000, "no JSON"),
+        (r'[{"id": "a", "\ud800": "b"}]', r"the field '\ud800'"),
+        (r'[{"id": "a", "image": "\ud800"}]', r"the image '\ud800', which was not uploaded"),
     ],
 )
 def test_items_that_cannot_be_added(writable: TestClient, items: str, sentence: str) -> None:

@@ -95,7 +95,8 @@ def status_of(error: DiptychError) -> int:
 
 def failure(status: int, sentence: str, position: int | None = None) -> JSONResponse:
     """A refusal as JSON."""
-    content = {"error": sentence} if position is None else {"error": sentence, "position": position}
+    shown = sentence.encode(errors="backslashreplace").decode()  # it may quote half a surrogate pair
+    content = {"error": shown} if position is None else {"error": shown, "position": position}
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(status)
     return JSONResponse(content, status, headers)
 
