@@ -98,10 +98,13 @@ def test_a_database_is_indexed_searched_served_and_may_go_away(folder: Path, ser
     with served(url) as address, httpx.Client(base_url=address, timeout=30) as client:
         assert answered(client) == best
         server.stop()
-        for path in ("/api/search?text=red", "/api/health", "/api/about", "/metrics", "/api/items?id=a"):
+        for path in ("/api/search?text=red", "/api/health", "/api/about", "/api/items?id=a"):
             answer = client.get(path)
             assert answer.status_code == 503
             assert "does not answer" in answer.json()["error"]
+        counters = client.get("/metrics")
+        assert counters.status_code == 200
+        assert 'diptych_requests_total{path="/api/search",status="503"} 1' in counters.text
         assert "does not answer" in refused("search", url, "red")
         assert "does not answer" in refused("index", folder / "run", folder / "toy_precomp", "--index", url)
         assert "does not answer" in refused("serve", url, "--port", 0)

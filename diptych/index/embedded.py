@@ -202,12 +202,11 @@ class EmbeddedIndex(Engine):
             return [self._hits(state, db, query, slots, k, graph is None) for query, slots in pairs]
 
         missed = -1
+        # a state without its graph: a writer may have replaced that since, and the next state names the new one
         while isinstance(answer := self._read(read), int):
             if answer == missed:
                 raise self._no_graph(kind)
-            missed = (
-                answer  # a writer may have put another in its place since: then the next state names that
-            )
+            missed = answer
         return answer
 
     def search_words(

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 import diptych
+from diptych.errors import DiptychError
 from diptych.index.protocol import Index, Model
 from diptych.index.search import PairScorer
 from diptych.web.auth import Access
@@ -279,7 +280,10 @@ def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
 
     @app.get("/metrics", tags=["state"], summary="Counters for Prometheus", response_class=PlainTextResponse)
     def metrics() -> PlainTextResponse:
-        counts = dict(service.index.info.counts)
+        try:
+            counts = dict(service.index.info.counts)
+        except DiptychError:  # a database that is away: what was counted here is wanted now of all times
+            counts = {}
         text = service.metrics.render(counts, service.traffic.active)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
