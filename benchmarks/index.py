@@ -6,9 +6,11 @@ Vectors are unit rows with the structure of embeddings (clusters in a space of 6
 harder for approximate search than plain clusters, easier than uniform noise. Raw engines and the index take
 turns, so that all see the same machine. "over raw" is the distance of the index's median from that of the
 raw engine: the fastest of numpy, faiss and torch as they come for exact search, else the one named below
-it. Recall is counted against the best in float64. The run ends with status 1 and a sentence for each limit
-that is broken (see ``broken``), unless ``--no-limits`` is given. Engines that are not installed (faiss,
-hnswlib) have a row that says so; graphs other than ours are built up to ``--graphs_up_to`` items.
+it. A first round over all queries is timed apart ("first ms"): what it needs may have to come from the disk,
+for whoever was not the last to use it. Recall is counted against the best in float64. The run ends with
+status 1 and a sentence for each limit that is broken (see ``broken``), unless ``--no-limits`` is given.
+Engines that are not installed (faiss, hnswlib) have a row that says so; graphs other than ours are built up
+to ``--graphs_up_to`` items.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ VOCABULARY = 20_000
 TURN = 25  # queries
 OVERHEAD = 1.0  # milliseconds that exact and approximate search may take beyond the raw engine, at p50
 OPENED, RESIDENT = 1000.0, 200.0  # milliseconds and megabytes that opening must stay below
-HEADS = ("items", "search", "engine", "p50 ms", "p99 ms", "recall@10", "over raw ms", "note")
+HEADS = ("items", "search", "engine", "first ms", "p50 ms", "p99 ms", "recall@10", "over raw ms", "note")
 OPENING = """
 import resource, sys, time
 start = time.perf_counter()
@@ -64,6 +66,7 @@ class Row:
     search: str
     engine: str
     times: Any = None  # milliseconds
+    first: Any = None  # milliseconds, of the first round
     recall: float | None = None
     over: float | None = None
     note: str = ""
@@ -76,9 +79,10 @@ class Row:
             if self.times is None
             else (_ms(np.median(self.times)), _ms(np.quantile(self.times, 0.99)))
         )
+        first = "" if self.first is None else _ms(np.median(self.first))
         share = "" if self.recall is None else f"{self.recall:.3f}"
         over = "" if self.over is None else f"{self.over:+.2f}"
-        return [f"{self.items:,}", self.search, self.engine, p50, p99, share, over, self.note]
+        return [f"{self.items:,}", self.search, self.engine, first, p50, p99, share, over, self.note]
 
 
 def make_vectors(count: int, dimension: int, seed: int) -> Vectors:
@@ -128,15 +132,16 @@ def best(vectors: Vectors, queries: Vectors, rows: Any = None) -> Ids:
     return out
 
 
-def race(queries: Vectors, contestants: dict[str, Search], repeats: int) -> dict[str, tuple[Ids, Any]]:
-    """Answers and times (milliseconds) of each contestant, taking turns every few queries.
+def race(queries: Vectors, contestants: dict[str, Search], repeats: int) -> dict[str, tuple[Ids, Any, Any]]:
+    """Answers, times of the first round and of the others (milliseconds) of each, taking turns every few queries.
 
     Not every query: the thread pools of different libraries keep spinning for a while after their work, and
     would slow down whoever comes next.
     """
     answers: dict[str, Ids] = {name: [] for name in contestants}
+    first: dict[str, list[float]] = {name: [] for name in contestants}
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for repeat in range(repeats):
+    for repeat in range(repeats + 1):
         for at in range(0, len(queries), TURN):
             # forth and back: whoever comes second finds the rows of these queries in the caches
             order = list(contestants.items())[:: -1 if (repeat + at // TURN) % 2 else 1]
@@ -146,10 +151,10 @@ def race(queries: Vectors, contestants: dict[str, Search], repeats: int) -> dict
                 for query in queries[at : at + TURN]:
                     start = time.perf_counter()
                     answer = search(query)
-                    times[name].append(1e3 * (time.perf_counter() - start))
+                    (times if repeat else first)[name].append(1e3 * (time.perf_counter() - start))
                     if repeat == 0:
                         answers[name].append([int(id) for id in answer])
-    return {name: (answers[name], np.array(times[name])) for name in contestants}
+    return {name: (answers[name], np.array(first[name]), np.array(times[name])) for name in contestants}
 
 
 def recall(answers: Ids, truth: Ids) -> float:
@@ -367,13 +372,13 @@ class Bench:
             except ImportError:
                 missing.append(name)
         results = race(self.queries, contestants, self.given.repeats)
-        p50 = {name: float(np.median(times)) for name, (_, times) in results.items()}
+        p50 = {name: float(np.median(times)) for name, (_, _, times) in results.items()}
         ours = p50["index"]
         fastest = min(p50[name] for name in (raw or list(results)[1:2]) if name in p50)
-        for name, (answers, times) in results.items():
+        for name, (answers, first, times) in results.items():
             share = None if truth is None else recall(answers, truth)
             over = ours - fastest if name == "index" else None
-            self.rows.append(Row(self.count, search, name, times, share, over, notes.get(name, "")))
+            self.rows.append(Row(self.count, search, name, times, first, share, over, notes.get(name, "")))
         self.rows += [Row(self.count, search, name, note="not installed") for name in missing]
         say(f"{self.count:,} items: {search}, p50 {ours:.2f} ms")
 
