@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import DataError, IndexFault, StorageError
-from diptych.index.filters import kind_of
+from diptych.index.metadata import plain, record_columns
 from diptych.index.protocol import Item
 
 FILE = "index.db"
@@ -47,10 +47,6 @@ CREATE VIEW {kind}_texts AS SELECT slot, text FROM items WHERE kind = '{kind}';
 CREATE VIRTUAL TABLE {kind}_words USING fts5(text, content='{kind}_texts', content_rowid='slot',
   tokenize='porter unicode61 remove_diacritics 2');
 """
-_KINDS = {  # of metadata, by SQLite's names of JSON types
-    "integer": "number", "real": "number", "text": "text", "true": "boolean", "false": "boolean",
-    "array": "list", "null": "null",
-}  # fmt: skip
 _COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection"
 
 
@@ -254,7 +250,7 @@ def insert_items(db: sqlite3.Connection, items: Sequence[Item], slots: Sequence[
         db.executemany(f"INSERT INTO {kind}_words(rowid, text) VALUES (?, ?)", words)
     thumbnails = ((s, i.thumbnail) for s, i in zip(slots, items, strict=True) if i.thumbnail is not None)
     db.executemany("INSERT INTO thumbnails VALUES (?, ?)", thumbnails)
-    _record_columns(db, items)
+    record_columns(db, items)
 
 
 def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
@@ -269,33 +265,13 @@ def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
         db.execute("INSERT INTO dead(slot) VALUES (?)", (slot,))
 
 
-def common_values(db: sqlite3.Connection, column: str, limit: int) -> list[tuple[str | bool, int]]:
-    """The most frequent texts and booleans of a metadata column; equally frequent ones in order."""
-    query = (
-        "SELECT type, value, count(*) FROM items, json_each(metadata) WHERE key = ? "
-        "AND type IN ('text', 'true', 'false') GROUP BY type, value ORDER BY count(*) DESC, value LIMIT ?"
-    )
-    rows = db.execute(query, (column, limit)).fetchall()
-    return [(value if kind == "text" else bool(value), count) for kind, value, count in rows]
-
-
-def recount_columns(db: sqlite3.Connection) -> None:
-    """Record the columns that items have now, and forget those of items that are gone."""
-    kinds: dict[str, set[str]] = {}
-    for name, kind in db.execute("SELECT DISTINCT key, type FROM items, json_each(metadata)"):
-        kinds.setdefault(name, set()).update({_KINDS[kind]} - {"null"})
-    db.execute("DELETE FROM columns")
-    rows = ((name, json.dumps(sorted(held))) for name, held in kinds.items())
-    db.executemany("INSERT INTO columns VALUES (?, ?)", rows)
-
-
 def record(item: Item) -> tuple[Any, ...]:
     """The stored columns of an item after its slot; raises when they cannot be stored."""
     if "\x00" in item.id:
         raise DataError(f"the id {item.id!r} holds a NUL, which no name may: remove it.")
     metadata = {}
     for name, value in item.metadata.items():
-        metadata[str(name)] = _plain(item.id, name, value)
+        metadata[str(name)] = plain(item.id, name, value)
     data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
     texts = (item.id, item.kind, item.path, item.text, item.image_id, data, item.content)
     try:
@@ -320,38 +296,6 @@ def _listed(keys: Sequence[Any]) -> str:
 def _item(row: tuple[Any, ...]) -> Item:
     _, id, kind, path, text, image_id, metadata, content, collection = row
     return Item(id, kind, path, text, image_id, json.loads(metadata), content, collection)
-
-
-def _plain(id: str, name: object, value: Any) -> Any:
-    if hasattr(value, "tolist"):  # numpy scalars and arrays, as they come out of label columns
-        value = value.tolist()
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        if value != value or abs(value) == float("inf"):
-            raise DataError(f"item '{id}' has {value} in column '{name}': use null for a missing number.")
-        return value
-    if isinstance(value, list | tuple):
-        plain = [_plain(id, name, one) for one in value]
-        if not any(isinstance(one, list) for one in plain):
-            return plain
-    raise DataError(
-        f"item '{id}' has a {type(value).__name__} in column '{name}': "
-        "metadata values are numbers, texts, true, false, null, or lists of these."
-    )
-
-
-def _record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
-    seen: dict[str, set[str]] = {}
-    for item in items:
-        for name, value in item.metadata.items():
-            plain = value.tolist() if hasattr(value, "tolist") else value
-            seen.setdefault(str(name), set()).add(kind_of(plain))
-    known = {name: set(json.loads(kinds)) for name, kinds in db.execute("SELECT name, kinds FROM columns")}
-    for name, kinds in seen.items():
-        kinds = (kinds | known.get(name, set())) - {"null"}
-        if name not in known or kinds != known[name]:
-            db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
 
 
 def _fold_log(writer: sqlite3.Connection) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.index import catalog, writing
+from diptych.index import catalog, metadata, writing
 from diptych.index.approximate import Graphs, is_stale
 from diptych.index.columns import Columns
 from diptych.index.duplicates import best_pairs
@@ -125,7 +125,7 @@ class EmbeddedIndex(Engine):
             with self._store.writing() as db:
                 old, moves = writing.compact(db, self.path, self._layout, state, show_progress)
                 graphs = self._graphs.follow(db, state, old, moves)
-                catalog.recount_columns(db)
+                metadata.recount_columns(db)
             self._store.drop([s.file for s in old] + [graph.file for graph in graphs])
             self._store.shrink()
         return max(0, before - self._store.size())
@@ -226,7 +226,7 @@ class EmbeddedIndex(Engine):
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
         """The most frequent texts and booleans of a metadata column, and how many items have each."""
-        return self._read(lambda state, db: catalog.common_values(db, column, limit))
+        return self._read(lambda state, db: metadata.common_values(db, column, limit))
 
     def sample(
         self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096

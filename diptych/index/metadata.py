@@ -1,0 +1,71 @@
+"""The metadata of items in the catalog: values that can be stored, and the columns that there are."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from diptych.errors import DataError
+from diptych.index.filters import kind_of
+from diptych.index.protocol import Item
+
+_KINDS = {  # of metadata, by SQLite's names of JSON types
+    "integer": "number", "real": "number", "text": "text", "true": "boolean", "false": "boolean",
+    "array": "list", "null": "null",
+}  # fmt: skip
+
+
+def plain(id: str, name: object, value: Any) -> Any:
+    """A value as it is stored; raises when it cannot be."""
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, as they come out of label columns
+        value = value.tolist()
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if value != value or abs(value) == float("inf"):
+            raise DataError(f"item '{id}' has {value} in column '{name}': use null for a missing number.")
+        return value
+    if isinstance(value, list | tuple):
+        values = [plain(id, name, one) for one in value]
+        if not any(isinstance(one, list) for one in values):
+            return values
+    raise DataError(
+        f"item '{id}' has a {type(value).__name__} in column '{name}': "
+        "metadata values are numbers, texts, true, false, null, or lists of these."
+    )
+
+
+def record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
+    """Add the columns of new items to those that are known."""
+    seen: dict[str, set[str]] = {}
+    for item in items:
+        for name, value in item.metadata.items():
+            bare = value.tolist() if hasattr(value, "tolist") else value
+            seen.setdefault(str(name), set()).add(kind_of(bare))
+    known = {name: set(json.loads(kinds)) for name, kinds in db.execute("SELECT name, kinds FROM columns")}
+    for name, kinds in seen.items():
+        kinds = (kinds | known.get(name, set())) - {"null"}
+        if name not in known or kinds != known[name]:
+            db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
+
+
+def recount_columns(db: sqlite3.Connection) -> None:
+    """Record the columns that items have now, and forget those of items that are gone."""
+    kinds: dict[str, set[str]] = {}
+    for name, kind in db.execute("SELECT DISTINCT key, type FROM items, json_each(metadata)"):
+        kinds.setdefault(name, set()).update({_KINDS[kind]} - {"null"})
+    db.execute("DELETE FROM columns")
+    rows = ((name, json.dumps(sorted(held))) for name, held in kinds.items())
+    db.executemany("INSERT INTO columns VALUES (?, ?)", rows)
+
+
+def common_values(db: sqlite3.Connection, column: str, limit: int) -> list[tuple[str | bool, int]]:
+    """The most frequent texts and booleans of a metadata column; equally frequent ones in order."""
+    query = (
+        "SELECT type, value, count(*) FROM items, json_each(metadata) WHERE key = ? "
+        "AND type IN ('text', 'true', 'false') GROUP BY type, value ORDER BY count(*) DESC, value LIMIT ?"
+    )
+    rows = db.execute(query, (column, limit)).fetchall()
+    return [(value if kind == "text" else bool(value), count) for kind, value, count in rows]
