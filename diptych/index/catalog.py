@@ -142,7 +142,6 @@ class Catalog:
             with self.translating():
                 self._writer.execute("VACUUM")
                 _fold_log(self._writer)
-                self._writer.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
 
     def close(self) -> None:
         """Close every connection; a writer folds the log into the database as far as its readers allow."""
@@ -301,7 +300,10 @@ def _item(row: tuple[Any, ...]) -> Item:
 def _fold_log(writer: sqlite3.Connection) -> None:
     """Move the log into the database as far as its readers allow; whoever reads is not waited for."""
     writer.execute("PRAGMA busy_timeout = 0")
-    writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    try:
+        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        writer.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
 
 
 class _Frozen(sqlite3.Connection):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from diptych.errors import DataError
@@ -37,25 +37,29 @@ def plain(id: str, name: object, value: Any) -> Any:
     )
 
 
+def held_kinds(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """The kinds of value in each column, from (name, kind) of values; null is none."""
+    found: dict[str, set[str]] = {}
+    for name, kind in pairs:
+        found.setdefault(name, set()).update({kind} - {"null"})
+    return found
+
+
 def record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
     """Add the columns of new items to those that are known."""
-    seen: dict[str, set[str]] = {}
-    for item in items:
-        for name, value in item.metadata.items():
-            bare = value.tolist() if hasattr(value, "tolist") else value
-            seen.setdefault(str(name), set()).add(kind_of(bare))
+    values = ((str(name), value) for item in items for name, value in item.metadata.items())
+    bare = ((name, value.tolist() if hasattr(value, "tolist") else value) for name, value in values)
     known = {name: set(json.loads(kinds)) for name, kinds in db.execute("SELECT name, kinds FROM columns")}
-    for name, kinds in seen.items():
-        kinds = (kinds | known.get(name, set())) - {"null"}
+    for name, kinds in held_kinds((name, kind_of(value)) for name, value in bare).items():
+        kinds = kinds | known.get(name, set())
         if name not in known or kinds != known[name]:
             db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
 
 
 def recount_columns(db: sqlite3.Connection) -> None:
     """Record the columns that items have now, and forget those of items that are gone."""
-    kinds: dict[str, set[str]] = {}
-    for name, kind in db.execute("SELECT DISTINCT key, type FROM items, json_each(metadata)"):
-        kinds.setdefault(name, set()).update({_KINDS[kind]} - {"null"})
+    found = db.execute("SELECT DISTINCT key, type FROM items, json_each(metadata)")
+    kinds = held_kinds((name, _KINDS[kind]) for name, kind in found)
     db.execute("DELETE FROM columns")
     rows = ((name, json.dumps(sorted(held))) for name, held in kinds.items())
     db.executemany("INSERT INTO columns VALUES (?, ?)", rows)

@@ -9,9 +9,11 @@ them, only for a compaction.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diptych.errors import IndexFault, SettingsError
 from diptych.index import ranking, tables
@@ -356,40 +358,27 @@ class PostgresIndex(Engine):
     ) -> list[Hits]:
         found = self._candidates(db, queries, k + MARGIN, chosen, approximate)
         if not approximate:
-            crowded = [n for n, rows in enumerate(found) if self._is_crowded(queries[n], rows, k)]
+            crowded = [n for n, one in enumerate(found) if _is_crowded(queries[n], one, k)]
             again = self._candidates(db, queries[crowded], k + MAX_TIES, chosen, False) if crowded else []
-            for n, rows in zip(crowded, again, strict=True):
-                found[n] = rows
-        return [
-            self._hits(query, rows, k, not approximate) for query, rows in zip(queries, found, strict=True)
-        ]
+            for n, one in zip(crowded, again, strict=True):
+                found[n] = one
+        return [_hits(one, k, not approximate) for one in found]
 
     def _candidates(
         self, db: Connection, queries: Vectors, count: int, chosen: Selection, approximate: bool
-    ) -> list[list[tuple[Any, ...]]]:
+    ) -> list[_Candidates]:
         cast = HalfVector if approximate and self._precision == "float16" else Vector
         with db.pipeline():
             cursors = [
                 ranking.nearest(db, self._tables, cast(query), count, chosen, approximate)
                 for query in queries
             ]
-        return [cursor.fetchall() for cursor in cursors]
-
-    def _is_crowded(self, query: Vectors, rows: list[tuple[Any, ...]], k: int) -> bool:
-        """Whether items beyond the candidates may tie with the k-th: the server's float32 has chosen them."""
-        if len(rows) < k + MARGIN:
-            return False
-        stored = self._rows([row[1] for row in rows])
-        scores = np.sort(rescore(stored, query))
-        tie = TIE * np.linalg.norm(stored, axis=1).max() * np.linalg.norm(query)
-        return bool(scores[0] >= scores[-k] - tie)
-
-    def _hits(self, query: Vectors, rows: list[tuple[Any, ...]], k: int, exact: bool) -> Hits:
-        scores = rescore(self._rows([row[1] for row in rows]), query)
-        found = [item(row[2:]) for row in rows]
-        serials, texts = np.array([row[0] for row in rows]), np.array([one.kind == "text" for one in found])
-        best = np.lexsort((serials, texts, -scores))[:k]
-        return Hits(tuple(Hit(found[n], float(scores[n])) for n in best), exact)
+        out = []
+        for query, cursor in zip(queries, cursors, strict=True):
+            rows = cursor.fetchall()
+            stored = self._rows([row[1] for row in rows])
+            out.append(_Candidates(rows, stored, rescore(stored, query)))
+        return out
 
     def _rows(self, vectors: Sequence[Any]) -> Vectors:
         return rows_of(vectors, self._dimension)
@@ -399,3 +388,28 @@ class PostgresIndex(Engine):
             raise IndexFault(
                 f"{self.path} is open for reading only: open it with writable=True to change it."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """What the server found for a query: (serial, vector, item …), the vectors as rows, their scores in float64."""
+
+    rows: list[tuple[Any, ...]]
+    stored: Vectors
+    scores: NDArray[np.float64]
+
+
+def _is_crowded(query: Vectors, found: _Candidates, k: int) -> bool:
+    """Whether items beyond the candidates may tie with the k-th: the server's float32 has chosen them."""
+    if len(found.rows) < k + MARGIN:
+        return False
+    scores = np.sort(found.scores)
+    tie = TIE * np.linalg.norm(found.stored, axis=1).max() * np.linalg.norm(query)
+    return bool(scores[0] >= scores[-k] - tie)
+
+
+def _hits(found: _Candidates, k: int, exact: bool) -> Hits:
+    items = [item(row[2:]) for row in found.rows]
+    serials, texts = np.array([row[0] for row in found.rows]), np.array([one.kind == "text" for one in items])
+    best = np.lexsort((serials, texts, -found.scores))[:k]
+    return Hits(tuple(Hit(items[n], float(found.scores[n])) for n in best), exact)

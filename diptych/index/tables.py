@@ -12,6 +12,7 @@ from typing import Any
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.database import Connection, Jsonb, sql
 from diptych.index.filters import kind_of
+from diptych.index.metadata import held_kinds
 from diptych.index.protocol import KINDS, Collection, Item, Kind
 from diptych.index.pushdown import folded
 from diptych.index.records import COLUMNS, Record, checksum, item
@@ -211,12 +212,10 @@ class Tables:
 
     def recount_columns(self, db: Connection) -> None:
         """Record the columns that items have now, and forget those of items that are gone."""
-        kinds: dict[str, set[str]] = {}
         found = db.execute(
             self.sql("SELECT DISTINCT key, jsonb_typeof(value) FROM {s}.items, jsonb_each(metadata)")
         ).fetchall()
-        for name, kind in found:
-            kinds.setdefault(name, set()).update({_KINDS.get(kind, kind)} - {"null"})
+        kinds = held_kinds((name, _KINDS.get(kind, kind)) for name, kind in found)
         db.execute(self.sql("DELETE FROM {s}.columns"))
         for name, held in kinds.items():
             db.execute(self.sql("INSERT INTO {s}.columns VALUES (%s, %s)"), (name, sorted(held)))
@@ -326,16 +325,13 @@ class Tables:
             db.execute(statement, (kind, items, words))
 
     def _record_columns(self, db: Connection, records: Sequence[Record]) -> None:
-        seen: dict[str, set[str]] = {}
-        for record in records:
-            for name, value in record.metadata.items():
-                seen.setdefault(name, set()).add(kind_of(value))
+        values = (pair for record in records for pair in record.metadata.items())
         known = self.columns(db)
         upsert = (
             "INSERT INTO {s}.columns VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET kinds = excluded.kinds"
         )
-        for name, kinds in seen.items():
-            kinds = (kinds | set(known.get(name, ()))) - {"null"}
+        for name, kinds in held_kinds((name, kind_of(value)) for name, value in values).items():
+            kinds = kinds | set(known.get(name, ()))
             if name not in known or kinds != set(known[name]):
                 db.execute(self.sql(upsert), (name, sorted(kinds)))
 
