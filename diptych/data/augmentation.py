@@ -1,13 +1,19 @@
-"""Size Augmentation of words: masking, replacing and deleting them before they are padded."""
+"""Augmentation of inputs before an encoder reads them: words touched before padding, pictures before resizing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageFilter, ImageStat
+
+from diptych.errors import SettingsError
 
 Ints = NDArray[np.int64]
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, the weights of Pillow's own conversion to grey
+HUES = 256  # steps of Pillow's hue circle
 
 
 @dataclass(frozen=True)
@@ -19,9 +25,11 @@ class WordAugmentation:
     rest of what is touched is masking noise.
 
     ========================  ===========================================
-    ``rate``                  0.2 in VSE∞
+    ``rate``                  0.2 in VSE∞ and COOKIE
     ``mask_id``               the id that masks a piece
     ``choices``               the vocabulary's ids, drawn from uniformly
+    ``keep_a_word``           a text that would lose all its words keeps
+                              one, drawn at random (COOKIE)
     ========================  ===========================================
     """
 
@@ -30,6 +38,7 @@ class WordAugmentation:
     choices: Ints
     masked: float = 0.5  # of the touched words
     replaced: float = 0.1
+    keep_a_word: bool = False
 
     def __call__(self, ids: Ints, words: Ints, rows: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
         """New (ids, rows) of flat tokens (T,).
@@ -49,7 +58,169 @@ class WordAugmentation:
         new = np.where(touched & (draw < self.masked), self.mask_id, ids)
         new[replace] = rng.choice(self.choices, int(replace.sum()))
         keep = ~(touched & (draw >= self.masked + self.replaced))
+        if self.keep_a_word:
+            _spare_a_word(keep, words >= 0, word_of, rows, rng)
         firsts = np.flatnonzero(np.diff(rows, prepend=-1))
         emptied = np.add.reduceat(keep, firsts) == 0
         keep[firsts[emptied]] = True
         return new[keep], rows[keep]
+
+
+def _spare_a_word(
+    keep: NDArray[np.bool_], is_word: NDArray[np.bool_], word_of: Ints, rows: Ints, rng: np.random.Generator
+) -> None:
+    """Put one word back, drawn at random, into each text all whose words are to be deleted."""
+    texts = int(rows[-1]) + 1
+    had = np.bincount(rows[is_word], minlength=texts) > 0
+    has = np.bincount(rows[is_word & keep], minlength=texts) > 0
+    for text in np.flatnonzero(had & ~has):
+        words = np.unique(word_of[is_word & (rows == text)])
+        keep[word_of == rng.choice(words)] = True
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn for one picture: every number that an augmentation will use, None or False for a step left out.
+
+    ``height`` and ``width`` are the shares of the sides that stay, ``top`` and ``left`` where the window lies in what
+    is left over (0 … 1). The factors of brightness, contrast and saturation are multipliers, ``hue`` is a share of
+    the colour circle.
+    """
+
+    height: float
+    width: float
+    top: float
+    left: float
+    flipped: bool
+    blur: float | None
+    jitter: tuple[float, float, float, float] | None
+    grey: bool
+
+
+@dataclass(frozen=True)
+class PictureAugmentation:
+    """COOKIE's five steps on a picture, one after the other, before it is resized (supplement A.3).
+
+    =====================  ==============================================================================
+    supplement             argument
+    =====================  ==============================================================================
+    cropping σ₁·H, σ₂·W    ``crop``: σ₁ and σ₂ independent and uniform in it; the place is random
+    flipping               ``flip``, the probability of a horizontal flip
+    Gaussian blur          ``blur``, its probability; σ uniform in ``blur_sigma`` (pixels; not in the
+                           supplement: SimCLR's range). Pillow's filter: three box blurs
+    colour jitter          ``jitter``, its probability; ``brightness``, ``contrast``, ``saturation`` are
+                           factors uniform in 1 ± the strength, ``hue`` a turn uniform in ± that share of
+                           the colour circle (strengths not in the supplement: MoCo v2's), in this order
+    colour dropping        ``grey``, the probability of a grey picture
+    =====================  ==============================================================================
+
+    Every picture takes the same count of random numbers, whichever steps are left out: the numbers of one picture
+    never move those of the next.
+    """
+
+    crop: tuple[float, float] = (0.6, 1.0)
+    flip: float = 0.5
+    blur: float = 0.5
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    jitter: float = 0.8
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.1
+    grey: float = 0.2
+
+    def __post_init__(self) -> None:
+        low, high = self.crop
+        if not 0 < low <= high <= 1:
+            raise SettingsError(f"crop={self.crop} must be two numbers with 0 < low ≤ high ≤ 1.")
+        if not 0 <= self.blur_sigma[0] <= self.blur_sigma[1]:
+            raise SettingsError(f"blur_sigma={self.blur_sigma} must be two numbers with 0 ≤ low ≤ high.")
+        if not 0 <= self.hue <= 0.5:
+            raise SettingsError(
+                f"hue={self.hue} is no share of the colour circle: give a number from 0 to 0.5."
+            )
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, float | int) and not 0 <= value <= 1:
+                raise SettingsError(f"{entry.name}={value} is out of range: give a number from 0 to 1.")
+
+    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
+        """An RGB picture, augmented; its size is what the crop left."""
+        return apply(self.draw(rng), picture)
+
+    def draw(self, rng: np.random.Generator) -> Drawn:
+        """The numbers of one picture."""
+        u = rng.random(13).tolist()
+        low, high = self.crop
+        strengths = (self.brightness, self.contrast, self.saturation)
+        factors = [1 + strength * (2 * x - 1) for strength, x in zip(strengths, u[8:11], strict=True)]
+        return Drawn(
+            height=low + (high - low) * u[0],
+            width=low + (high - low) * u[1],
+            top=u[2],
+            left=u[3],
+            flipped=u[4] < self.flip,
+            blur=_between(self.blur_sigma, u[6]) if u[5] < self.blur else None,
+            jitter=(factors[0], factors[1], factors[2], self.hue * (2 * u[11] - 1))
+            if u[7] < self.jitter
+            else None,
+            grey=u[12] < self.grey,
+        )
+
+
+def apply(drawn: Drawn, picture: Image.Image) -> Image.Image:
+    """Do to an RGB picture what was drawn."""
+    for step in steps(drawn, picture).values():
+        picture = step
+    return picture
+
+
+def steps(drawn: Drawn, picture: Image.Image) -> dict[str, Image.Image]:
+    """The picture after each step that was drawn, by name, in order."""
+    found = {"crop": _cropped(picture, drawn)}
+    last = found["crop"]
+    if drawn.flipped:
+        last = found["flip"] = last.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if drawn.blur is not None:
+        last = found["blur"] = last.filter(ImageFilter.GaussianBlur(drawn.blur))
+    if drawn.jitter is not None:
+        last = found["colour jitter"] = _jittered(last, *drawn.jitter)
+    if drawn.grey:
+        found["grey"] = last.convert("L").convert("RGB")
+    return found
+
+
+def _between(bounds: tuple[float, float], share: float) -> float:
+    return bounds[0] + (bounds[1] - bounds[0]) * share
+
+
+def _cropped(picture: Image.Image, drawn: Drawn) -> Image.Image:
+    width, height = max(1, round(picture.width * drawn.width)), max(1, round(picture.height * drawn.height))
+    left = min(int(drawn.left * (picture.width - width + 1)), picture.width - width)
+    top = min(int(drawn.top * (picture.height - height + 1)), picture.height - height)
+    return picture.crop((left, top, left + width, top + height))
+
+
+def _jittered(
+    picture: Image.Image, brightness: float, contrast: float, saturation: float, hue: float
+) -> Image.Image:
+    """x·b; then c·x + (1 − c)·mean grey; then s·x + (1 − s)·grey; then the hue turned. Each rounds to 8 bits."""
+    levels = np.arange(256)
+    picture = picture.point(_table(levels * brightness) * 3)
+    grey = int(ImageStat.Stat(picture.convert("L")).mean[0] + 0.5)
+    picture = picture.point(_table(contrast * levels + (1 - contrast) * grey) * 3)
+    rest = [(1 - saturation) * weight for weight in LUMA]
+    rows = [[rest[j] + (saturation if i == j else 0.0) for j in range(3)] + [0.0] for i in range(3)]
+    picture = picture.convert("RGB", tuple(rows[0] + rows[1] + rows[2]))
+    turned = round(hue * HUES)
+    if not turned:
+        return picture
+    tone, depth, value = picture.convert("HSV").split()
+    tone = tone.point(np.roll(levels, -turned).tolist())
+    return Image.merge("HSV", (tone, depth, value)).convert("RGB")
+
+
+def _table(values: NDArray[np.floating[Any]]) -> list[int]:
+    """A look-up table of 256 entries, rounded and clipped to 8 bits."""
+    table: list[int] = np.clip(np.rint(values), 0, 255).astype(np.int64).tolist()
+    return table
