@@ -21,7 +21,6 @@ from diptych.data.concepts import (
     Concepts,
     count_concepts,
     find_concepts,
-    read_arrays,
     read_concept_labels,
     read_cvse,
 )
@@ -160,39 +159,6 @@ def test_cvse_files(tmp_path: Path, protocol: int) -> None:
     assert found.vectors.shape == (3, 4)
     without = read_cvse(cvse_folder(tmp_path / "d", protocol, **{"x_concepts_glove_word2vec.pkl": None}))
     assert without.vectors is None
-
-
-def test_cvse_pickles_of_old_numpy(tmp_path: Path) -> None:
-    new = pickle.dumps(np.arange(3), 3)
-    old = new.replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
-    (tmp_path / "a.pkl").write_bytes(old)
-    assert read_arrays(tmp_path / "a.pkl").tolist() == [0, 1, 2]
-
-
-class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return print, ("code ran",)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (pickle.dumps(Evil()), "refers to builtins.print"),
-        (pickle.dumps({"nums": np.array([Evil()], dtype=object)}), "refers to builtins.print"),
-        (pickle.dumps(Path("x")), "refers to pathlib"),
-        (b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I99999999999\ntS'b'\ntR.", "unusual"),
-        (b"c_codecs\nencode\n(S'x'\nS'zip'\ntR.", "encodes text as zip"),
-        (b"not a pickle", "not a pickle of plain arrays"),
-        (b"", "not a pickle of plain arrays"),
-    ],
-)
-def test_pickles_that_are_not_arrays_are_refused(
-    tmp_path: Path, content: bytes, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "a.pkl").write_bytes(content)
-    with pytest.raises(DataError, match=words):
-        read_arrays(tmp_path / "a.pkl")
-    assert "code ran" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

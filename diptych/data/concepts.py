@@ -9,7 +9,6 @@ words it does not know are judged by their ending and are nouns otherwise. Nothi
 from __future__ import annotations
 
 import json
-import pickle
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.data.pickles import read_pickle
 from diptych.data.words import tokenize
 from diptych.errors import DataError, MissingExtra, SettingsError
 
@@ -171,14 +171,14 @@ def read_cvse(folder: str | Path) -> Concepts:
     numbers: list[Any] = list(index.values()) if isinstance(index, dict) else [None]
     if not all(type(n) is int for n in numbers) or sorted(numbers) != list(range(len(numbers))):
         raise DataError(f"{path} must map each word to its own number 0…g−1.")
-    found = read_arrays(_only(folder, "*_adj_concepts.pkl"))
+    found = read_pickle(_only(folder, "*_adj_concepts.pkl"))
     if not isinstance(found, dict) or not {"nums", "adj_all"} <= set(found):
         raise DataError(
             f"{folder}: the file *_adj_concepts.pkl has no 'nums' and 'adj_all': it is not CVSE's."
         )
     vectors = None
     if list(folder.glob("*_glove_word2vec.pkl")):
-        vectors = read_arrays(_only(folder, "*_glove_word2vec.pkl"))
+        vectors = read_pickle(_only(folder, "*_glove_word2vec.pkl"))
         if not isinstance(vectors, np.ndarray):
             raise DataError(f"{folder}: the file *_glove_word2vec.pkl holds no array.")
     return Concepts(
@@ -207,46 +207,6 @@ def read_concept_labels(path: str | Path) -> dict[str, list[int]]:
         raise DataError(
             f"{path} must be a list of {{img_id or file_name, concept_labels}} ({error!r})."
         ) from error
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Reads numpy arrays, dicts, lists, strings and numbers, and refuses to import anything else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """The three names a pickled array needs, under their old and new module names."""
-        if (module, name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module, name) == ("numpy", "dtype"):
-            return np.dtype
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return _empty_array
-        if (module, name) == ("_codecs", "encode"):  # how protocol 2 writes bytes
-            return _latin1
-        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not an array")
-
-
-def _empty_array(kind: type, shape: tuple[int, ...], code: bytes) -> NDArray[Any]:
-    if kind is not np.ndarray or shape != (0,):
-        raise pickle.UnpicklingError("it builds an array in an unusual way")
-    return np.ndarray(shape, "b")
-
-
-def _latin1(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it encodes text as {encoding}")
-    return text.encode("latin1")
-
-
-def read_arrays(path: str | Path) -> Any:
-    """A pickle that holds numpy arrays and dicts of them; anything that could run code is refused."""
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            return _ArraysOnly(file, encoding="latin1").load()
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist: check the path.") from error
-    except Exception as error:  # a damaged pickle raises nearly anything
-        raise DataError(f"{path} is not a pickle of plain arrays ({error}): it was not read.") from error
 
 
 def _only(folder: Path, pattern: str) -> Path:
