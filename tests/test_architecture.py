@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "diptych"
 ORDER = [
-    "types", "errors", "ops", "parts", "progress", "data", "encoders", "aggregators", "branches", "registry",
+    "types", "errors", "ops", "codes", "parts", "progress", "data", "encoders", "aggregators", "branches", "registry",
     "retriever", "objectives", "evaluation", "training", "index", "recipes", "web", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent != PACKAGE)

@@ -66,6 +66,10 @@ class Draft:
             self.problems.error("in two splits", where, message, "leave it in one of them")
         return row
 
+    def find(self, key: str) -> int | None:
+        """The row of an image seen before, else None."""
+        return self._rows.get(key)
+
     def _check_id(self, given: str, row: int, where: object) -> None:
         other = self._named.setdefault(given, row)
         if other == row or not self.strict_ids:

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diptych.data import emoji, folder, huggingface, karpathy, lists, manifest, precomputed, webdataset
+from diptych.data import (
+    emoji,
+    folder,
+    hashing_lists,
+    huggingface,
+    karpathy,
+    lists,
+    manifest,
+    precomputed,
+    webdataset,
+)
 from diptych.data.captions import Captions
 from diptych.data.problems import Problems
 from diptych.data.splits import canonical_split
@@ -54,6 +64,12 @@ FORMATS = (
         precomputed.matches,
         precomputed.read,
         precomputed.parts,
+    ),
+    Format(
+        "hashing",
+        "test.txt, database.txt and train.txt: an image and one 0 or 1 per class in each line",
+        hashing_lists.matches,
+        hashing_lists.read,
     ),
     Format("webdataset", "a folder or pattern of .tar files", webdataset.matches, webdataset.read),
     Format(

@@ -1,0 +1,89 @@
+"""Hash centres: for each class one code of −1 and +1, far from those of all other classes (CSQ)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diptych.errors import DataError, SettingsError
+
+Signs = NDArray[np.int8]
+
+BITS = (16, 32, 64)  # of the papers; any power of two from 4 on has a Hadamard matrix here
+REDRAWS = 20  # of a centre that lies too close to others
+
+
+def hash_centres(classes: int, bits: int, seed: int = 0) -> Signs:
+    """Centres (classes, bits) of −1 and +1.
+
+    The rows of the Hadamard matrix of size K = ``bits``, then their negatives: any two of these 2K codes differ in
+    K/2 bits, a row and its negative in all K. Further classes get drawn codes with as many +1 as −1; each is drawn
+    anew, ``REDRAWS`` times at most, until it differs from every centre before it in more than K/4 bits and from all
+    of them in K/2 on average, and the best draw is kept. The same ``seed`` gives the same centres.
+    """
+    checked_bits(bits)
+    if classes < 1:
+        raise SettingsError(f"classes={classes} needs no hash centre: give at least one class.")
+    matrix = hadamard(bits)
+    centres = np.concatenate([matrix, -matrix])[:classes]
+    rng = np.random.default_rng(seed)
+    while len(centres) < classes:
+        centres = np.concatenate([centres, _far_from(centres, rng)[None]])
+    return centres
+
+
+def tie_vector(bits: int, seed: int = 0) -> Signs:
+    """One fixed random code (bits,): the value of the coordinates in which the labels of an image cancel out."""
+    return np.random.default_rng([seed, bits]).choice(np.array([-1, 1], np.int8), size=bits)
+
+
+def sample_centres(labels: ArrayLike, centres: Signs, ties: Signs) -> Signs:
+    """The centre of each image (N, K) from its labels (N, C): the sign of the sum of the centres of its classes.
+
+    A coordinate whose sum is 0 takes the value of ``ties``.
+    """
+    sums = np.asarray(labels).astype(np.int64) @ centres.astype(np.int64)  # (N, K)
+    return np.where(sums == 0, ties, np.sign(sums)).astype(np.int8)
+
+
+def checked_centres(values: ArrayLike, source: str) -> Signs:
+    """Centres (classes, bits) out of a file, all −1 or +1."""
+    array = np.asarray(values)
+    if array.ndim != 2 or 0 in array.shape or not np.isin(array, (-1, 1)).all():
+        raise DataError(
+            f"{source} holds no hash centres: expected an array (classes, bits) of −1 and +1, not {array.shape}."
+        )
+    return array.astype(np.int8)
+
+
+def hadamard(size: int) -> Signs:
+    """Sylvester's Hadamard matrix: rows of −1 and +1, of which any two differ in half their places."""
+    matrix = np.ones((1, 1), np.int8)
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
+
+
+def checked_bits(bits: int) -> int:
+    """A length of codes for which there are centres."""
+    if bits < 4 or bits & (bits - 1):
+        raise SettingsError(
+            f"bits={bits} is not supported: choose a power of two, in the papers {', '.join(map(str, BITS))}."
+        )
+    return bits
+
+
+def _far_from(centres: Signs, rng: np.random.Generator) -> Signs:
+    """One balanced code, the best of the draws by its least and then by its mean distance to ``centres``."""
+    bits = centres.shape[1]
+    balanced = np.repeat(np.array([-1, 1], np.int8), bits // 2)
+    best, found = balanced, (-1.0, -1.0)
+    for _ in range(REDRAWS):
+        code = rng.permutation(balanced)
+        distances = (bits - centres.astype(np.int64) @ code) / 2
+        quality = float(distances.min()), float(distances.mean())
+        if quality > found:
+            best, found = code, quality
+        if quality[0] > bits / 4 and quality[1] >= bits / 2:
+            break
+    return best

@@ -1,0 +1,150 @@
+"""Mean average precision of retrieval by binary codes: MAP@5000, with its ties decided and with them averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from diptych.codes import Codes, hamming, kth, pack, pack_bits
+from diptych.errors import DataError, SettingsError
+
+TOP = 5000  # of MAP@5000
+Missing = Literal["zero", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class HashingScores:
+    """MAP of a set of queries in percent, and what it was counted over.
+
+    ``map`` decides ties by the index in the database; ``map_tie_averaged`` is the expectation over all orders of
+    tied items. ``queries`` were averaged, ``unlabelled`` have no label and were skipped, ``without_relevant`` have
+    no relevant item in the top (they count as 0, or are skipped with ``missing="skip"``).
+    """
+
+    map: float
+    map_tie_averaged: float
+    queries: int
+    unlabelled: int
+    without_relevant: int
+    top: int
+
+
+def hashing_map(
+    query: ArrayLike,
+    database: ArrayLike,
+    query_labels: ArrayLike,
+    database_labels: ArrayLike,
+    *,
+    top: int = TOP,
+    missing: Missing = "zero",
+) -> HashingScores:
+    """MAP@top of codes (Q, K) against codes (N, K) with labels (Q, C) and (N, C) of zeros and ones.
+
+    ::
+
+        AP_q = Σ_{r ≤ R} rel(r) · Prec@r / Σ_{r ≤ R} rel(r),   R = min(top, N),   MAP = mean_q AP_q
+
+    An item is relevant if it shares at least one label with the query. Items are ranked by (Hamming distance,
+    database index): a code of 16 bits has 17 distances, so that most places are decided by this rule. Hence the
+    second value, where a block of n tied items with r relevant, behind N items with R₀ relevant, contributes
+    Σ_{j ≤ m} (r/n) · (R₀ + 1 + (j−1)(r−1)/(n−1)) / (N + j) with its first m places, and m·r/n relevant items.
+
+    A query with no relevant item in the top has AP 0 (CSQ, DeepHash) or is left out with ``missing="skip"``
+    (HashNet). Queries without a label are left out. Numbers are binarised at 0: h ≥ 0 is +1.
+    """
+    if missing not in get_args(Missing):
+        raise SettingsError(f"missing='{missing}' is unknown: choose {' or '.join(get_args(Missing))}.")
+    if top < 1:
+        raise SettingsError(f"top={top} ranks no item: give at least 1 ({TOP} is usual).")
+    values = [np.asarray(rows) for rows in (query, database)]
+    if any(rows.ndim != 2 for rows in values) or values[0].shape[1] != values[1].shape[1]:
+        raise DataError(
+            f"codes of shape {values[0].shape} cannot be ranked against {values[1].shape}: both must be (items, "
+            "bits) with the same number of bits."
+        )
+    labels = [
+        _checked_labels(one, len(rows))
+        for one, rows in zip((query_labels, database_labels), values, strict=True)
+    ]
+    if labels[0].shape[1] != labels[1].shape[1]:
+        raise DataError(
+            f"the queries have {labels[0].shape[1]} classes and the database {labels[1].shape[1]}: "
+            "both need the same columns."
+        )
+    if not len(values[1]):
+        raise DataError("the database is empty: give at least one code to rank.")
+    ranking = _Ranking(pack(values[1]), labels[1], top)
+    labelled = np.flatnonzero(labels[0].any(axis=1))
+    if not len(labelled):
+        raise DataError(f"none of the {len(values[0])} queries has a label: hashing needs labelled queries.")
+    words, wanted = pack(values[0][labelled]), pack_bits(labels[0][labelled])
+    found = np.array([ranking.precision(words[q], wanted[q]) for q in range(len(labelled))])
+    empty = np.isnan(found[:, 0])
+    if missing == "skip" and empty.all():
+        raise DataError("no query has a relevant item in the top: with missing='zero' each counts as 0.")
+    means = np.nanmean(found if missing == "skip" else np.nan_to_num(found), axis=0)
+    return HashingScores(
+        map=float(100 * means[0]),
+        map_tie_averaged=float(100 * means[1]),
+        queries=int((~empty).sum()) if missing == "skip" else len(found),
+        unlabelled=len(values[0]) - len(labelled),
+        without_relevant=int(empty.sum()),
+        top=min(top, len(values[1])),
+    )
+
+
+class _Ranking:
+    """A database, ready to be ranked for one query after the other."""
+
+    def __init__(self, codes: Codes, labels: NDArray[np.bool_], top: int) -> None:
+        self.codes, self.top = np.asfortranarray(codes), min(top, len(codes))
+        self.labels = np.ascontiguousarray(pack_bits(labels).T)  # (⌈C / 64⌉, N)
+        self.ranks = np.arange(1, self.top + 1, dtype=np.float64)
+
+    def precision(self, code: Codes, labels: Codes) -> tuple[float, float]:
+        """AP with ties by index and with ties averaged; NaN where the top holds no relevant item."""
+        distances = hamming(code, self.codes)
+        near = np.flatnonzero(
+            distances <= kth(distances, self.top)
+        )  # the top, and all that tie with its last
+        near = near[np.argsort(distances[near], kind="stable")]  # of bytes: a counting sort
+        shared = self.labels[0][near] & labels[0]
+        for word in range(1, len(labels)):
+            shared |= self.labels[word][near] & labels[word]
+        relevant = shared != 0
+        top = relevant[: self.top]
+        hits = np.cumsum(top, dtype=np.float64)
+        averaged = self._averaged(distances[near], relevant)
+        if hits[-1] == 0:
+            return float("nan"), averaged
+        return float((hits[top] / self.ranks[top]).sum() / hits[-1]), averaged
+
+    def _averaged(self, distances: NDArray[Any], relevant: NDArray[np.bool_]) -> float:
+        """E[Σ rel · Prec@r] / E[Σ rel] over the orders of tied items; NaN where none of them has a relevant one."""
+        starts = np.flatnonzero(np.diff(distances, prepend=-1))  # first place of each block of ties
+        sizes = np.diff(starts, append=len(distances)).astype(np.float64)
+        hits = np.add.reduceat(relevant.astype(np.float64), starts)
+        before = np.cumsum(hits) - hits
+        taken = np.minimum(sizes, self.top - starts)  # of the last block only some places lie in the top
+        block = np.repeat(np.arange(len(starts)), taken.astype(np.int64))  # (top,)
+        share = (hits / sizes)[block]
+        others = ((hits - 1) / np.maximum(sizes - 1, 1))[block] * (self.ranks - 1 - starts[block])
+        expected = float((taken * hits / sizes).sum())
+        if expected == 0:
+            return float("nan")
+        return float((share * (before[block] + 1 + others) / self.ranks).sum() / expected)
+
+
+def _checked_labels(labels: ArrayLike, count: int) -> NDArray[np.bool_]:
+    """Labels (items, classes) of zeros and ones as bools."""
+    array = np.asarray(labels)
+    if array.ndim != 2 or len(array) != count:
+        raise DataError(
+            f"labels of shape {array.shape} do not fit {count} codes: give one row of 0 and 1 each."
+        )
+    if array.dtype != np.bool_ and not np.isin(array, (0, 1)).all():
+        raise DataError("labels hold other values than 0 and 1: give one column per class.")
+    return array.astype(np.bool_)
