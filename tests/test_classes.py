@@ -1,0 +1,183 @@
+"""Class-based image retrieval: R@1 against a loop and scikit-learn, and the lists of the four data sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diptych.data.class_lists import open_class_list
+from diptych.errors import DataError
+from diptych.evaluation import classes as module
+from diptych.evaluation.classes import class_recall, nearest_of_same_class
+
+
+def loop(
+    queries: np.ndarray, classes: np.ndarray, gallery: np.ndarray, labels: np.ndarray, own: bool
+) -> list[bool]:
+    """The nearest by Euclidean distance of unit rows, item by item; the first of equally near ones."""
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
+    queries, gallery = unit(queries), unit(gallery)
+    right = []
+    for i, query in enumerate(queries):
+        best, nearest = np.inf, -1
+        for j, item in enumerate(gallery):
+            if own and i == j:
+                continue
+            distance = round(float(((query - item) ** 2).sum()), 9)
+            if distance < best:
+                best, nearest = distance, j
+        right.append(bool(labels[nearest] == classes[i]))
+    return right
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 30), st.integers(1, 5), st.integers(0, 1000), st.booleans())
+def test_leave_one_out_equals_the_loop(count: int, kinds: int, seed: int, copies: bool) -> None:
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(count, 4))
+    if copies:  # duplicates: the nearest neighbour of an image may be its copy
+        vectors[count // 2] = vectors[0]
+    classes = rng.integers(0, kinds, count)
+    found = nearest_of_same_class(torch.from_numpy(vectors), classes)
+    assert found.tolist() == loop(vectors, classes, vectors, classes, own=True)
+
+
+def test_leave_one_out_equals_scikit_learn() -> None:
+    from sklearn.neighbors import KNeighborsClassifier
+
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(300, 8))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    classes = rng.integers(0, 10, 300)
+    model = KNeighborsClassifier(1).fit(vectors, classes)
+    others = model.kneighbors(None, return_distance=False)[:, 0]  # of the fitted rows, without themselves
+    expected = 100 * float((classes[others] == classes).mean())
+    assert class_recall(torch.from_numpy(vectors), classes) == pytest.approx(expected)
+
+
+def test_query_and_gallery_keep_every_item() -> None:
+    rng = np.random.default_rng(2)
+    queries, gallery = rng.normal(size=(20, 5)), rng.normal(size=(30, 5))
+    gallery[:20] = queries  # the same picture on both sides is a fair hit here
+    classes, labels = rng.integers(0, 4, 20), rng.integers(0, 4, 30)
+    found = nearest_of_same_class(torch.from_numpy(queries), classes, torch.from_numpy(gallery), labels)
+    assert found.tolist() == loop(queries, classes, gallery, labels, own=False)
+
+
+def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    vectors, classes = torch.from_numpy(rng.normal(size=(50, 4))), rng.integers(0, 5, 50)
+    whole = nearest_of_same_class(vectors, classes)
+    monkeypatch.setattr(module, "BLOCK", 7)
+    assert (nearest_of_same_class(vectors, classes) == whole).all()
+
+
+def test_dropping_the_first_hit_would_be_wrong_for_duplicates() -> None:
+    # rows 0 and 1 are copies of different classes; each is the other's nearest, so both are wrong
+    vectors = torch.tensor([[1.0, 0], [1.0, 0], [0, 1.0], [0.1, 1.0]])
+    assert nearest_of_same_class(vectors, np.array([0, 1, 2, 2])).tolist() == [False, False, True, True]
+
+
+def test_a_class_of_one_is_counted_as_wrong() -> None:
+    vectors = torch.tensor([[1.0, 0], [0.9, 0.1], [0, 1.0]])
+    assert class_recall(vectors, np.array([0, 0, 1])) == pytest.approx(200 / 3)
+
+
+def test_bad_input() -> None:
+    with pytest.raises(DataError, match="too few"):
+        class_recall(torch.ones(1, 2), np.array([0]))
+    with pytest.raises(DataError, match="one row each"):
+        class_recall(torch.ones(3, 2), np.array([0, 1]))
+    with pytest.raises(DataError, match="not finite"):
+        class_recall(torch.full((2, 2), torch.nan), np.array([0, 1]))
+
+
+# --- lists
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    return path
+
+
+def test_cub(tmp_path: Path) -> None:
+    root = tmp_path / "CUB_200_2011"
+    for number in range(1, 201):
+        name = "001.Black_footed_Albatross" if number == 1 else f"{number:03}.Bird"
+        for picture in ("b.jpg", "a.jpg", "._a.jpg"):
+            touch(root / "images" / name / picture)
+    for folder in (root, tmp_path):
+        found = open_class_list(folder)
+        assert (found.name, found.leave_one_out, len(found.paths)) == ("cub", True, 200)
+        assert found.paths[0] == root / "images/101.Bird/a.jpg"
+        assert (found.classes.min(), found.classes.max()) == (101, 200)
+    import shutil
+
+    shutil.rmtree(root / "images/150.Bird")
+    with pytest.raises(DataError, match="has 199 class folders, CUB has 200"):
+        open_class_list(root)
+
+
+def test_sop(tmp_path: Path) -> None:
+    root = tmp_path / "Stanford_Online_Products"
+    rows = [("1", "11319", "1", "bicycle_final/1_0.JPG"), ("2", "11320", "2", "chair_final/2_0.JPG")]
+    for row in rows:
+        touch(root / row[3])
+    lines = ["image_id class_id super_class_id path", *(" ".join(row) for row in rows)]
+    (root / "Ebay_test.txt").write_text("\n".join(lines) + "\n")
+    found = open_class_list(tmp_path)
+    assert (found.name, found.leave_one_out, found.classes.tolist()) == ("sop", True, [11319, 11320])
+    (root / rows[1][3]).unlink()
+    with pytest.raises(DataError, match=r"1 of the 2 images of sop are missing \(first: .*2_0.JPG"):
+        open_class_list(tmp_path)
+    (root / "Ebay_test.txt").write_text("head\n1 2\n")
+    with pytest.raises(DataError, match=r"Ebay_test.txt:2 has 2 columns, 4 are needed"):
+        open_class_list(tmp_path)
+
+
+def test_in_shop(tmp_path: Path) -> None:
+    rows = [
+        ("img/WOMEN/Dresses/id_00000002/02_1_front.jpg", "id_00000002", "train"),
+        ("img/WOMEN/Dresses/id_00000007/01_1_front.jpg", "id_00000007", "query"),
+        ("img/WOMEN/Dresses/id_00000007/01_2_side.jpg", "id_00000007", "gallery"),
+        ("img/WOMEN/Dresses/id_00000008/01_2_side.jpg", "id_00000008", "gallery"),
+    ]
+    for name, *_ in rows[1:]:  # training images are not needed
+        touch(tmp_path / "Img" / name)
+    (tmp_path / "Eval").mkdir()
+    lines = [str(len(rows)), "image_name item_id evaluation_status", *("   ".join(row) for row in rows)]
+    (tmp_path / "Eval/list_eval_partition.txt").write_text("\n".join(lines))
+    found = open_class_list(tmp_path)
+    assert (found.name, found.leave_one_out) == ("in-shop", False)
+    assert found.classes.tolist() == [7]
+    assert found.gallery_classes is not None
+    assert found.gallery_classes.tolist() == [7, 8]
+    (tmp_path / "Eval/list_eval_partition.txt").write_text("1\nhead\na.jpg id_1 test\n")
+    with pytest.raises(DataError, match="has the status 'test'"):
+        open_class_list(tmp_path)
+
+
+def test_inaturalist(tmp_path: Path) -> None:
+    names = ["train2018/Aves/2761/a.jpg", "train2018/Plantae/8000/b.jpg"]
+    for name in names:
+        touch(tmp_path / name)
+    (tmp_path / "Inat_dataset_splits").mkdir()
+    (tmp_path / "Inat_dataset_splits/Inaturalist_test_set1.txt").write_text("\n".join(names) + "\n")
+    found = open_class_list(tmp_path)
+    assert (found.name, found.classes.tolist()) == ("inaturalist", [2761, 8000])
+    (tmp_path / "Inat_dataset_splits/Inaturalist_test_set1.txt").write_text("train2018/x/a.jpg\n")
+    with pytest.raises(DataError, match="the class 'x', which does not end in a number"):
+        open_class_list(tmp_path)
+
+
+def test_other_folders(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not a known list of classes"):
+        open_class_list(tmp_path)
+    with pytest.raises(DataError, match="is not a folder"):
+        open_class_list(tmp_path / "no")
