@@ -6,12 +6,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from diptych.data.order import TextOrder
 from diptych.errors import DataError
 
 Item = Image.Image | NDArray[Any]
@@ -36,7 +37,8 @@ class Captions:
 
     ``image_ids`` are the data set's own names of the images, unique. ``splits`` names the split of each
     image. ``labels`` are columns over the images (category, class ids, price, ...); ``text_ids`` optional
-    names of texts.
+    names of texts. ``order`` says which texts an epoch of training shows (None: each once, in random order);
+    ``unreadable`` what training does with an image that cannot be read.
     """
 
     images: ImageStore
@@ -47,6 +49,8 @@ class Captions:
     labels: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     text_ids: Sequence[str] | None = None
     name: str = "data"
+    order: TextOrder | None = None
+    unreadable: Literal["stop", "skip"] = "stop"
 
     def __post_init__(self) -> None:
         n, m = len(self.images), len(self.texts)
@@ -86,6 +90,8 @@ class Captions:
             raise DataError(f"{self.name}: a subset names the same image twice.")
         keep = np.flatnonzero(new_row[self.image_of] >= 0)
         keep = keep[np.argsort(new_row[self.image_of[keep]], kind="stable")]  # texts follow their images
+        new_text = np.full(len(self.texts), -1, dtype=np.int64)
+        new_text[keep] = np.arange(len(keep))
         return Captions(
             images=Rows(self.images, chosen),
             texts=[self.texts[i] for i in keep.tolist()],
@@ -95,6 +101,8 @@ class Captions:
             labels={k: [v[i] for i in taken] for k, v in self.labels.items()},
             text_ids=None if self.text_ids is None else [self.text_ids[i] for i in keep.tolist()],
             name=self.name,
+            order=None if self.order is None else self.order.renumbered(new_text),
+            unreadable=self.unreadable,
         )
 
     def texts_of(self) -> list[NDArray[np.int64]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data import (
+    corpora,
     emoji,
     folder,
     hashing_lists,
@@ -72,6 +73,7 @@ FORMATS = (
         hashing_lists.read,
     ),
     Format("webdataset", "a folder or pattern of .tar files", webdataset.matches, webdataset.read),
+    Format("corpora", "a .json that lists corpora of tars with weights", corpora.matches, corpora.read),
     Format(
         "karpathy", "dataset_coco.json or dataset_flickr30k.json and images", karpathy.matches, karpathy.read
     ),

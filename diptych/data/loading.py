@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from diptych.data.arrays import read_items
-from diptych.data.captions import Captions
-from diptych.data.images import ImageInput
+from diptych.data.captions import Captions, Item
+from diptych.data.images import ImageInput, Items
 from diptych.data.text import TextStore
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, ImageError, SettingsError
 from diptych.types import Batch
 
 Targets = Mapping[str, tuple[Literal["image", "text"], NDArray[Any]]]
@@ -54,11 +54,12 @@ class PairLoader:
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.workers, self.drop_last, self.targets = workers, drop_last, dict(targets or {})
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self.skipped: dict[int, str] = {}  # images that could not be read, with the reason
         self._check()
 
     def __len__(self) -> int:
         """Steps per epoch."""
-        pairs = len(self.captions.texts)
+        pairs = self._texts_of_an_epoch()
         return pairs // self.batch_size if self.drop_last else -(-pairs // self.batch_size)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -81,20 +82,22 @@ class PairLoader:
             executor.shutdown(cancel_futures=True)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """The texts of an epoch in the order they are seen, (M,)."""
+        """The texts of an epoch in the order they are seen: (M,), or as many as the data's own order takes."""
+        if self.captions.order is not None:
+            return self.captions.order.epoch(self.seed, epoch)
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(epoch,)))
         return rng.permutation(len(self.captions.texts))
 
     def _batch(self, order: NDArray[np.int64], epoch: int, step: int) -> Batch:
         texts = order[step * self.batch_size : (step + 1) * self.batch_size]
         share = len(texts) // self.world_size
-        texts = texts[self.rank * share : (self.rank + 1) * share]
+        texts, items = self._read(texts[self.rank * share : (self.rank + 1) * share])
         images = self.captions.image_of[texts]
         # two streams: what the pictures draw must not move what the words draw
         streams = np.random.SeedSequence(self.seed, spawn_key=(epoch, step, self.rank)).spawn(2)
         image_rng, text_rng = (np.random.default_rng(stream) for stream in streams)
         batch = Batch(
-            images=self.image_input(read_items(self.captions.images, images), image_rng),
+            images=self.image_input(items, image_rng),
             texts=self.text_store.collate(texts.tolist(), text_rng),
             image_ids=torch.from_numpy(images),
             text_ids=torch.from_numpy(texts.copy()),
@@ -104,6 +107,38 @@ class PairLoader:
             },
         )
         return batch.map(torch.Tensor.pin_memory) if self.pin_memory else batch
+
+    def _read(self, texts: NDArray[np.int64]) -> tuple[NDArray[np.int64], Items]:
+        """The texts of a batch and the items of their images.
+
+        Where the data says so, a pair whose image cannot be read is skipped: the next pair of the batch takes its
+        place, so that every process still has as many, and which it is depends on the data alone.
+        """
+        store, images = self.captions.images, self.captions.image_of[texts]
+        try:
+            return texts, read_items(store, images)
+        except ImageError:
+            if self.captions.unreadable == "stop":
+                raise
+        items: dict[int, Item] = {}
+        for image in np.unique(images).tolist():
+            try:
+                items[image] = store[image]
+            except ImageError as error:
+                self.skipped[image] = str(error)
+        good = np.array([image in items for image in images.tolist()])
+        if not good.any():
+            raise DataError(
+                f"{self.captions.name}: none of the {len(texts)} images of a batch can be read "
+                f"({self.skipped[int(images[0])]}): check the data with 'diptych data check'."
+            )
+        places = np.arange(len(texts))
+        following = places[good][np.searchsorted(places[good], places) % good.sum()]
+        texts = texts[following]
+        return texts, [items[image] for image in self.captions.image_of[texts].tolist()]
+
+    def _texts_of_an_epoch(self) -> int:
+        return len(self.captions.texts if self.captions.order is None else self.captions.order)
 
     def _executor(self) -> ThreadPoolExecutor:
         if not self.pin_memory:
@@ -125,7 +160,8 @@ class PairLoader:
             )
         if not len(self):
             raise SettingsError(
-                f"batch_size={self.batch_size} is more than the {texts} texts of {name}: lower it."
+                f"batch_size={self.batch_size} is more than the {self._texts_of_an_epoch()} texts of "
+                f"an epoch of {name}: lower it."
             )
         if not self.drop_last and self.world_size > 1:
             raise SettingsError(

@@ -20,6 +20,11 @@ IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
 
 
+def cache_folder(folder: str | Path | None = None) -> Path:
+    """Where what can be computed again is kept: ``folder``, else ``DIPTYCH_CACHE``, else ``~/.cache/diptych``."""
+    return Path(folder or os.environ.get("DIPTYCH_CACHE") or "~/.cache/diptych").expanduser()
+
+
 @contextmanager
 def replace_folder(target: Path) -> Iterator[Path]:
     """Fill a new folder, then put it in the place of ``target``; on any failure ``target`` stays as it was.

@@ -62,9 +62,10 @@ class Sample:
     lines: list[str] = field(default_factory=list)  # of the .txt
     values: dict[str, Any] = field(default_factory=dict)  # of the .json
 
-    def take_texts(self) -> Any:
-        """The texts of the .json if it has any (a .txt beside it repeats them), else of the .txt."""
-        return next((self.values.pop(name) for name in JSON_TEXTS if name in self.values), self.lines)
+    def take_texts(self, names: Sequence[str] = JSON_TEXTS) -> Any:
+        """The texts of the .json if it has a field of these ``names`` (a .txt beside it repeats them), else of the
+        .txt."""
+        return next((self.values.pop(name) for name in names if name in self.values), self.lines)
 
 
 class TarImages:

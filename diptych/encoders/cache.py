@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput
+from diptych.data.storage import cache_folder
 from diptych.data.text import CachedTexts, TextStore
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cells import compute_cells
@@ -46,11 +46,6 @@ class CachedImages(ArrayStore):
     def content_key(self, index: int) -> str:
         """The key of the picture."""
         return self.pictures.content_key(index)
-
-
-def cache_folder(folder: str | Path | None = None) -> Path:
-    """``folder``, else ``DIPTYCH_CACHE``, else ``~/.cache/diptych``."""
-    return Path(folder or os.environ.get("DIPTYCH_CACHE") or "~/.cache/diptych").expanduser()
 
 
 def cache_image_features(

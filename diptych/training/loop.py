@@ -133,6 +133,7 @@ def train(
                 if stopping:
                     raise interrupted(card, folder, progress)
             watch.refuse_nan({})
+            report_skipped(loader, accelerator, progress.step, log)
             with torch.no_grad():
                 method.objective.after_epoch(epoch)
             if log is not None:
@@ -212,6 +213,17 @@ def finish_epoch(
     if show_progress:
         score = f"validation RSUM {line['validation_rsum']:.1f}" if validation else "no validation split"
         print(f"epoch {epoch + 1}: {score}{' (best so far)' if best and validation else ''}", flush=True)
+
+
+def report_skipped(loader: PairLoader, accelerator: Accelerator, step: int, log: Log | None) -> None:
+    """Say how many images could not be read so far, over all processes, and name one; every process must call it."""
+    count = torch.tensor(len(loader.skipped), device=accelerator.device)
+    total = int(accelerator.reduce(count)) if accelerator.num_processes > 1 else int(count)
+    if not total or log is None:
+        return
+    log.write(step, {"skipped_images": total})
+    example = next((f": {reason}" for reason in loader.skipped.values()), "")
+    print(f"warning: {total} images could not be read and were skipped{example}", flush=True)
 
 
 def model_card(folder: Path, epoch: int, line: dict[str, float]) -> str:
