@@ -15,11 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diptych import ops
+from diptych.aggregators import First
 from diptych.branches.branch import Branch
 from diptych.data.captions import ImageStore, Item
 from diptych.data.images import ImageInput, ImageLike, as_item
 from diptych.data.storage import recover_folder, replace_folder
 from diptych.data.text import TextInput, TextStore
+from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.errors import CheckpointError
 from diptych.parts import describe, part, rebuild
 from diptych.progress import track
@@ -162,8 +164,17 @@ class Retriever(nn.Module):
 
     @staticmethod
     def from_pretrained(folder: str | Path, device: torch.device | str = "cpu") -> Retriever:
-        """The model that ``save_pretrained`` wrote, or the best model of a run folder; loading is strict."""
+        """The model that ``save_pretrained`` wrote, or the best model of a run folder; loading is strict.
+
+        Also a pretrained dual encoder (CLIP, SigLIP) that was never trained here: ``hf:ID``, or a folder in the
+        format of transformers.
+        """
         import diptych.registry  # noqa: F401  every part must be known before its name is looked up
+
+        if is_dual_encoder(folder):
+            dual = load_dual(folder)
+            towers = Tower(dual.image, First()), Tower(dual.text, First())
+            return Retriever(*towers, dual.image_input, dual.text_input).to(device).eval()
 
         folder = Path(folder)
         if (folder / "run.json").is_file():  # a run folder: its best model

@@ -202,7 +202,7 @@ class WordPieceInput(TextInput):
     """
 
     def __init__(self, source: str | Path, augment: float = 0.2, max_length: int | None = None) -> None:
-        self.tokenizer = _load_tokenizer(source)
+        self.tokenizer = load_tokenizer(source)
         self.augment = _probability(augment)
         limit = int(min(self.tokenizer.model_max_length, 2**31))  # 10^30 when the tokenizer states none
         if max_length is not None and not 3 <= max_length <= limit:
@@ -251,20 +251,31 @@ class WordPieceInput(TextInput):
 
     def content_arguments(self) -> dict[str, Any]:
         """A digest in the place of the source, wherever it lies."""
-        state = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        for passing in ("truncation", "padding"):  # of the last call, not of the tokenizer
-            state.pop(passing, None)
-        return {"source": _digest(json.dumps(state, sort_keys=True))}
+        return {"source": _digest(tokenizer_state(self.tokenizer))}
 
 
-def _load_tokenizer(source: str | Path) -> Any:
+def tokenizer_state(tokenizer: Any) -> str:
+    """What a tokenizer does to a text, as a string: the same wherever its files lie."""
+    if not tokenizer.is_fast:
+        pieces = hashlib.sha256(tokenizer.sp_model.serialized_model_proto()).hexdigest()
+        return f"{type(tokenizer).__name__} {pieces} {sorted(tokenizer.get_added_vocab().items())}"
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    for passing in ("truncation", "padding"):  # of the last call, not of the tokenizer
+        state.pop(passing, None)
+    return json.dumps(state, sort_keys=True)
+
+
+def load_tokenizer(source: str | Path, fast: bool = True) -> Any:
+    """The tokenizer of a folder or a hub id; with ``fast`` one that numbers the words of its pieces."""
     from transformers import AutoTokenizer
 
     is_path = isinstance(source, Path) or Path(source).is_dir() or str(source).startswith((".", "/", "~"))
     if is_path and not Path(source).is_dir():
         raise DataError(f"the tokenizer folder {source} does not exist: check the path.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(source), use_fast=True, local_files_only=is_path)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(source), use_fast=True, local_files_only=is_path, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         if is_path:
             raise DataError(
@@ -275,7 +286,13 @@ def _load_tokenizer(source: str | Path) -> Any:
             f"no tokenizer called '{source}' in the local cache or on the hub{offline}: give a folder that "
             "holds tokenizer.json, or the id of a model that can be downloaded."
         ) from error
-    if not tokenizer.is_fast:
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        # transformers makes an empty tokenizer where the files of one are missing
+        raise DataError(
+            f"{source} has no tokenizer: put tokenizer.json (or vocab.json and merges.txt, or spiece.model) "
+            "beside its config.json."
+        )
+    if fast and not tokenizer.is_fast:
         raise DataError(f"the tokenizer '{source}' has no fast version: convert it to tokenizer.json first.")
     return tokenizer
 

@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 from diptych.encoders.backbone import Backbone, weights_fingerprint
-from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model, read_json
-from diptych.errors import DataError, SettingsError
+from diptych.encoders.pretrained import (
+    PREPROCESSOR,
+    config_identity,
+    free_name,
+    load_config,
+    load_model,
+    read_processor,
+)
+from diptych.errors import SettingsError
 from diptych.parts import part
 
-PREPROCESSOR = "preprocessor_config.json"
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as image processors store them
 
 
@@ -37,7 +43,7 @@ class HubBackbone(Backbone):
     ) -> None:
         config = load_config(source)
         config = getattr(config, "vision_config", config)
-        processor = _processor(source)
+        processor = read_processor(source)
         super().__init__(**_pixel_format(processor, config, size))
         self.class_token = class_token
         self.processor = processor
@@ -91,19 +97,6 @@ class HubBackbone(Backbone):
                 f"{source} makes no cells of {size}-pixel pictures ({reason}): choose its own image size or "
                 "another backbone."
             ) from error
-
-
-def _processor(source: str | Path) -> dict[str, Any]:
-    """The image processor's numbers; newer repositories nest them in processor_config.json."""
-    found = read_json(source, PREPROCESSOR)
-    if found is None:
-        found = (read_json(source, "processor_config.json") or {}).get("image_processor")
-    if not found:
-        raise DataError(
-            f"{source} has no {PREPROCESSOR}, which says how its pictures are normalised: copy it from the "
-            'model\'s page, or write {"image_mean": [...], "image_std": [...], "size": 224}.'
-        )
-    return dict(found)
 
 
 def _pixel_format(processor: dict[str, Any], config: Any, size: int | None) -> dict[str, Any]:

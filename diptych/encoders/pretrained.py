@@ -16,6 +16,7 @@ from torch import nn
 from diptych.errors import DataError
 
 PREFIX = "hf:"
+PREPROCESSOR = "preprocessor_config.json"
 UNRELATED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
 
 
@@ -31,7 +32,7 @@ def load_config(source: str | Path) -> Any:
     name = source_name(source)
     try:
         with quiet():
-            return AutoConfig.from_pretrained(name)
+            return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(_not_found(name, error)) from error
 
@@ -50,11 +51,18 @@ def load_model(source: str | Path, config: Any, pretrained: bool) -> nn.Module:
     options: dict[str, Any] = {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
     with quiet():
         if not pretrained:
-            model: nn.Module = AutoModel.from_config(config, dtype=torch.float32, **options)
+            model: nn.Module = AutoModel.from_config(
+                config, dtype=torch.float32, trust_remote_code=False, **options
+            )
             return model
         try:
             model, report = AutoModel.from_pretrained(
-                name, config=config, dtype=torch.float32, output_loading_info=True, **options
+                name,
+                config=config,
+                dtype=torch.float32,
+                output_loading_info=True,
+                trust_remote_code=False,
+                **options,
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(_not_found(name, error)) from error
@@ -76,6 +84,19 @@ def read_json(source: str | Path, filename: str) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise DataError(f"{filename} of {name} cannot be read ({error}): download it again.") from error
     return found if isinstance(found, dict) else None
+
+
+def read_processor(source: str | Path) -> dict[str, Any]:
+    """The image processor's numbers; newer repositories nest them in processor_config.json."""
+    found = read_json(source, PREPROCESSOR)
+    if found is None:
+        found = (read_json(source, "processor_config.json") or {}).get("image_processor")
+    if not found:
+        raise DataError(
+            f"{source} has no {PREPROCESSOR}, which says how its pictures are normalised: copy it from the "
+            'model\'s page, or write {"image_mean": [...], "image_std": [...], "size": 224}.'
+        )
+    return dict(found)
 
 
 def config_identity(config: Any) -> str:

@@ -1,0 +1,89 @@
+"""Texts of one fixed length: what SigLIP reads, whose padding is part of the text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diptych.data.text import CHUNK, TextInput, load_tokenizer, tokenizer_state
+from diptych.errors import SettingsError
+from diptych.parts import part
+from diptych.progress import track
+from diptych.types import Features
+
+
+class FixedTexts:
+    """Token ids (M, W) of many texts, all of W tokens; ``mask`` (M, W) is what the model attends to."""
+
+    def __init__(self, ids: NDArray[np.int32], mask: NDArray[np.bool_]) -> None:
+        self.ids, self.mask = ids, mask
+        self.pad_to_multiple = 1  # there is one shape already
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def size(self, index: int) -> int:
+        """Tokens of one text, padding included."""
+        return self.ids.shape[1]
+
+    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
+        """Token ids (B, W) int64; ``rng`` changes nothing."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        return Features(
+            torch.from_numpy(self.ids[chosen].astype(np.int64)), torch.from_numpy(self.mask[chosen])
+        )
+
+
+@part
+class FixedLengthInput(TextInput):
+    """Tokens of any Hugging Face tokenizer, cut or padded to ``length`` as the model was trained.
+
+    Padding is attended to unless the tokenizer says that its model takes an attention mask. ``source`` is a
+    folder or a hub id.
+    """
+
+    def __init__(self, source: str | Path, length: int = 64) -> None:
+        if length < 2:
+            raise SettingsError(f"length={length} leaves no room for a text: give at least 2 tokens.")
+        self.tokenizer = load_tokenizer(source, fast=False)
+        self.length = length
+        self.masked = "attention_mask" in self.tokenizer.model_input_names
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows an embedding of these tokens needs."""
+        return len(self.tokenizer)
+
+    def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> FixedTexts:
+        """Ids of all texts in one array."""
+        ids = np.zeros((len(texts), self.length), dtype=np.int32)
+        mask = np.ones(ids.shape, dtype=bool)
+        for start in track(range(0, len(texts), CHUNK), "reading texts", show=show_progress):
+            encoded = self.tokenizer(
+                list(texts[start : start + CHUNK]),
+                truncation=True,
+                max_length=self.length,
+                padding="max_length",
+                return_attention_mask=True,
+            )
+            ids[start : start + CHUNK] = encoded["input_ids"]
+            if self.masked:
+                mask[start : start + CHUNK] = np.asarray(encoded["attention_mask"], dtype=bool)
+        return FixedTexts(ids, mask)
+
+    def save_assets(self, folder: Path) -> dict[str, Any]:
+        """Write the tokenizer's files, so that the saved model needs its source no longer."""
+        self.tokenizer.save_pretrained(folder / "tokenizer")
+        return {"source": "tokenizer"}
+
+    def content_arguments(self) -> dict[str, Any]:
+        """A digest in the place of the source, wherever it lies."""
+        state = [tokenizer_state(self.tokenizer), self.masked, self.tokenizer.padding_side]
+        return {"source": hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]}

@@ -1,0 +1,267 @@
+"""Dual encoders of transformers: the two sides of a CLIP, SigLIP or SigLIP 2 model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from diptych.data.fixed_text import FixedLengthInput
+from diptych.data.images import ImageInput
+from diptych.data.processors import processor_input
+from diptych.data.text import TextInput, WordPieceInput
+from diptych.encoders.backbone import weights_fingerprint
+from diptych.encoders.pretrained import (
+    config_identity,
+    free_name,
+    load_config,
+    load_model,
+    read_processor,
+    source_name,
+)
+from diptych.errors import DataError
+from diptych.parts import part
+from diptych.types import Features, Inputs
+
+FAMILIES = ("clip", "metaclip_2", "siglip", "siglip2")  # model types of transformers
+FIXED_LENGTH = ("siglip", "siglip2")  # padding is part of the text
+GRID_NUMBERS = 2  # at the end of a NaFlex patch: the height and width of its grid
+
+
+class DualSide(nn.Module):
+    """One side of a dual encoder: its transformer, and the projection to the joint space.
+
+    The output is a set of vectors of ``dim`` numbers, not of unit length. Its first element is the model's own
+    pooled vector, as ``get_image_features`` and ``get_text_features`` give it; the aggregator ``First`` takes it.
+    With ``local`` the projected patches or words follow, for pair scorers and other poolings; without, the set
+    has one element. Vectors that were computed before (``Features`` of ``dim`` numbers) pass as they are.
+    A frozen side (``trainable=False``) stays in evaluation mode.
+    """
+
+    kind: Literal["vision", "text"]
+    asset: str
+
+    def __init__(
+        self, source: str | Path | nn.Module, trainable: bool, local: bool, pretrained: bool
+    ) -> None:
+        super().__init__()
+        self.model, self.projection, self.config, self.loaded_scale = _half(source, self.kind, pretrained)
+        self.dim = _width(self.config, self.kind)
+        self.local = local
+        self.trainable = trainable
+        self.unfreeze() if trainable else self.freeze()
+
+    def freeze(self) -> None:
+        """Stop training this side; it goes to evaluation mode."""
+        self._let_train(False)
+
+    def unfreeze(self) -> None:
+        """Train this side."""
+        self._let_train(True)
+
+    def train(self, mode: bool = True) -> DualSide:
+        """Training mode for what is trained."""
+        super().train(mode and self.trainable)
+        self.training = mode
+        return self
+
+    def fingerprint(self) -> str:
+        """16 hex digits of the architecture and the weights; where they were loaded from does not matter."""
+        return weights_fingerprint(self, f"{config_identity(self.config)} {self.local}")
+
+    def save_assets(self, folder: Path) -> dict[str, object]:
+        """The configuration in a folder of its own; the weights travel with the model."""
+        name = free_name(folder, self.asset)
+        self.config.save_pretrained(folder / name)
+        return {"source": name, "pretrained": False}
+
+    def content_arguments(self) -> dict[str, object]:
+        """The architecture, wherever it came from."""
+        return {"source": config_identity(self.config), "pretrained": False}
+
+    def _let_train(self, trainable: bool) -> None:
+        self.trainable = trainable
+        self.requires_grad_(trainable)
+        self.train(self.training)
+
+    def _set(self, pooled: Tensor, others: Tensor, mask: Tensor | None) -> Features:
+        """The pooled vector (B, dim), then the ``others`` (B, L, dim) where they are asked for."""
+        first = Features.whole(pooled[:, None])
+        if not self.local:
+            return first
+        rest = Features.whole(others) if mask is None else Features(others, mask)
+        return Features(torch.cat([first.values, rest.values], 1), torch.cat([first.mask, rest.mask], 1))
+
+    def _stored(self, inputs: Features) -> Features:
+        if inputs.values.shape[-1] != self.dim:
+            raise DataError(
+                f"the stored vectors have {inputs.values.shape[-1]} numbers, this encoder makes {self.dim}: "
+                "they come from another model, compute them again."
+            )
+        return inputs
+
+
+@part
+class ClipImage(DualSide):
+    """The image side: pixels (B, 3, H, W), or NaFlex patches, → Features (B, 1, dim), with ``local`` (B, 1 + R, dim).
+
+    ``source`` is a folder, a hub id with or without ``hf:``, or the loaded model. ``logit_scale`` holds the
+    model's scale (its logarithm) and bias: ``logits`` turns cosines into the model's own logits.
+    """
+
+    kind, asset = "vision", "image_encoder"
+
+    def __init__(
+        self,
+        source: str | Path | nn.Module,
+        trainable: bool = True,
+        local: bool = False,
+        pretrained: bool = True,
+    ) -> None:
+        super().__init__(source, trainable, local, pretrained)
+        self.register_buffer("logit_scale", self.loaded_scale)
+        vision = self.config.vision_config
+        self.patch = int(vision.patch_size) ** 2 * int(getattr(vision, "num_channels", 3)) + GRID_NUMBERS
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Pixels, patches, or vectors computed before, → Features."""
+        naflex = self.config.model_type == "siglip2"
+        if isinstance(inputs, Features) and not (naflex and inputs.values.shape[-1] == self.patch):
+            return self._stored(inputs)
+        if naflex != isinstance(inputs, Features):
+            raise DataError("this model reads patches of pictures: prepare them with the model's own input.")
+        mask = None
+        if isinstance(inputs, Features):
+            mask = inputs.mask
+            shapes = inputs.values[:, 0, -GRID_NUMBERS:].round().long()
+            seen = self.model(
+                pixel_values=inputs.values[..., :-GRID_NUMBERS],
+                pixel_attention_mask=mask.long(),
+                spatial_shapes=shapes,
+            )
+        else:
+            seen = self.model(pixel_values=inputs)
+        pooled = self.projection(seen.pooler_output)
+        return self._set(pooled, self._patches(seen.last_hidden_state) if self.local else pooled, mask)
+
+    @property
+    def temperature(self) -> float:
+        """The τ of this model: 1 / its logit scale."""
+        assert isinstance(self.logit_scale, Tensor)
+        return float(torch.exp(-self.logit_scale[0]))
+
+    def logits(self, scores: Tensor) -> Tensor:
+        """Cosines as the model's own logits: e^scale · cosine + bias."""
+        assert isinstance(self.logit_scale, Tensor)
+        return scores * self.logit_scale[0].exp() + self.logit_scale[1]
+
+    def _patches(self, states: Tensor) -> Tensor:
+        """Local vectors (B, R, dim): as the pooled one is made of the class token, or SigLIP's states."""
+        if self.config.model_type in FIXED_LENGTH:
+            return states
+        normed: Tensor = self.model.post_layernorm(states[:, 1:])  # type: ignore[operator]
+        projected: Tensor = self.projection(normed)
+        return projected
+
+
+@part
+class ClipText(DualSide):
+    """The text side: token ids (B, W) → Features (B, 1, dim), with ``local`` (B, 1 + W, dim).
+
+    ``source`` is a folder, a hub id with or without ``hf:``, or the loaded model.
+    """
+
+    kind, asset = "text", "text_encoder"
+
+    def __init__(
+        self,
+        source: str | Path | nn.Module,
+        trainable: bool = True,
+        local: bool = False,
+        pretrained: bool = True,
+    ) -> None:
+        super().__init__(source, trainable, local, pretrained)
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Token ids, or vectors computed before, → Features."""
+        if not isinstance(inputs, Features):
+            raise DataError(
+                "a text encoder reads texts, not pictures: prepare them with the model's own text input."
+            )
+        if not inputs.is_ids:
+            return self._stored(inputs)
+        seen = self.model(input_ids=inputs.values, attention_mask=inputs.mask.long())
+        pooled = self.projection(seen.pooler_output)
+        return self._set(pooled, self._words(seen.last_hidden_state) if self.local else pooled, inputs.mask)
+
+    def _words(self, states: Tensor) -> Tensor:
+        """Local vectors (B, W, dim), projected as the pooled one is."""
+        head = self.model.head if self.config.model_type in FIXED_LENGTH else self.projection
+        projected: Tensor = head(states)  # type: ignore[operator]
+        return projected
+
+
+def load_clip(source: str | Path) -> nn.Module:
+    """The whole dual encoder of a folder or hub id, every weight of it, in float32."""
+    return load_model(source, _dual_config(source), pretrained=True)
+
+
+def clip_inputs(source: str | Path) -> tuple[ImageInput, TextInput]:
+    """The inputs of a dual encoder: its own image processor and tokenizer."""
+    config, name = _dual_config(source), source_name(source)
+    size = getattr(config.vision_config, "image_size", None) or 224
+    images = processor_input(read_processor(source), int(size))
+    length = int(config.text_config.max_position_embeddings)
+    texts: FixedLengthInput | WordPieceInput
+    if config.model_type in FIXED_LENGTH:
+        texts = FixedLengthInput(name, length)
+    else:
+        texts = WordPieceInput(name, augment=0.0)
+        if texts.max_length > length:  # a tokenizer that does not know its model's limit
+            texts = WordPieceInput(name, augment=0.0, max_length=length)
+    if texts.vocabulary_size > config.text_config.vocab_size:
+        raise DataError(
+            f"the tokenizer of {name} has {texts.vocabulary_size} tokens, its model reads "
+            f"{config.text_config.vocab_size}: they belong to different models, copy both again."
+        )
+    return images, texts
+
+
+def _dual_config(source: str | Path) -> Any:
+    config = load_config(source)
+    if config.model_type not in FAMILIES:
+        raise DataError(
+            f"{source_name(source)} is a '{config.model_type}', which does not embed pictures and texts: give a "
+            "CLIP, SigLIP or SigLIP 2 model."
+        )
+    return config
+
+
+def _half(
+    source: str | Path | nn.Module, kind: str, pretrained: bool
+) -> tuple[nn.Module, nn.Module, Any, Tensor]:
+    """One side's transformer, its projection, the whole configuration, and the scale and bias of the logits."""
+    name = "visual_projection" if kind == "vision" else "text_projection"
+    if isinstance(source, nn.Module) or pretrained:
+        dual = source if isinstance(source, nn.Module) else load_clip(source)
+        bias = getattr(dual, "logit_bias", None)
+        numbers = [dual.logit_scale.item(), 0.0 if bias is None else bias.item()]  # type: ignore[operator, union-attr]
+        half: nn.Module = getattr(dual, f"{kind}_model")
+        return half, getattr(dual, name, None) or nn.Identity(), dual.config, torch.tensor(numbers)
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    config = _dual_config(source)
+    with torch.device("meta"):  # to see how the parts are called; only this side is then made
+        whole = MODEL_MAPPING[type(config)](config)
+    half = type(getattr(whole, f"{kind}_model"))(getattr(config, f"{kind}_config"))
+    shape = getattr(whole, name, None)
+    projection = nn.Identity() if shape is None else nn.Linear(shape.in_features, shape.out_features, bias=False)
+    return half, projection, config, torch.zeros(2)
+
+
+def _width(config: Any, kind: str) -> int:
+    if config.model_type not in FIXED_LENGTH:
+        return int(config.projection_dim)
+    return int(config.vision_config.hidden_size if kind == "vision" else config.text_config.projection_size)

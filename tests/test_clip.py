@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from diptych.encoders.clip import ClipImage, ClipText, clip_inputs
+from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
+from diptych.encoders.pretrained import quiet
+from diptych.errors import DataError
+from diptych.retriever import Retriever
+from diptych.types import Features
+from dual_folders import FOLDERS, clip_folder
+from small import bert_folder
+
+TEXTS = ["a red dog", "The BIG, dark cat sits under a tree!", "bird", "a dog and a cat near the house, 12 cars"]
+SIZES = [(48, 48), (61, 33), (20, 75), (33, 32)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory):
+    """Folders of tiny dual encoders, saved on first use."""
+    made: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = FOLDERS[name](tmp_path_factory.mktemp("dual") / name)
+        return made[name]
+
+    return folder
+
+
+def pictures() -> list[Image.Image]:
+    rng = np.random.default_rng(0)
+    return [Image.fromarray(rng.integers(0, 255, (h, w, 3)).astype(np.uint8)) for w, h in SIZES]
+
+
+def published(folder: Path, name: str) -> dict[str, Tensor]:
+    """What transformers makes of the same pictures and texts, its own processor and tokenizer included."""
+    from transformers import (
+        AutoModel,
+        AutoTokenizer,
+        CLIPImageProcessorPil,
+        Siglip2ImageProcessorPil,
+        SiglipImageProcessorPil,
+    )
+
+    kinds = {
+        "clip": CLIPImageProcessorPil,
+        "siglip": SiglipImageProcessorPil,
+        "siglip2": Siglip2ImageProcessorPil,
+    }
+    with quiet():
+        model = AutoModel.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    padding: dict[str, Any] = {"padding": True}
+    if name != "clip":
+        padding = {"padding": "max_length", "max_length": model.config.text_config.max_position_embeddings}
+    words = tokenizer(TEXTS, truncation=True, return_tensors="pt", **padding)
+    if name != "clip":
+        assert set(words) == {"input_ids"}  # padding is attended to
+    seen = kinds[name].from_pretrained(folder)(images=pictures(), return_tensors="pt")
+    with torch.no_grad():
+        out = model(**words, **seen)
+        return {
+            "image": model.get_image_features(**seen).pooler_output,
+            "text": model.get_text_features(**words).pooler_output,
+            "logits": out.logits_per_image,
+            "pixels": seen["pixel_values"],
+        }
+
+
+@pytest.mark.parametrize("name", list(FOLDERS))
+def test_outputs_equal_those_of_transformers(name: str, folders) -> None:
+    expected = published(folders(name), name)
+    dual = load_dual(folders(name))
+    dual.image.eval(), dual.text.eval()
+    with torch.no_grad():
+        image = dual.image(dual.image_input(pictures()))
+        text = dual.text(dual.text_input(TEXTS))
+    assert image.values.shape == (len(SIZES), 1, dual.image.dim)
+    assert torch.allclose(image.values[:, 0], expected["image"], atol=1e-5)
+    assert torch.allclose(text.values[:, 0], expected["text"], atol=1e-5)
+
+    retriever = Retriever.from_pretrained(folders(name))
+    scores = retriever.similarity(retriever.encode_image(pictures()), retriever.encode_text(TEXTS))
+    assert torch.allclose(retriever.image.encoder.logits(scores), expected["logits"], atol=1e-4)
+    assert expected["logits"].std() > 1e-2  # else agreeing would mean nothing
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_pixels_equal_those_of_the_published_processor(name: str, folders) -> None:
+    images, _ = clip_inputs(folders(name))
+    pixels = images(pictures())
+    assert isinstance(pixels, Tensor)
+    assert torch.allclose(pixels, published(folders(name), name)["pixels"], atol=1e-6)
+
+
+def test_patches_equal_those_of_the_published_processor(folders) -> None:
+    images, _ = clip_inputs(folders("siglip2"))
+    patches, expected = images(pictures()), published(folders("siglip2"), "siglip2")["pixels"]
+    assert isinstance(patches, Features)
+    for row, size in enumerate(patches.sizes.tolist()):
+        assert torch.allclose(patches.values[row, :size, :-2], expected[row, :size], atol=1e-6)
+        height, width = patches.values[row, 0, -2:].tolist()
+        assert height * width == size
+
+
+@pytest.mark.parametrize("name", list(FOLDERS))
+def test_a_text_does_not_depend_on_its_neighbours(name: str, folders) -> None:
+    retriever = Retriever.from_pretrained(folders(name))
+    together = retriever.encode_text(TEXTS)
+    alone = torch.cat([retriever.encode_text(text) for text in TEXTS])
+    assert torch.allclose(together, alone, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(FOLDERS))
+def test_local_features_follow_the_pooled_vector(name: str, folders) -> None:
+    plain, local = load_dual(folders(name)), load_dual(folders(name), local=True)
+    for side in (plain.image, plain.text, local.image, local.text):
+        side.eval()
+    with torch.no_grad():
+        pixels, ids = plain.image_input(pictures()), plain.text_input(TEXTS)
+        image, text = local.image(pixels), local.text(ids)
+        assert torch.equal(image.values[:, :1], plain.image(pixels).values)
+        assert torch.equal(text.values[:, :1], plain.text(ids).values)
+    assert image.values.shape[1] > 2
+    assert text.values.shape[1] == 1 + ids.values.shape[1]
+    assert torch.equal(text.mask[:, 1:], ids.mask)
+
+
+def test_local_words_are_projected_as_the_pooled_one_is(folders) -> None:
+    local = load_dual(folders("clip"), local=True)
+    ids = local.text_input(TEXTS)
+    with torch.no_grad():
+        words = local.text.eval()(ids)
+    ends = ids.mask.sum(dim=1)  # the end token, one further on since the pooled vector comes first
+    for row, end in enumerate(ends.tolist()):
+        assert torch.allclose(words.values[row, end], words.values[row, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(FOLDERS))
+def test_a_saved_model_needs_its_source_no_longer(name: str, folders, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(folders(name), source)
+    retriever = Retriever.from_pretrained(f"hf:{source}")
+    before = retriever.encode_image(pictures()), retriever.encode_text(TEXTS)
+    retriever.save_pretrained(tmp_path / "saved")
+    shutil.rmtree(source)
+    again = Retriever.from_pretrained(tmp_path / "saved")
+    assert torch.equal(again.encode_image(pictures()), before[0])
+    assert torch.equal(again.encode_text(TEXTS), before[1])
+    assert again.fingerprint() == retriever.fingerprint()
+    assert again.image.encoder.temperature == retriever.image.encoder.temperature
+
+
+def test_the_logit_scale_is_the_temperature_training_goes_on_from(folders) -> None:
+    from transformers import AutoModel
+
+    with quiet():
+        scale = AutoModel.from_pretrained(folders("clip")).logit_scale.exp().item()
+    assert ClipImage(folders("clip")).temperature == pytest.approx(1 / scale)
+
+
+def test_frozen_sides_stay_in_evaluation_mode_and_read_stored_vectors(folders) -> None:
+    dual = load_dual(folders("clip"), trainable=False)
+    for side in (dual.image, dual.text):
+        side.train()
+        assert not any(p.requires_grad for p in side.parameters())
+        assert not side.model.training
+        stored = Features.whole(torch.randn(2, 1, side.dim))
+        assert side(stored) is stored
+        with pytest.raises(DataError, match="come from another model"):
+            side(Features.whole(torch.randn(2, 1, side.dim + 1)))
+        side.unfreeze()
+        side.train()
+        assert side.model.training
+
+
+def test_training_moves_every_weight_of_both_sides(folders) -> None:
+    dual = load_dual(folders("clip"))
+    image, text = dual.image(dual.image_input(pictures())), dual.text(dual.text_input(TEXTS))
+    (image.values.square().sum() + text.values.square().sum()).backward()
+    for name, parameter in [*dual.image.named_parameters(), *dual.text.named_parameters()]:
+        assert parameter.grad is not None, name
+
+
+def test_transparent_and_grey_pictures_are_read(folders) -> None:
+    retriever = Retriever.from_pretrained(folders("clip"))
+    rows = [Image.new("RGBA", (40, 40), (255, 0, 0, 0)), Image.new("L", (40, 40), 255)]
+    vectors = retriever.encode_image(rows)
+    assert torch.allclose(vectors[0], vectors[1], atol=1e-6)  # both are white
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_folder_without_its_tokenizer_is_refused(folders, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(folders("clip"), folder)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    for file in ("vocab.json", "merges.txt"):
+        (folder / file).unlink(missing_ok=True)
+    with pytest.raises(DataError, match=r"bare has no tokenizer: put tokenizer.json"):
+        Retriever.from_pretrained(folder)
+
+
+def test_a_folder_without_its_image_processor_is_refused(folders, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(folders("clip"), folder)
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(DataError, match="has no preprocessor_config.json"):
+        Retriever.from_pretrained(folder)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folders, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    shutil.copytree(folders("clip"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["vocab_size"] = 20
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DataError, match="they belong to different models"):
+        Retriever.from_pretrained(folder)
+
+
+def test_missing_weights_are_refused(folders, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "holes"
+    shutil.copytree(folders("clip"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["visual_projection.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match="lacks 1 weights"):
+        Retriever.from_pretrained(folder)
+
+
+def test_a_text_encoder_alone_is_no_dual_encoder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is a 'bert', which does not embed pictures and texts: give a CLIP"):
+        Retriever.from_pretrained(bert_folder(tmp_path / "bert"))
+
+
+def test_a_hub_id_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"'nobody/clip' is neither a local model folder nor found .* network"):
+        Retriever.from_pretrained("hf:nobody/clip")
+
+
+def test_names_and_folders_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = clip_folder(tmp_path / "clip")
+    monkeypatch.chdir(tmp_path)
+    assert is_dual_encoder("hf:openai/clip-vit-base-patch32")
+    assert is_dual_encoder("clip")
+    assert not is_dual_encoder(tmp_path)
+    assert recorded_name("hf:openai/clip-vit-base-patch32") == "hf:openai/clip-vit-base-patch32"
+    assert recorded_name("clip") == recorded_name("hf:clip") == str(folder)
+
+
+def test_text_sides_refuse_pictures(folders) -> None:
+    with pytest.raises(DataError, match="reads texts, not pictures"):
+        ClipText(folders("clip"))(torch.zeros(1, 3, 8, 8))
