@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from small import WORDS, texts
 
 from diptych.encoders.pretrained import quiet
-from small import WORDS, texts
 
 SIDE, PATCH = 32, 8
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -30,9 +30,7 @@ def clip_folder(folder: Path, *, seed: int = 0) -> Path:
     text = {**TINY, **ends, "vocab_size": len(pieces), "max_position_embeddings": 20}
     torch.manual_seed(seed)
     model = CLIPModel(CLIPConfig(vision_config=VISION, text_config=text, projection_dim=12))
-    processor = CLIPImageProcessorPil(
-        size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
-    )
+    processor = CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
     return _save(folder, _lively(model), tokenizer, processor)
 
 
@@ -76,7 +74,9 @@ def _lively(model: Any) -> Any:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.3)
         elif "logit" not in name:
-            torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.1)
+            torch.nn.init.normal_(
+                parameter, mean=1.0 if "norm" in name and "weight" in name else 0.0, std=0.1
+            )
     return model
 
 

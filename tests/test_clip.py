@@ -8,19 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dual_folders import FOLDERS, clip_folder
 from PIL import Image
+from small import bert_folder
 from torch import Tensor
 
 from diptych.encoders.clip import ClipImage, ClipText, clip_inputs
 from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
 from diptych.encoders.pretrained import quiet
-from diptych.errors import DataError
+from diptych.errors import DataError, MissingExtra
 from diptych.retriever import Retriever
 from diptych.types import Features
-from dual_folders import FOLDERS, clip_folder
-from small import bert_folder
 
-TEXTS = ["a red dog", "The BIG, dark cat sits under a tree!", "bird", "a dog and a cat near the house, 12 cars"]
+TEXTS = [
+    "a red dog",
+    "The BIG, dark cat sits under a tree!",
+    "bird",
+    "a dog and a cat near the house, 12 cars",
+]
 SIZES = [(48, 48), (61, 33), (20, 75), (33, 32)]
 
 
@@ -209,7 +214,7 @@ def test_a_folder_without_its_tokenizer_is_refused(folders, tmp_path: Path) -> N
         file.unlink()
     for file in ("vocab.json", "merges.txt"):
         (folder / file).unlink(missing_ok=True)
-    with pytest.raises(DataError, match=r"bare has no tokenizer: put tokenizer.json"):
+    with pytest.raises(DataError, match=r"bare has no tokenizer: put tokenizer\.json"):
         Retriever.from_pretrained(folder)
 
 
@@ -217,7 +222,7 @@ def test_a_folder_without_its_image_processor_is_refused(folders, tmp_path: Path
     folder = tmp_path / "bare"
     shutil.copytree(folders("clip"), folder)
     (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(DataError, match="has no preprocessor_config.json"):
+    with pytest.raises(DataError, match=r"has no preprocessor_config\.json"):
         Retriever.from_pretrained(folder)
 
 
@@ -248,10 +253,18 @@ def test_a_text_encoder_alone_is_no_dual_encoder(tmp_path: Path) -> None:
         Retriever.from_pretrained(bert_folder(tmp_path / "bert"))
 
 
+def test_siglip_needs_sentencepiece(folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diptych.encoders.clip.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"diptych\[siglip\]"):
+        clip_inputs(folders("siglip"))
+
+
 def test_a_hub_id_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"'nobody/clip' is neither a local model folder nor found .* network"):
+    with pytest.raises(
+        DataError, match=r"'nobody/clip' is neither a local model folder nor found .* network"
+    ):
         Retriever.from_pretrained("hf:nobody/clip")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,13 @@ import click
 from diptych.cli import answers
 
 if TYPE_CHECKING:
+    from diptych.index.build import Built
     from diptych.index.protocol import Index, Query
     from diptych.retriever import Retriever
 
 
 class BuildByDefault(click.Group):
-    """``diptych index RUN PATH`` builds; ``diptych index info INDEX`` and its sisters look after what was built."""
+    """``diptych index MODEL PATH`` builds; ``diptych index info INDEX`` and its sisters look after what was built."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -34,11 +36,11 @@ class BuildByDefault(click.Group):
 
 @click.group(cls=BuildByDefault, context_settings={"ignore_unknown_options": True})
 def index() -> None:
-    """Make a collection searchable. As in: diptych index RUN PATH (its options: diptych index build --help)."""
+    """Make a collection searchable. As in: diptych index MODEL PATH (its options: diptych index build --help)."""
 
 
 @index.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", metavar="MODEL")
 @click.argument("path")
 @click.option(
     "--index", "place", help="folder or database URL of the index (default: PATH with .index behind it)"
@@ -66,7 +68,7 @@ def index() -> None:
     help="pictures at a time",
 )
 def build(
-    run: Path,
+    run: str,
     path: str,
     place: str | None,
     name: str,
@@ -75,28 +77,56 @@ def build(
     approximate: bool | None,
     batch_size: int,
 ) -> None:
-    """Index a folder of pictures or a data set. Run again to bring it up to date."""
-    from diptych.index.build import APPROXIMATE_ABOVE, index_collection
-    from diptych.index.opening import shown
-    from diptych.retriever import Retriever
+    """Index a folder of pictures or a data set. Run again to bring it up to date.
 
-    model = Retriever.from_pretrained(run)
+    MODEL is the folder of a trained run, or a pretrained model that needs no training: hf:ID, or its folder.
+    """
+    from diptych.index.build import APPROXIMATE_ABOVE
+    from diptych.index.opening import shown
+
     place = place or default_place(path)
-    built = index_collection(
-        model, path, place, model_name=str(run.resolve()), name=name, texts=texts, precision=precision,
-        batch_size=batch_size, approximate_above={None: APPROXIMATE_ABOVE, True: 1, False: None}[approximate],
-        show_progress=True,
+    built, _ = _bring_up_to_date(
+        run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
+        approximate_above={None: APPROXIMATE_ABOVE, True: 1, False: None}[approximate],
     )  # fmt: skip
-    for item, reason in built.skipped:
-        click.echo(f"skipped {item}: {reason}", err=True)
-    for note in built.notes:
-        click.echo(note, err=True)
     click.echo(
         f"{shown(place)}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, "
         f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped)"
     )
     named = shlex.quote(shown(place))
     click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
+
+
+def _bring_up_to_date(model: str, path: str, place: str, **options: Any) -> tuple[Built, Retriever]:
+    """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
+    from diptych.encoders.dual import recorded_name
+    from diptych.index.build import index_collection
+    from diptych.retriever import Retriever
+
+    retriever = Retriever.from_pretrained(model)
+    built = index_collection(
+        retriever, path, place, model_name=recorded_name(model), show_progress=True, **options
+    )
+    for item, reason in built.skipped:
+        click.echo(f"skipped {item}: {reason}", err=True)
+    for note in built.notes:
+        click.echo(note, err=True)
+    return built, retriever
+
+
+def pictures_of(model: str, given: Sequence[str]) -> str:
+    """The path that follows the name of a model."""
+    if not given:
+        raise click.UsageError(
+            f"{model} is a model: give the pictures to search too, as in {model} ./photos."
+        )
+    return given[0]
+
+
+def collection_of_name(model: str, path: str) -> tuple[str, Retriever]:
+    """The index beside a path, brought up to date with the pretrained model of that name, and the model."""
+    place = default_place(path)
+    return place, _bring_up_to_date(model, path, place)[1]
 
 
 def default_place(path: str) -> str:
@@ -196,26 +226,27 @@ def duplicates(place: str, threshold: float | None, limit: int, kind: Any) -> No
             click.echo(f"no pair among {opened.count(kind)} {kind} items{reach}.", err=True)
 
 
-def model_place(opened: Index, given: Path | None) -> Path:
-    """Where the model of an index lies: as the user says, or as the index recorded."""
+def model_place(opened: Index, given: str | None) -> str:
+    """The folder or name of an index's model: as the user says, or as the index recorded."""
+    from diptych.encoders.dual import is_pretrained_name
     from diptych.errors import IndexFault
 
     recorded = opened.info.model
-    if given is None and not (recorded and Path(recorded).exists()):
+    if given is None and not (recorded and (is_pretrained_name(recorded) or Path(recorded).exists())):
         raise IndexFault(
             f"the model of this index was at {recorded}, which is gone: say where it lies now with --model."
             if recorded
             else "this index does not say where its model lies: say it with --model."
         )
-    return given or Path(recorded)
+    return given or recorded
 
 
-def model_of(opened: Index, given: Path | None) -> tuple[Retriever, str]:
+def model_of(opened: Index, given: str | None) -> tuple[Retriever, str]:
     """The model an index was made with, and its place."""
     from diptych.retriever import Retriever
 
     place = model_place(opened, given)
-    return Retriever.from_pretrained(place), str(place)
+    return Retriever.from_pretrained(place), place
 
 
 @click.command()
@@ -250,7 +281,7 @@ def model_of(opened: Index, given: Path | None) -> tuple[Retriever, str]:
 )
 @click.option("--all", "everything", is_flag=True, help="also answers below the cut-off")
 @click.option("--allow_urls", "--allow-urls", is_flag=True, help="fetch images that a query names by address")
-@click.option("--model", type=click.Path(path_type=Path), help="where the model lies (default: as recorded)")
+@click.option("--model", help="folder or name of the model (default: as recorded)")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 @click.option("--paths", is_flag=True, help="paths only, for pipes")
 @click.option(
@@ -269,21 +300,30 @@ def search(
     chance: float | None,
     everything: bool,
     allow_urls: bool,
-    model: Path | None,
+    model: str | None,
     as_json: bool,
     paths: bool,
     html: Path | None,
 ) -> None:
-    """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'."""
+    """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'.
+
+    In place of INDEX also a pretrained model and pictures, which are indexed first: hf:ID ./photos "two parrots".
+    """
+    from diptych.encoders.dual import is_pretrained_name
     from diptych.index.cutoff import CHANCE
     from diptych.index.opening import open_index
     from diptych.index.search import Searcher
 
     if as_json and paths:
         raise click.UsageError("--json and --paths do not go together: choose one.")
+    named = place if is_pretrained_name(place) else None
+    if named is not None:
+        path, query = pictures_of(named, query[:1]), query[1:]
     asked = _query(" ".join(query), like)
+    if named is not None:
+        place, ready = collection_of_name(named, path)
     with open_index(place) as opened:
-        retriever, name = model_of(opened, model)
+        retriever, name = (ready, named) if named is not None else model_of(opened, model)
         searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls)
         hits = searcher.search(
             asked, k, kind=kind, filter=condition, hybrid=hybrid, rerank=rerank,

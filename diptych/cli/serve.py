@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from diptych.cli.flags import Command, given
-from diptych.cli.search import model_place
+from diptych.cli.search import collection_of_name, model_place, pictures_of
 from diptych.web.limits import Limits
+
+if TYPE_CHECKING:
+    from diptych.retriever import Retriever
 
 TOKEN_VARIABLE = "DIPTYCH_TOKEN"
 
@@ -26,7 +29,8 @@ def limit_flags(command: Command) -> Command:
 
 @click.command()
 @click.argument("place", metavar="INDEX")
-@click.option("--model", type=click.Path(path_type=Path), help="where the model lies (default: as recorded)")
+@click.argument("pictures", nargs=-1)
+@click.option("--model", help="folder or name of the model (default: as recorded)")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option("--port", default=8000, show_default=True, help="port to listen on (0: a free one)")
 @click.option(
@@ -56,7 +60,8 @@ def limit_flags(command: Command) -> Command:
 @limit_flags
 def serve(
     place: str,
-    model: Path | None,
+    pictures: tuple[str, ...],
+    model: str | None,
     host: str,
     port: int,
     token: str | None,
@@ -67,14 +72,25 @@ def serve(
     roots: tuple[Path, ...],
     **limits: Any,
 ) -> None:
-    """Search an index in the browser and over HTTP. As in: diptych serve ./photos.index."""
+    """Search an index in the browser and over HTTP. As in: diptych serve ./photos.index.
+
+    In place of INDEX also a pretrained model and pictures, which are indexed first: diptych serve hf:ID ./photos.
+    """
+    from diptych.encoders.dual import is_pretrained_name
     from diptych.index.opening import open_index
     from diptych.web.serve import serve
 
-    with open_index(place) as opened:
-        folder = model_place(opened, model)
+    served: Retriever | str
+    if is_pretrained_name(place):
+        model = place
+        place, served = collection_of_name(place, pictures_of(place, pictures))
+    elif pictures:
+        raise click.UsageError(f"one index is served at a time: leave out {pictures[0]}.")
+    else:
+        with open_index(place) as opened:
+            served = model_place(opened, model)
     serve(
-        place, folder, host=host, port=port, token=token, private=private, allow_urls=allow_urls, origins=cors,
-        hosts=host_names or None, roots=roots or None,
+        place, served, model_name=model or "", host=host, port=port, token=token, private=private,
+        allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None,
         limits=Limits(**{name.removeprefix("max_"): value for name, value in given(limits).items()}),
     )  # fmt: skip

@@ -84,7 +84,7 @@ for _recipe in RECIPES.values():
 )
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
 def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
-    """Evaluate a run or model folder. Several are an ensemble: the mean of their scores."""
+    """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores."""
     from diptych.recipes.evaluate import evaluate_runs
 
     click.echo(evaluate_runs(runs, **options).render())

@@ -31,7 +31,7 @@ class FixedTexts:
 
     def size(self, index: int) -> int:
         """Tokens of one text, padding included."""
-        return self.ids.shape[1]
+        return int(self.ids.shape[1])
 
     def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
         """Token ids (B, W) int64; ``rng`` changes nothing."""

@@ -110,7 +110,7 @@ class PatchedPixels(ImageInput):
         image = to_rgb(picture).resize((columns * side, rows * side), self.filter)
         pixels = _normalised(image, self._scale, self._mean, self._std)  # (3, H, W)
         cells = pixels.reshape(3, rows, side, columns, side).transpose(1, 3, 2, 4, 0)
-        shape = np.broadcast_to(np.float32([rows, columns]), (rows * columns, 2))
+        shape = np.broadcast_to(np.array([rows, columns], dtype=np.float32), (rows * columns, 2))
         return np.concatenate([cells.reshape(rows * columns, -1), shape], axis=1)
 
 

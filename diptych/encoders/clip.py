@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,10 +19,11 @@ from diptych.encoders.pretrained import (
     free_name,
     load_config,
     load_model,
+    read_json,
     read_processor,
     source_name,
 )
-from diptych.errors import DataError
+from diptych.errors import DataError, MissingExtra
 from diptych.parts import part
 from diptych.types import Features, Inputs
 
@@ -216,6 +218,7 @@ def clip_inputs(source: str | Path) -> tuple[ImageInput, TextInput]:
     length = int(config.text_config.max_position_embeddings)
     texts: FixedLengthInput | WordPieceInput
     if config.model_type in FIXED_LENGTH:
+        _check_sentencepiece(source)
         texts = FixedLengthInput(name, length)
     else:
         texts = WordPieceInput(name, augment=0.0)
@@ -227,6 +230,13 @@ def clip_inputs(source: str | Path) -> tuple[ImageInput, TextInput]:
             f"{config.text_config.vocab_size}: they belong to different models, copy both again."
         )
     return images, texts
+
+
+def _check_sentencepiece(source: str | Path) -> None:
+    """Without sentencepiece transformers falls back on a tokenizer that keeps case and punctuation."""
+    kind = str((read_json(source, "tokenizer_config.json") or {}).get("tokenizer_class", ""))
+    if kind.startswith("SiglipTokenizer") and find_spec("sentencepiece") is None:
+        raise MissingExtra("sentencepiece", "siglip", "the tokenizer of a SigLIP model")
 
 
 def _dual_config(source: str | Path) -> Any:
@@ -247,7 +257,7 @@ def _half(
     if isinstance(source, nn.Module) or pretrained:
         dual = source if isinstance(source, nn.Module) else load_clip(source)
         bias = getattr(dual, "logit_bias", None)
-        numbers = [dual.logit_scale.item(), 0.0 if bias is None else bias.item()]  # type: ignore[operator, union-attr]
+        numbers = [dual.logit_scale.item(), 0.0 if bias is None else bias.item()]  # type: ignore[operator]
         half: nn.Module = getattr(dual, f"{kind}_model")
         return half, getattr(dual, name, None) or nn.Identity(), dual.config, torch.tensor(numbers)
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
@@ -257,7 +267,9 @@ def _half(
         whole = MODEL_MAPPING[type(config)](config)
     half = type(getattr(whole, f"{kind}_model"))(getattr(config, f"{kind}_config"))
     shape = getattr(whole, name, None)
-    projection = nn.Identity() if shape is None else nn.Linear(shape.in_features, shape.out_features, bias=False)
+    projection = (
+        nn.Identity() if shape is None else nn.Linear(shape.in_features, shape.out_features, bias=False)
+    )
     return half, projection, config, torch.zeros(2)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.evaluate import evaluate_ensemble
 from diptych.evaluation.report import Report
@@ -61,6 +62,10 @@ def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Capt
     first run was trained on.
     """
     if not data:
+        if is_dual_encoder(runs[0]):
+            raise SettingsError(
+                f"{runs[0]} was not trained here: give --data, the data set to evaluate it on."
+            )
         if not runs[0].exists():
             raise CheckpointError(f"{runs[0]} does not exist: give the folder of a trained run.")
         if not (runs[0] / "run.json").exists():
