@@ -15,6 +15,7 @@ from diptych.data.draft import Draft
 from diptych.data.files import FileImages, OnDisk, find_images, is_image, read_lines
 from diptych.data.problems import Problems
 from diptych.data.splits import SPLIT_NAMES, UNSPLIT
+from diptych.data.video_files import find_videos
 
 TABLES = (".csv", ".tsv", ".jsonl", ".json")
 EXPECTED = "a header or keys with 'image' and 'text' (docs/data.md lists the formats)"
@@ -32,6 +33,10 @@ def read(path: Path, *, problems: Problems | None = None) -> Captions:
     for file in sorted(path.iterdir()):
         if file.suffix.lower() in TABLES:
             problems.warn("not read", file, "the file looks like a table of texts but is none", EXPECTED)
+    if (video := min(find_videos(path), default=None)) is not None:
+        problems.warn(
+            "not read", path, f"it holds videos ({video})", "read them with pip install 'diptych[video]'"
+        )
     on_disk = OnDisk()
     for name in find_images(path):
         parent, _, _ = name.rpartition("/")

@@ -19,6 +19,7 @@ from diptych.data import (
     lists,
     manifest,
     precomputed,
+    videos,
     webdataset,
 )
 from diptych.data.captions import Captions
@@ -81,6 +82,7 @@ FORMATS = (
     Format(
         "manifest", "a .csv, .tsv or .jsonl with an image column, and images", manifest.matches, manifest.read
     ),
+    Format("videos", "a folder of videos, read as frames (extra 'video')", videos.matches, videos.read),
     Format("folder", "a folder of images, texts in .txt files beside them", folder.matches, folder.read),
 )
 """In the order they are tried: the more particular first."""
