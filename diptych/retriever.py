@@ -19,7 +19,7 @@ from diptych.aggregators import First
 from diptych.branches.branch import Branch
 from diptych.data.captions import ImageStore, Item
 from diptych.data.images import ImageInput, ImageLike, as_item
-from diptych.data.storage import recover_folder, replace_folder
+from diptych.storage import recover_folder, replace_folder
 from diptych.data.text import TextInput, TextStore
 from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.errors import CheckpointError

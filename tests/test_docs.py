@@ -27,7 +27,7 @@ from diptych.data.formats import open_captions
 from diptych.recipes import RECIPES
 from diptych.recipes.vse_infinity import Settings as Infinity
 from diptych.training.checkpoint import FREE_TO_CHANGE
-from diptych.training.settings import TrainingSettings, literal_choices
+from diptych.settings import TrainingSettings, literal_choices
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

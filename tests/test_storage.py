@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
-from diptych.data.storage import recover_folder, replace_folder, storing, write_text
+from diptych.storage import recover_folder, replace_folder, storing, write_text
 from diptych.errors import StorageError
 
 
@@ -71,7 +71,7 @@ def test_a_crash_between_the_two_renamings(target: Path, tmp_path: Path) -> None
     script = f"""
 import os
 from pathlib import Path
-from diptych.data.storage import replace_folder
+from diptych.storage import replace_folder
 Path.rename = lambda self, to: os._exit(9) if self.name[0] == "." else os.rename(self, to)
 with replace_folder(Path({str(target)!r})) as new:
     (new / "file").touch()

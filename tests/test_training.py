@@ -34,7 +34,7 @@ from diptych.retriever import Retriever, Tower
 from diptych.training import health, loop
 from diptych.training.log import read_log
 from diptych.training.optim import Schedule
-from diptych.training.settings import TrainingSettings, from_json
+from diptych.settings import TrainingSettings, from_json
 from diptych.training.step import Step
 from diptych.types import Batch, Features
 

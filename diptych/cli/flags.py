@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from diptych.training.settings import TrainingSettings, literal_choices, plain_type
+from diptych.settings import TrainingSettings, literal_choices, plain_type
 
 Command = Callable[..., Any]
 

@@ -330,7 +330,7 @@ def search(
             chance=chance or (CHANCE if query else None), exact=exact,
         )  # fmt: skip
         if html is not None:
-            from diptych.data.storage import write_text
+            from diptych.storage import write_text
 
             title = " ".join(query) or f"more like {like}"
             write_text(html, answers.gallery(opened, title, asked, hits, everything=everything))

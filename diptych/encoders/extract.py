@@ -24,7 +24,7 @@ import numpy as np
 
 from diptych.data.captions import Captions
 from diptych.data.images import ImageInput
-from diptych.data.storage import write_text
+from diptych.storage import write_text
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import content_name
 from diptych.encoders.cells import compute_cells

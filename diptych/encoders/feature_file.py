@@ -22,7 +22,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from diptych.data.storage import storing
+from diptych.storage import storing
 from diptych.errors import DataError
 
 FORMAT = 1

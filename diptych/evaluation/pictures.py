@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from diptych.aggregators import GPO, Generator
-from diptych.data.storage import write_bytes
+from diptych.storage import write_bytes
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation.page import COLOURS
 from diptych.evaluation.scores import EmbeddingScores

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from diptych.data.storage import write_text
+from diptych.storage import write_text
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.metrics import DIRECTIONS, KS
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.data.storage import storing
+from diptych.storage import storing
 from diptych.errors import MissingExtra, SettingsError, StorageError
 from diptych.index.protocol import Kind, Vectors
 from diptych.index.scan import MARGIN, fetch, scan

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.storage import storing
+from diptych.storage import storing
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.protocol import Precision, Vectors
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from diptych.data.storage import replace_folder, storing
+from diptych.storage import replace_folder, storing
 from diptych.errors import DiptychError, IndexFault, SettingsError
 from diptych.index import catalog
 from diptych.index.catalog import Catalog

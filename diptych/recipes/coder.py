@@ -27,7 +27,7 @@ from diptych.recipes import towers, vse_infinity
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.retriever import Retriever
 from diptych.training.method import Method
-from diptych.training.settings import setting
+from diptych.settings import setting
 
 SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # of nouns, adjectives, verbs
 

@@ -10,7 +10,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.storage import write_text
+from diptych.storage import write_text
 from diptych.errors import Interrupted
 from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.grids import Shown, drawn

@@ -8,7 +8,7 @@ from typing import Any
 
 from diptych.data.captions import Captions
 from diptych.training.method import Method
-from diptych.training.settings import TrainingSettings
+from diptych.settings import TrainingSettings
 
 
 @dataclass(frozen=True)

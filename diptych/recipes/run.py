@@ -12,14 +12,14 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.storage import storing
+from diptych.storage import storing
 from diptych.errors import CheckpointError, DataError
 from diptych.recipes.recipe import Recipe
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.loop import train
 from diptych.training.prepare import prepare
-from diptych.training.settings import TrainingSettings, from_json
+from diptych.settings import TrainingSettings, from_json
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 

@@ -9,7 +9,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.storage import write_text
+from diptych.storage import write_text
 from diptych.errors import CheckpointError, SettingsError
 from diptych.evaluation.grids import Compared, has_pictures
 from diptych.evaluation.metrics import DIRECTIONS, KS, summary

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from diptych.aggregators import GPO, CosSinBiGRU, CosSinMLP, Generator, IndexBiGRU, Interpolation
-from diptych.data.storage import write_text
+from diptych.storage import write_text
 from diptych.errors import SettingsError
 from diptych.progress import track
 from diptych.types import Features

@@ -18,7 +18,7 @@ from diptych.recipes import towers
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.retriever import Retriever
 from diptych.training.method import Method
-from diptych.training.settings import TrainingSettings, setting
+from diptych.settings import TrainingSettings, setting
 
 Pool = Literal["gpo", "mean", "max", "kmax", "first", "gem"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
 from diptych.recipes.vse_infinity import Pool
-from diptych.training.settings import setting
+from diptych.settings import setting
 
 
 @dataclass(frozen=True)

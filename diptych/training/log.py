@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from diptych.data.storage import storing, write_text
+from diptych.storage import storing, write_text
 from diptych.errors import MissingExtra
 
 

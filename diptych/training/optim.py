@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diptych.errors import SettingsError
 from diptych.training.method import Method, longest_prefix
-from diptych.training.settings import TrainingSettings
+from diptych.settings import TrainingSettings
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from diptych.errors import SettingsError
-from diptych.training.settings import setting
+from diptych.settings import setting
 
 
 @dataclass(frozen=True, slots=True)
