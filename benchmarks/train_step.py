@@ -25,7 +25,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from diptych.recipes import RECIPES
-from diptych.recipes.run import run_recipe
+from diptych.runs.train import run_recipe
 
 ROWS: dict[str, dict[str, Any]] = {
     "fp32, eager": {"precision": "no"},

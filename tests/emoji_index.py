@@ -10,7 +10,7 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.index.build import index_collection
 from diptych.recipes import RECIPES
-from diptych.recipes.run import captions_fingerprint, seed_everything
+from diptych.runs.train import captions_fingerprint, seed_everything
 from diptych.retriever import Retriever
 from diptych.training.checkpoint import RunCard
 from diptych.training.loop import train

@@ -16,7 +16,7 @@ from commands import CODER, TINY, diptych, flags, refused
 from small import precomputed
 
 from diptych.recipes import RECIPES
-from diptych.recipes.ablate import SHOWN, interval
+from diptych.runs.ablate import SHOWN, interval
 from diptych.training.checkpoint import read_run
 from diptych.training.log import read_log
 

@@ -46,7 +46,7 @@ def test_imports_point_one_way(path: Path) -> None:
 
 def test_the_order_would_notice_a_wrong_import(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("from diptych.recipes.run import run_recipe\nfrom diptych import cli\n")
+    wrong.write_text("from diptych.runs.train import run_recipe\nfrom diptych import cli\n")
     assert imported_layers(wrong) == {"recipes", "cli"}
 
 

@@ -13,7 +13,7 @@ from commands import diptych
 
 from diptych.data.formats import open_captions
 from diptych.evaluation.report import Report
-from diptych.recipes import demo
+from diptych.runs import demo
 
 SMALL: dict[str, Any] = {
     "dim": 32,

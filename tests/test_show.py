@@ -36,8 +36,8 @@ from diptych.evaluation.pictures import (
 )
 from diptych.evaluation.scores import MatrixScores
 from diptych.recipes import RECIPES
-from diptych.recipes.run import run_recipe
-from diptych.recipes.show import model_at_start, show_pooling, show_space
+from diptych.runs.train import run_recipe
+from diptych.runs.show import model_at_start, show_pooling, show_space
 from diptych.retriever import Retriever
 from diptych.types import Features
 

@@ -12,7 +12,7 @@ import torch
 from diptych.aggregators import GPO, CosSinMLP, Interpolation
 from diptych.errors import SettingsError
 from diptych.recipes import synthetic_pooling as experiment
-from diptych.recipes.synthetic_pooling import DESIGNS, PATTERNS, PROPOSED, PUBLISHED, Errors, Results, Run
+from diptych.runs.synthetic_pooling import DESIGNS, PATTERNS, PROPOSED, PUBLISHED, Errors, Results, Run
 
 
 def oracle(pattern: str, size: int) -> list[float]:

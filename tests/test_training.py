@@ -29,7 +29,7 @@ from diptych.encoders.cnn import Grid
 from diptych.errors import CheckpointError, DataError, SettingsError, TrainingError
 from diptych.objectives.momentum import Twin
 from diptych.recipes import RECIPES
-from diptych.recipes.run import resumed_settings, run_recipe
+from diptych.runs.train import resumed_settings, run_recipe
 from diptych.retriever import Retriever, Tower
 from diptych.training import health, loop
 from diptych.training.log import read_log
@@ -390,7 +390,7 @@ def test_log_drops_lines_past_the_resumed_step(tmp_path: Path) -> None:
 
 
 def test_the_loss_scale_of_fp16_is_in_the_checkpoint(data: Path, tmp_path: Path) -> None:
-    from diptych.recipes.run import training_splits
+    from diptych.runs.train import training_splits
     from diptych.training.checkpoint import Progress, gather_random, load_state, save_state
     from diptych.training.optim import build_optimizer
 

@@ -18,6 +18,6 @@ import click
 )
 def demo(output_dir: Path) -> None:
     """Train VSE∞ on emoji pictures, search them, write a report. A second run reuses what is there."""
-    from diptych.recipes.demo import run_demo
+    from diptych.runs.demo import run_demo
 
     run_demo(output_dir)

@@ -61,7 +61,7 @@ def space(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 
     A panel per run: images and texts in two colours, matched pairs joined.
     """
-    from diptych.recipes.show import show_space
+    from diptych.runs.show import show_space
 
     click.echo(show_space(runs, output, **options))
 
@@ -82,7 +82,7 @@ def space(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 @_output("grids.html")
 def grids(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
     """Two runs' answers to the same queries, as one page."""
-    from diptych.recipes.show import show_grids
+    from diptych.runs.show import show_grids
 
     click.echo(show_grids(runs, output, **options))
 
@@ -93,7 +93,7 @@ def grids(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 @_output("pooling.png")
 def pooling(runs: tuple[Path, ...], sizes: str, output: Path) -> None:
     """What GPO has learned, beside mean and max pooling."""
-    from diptych.recipes.show import show_pooling
+    from diptych.runs.show import show_pooling
 
     try:
         numbers = [int(size) for size in sizes.split(",")]

@@ -34,7 +34,7 @@ def _train_command(recipe: Recipe) -> click.Command:
     def command(
         data: str | None, output_dir: Path | None, resume_from_checkpoint: Path | None, **flags: Any
     ) -> None:
-        from diptych.recipes.run import resumed_settings, run_recipe
+        from diptych.runs.train import resumed_settings, run_recipe
         from diptych.training.checkpoint import read_run
 
         if (output_dir is None) == (resume_from_checkpoint is None):
@@ -85,7 +85,7 @@ for _recipe in RECIPES.values():
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
 def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
     """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores."""
-    from diptych.recipes.evaluate import evaluate_runs
+    from diptych.runs.evaluate import evaluate_runs
 
     click.echo(evaluate_runs(runs, **options).render())
 
@@ -125,7 +125,7 @@ def _ablate_command(recipe: Recipe) -> click.Command:
     def command(
         table: str, data: str, seeds: int, row: tuple[str, ...], output_dir: Path, **flags: Any
     ) -> None:
-        from diptych.recipes.ablate import ablate as run
+        from diptych.runs.ablate import ablate as run
 
         click.echo(run(recipe, table, data, output_dir, seeds=seeds, rows=row, changes=given(flags)))
 

@@ -23,7 +23,8 @@ from diptych.objectives.diversity import Contrast, Diversity, DiversityContrast,
 from diptych.objectives.momentum import CoupledQueue, Enqueue, KeyPrecision, MomentumContrast, Twin
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
-from diptych.recipes import towers, vse_infinity
+from diptych.recipes import vse_infinity
+from diptych import named as towers
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.retriever import Retriever
 from diptych.training.method import Method

@@ -14,7 +14,7 @@ from diptych.objectives.combine import SwitchAt
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
-from diptych.recipes import towers
+from diptych import named as towers
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.retriever import Retriever
 from diptych.training.method import Method

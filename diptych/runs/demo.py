@@ -20,7 +20,7 @@ from diptych.index.build import index_collection
 from diptych.index.opening import open_index
 from diptych.index.search import Searcher
 from diptych.recipes import RECIPES
-from diptych.recipes.run import resumed_settings, run_recipe
+from diptych.runs.train import resumed_settings, run_recipe
 from diptych.retriever import Retriever
 from diptych.training.checkpoint import has_state
 from diptych.training.log import read_log

@@ -28,8 +28,8 @@ from diptych.evaluation.pictures import (
 from diptych.evaluation.report import aligned_rows
 from diptych.evaluation.scores import EmbeddingScores
 from diptych.recipes import RECIPES
-from diptych.recipes.evaluate import views_of
-from diptych.recipes.run import captions_fingerprint, resumed_settings, seed_everything, training_splits
+from diptych.runs.evaluate import views_of
+from diptych.runs.train import captions_fingerprint, resumed_settings, seed_everything, training_splits
 from diptych.retriever import Retriever
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare

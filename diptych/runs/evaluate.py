@@ -13,7 +13,7 @@ from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.evaluate import evaluate_ensemble
 from diptych.evaluation.report import Report
-from diptych.recipes.run import training_splits
+from diptych.runs.train import training_splits
 from diptych.retriever import Retriever
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare

@@ -13,7 +13,7 @@ from diptych.data.formats import open_captions
 from diptych.storage import write_text
 from diptych.errors import CheckpointError, Interrupted, SettingsError
 from diptych.recipes.recipe import Recipe, Row, Table
-from diptych.recipes.run import resumed_settings, run_recipe, training_splits
+from diptych.runs.train import resumed_settings, run_recipe, training_splits
 from diptych.training.checkpoint import has_state
 from diptych.settings import from_json, to_json
 
