@@ -23,9 +23,9 @@ path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.data.captions import Captions, ImageStore
 from diptych.data.text import TextStore
-from diptych.evaluation.evaluate import evaluate
+from diptych.evaluation.retrieval import evaluate
 from diptych.evaluation.metrics import Ranks, count_ranks
-from diptych.evaluation.scores import EmbeddingScores, Index
+from diptych.scores import EmbeddingScores, Index
 
 T = TypeVar("T")
 Order = Callable[[NDArray[np.float32]], NDArray[np.intp]]

@@ -10,14 +10,14 @@ __all__ = ["Captions", "Retriever", "__version__", "evaluate", "open_captions", 
 if TYPE_CHECKING:
     from diptych.data.captions import Captions
     from diptych.data.formats import open_captions
-    from diptych.evaluation.evaluate import evaluate
+    from diptych.evaluation.retrieval import evaluate
     from diptych.index.opening import open_index
     from diptych.retriever import Retriever
 
 _HOMES = {
     "Captions": "diptych.data.captions",
     "open_captions": "diptych.data.formats",
-    "evaluate": "diptych.evaluation.evaluate",
+    "evaluate": "diptych.evaluation.retrieval",
     "open_index": "diptych.index.opening",
     "Retriever": "diptych.retriever",
 }

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from small import pictures, precomputed
 
 from diptych.data.formats import open_captions
-from diptych.evaluation.evaluate import evaluate_scores
+from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.report import Report
 from diptych.index.opening import open_index
 from diptych.retriever import Retriever

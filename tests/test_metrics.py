@@ -25,7 +25,7 @@ from diptych.evaluation.metrics import (
     retrieval_metrics,
     rsum,
 )
-from diptych.evaluation.scores import EmbeddingScores, Index, MatrixScores, MeanScores, Selection
+from diptych.scores import EmbeddingScores, Index, MatrixScores, MeanScores, Selection
 
 SMALL_TILE = (16, 16)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from diptych.evaluation.page import LARGE, Answer, Query, chart, gallery_page, page
+from diptych.reports.page import LARGE, Answer, Query, chart, gallery_page, page
 
 EVIL = "<script>alert('x')</script> & \"quotes\""
 

@@ -20,10 +20,10 @@ from diptych.data.words import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.evaluate import evaluate, evaluate_ensemble, evaluate_scores
+from diptych.evaluation.retrieval import evaluate, evaluate_ensemble, evaluate_scores
 from diptych.evaluation.metrics import retrieval_metrics
 from diptych.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
-from diptych.evaluation.scores import EmbeddingScores
+from diptych.scores import EmbeddingScores
 from diptych.retriever import Retriever, Tower
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
-from diptych.evaluation.evaluate import evaluate_scores
+from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.report import Card, Report, compare
 
 PAIRING = np.repeat(np.arange(60), 5)

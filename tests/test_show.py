@@ -19,10 +19,10 @@ from diptych.cli import main
 from diptych.data.captions import Captions
 from diptych.data.files import FileImages
 from diptych.errors import DataError, MissingExtra, SettingsError
-from diptych.evaluation.grids import Compared, chosen_queries
+from diptych.reports.grids import Compared, chosen_queries
 from diptych.evaluation.metrics import DIRECTIONS
-from diptych.evaluation.page import comparison_page
-from diptych.evaluation.pictures import (
+from diptych.reports.page import comparison_page
+from diptych.reports.charts import (
     DPI,
     IMAGES,
     PANEL,
@@ -34,7 +34,7 @@ from diptych.evaluation.pictures import (
     picture_of_spaces,
     pooled_elements,
 )
-from diptych.evaluation.scores import MatrixScores
+from diptych.scores import MatrixScores
 from diptych.recipes import RECIPES
 from diptych.runs.train import run_recipe
 from diptych.runs.show import model_at_start, show_pooling, show_space

@@ -71,8 +71,8 @@ def print_pairs(index: Index, pairs: Sequence[Pair]) -> None:
 
 def gallery(index: Index, title: str, query: Query, hits: Hits, *, everything: bool) -> str:
     """The answers as one HTML file with their thumbnails inside."""
-    from diptych.evaluation.page import Answer, gallery_page
-    from diptych.evaluation.page import Query as Asked
+    from diptych.reports.page import Answer, gallery_page
+    from diptych.reports.page import Query as Asked
 
     answers = [
         Answer(_text(hit.item) or hit.item.id, hit.score, False, _picture(index, hit.item))

@@ -30,7 +30,7 @@ from torch import Tensor
 from diptych.data.captions import Captions
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation.metrics import KS
-from diptych.evaluation.scores import Scores, checked_tile
+from diptych.scores import Scores, checked_tile
 
 FILES = {"eccv": "eccv", "cxc": "cxc", "coco": "original"}  # our name -> the package's file names
 _SIDES = ("image_to_caption", "caption_to_image")

@@ -12,9 +12,9 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.storage import write_text
 from diptych.errors import Interrupted
-from diptych.evaluation.evaluate import evaluate
-from diptych.evaluation.grids import Shown, drawn
-from diptych.evaluation.page import Query, page
+from diptych.evaluation.retrieval import evaluate
+from diptych.reports.grids import Shown, drawn
+from diptych.reports.page import Query, page
 from diptych.evaluation.report import Report
 from diptych.index.build import index_collection
 from diptych.index.opening import open_index

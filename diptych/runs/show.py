@@ -11,10 +11,10 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.storage import write_text
 from diptych.errors import CheckpointError, SettingsError
-from diptych.evaluation.grids import Compared, has_pictures
+from diptych.reports.grids import Compared, has_pictures
 from diptych.evaluation.metrics import DIRECTIONS, KS, summary
-from diptych.evaluation.page import Comparison, comparison_page
-from diptych.evaluation.pictures import (
+from diptych.reports.page import Comparison, comparison_page
+from diptych.reports.charts import (
     Closeness,
     Space,
     check_output,
@@ -26,7 +26,7 @@ from diptych.evaluation.pictures import (
     save_picture,
 )
 from diptych.evaluation.report import aligned_rows
-from diptych.evaluation.scores import EmbeddingScores
+from diptych.scores import EmbeddingScores
 from diptych.recipes import RECIPES
 from diptych.runs.evaluate import views_of
 from diptych.runs.train import captions_fingerprint, resumed_settings, seed_everything, training_splits

@@ -23,7 +23,7 @@ from diptych.data.captions import Captions
 from diptych.data.loading import PairLoader
 from diptych.data.text import TextStore
 from diptych.errors import Interrupted, SettingsError, TrainingError
-from diptych.evaluation.evaluate import evaluate
+from diptych.evaluation.retrieval import evaluate
 from diptych.objectives.objective import Objective
 from diptych.progress import track
 from diptych.training import checkpoint, health

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from diptych.aggregators import GPO, Generator
 from diptych.storage import write_bytes
 from diptych.errors import DataError, MissingExtra, SettingsError
-from diptych.evaluation.page import COLOURS
-from diptych.evaluation.scores import EmbeddingScores
+from diptych.reports.page import COLOURS
+from diptych.scores import EmbeddingScores
 from diptych.progress import track
 from diptych.retriever import Retriever
 

@@ -31,7 +31,7 @@ from diptych.evaluation.metrics import (
     summary,
 )
 from diptych.evaluation.report import Card, Report
-from diptych.evaluation.scores import EmbeddingScores, Index, MeanScores, Scores, Selection, as_scores
+from diptych.scores import EmbeddingScores, Index, MeanScores, Scores, Selection, as_scores
 
 
 class DualEncoder(Protocol):

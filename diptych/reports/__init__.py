@@ -1,0 +1,1 @@
+"""What people look at: pages, grids of answers, charts."""
