@@ -21,11 +21,11 @@ from accelerate import Accelerator
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.aggregators import GPO
-from diptych.branches.concepts import ConceptBranch
+from diptych.branches.concept import ConceptBranch
 from diptych.data.concepts import Concepts
 from diptych.data.images import RegionInput
 from diptych.data.text import WordInput
-from diptych.data.words import build_vocabulary
+from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.objectives.combine import Sum

@@ -27,7 +27,7 @@ from diptych.data.captions import Captions
 from diptych.data.images import RegionInput
 from diptych.data.loading import PairLoader
 from diptych.data.text import WordInput
-from diptych.data.words import build_vocabulary
+from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.objectives.triplet import Triplet

@@ -14,7 +14,7 @@ from diptych.data.captions import Captions
 from diptych.data.glove import word_vectors
 from diptych.data.images import ImageInput, PixelInput, RegionInput
 from diptych.data.text import TextInput, WordInput, WordPieceInput
-from diptych.data.words import build_vocabulary, read_vocabulary
+from diptych.data.vocabulary import build_vocabulary, read_vocabulary
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU, UniGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid

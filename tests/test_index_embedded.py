@@ -273,7 +273,7 @@ def test_near_duplicates(tmp_path: Path) -> None:
 
 def test_near_duplicates_cross_blocks(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = index.near_duplicates(limit=25)
-    monkeypatch.setattr("diptych.index.duplicates.BLOCK", 7)
+    monkeypatch.setattr("diptych.index.pairs.BLOCK", 7)
     pieces = index.near_duplicates(limit=25)
     assert [(p.first.id, p.second.id) for p in pieces] == [(p.first.id, p.second.id) for p in whole]
 

@@ -16,7 +16,7 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.images import RegionInput
 from diptych.data.text import WordInput
-from diptych.data.words import build_vocabulary
+from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.errors import DataError, SettingsError

@@ -20,7 +20,7 @@ from diptych.aggregators import GPO, Mean
 from diptych.data.formats import open_captions
 from diptych.data.images import PixelInput, RegionInput
 from diptych.data.text import WordInput
-from diptych.data.words import build_vocabulary
+from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid
 from diptych.encoders.lite0 import Lite0

@@ -26,7 +26,7 @@ from written import icon, one_bit_png
 from diptych.errors import QueryError, SettingsError
 from diptych.index.embedded import EmbeddedIndex
 from diptych.index.protocol import Item
-from diptych.web import pictures
+from diptych.web import uploads as pictures
 from diptych.web.app import create_app
 from diptych.web.auth import is_loopback
 from diptych.web.limits import Limits

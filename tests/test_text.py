@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from diptych.data.arrays import ArrayStore
 from diptych.data.augmentation import WordAugmentation
 from diptych.data.text import CachedTexts, TextStore, TokenTexts, WordInput, WordPieceInput
-from diptych.data.words import build_vocabulary, published_form, read_vocabulary, tokenize
+from diptych.data.vocabulary import build_vocabulary, published_form, read_vocabulary, tokenize
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.parts import describe, rebuild
 

@@ -22,7 +22,7 @@ from diptych.aggregators import GPO
 from diptych.data.formats import open_captions
 from diptych.data.images import PixelInput
 from diptych.data.text import WordInput
-from diptych.data.words import build_vocabulary
+from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid

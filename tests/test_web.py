@@ -35,7 +35,7 @@ from diptych.web import service
 from diptych.web.app import create_app
 from diptych.web.batching import Batcher, Traffic
 from diptych.web.limits import Limits
-from diptych.web.pictures import Pictures
+from diptych.web.uploads import Pictures
 from diptych.web.serve import serve
 
 TOKEN = "correct-horse"

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.pickles import read_pickle
-from diptych.data.words import tokenize
+from diptych.data.vocabulary import tokenize
 from diptych.errors import DataError, MissingExtra, SettingsError
 
 CLASSES = ("NN", "JJ", "VB")  # objects, properties, motions, by the beginning of their Penn Treebank tags

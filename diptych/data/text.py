@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore, flat_index
 from diptych.data.augmentation import WordAugmentation
-from diptych.data.words import END, MASK, PAD, START, UNKNOWN, published_form, tokenize, vocabulary_words
+from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN, published_form, tokenize, vocabulary_words
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.progress import track

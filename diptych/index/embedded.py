@@ -12,7 +12,7 @@ import numpy as np
 from diptych.index import catalog, metadata, writing
 from diptych.index.approximate import Graphs, is_stale
 from diptych.index.columns import Columns
-from diptych.index.duplicates import best_pairs
+from diptych.index.pairs import best_pairs
 from diptych.index.engine import Engine, Samples, check_k, check_limit
 from diptych.index.filters import Filter
 from diptych.index.protocol import (

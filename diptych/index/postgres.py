@@ -19,7 +19,7 @@ from diptych.errors import IndexFault, SettingsError
 from diptych.index import ranking, tables
 from diptych.index.bm25 import Tokenizer
 from diptych.index.database import Connection, Database, HalfVector, Vector
-from diptych.index.duplicates import best_pairs
+from diptych.index.pairs import best_pairs
 from diptych.index.engine import Engine, Samples, check_k, check_limit, new_facts
 from diptych.index.filters import Filter, parse_filter
 from diptych.index.protocol import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diptych.aggregators import GPO
-from diptych.branches.concepts import ConceptBranch
+from diptych.branches.concept import ConceptBranch
 from diptych.branches.graph import Norm
 from diptych.data.captions import Captions
 from diptych.data.concepts import SHARES as CVSE_SHARES

@@ -21,8 +21,8 @@ from diptych.index.search import PairScorer
 from diptych.web.auth import Access
 from diptych.web.bodies import BodyLimit, form_route
 from diptych.web.limits import Limits
-from diptych.web.metrics import CountRequests
-from diptych.web.pictures import Served
+from diptych.web.monitoring import CountRequests
+from diptych.web.uploads import Served
 from diptych.web.replies import (
     Failure,
     ItemReply,

@@ -21,11 +21,11 @@ from diptych.index.cutoff import CHANCE
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
 from diptych.index.query import parse_query
 from diptych.index.search import PairScorer, Searcher
-from diptych.web import pictures
+from diptych.web import uploads as pictures
 from diptych.web.batching import BatchedIndex, BatchedModel, Traffic
 from diptych.web.limits import Limits
-from diptych.web.metrics import Metrics
-from diptych.web.pictures import Pictures
+from diptych.web.monitoring import Metrics
+from diptych.web.uploads import Pictures
 
 UPLOADS = (
     "uploads"  # the collection of items that came through the service: no re-index of a folder removes them
