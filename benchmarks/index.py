@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from diptych.index.approximate import NEIGHBOURS, WIDTH_ADD, WIDTH_SEARCH
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.approximate import NEIGHBOURS, WIDTH_ADD, WIDTH_SEARCH
+from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.lexical import fuse
 from diptych.index.protocol import Item, Vectors
-from diptych.index.words import fuse
 from diptych.progress import track
 
 Search = Callable[[Vectors], Any]

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych.index import segments
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded import segments
+from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
 
 DIMENSION = 32

@@ -23,9 +23,9 @@ path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.data.captions import Captions, ImageStore
 from diptych.data.text import TextStore
-from diptych.evaluation.retrieval import evaluate
 from diptych.evaluation.metrics import Ranks, count_ranks
-from diptych.scores import EmbeddingScores, Index
+from diptych.evaluation.retrieval import evaluate
+from diptych.scores import EmbeddingScores, Where
 
 T = TypeVar("T")
 Order = Callable[[NDArray[np.float32]], NDArray[np.intp]]
@@ -38,7 +38,7 @@ class Recorded(EmbeddingScores):
         super().__init__(image, text)
         self.matrix = np.empty(self.shape, np.float32)
 
-    def tile(self, images: Index, texts: Index) -> Tensor:
+    def tile(self, images: Where, texts: Where) -> Tensor:
         """The tile, recorded; texts come in order here, so both sides are slices."""
         part = super().tile(images, texts)
         self.matrix[images, texts] = part.numpy()

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from diptych import ops
 from diptych.aggregators import First
 from diptych.branches.branch import Branch
-from diptych.data.captions import ImageStore, Item
+from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.images import ImageInput, ImageLike, as_item
-from diptych.storage import recover_folder, replace_folder
 from diptych.data.text import TextInput, TextStore
 from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.errors import CheckpointError
 from diptych.parts import describe, part, rebuild
 from diptych.progress import track
+from diptych.storage import recover_folder, replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs
 
 FORMAT = 1  # of the model folder; raised when an old folder can no longer be read
@@ -246,7 +246,7 @@ class evaluating:  # noqa: N801  a context manager, used like a function
             module.training = mode
 
 
-def _chunks(store: Any, size: int) -> Iterator[list[Item]]:
+def _chunks(store: Any, size: int) -> Iterator[list[StoredImage]]:
     for start in range(0, len(store), size):
         yield [as_item(store[i]) for i in range(start, min(start + size, len(store)))]
 

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from diptych.errors import DataError
 
-Index = slice | Tensor
+Where = slice | Tensor
 """Rows or columns: a slice, or their numbers (int64, on the device of the scores)."""
 
 LEAST = 64  # rows of either side in one product, see EmbeddingScores
@@ -38,7 +38,7 @@ class Scores(Protocol):
         """Where tiles are computed."""
         ...
 
-    def tile(self, images: Index, texts: Index) -> Tensor:
+    def tile(self, images: Where, texts: Where) -> Tensor:
         """The scores of some images against some texts, float32 or float64."""
         ...
 
@@ -84,7 +84,7 @@ class EmbeddingScores:
         """Where the vectors are."""
         return self.image.device
 
-    def tile(self, images: Index, texts: Index) -> Tensor:
+    def tile(self, images: Where, texts: Where) -> Tensor:
         """``image[images] @ text[texts].T``."""
         rows, columns = self.image[images], self.text[texts]
         n, m = len(rows), len(columns)
@@ -112,7 +112,7 @@ class MatrixScores:
         """Where the matrix is."""
         return self.matrix.device
 
-    def tile(self, images: Index, texts: Index) -> Tensor:
+    def tile(self, images: Where, texts: Where) -> Tensor:
         """A part of the matrix."""
         return _precise(self.matrix[images][:, texts])
 
@@ -145,7 +145,7 @@ class MeanScores:
         """The device of the members."""
         return self.parts[0].device
 
-    def tile(self, images: Index, texts: Index) -> Tensor:
+    def tile(self, images: Where, texts: Where) -> Tensor:
         """Mean over the members."""
         total = self.parts[0].tile(images, texts)
         for part in self.parts[1:]:
@@ -153,7 +153,7 @@ class MeanScores:
         return total / len(self.parts)
 
 
-class Selection:
+class Fold:
     """Some images and some texts of other scores, renumbered from 0: a fold."""
 
     def __init__(self, scores: Scores, images: Tensor, texts: Tensor) -> None:
@@ -175,7 +175,7 @@ class Selection:
         """The device of the scores below."""
         return self.scores.device
 
-    def tile(self, images: Index, texts: Index) -> Tensor:
+    def tile(self, images: Where, texts: Where) -> Tensor:
         """The same tile by the numbers of the scores below."""
         return self.scores.tile(self.images[images], self.texts[texts])
 
@@ -185,7 +185,7 @@ def as_scores(scores: Scores | Tensor | NDArray[Any]) -> Scores:
     return MatrixScores(scores) if isinstance(scores, Tensor | np.ndarray) else scores
 
 
-def checked_tile(scores: Scores, images: Index, texts: Index) -> Tensor:
+def checked_tile(scores: Scores, images: Where, texts: Where) -> Tensor:
     """A tile; NaN is an error, since it would silently compare as neither above nor tied."""
     part = scores.tile(images, texts)
     # the sum is NaN if an entry is (or if +inf meets -inf), at a twentieth of the cost of isnan().any()
@@ -220,5 +220,5 @@ def _at_least(rows: Tensor) -> Tensor:
     return pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
 
 
-def _number(index: Index, size: int, place: int) -> int:
+def _number(index: Where, size: int, place: int) -> int:
     return range(size)[index][place] if isinstance(index, slice) else int(index[place])

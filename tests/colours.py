@@ -16,7 +16,7 @@ import numpy as np
 import uvicorn
 from PIL import Image, ImageDraw
 
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Index, Item
 
 COLOURS = {

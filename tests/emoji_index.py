@@ -10,8 +10,8 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.index.build import index_collection
 from diptych.recipes import RECIPES
-from diptych.runs.train import captions_fingerprint, seed_everything
 from diptych.retriever import Retriever
+from diptych.runs.train import captions_fingerprint, seed_everything
 from diptych.training.checkpoint import RunCard
 from diptych.training.loop import train
 from diptych.training.prepare import prepare

@@ -11,8 +11,9 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "diptych"
 ORDER = [
-    "types", "errors", "ops", "codes", "parts", "progress", "data", "encoders", "aggregators", "branches", "registry",
-    "retriever", "objectives", "evaluation", "training", "index", "recipes", "web", "cli", "__main__",
+    "types", "errors", "storage", "settings", "ops", "codes", "parts", "progress", "devices", "data", "encoders",
+    "aggregators", "branches", "interaction", "registry", "scores", "encoding", "retriever", "twin", "named", "objectives",
+    "evaluation", "training", "index", "reports", "recipes", "runs", "web", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent != PACKAGE)
 
@@ -47,7 +48,7 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_the_order_would_notice_a_wrong_import(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text("from diptych.runs.train import run_recipe\nfrom diptych import cli\n")
-    assert imported_layers(wrong) == {"recipes", "cli"}
+    assert imported_layers(wrong) == {"runs", "cli"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -57,7 +58,50 @@ def test_files_fit_in_the_head(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_folders_are_two_levels_deep(path: Path) -> None:
-    assert len(path.relative_to(PACKAGE).parts) <= 2
+    """Except that each engine of the index has a folder of its own."""
+    parts = path.relative_to(PACKAGE).parts
+    assert len(parts) <= (3 if parts[0] == "index" else 2)
+
+
+def imported_modules(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("diptych"):
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_no_engine_imports_from_another() -> None:
+    engines = [folder.name for folder in (PACKAGE / "index").iterdir() if (folder / "__init__.py").is_file()]
+    assert {"embedded", "postgres"} <= set(engines)
+    for engine in engines:
+        for path in (PACKAGE / "index" / engine).glob("*.py"):
+            others = [f"diptych.index.{other}" for other in engines if other != engine]
+            wrong = [name for name in imported_modules(path) if name.startswith(tuple(others))]
+            assert not wrong, f"{path.name} imports from another engine: {wrong}"
+
+
+def module_name(path: Path) -> str:
+    parts = ["diptych", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_import_cycle_inside_any_folder() -> None:
+    names = {module_name(path): path for path in FILES}
+    graph = {
+        name: {m for m in imported_modules(path) if m in names and m != name} for name, path in names.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"import cycle: {' → '.join([*trail[trail.index(name) :], name])}"
+        if name not in done:
+            for other in sorted(graph[name]):
+                visit(other, (*trail, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
 
 
 def test_recipe_names_stay_in_recipes() -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from diptych.data.arrays import ArrayStore, flat_index, read_items
-from diptych.data.captions import Item, Joined, Rows
+from diptych.data.captions import Joined, StoredImage, StoreRows
 from diptych.errors import DataError
 
 
@@ -161,7 +161,7 @@ class Pictures:
     def __len__(self) -> int:
         return 10
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         self.reads.append(index)
         return Image.new("RGB", (index + 1, 1))
 
@@ -171,15 +171,15 @@ class Pictures:
 
 def test_pictures_are_read_once_each() -> None:
     store = Pictures()
-    items = read_items(Rows(store, np.array([9, 4, 2])), np.array([2, 0, 2, 1]))
+    items = read_items(StoreRows(store, np.array([9, 4, 2])), np.array([2, 0, 2, 1]))
     assert [item.size[0] for item in items if isinstance(item, Image.Image)] == [3, 10, 3, 5]
     assert sorted(store.reads) == [2, 4, 9]
 
 
 def test_blocks_through_selections(block: np.ndarray, path: Path) -> None:
     """The five-fold layout of one split inside several: Rows over Joined over Rows over the file."""
-    once = Rows(ArrayStore(path), np.arange(0, 20, 5))  # every image five times on disk
-    store = Rows(Joined([ArrayStore(block[:3]), once]), np.array([3, 4, 5, 6]))
+    once = StoreRows(ArrayStore(path), np.arange(0, 20, 5))  # every image five times on disk
+    store = StoreRows(Joined([ArrayStore(block[:3]), once]), np.array([3, 4, 5, 6]))
     got = read_items(store, np.array([2, 0, 2]))
     assert isinstance(got, np.ndarray)
     assert np.array_equal(got, block[[10, 0, 10]])

@@ -14,7 +14,7 @@ from browsers import DROP, PASTE, PHONE, chromium, expect, opened, shoot
 from colours import ColourModel, draw, make_index, running
 from fastapi.testclient import TestClient
 
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.filters import parse_filter
 from diptych.index.protocol import Item
 from diptych.web.app import create_app

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import diptych.encoders.cells as cells_module
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Item
+from diptych.data.captions import StoredImage
 from diptych.data.images import PixelInput
 from diptych.data.text import TokenTexts
 from diptych.encoders.backbone import Backbone
@@ -41,7 +41,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.arrays)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         self.opened += 1
         if index in self.broken:
             raise ImageError(f"picture {index} is damaged: replace it.")
@@ -270,7 +270,7 @@ def test_the_folder_is_chosen_by_argument_then_environment(monkeypatch: pytest.M
 
 def test_features_are_not_extracted_from_features(tmp_path: Path) -> None:
     class Stored(Pictures):
-        def __getitem__(self, index: int) -> Item:
+        def __getitem__(self, index: int) -> StoredImage:
             return np.zeros((2, 5), dtype=np.float32)
 
     with pytest.raises(DataError, match="features already"):

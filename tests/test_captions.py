@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions, Joined, Rows
+from diptych.data.captions import Captions, Joined, StoreRows
 from diptych.errors import DataError
 
 
@@ -121,14 +121,14 @@ def test_iterating_gives_pairs() -> None:
 
 def test_rows_within_one_part_of_a_joined_store_refer_to_that_part() -> None:
     first, second = (ArrayStore(np.arange(n, dtype=np.float32)[:, None]) for n in (4, 3))
-    joined = Joined([Rows(first, np.asarray([3, 1])), second])
+    joined = Joined([StoreRows(first, np.asarray([3, 1])), second])
     assert [float(joined[i][0]) for i in range(5)] == [3, 1, 0, 1, 2]
     assert joined.content_key(0) == first.content_key(3)
-    inside = Rows(joined, np.asarray([1, 0]))
+    inside = StoreRows(joined, np.asarray([1, 0]))
     assert inside.store is first
     assert inside.rows.tolist() == [1, 3]
-    assert Rows(joined, np.asarray([2, 4])).store is second
-    both = Rows(joined, np.asarray([4, 0]))
+    assert StoreRows(joined, np.asarray([2, 4])).store is second
+    both = StoreRows(joined, np.asarray([4, 0]))
     assert both.store is joined
     assert [float(both[i][0]) for i in range(2)] == [2, 3]
     with pytest.raises(IndexError):

@@ -22,9 +22,11 @@ from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.objectives.combine import Sum
 from diptych.objectives.diversity import DiversityContrast
-from diptych.objectives.momentum import CoupledQueue, MomentumContrast, Twin
+from diptych.objectives.momentum import MomentumContrast
 from diptych.objectives.prototypes import PrototypeClassification
+from diptych.objectives.queues import CoupledQueue
 from diptych.retriever import Retriever, Tower
+from diptych.twin import Twin
 from diptych.types import Batch
 
 COLOURS, THINGS = ["red", "green", "blue", "grey"], ["dog", "ball", "car", "tree", "boat"]

@@ -12,8 +12,10 @@ from coder_oracles import batch_of, diversity_loop, made, positive_loop
 from torch import Tensor
 
 from diptych.errors import SettingsError
-from diptych.objectives.diversity import Contrast, DiversityContrast
-from diptych.objectives.momentum import CoupledQueue, Enqueue
+from diptych.objectives.contrast import Contrast
+from diptych.objectives.diversity import DiversityContrast
+from diptych.objectives.momentum import Enqueue
+from diptych.objectives.queues import CoupledQueue
 from diptych.types import Embeddings
 
 KINDS = ["std", "std_reversed", "std_supplement", "entropy", "none"]

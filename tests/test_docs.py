@@ -26,8 +26,8 @@ from diptych.cli import main
 from diptych.data.formats import open_captions
 from diptych.recipes import RECIPES
 from diptych.recipes.vse_infinity import Settings as Infinity
-from diptych.training.checkpoint import FREE_TO_CHANGE
 from diptych.settings import TrainingSettings, literal_choices
+from diptych.training.checkpoint import FREE_TO_CHANGE
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

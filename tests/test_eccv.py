@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from diptych.data.captions import Captions
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation import judgements as module
-from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.judgements import (
     Judgements,
     coco_ids,
@@ -27,6 +26,7 @@ from diptych.evaluation.judgements import (
     top_lists,
 )
 from diptych.evaluation.metrics import retrieval_metrics
+from diptych.evaluation.retrieval import evaluate_scores
 from diptych.scores import EmbeddingScores, MatrixScores
 
 packaged = pytest.mark.skipif(

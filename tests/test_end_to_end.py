@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from small import pictures, precomputed
 
 from diptych.data.formats import open_captions
-from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.report import Report
+from diptych.evaluation.retrieval import evaluate_scores
 from diptych.index.opening import open_index
 from diptych.retriever import Retriever
 from diptych.training.log import read_log

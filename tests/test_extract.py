@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import diptych.encoders.cells as cells_module
 from diptych.data import precomputed
-from diptych.data.captions import Captions, Item
+from diptych.data.captions import Captions, StoredImage
 from diptych.data.images import PixelInput, open_image
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.extract import extract
@@ -48,7 +48,7 @@ class Files:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         return open_image(self.paths[index])
 
     def content_key(self, index: int) -> str:

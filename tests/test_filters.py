@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.errors import QueryError
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.filters import (
     MAX_DEPTH,
     MAX_LENGTH,

@@ -15,8 +15,9 @@ import pytest
 
 from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError
-from diptych.index import scan, segments, words
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index import lexical
+from diptych.index.embedded import scan, segments, words
+from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.protocol import PRECISIONS, Index, Item, Precision, Vectors
 
@@ -151,7 +152,7 @@ def test_words_rank_by_bm25(tmp_path: Path) -> None:
 def test_common_words_are_left_out_while_others_remain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(words, "COMMON", 10)
+    monkeypatch.setattr(lexical, "COMMON", 10)
     with EmbeddedIndex.create(tmp_path / "i", D) as index:
         texts = ["the dog" if n % 40 == 0 else "the thing" for n in range(200)]
         index.add([Item(f"i{n}", text=t) for n, t in enumerate(texts)], unit_rows(200))
@@ -162,7 +163,7 @@ def test_common_words_are_left_out_while_others_remain(
 
 
 def test_few_of_ever_new_words_are_remembered(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "COMMON", 10)
+    monkeypatch.setattr(lexical, "COMMON", 10)
     monkeypatch.setattr(words, "REMEMBERED", 20)
     for n in range(100):
         index.search_words(f"new{n} number", 5, kind="image")
@@ -324,7 +325,7 @@ def test_a_reader_does_not_see_half_an_operation(index: EmbeddedIndex) -> None:
     with EmbeddedIndex.open(index.path) as reader:
         before = reader.search(query, 50).ids
         with index._store.writing() as db:
-            from diptych.index import writing
+            from diptych.index.embedded import writing
 
             writing.remove(db, ["i0"])
             writing.insert(db, index.path, index._layout, [Item("new")], query[None])
@@ -538,7 +539,7 @@ def test_a_full_disk_leaves_the_index_intact(index: EmbeddedIndex, monkeypatch: 
 READ_ONLY = """
 import mmap, os, sys, numpy as np  # before the files of another user are out of sight
 from diptych.errors import StorageError
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.index import EmbeddedIndex
 if os.getuid() == 0:  # to whom every folder is writable
     os.setuid(65534)
 path = sys.argv[1]

@@ -17,11 +17,11 @@ from PIL import Image
 from diptych.data.captions import Captions
 from diptych.errors import ImageError, IndexFault, QueryError, SettingsError
 from diptych.index.cutoff import background, measure_cutoff, measure_cutoff_on
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.lexical import fuse
 from diptych.index.protocol import Hit, Hits, Item, Query, Term
 from diptych.index.query import parse_query
 from diptych.index.search import Searcher
-from diptych.index.words import fuse
 
 NAMES = list(WORDS)
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions, Item, Rows
+from diptych.data.captions import Captions, StoredImage, StoreRows
 from diptych.data.images import PixelInput, RegionInput
 from diptych.data.loading import PairLoader
 from diptych.data.text import WordInput
@@ -108,7 +108,7 @@ def test_what_pictures_draw_does_not_move_what_words_draw() -> None:
         def __len__(self) -> int:
             return 12
 
-        def __getitem__(self, index: int) -> Item:
+        def __getitem__(self, index: int) -> StoredImage:
             return pictures[index]
 
         def content_key(self, index: int) -> str:
@@ -211,7 +211,7 @@ def test_a_pass_over_a_large_file_stays_small(tmp_path: Path, workers: int) -> N
         header = {"shape": (images * 2, regions, dim), "fortran_order": False, "descr": "<f4"}
         np.lib.format.write_array_header_1_0(file, header)
         file.truncate(file.tell() + images * 2 * regions * dim * 4)
-    store = Rows(ArrayStore(path), np.arange(0, images * 2, 2))
+    store = StoreRows(ArrayStore(path), np.arange(0, images * 2, 2))
     names = [str(i) for i in range(images)]
     data = Captions(store, ["w1 w2"] * images, np.arange(images), names, ["train"] * images)
     made = PairLoader(data, RegionInput(dim), WordInput(WORDS).prepare(data.texts), 32, 0, workers=workers)

@@ -25,7 +25,7 @@ from diptych.evaluation.metrics import (
     retrieval_metrics,
     rsum,
 )
-from diptych.scores import EmbeddingScores, Index, MatrixScores, MeanScores, Selection
+from diptych.scores import EmbeddingScores, Fold, MatrixScores, MeanScores, Where
 
 SMALL_TILE = (16, 16)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -206,7 +206,7 @@ class Watched(MatrixScores):
         super().__init__(matrix)
         self.asked = torch.zeros(self.shape, dtype=torch.int64)
 
-    def tile(self, images: Index, texts: Index) -> Tensor:
+    def tile(self, images: Where, texts: Where) -> Tensor:
         rows, columns = torch.arange(self.shape[0])[images], torch.arange(self.shape[1])[texts]
         self.asked[rows[:, None], columns] += 1
         return super().tile(images, texts)
@@ -329,7 +329,7 @@ def test_an_ensemble_is_the_mean_of_its_members() -> None:
 
 def test_a_selection_renumbers() -> None:
     matrix = torch.randn(6, 9)
-    part = Selection(MatrixScores(matrix), torch.tensor([4, 1]), torch.tensor([8, 0, 3]))
+    part = Fold(MatrixScores(matrix), torch.tensor([4, 1]), torch.tensor([8, 0, 3]))
     assert part.shape == (2, 3)
     assert torch.equal(part.tile(slice(None), slice(1, 3)), matrix[[4, 1]][:, [0, 3]])
 

@@ -16,9 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diptych.errors import SettingsError
 from diptych.objectives import momentum
 from diptych.objectives.combine import Sum
-from diptych.objectives.diversity import Contrast, DiversityContrast
-from diptych.objectives.momentum import CoupledQueue, Enqueue, MomentumContrast, Twin, bare
+from diptych.objectives.contrast import Contrast
+from diptych.objectives.diversity import DiversityContrast
+from diptych.objectives.momentum import Enqueue, MomentumContrast
+from diptych.objectives.queues import CoupledQueue
 from diptych.ops import unit
+from diptych.twin import Twin, bare
 from diptych.types import Batch, Embeddings, Features
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from diptych.reports.page import LARGE, Answer, Query, chart, gallery_page, page
+from diptych.reports.page import LARGE, Answer, QueryCard, chart, gallery_page, page
 
 EVIL = "<script>alert('x')</script> & \"quotes\""
 
@@ -22,7 +22,7 @@ def shown(**changes: object) -> str:
         "metrics": [("rsum", "412.3", "400.1–420.0")],
         "card": {"split": "val", "images": 1000},
         "curves": {"loss": [(1, 3.0), (2, 2.0), (3, 1.0)]},
-        "grids": {"Text → image": [Query("a dog", [Answer("dog.jpg", 0.9, True), Answer("cat.jpg", 0.1, False)])]},
+        "grids": {"Text → image": [QueryCard("a dog", [Answer("dog.jpg", 0.9, True), Answer("cat.jpg", 0.1, False)])]},
         "commands": "diptych search x",
     }  # fmt: skip
     return page(**{**whole, **changes})  # type: ignore[arg-type]
@@ -55,7 +55,8 @@ def test_right_answers_are_marked_and_others_not() -> None:
 def test_whatever_it_is_given_is_escaped(where: str) -> None:
     given = {
         "title": EVIL, "introduction": EVIL, "commands": EVIL, "metrics": [(EVIL, EVIL, EVIL)], "card": {EVIL: EVIL},
-        "curves": {EVIL: [(0, 1.0), (1, 2.0)], EVIL + "2": []}, "grids": {EVIL: [Query(EVIL, [Answer(EVIL, 0, True)])]},
+        "curves": {EVIL: [(0, 1.0), (1, 2.0)], EVIL + "2": []},
+        "grids": {EVIL: [QueryCard(EVIL, [Answer(EVIL, 0, True)])]},
     }[where]  # fmt: skip
     content = shown(**{where: given})
     assert "<script" not in content
@@ -66,7 +67,7 @@ def test_whatever_it_is_given_is_escaped(where: str) -> None:
 
 def test_pictures_are_small_and_inside() -> None:
     large = Image.new("RGBA", (400, 200), (255, 0, 0, 128))
-    content = gallery_page("dogs", Query("a dog", [Answer("dog", 0.5, False, large)], large))
+    content = gallery_page("dogs", QueryCard("a dog", [Answer("dog", 0.5, False, large)], large))
     found = re.findall(
         r"<img alt='' width='(\d+)' height='(\d+)' src='data:image/webp;base64,([^']+)'", content
     )
@@ -79,8 +80,8 @@ def test_pictures_are_small_and_inside() -> None:
 
 def test_answers_begin_at_the_margin_where_there_is_no_picture_above_them() -> None:
     answers = [Answer("dog", 0.5, False)]
-    assert "</h1><div class='row gallery'><figure" in gallery_page("dogs", Query("", answers))
-    assert "</h1><p>Nothing matches.</p><div" in gallery_page("dogs", Query("Nothing matches.", []))
+    assert "</h1><div class='row gallery'><figure" in gallery_page("dogs", QueryCard("", answers))
+    assert "</h1><p>Nothing matches.</p><div" in gallery_page("dogs", QueryCard("Nothing matches.", []))
 
 
 def points(svg: str) -> list[tuple[float, float]]:

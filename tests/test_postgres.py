@@ -21,11 +21,11 @@ from servers import Server, postgres
 
 from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError, Unavailable
-from diptych.index import database
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
 from diptych.index.opening import shown
-from diptych.index.postgres import PostgresIndex
+from diptych.index.postgres import database
+from diptych.index.postgres.index import PostgresIndex
 from diptych.index.protocol import Item
 
 DIM = 24

@@ -20,11 +20,11 @@ from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.retrieval import evaluate, evaluate_ensemble, evaluate_scores
 from diptych.evaluation.metrics import retrieval_metrics
 from diptych.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
-from diptych.scores import EmbeddingScores
+from diptych.evaluation.retrieval import evaluate, evaluate_ensemble, evaluate_scores
 from diptych.retriever import Retriever, Tower
+from diptych.scores import EmbeddingScores
 
 
 class Numbers:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from written import add_member, encoded, picture, save_part, save_pictures
 
-from diptych.data.captions import Captions, Rows
+from diptych.data.captions import Captions, StoreRows
 from diptych.data.files import content_hash
 from diptych.data.formats import FORMATS, open_captions, recognise
 from diptych.data.manifest import sniff
@@ -155,7 +155,7 @@ def test_both_layouts_give_each_image_once(tmp_path: Path, fold: int, shape: tup
     assert val.texts[5] == "dev text 0 of 1"
     expected = np.load(tmp_path / "dev_ims.npy")[fold]
     assert np.array_equal(val.images[1], expected)
-    assert isinstance(val.images, Rows)
+    assert isinstance(val.images, StoreRows)
     assert type(val.images.store).__name__ == "ArrayStore"  # blocks are read from the file, not row by row
     assert captions.fingerprint() == open_captions(tmp_path).fingerprint()
 

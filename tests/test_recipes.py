@@ -16,8 +16,8 @@ from diptych.data.formats import open_captions
 from diptych.data.loading import PairLoader
 from diptych.errors import SettingsError
 from diptych.recipes import RECIPES
-from diptych.runs.train import seed_everything, training_splits
 from diptych.retriever import Retriever
+from diptych.runs.train import seed_everything, training_splits
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, trainable
 

@@ -11,8 +11,8 @@ import pytest
 
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
-from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.report import Card, Report, compare
+from diptych.evaluation.retrieval import evaluate_scores
 
 PAIRING = np.repeat(np.arange(60), 5)
 

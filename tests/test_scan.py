@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from diptych.index import scan
+from diptych.index.embedded import scan
+from diptych.index.embedded.segments import ROW_BITS, Layout
+from diptych.index.embedded.state import RowNumbers, Segment, Selection
 from diptych.index.protocol import PRECISIONS, Precision, Vectors
-from diptych.index.segments import ROW_BITS, Layout
-from diptych.index.state import Rows, Segment, Selection
 
 NONE = np.zeros(0, np.int64)
 
@@ -46,7 +46,7 @@ class Asked:
     selection: Selection | None
 
     @property
-    def slots(self) -> Rows:
+    def slots(self) -> RowNumbers:
         """Every row that may be an answer."""
         chosen = [
             s.live_rows if self.selection is None else self.selection.get(s.number, NONE)
@@ -55,7 +55,7 @@ class Asked:
         numbered = zip(self.segments, chosen, strict=True)
         return np.concatenate([NONE, *(rows + (s.number << ROW_BITS) for s, rows in numbered)])
 
-    def ranked(self, slots: Rows, query: Vectors) -> list[tuple[float, int]]:
+    def ranked(self, slots: RowNumbers, query: Vectors) -> list[tuple[float, int]]:
         """The k best of some rows, each scored alone; of equal scores, the earlier."""
         rows = scan.fetch(self.segments, self.layout, slots)
         scores = [float(scan.rescore(row[None], query)[0]) for row in rows]

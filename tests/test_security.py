@@ -24,7 +24,7 @@ from PIL import Image
 from written import icon, one_bit_png
 
 from diptych.errors import QueryError, SettingsError
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 from diptych.web import uploads as pictures
 from diptych.web.app import create_app

@@ -24,7 +24,7 @@ from servers import Server, postgres, served
 from small import precomputed
 
 from diptych.index.opening import create_index, open_index
-from diptych.index.postgres import PostgresIndex
+from diptych.index.postgres.index import PostgresIndex
 from diptych.retriever import Retriever
 from diptych.web.app import create_app
 

@@ -19,9 +19,8 @@ from diptych.cli import main
 from diptych.data.captions import Captions
 from diptych.data.files import FileImages
 from diptych.errors import DataError, MissingExtra, SettingsError
-from diptych.reports.grids import Compared, chosen_queries
 from diptych.evaluation.metrics import DIRECTIONS
-from diptych.reports.page import comparison_page
+from diptych.recipes import RECIPES
 from diptych.reports.charts import (
     DPI,
     IMAGES,
@@ -34,11 +33,12 @@ from diptych.reports.charts import (
     picture_of_spaces,
     pooled_elements,
 )
-from diptych.scores import MatrixScores
-from diptych.recipes import RECIPES
-from diptych.runs.train import run_recipe
-from diptych.runs.show import model_at_start, show_pooling, show_space
+from diptych.reports.grids import Compared, chosen_queries
+from diptych.reports.page import comparison_page
 from diptych.retriever import Retriever
+from diptych.runs.show import model_at_start, show_pooling, show_space
+from diptych.runs.train import run_recipe
+from diptych.scores import MatrixScores
 from diptych.types import Features
 
 SMALL: dict[str, Any] = {

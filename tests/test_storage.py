@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
-from diptych.storage import recover_folder, replace_folder, storing, write_text
 from diptych.errors import StorageError
+from diptych.storage import recover_folder, replace_folder, storing, write_text
 
 
 def fill(folder: Path, text: str) -> None:

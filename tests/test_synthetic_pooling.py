@@ -11,7 +11,7 @@ import torch
 
 from diptych.aggregators import GPO, CosSinMLP, Interpolation
 from diptych.errors import SettingsError
-from diptych.recipes import synthetic_pooling as experiment
+from diptych.runs import synthetic_pooling as experiment
 from diptych.runs.synthetic_pooling import DESIGNS, PATTERNS, PROPOSED, PUBLISHED, Errors, Results, Run
 
 

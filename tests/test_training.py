@@ -27,15 +27,15 @@ from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid
 from diptych.errors import CheckpointError, DataError, SettingsError, TrainingError
-from diptych.objectives.momentum import Twin
 from diptych.recipes import RECIPES
-from diptych.runs.train import resumed_settings, run_recipe
 from diptych.retriever import Retriever, Tower
+from diptych.runs.train import resumed_settings, run_recipe
+from diptych.settings import TrainingSettings, from_json
 from diptych.training import health, loop
 from diptych.training.log import read_log
 from diptych.training.optim import Schedule
-from diptych.settings import TrainingSettings, from_json
 from diptych.training.step import Step
+from diptych.twin import Twin
 from diptych.types import Batch, Features
 
 SMALL = {

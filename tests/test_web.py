@@ -26,17 +26,17 @@ from fastapi.testclient import TestClient
 from servers import postgres
 
 from diptych.errors import IndexFault, SettingsError, Unavailable
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.opening import open_index
-from diptych.index.postgres import PostgresIndex
+from diptych.index.postgres.index import PostgresIndex
 from diptych.index.protocol import Index, Item
 from diptych.index.search import Searcher
 from diptych.web import service
 from diptych.web.app import create_app
 from diptych.web.batching import Batcher, Traffic
 from diptych.web.limits import Limits
-from diptych.web.uploads import Pictures
 from diptych.web.serve import serve
+from diptych.web.uploads import Pictures
 
 TOKEN = "correct-horse"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}

@@ -71,8 +71,7 @@ def print_pairs(index: Index, pairs: Sequence[Pair]) -> None:
 
 def gallery(index: Index, title: str, query: Query, hits: Hits, *, everything: bool) -> str:
     """The answers as one HTML file with their thumbnails inside."""
-    from diptych.reports.page import Answer, gallery_page
-    from diptych.reports.page import Query as Asked
+    from diptych.reports.page import Answer, QueryCard, gallery_page
 
     answers = [
         Answer(_text(hit.item) or hit.item.id, hit.score, False, _picture(index, hit.item))
@@ -80,7 +79,7 @@ def gallery(index: Index, title: str, query: Query, hits: Hits, *, everything: b
     ]
     pictures = (_asked_picture(index, term.value) for term in query.terms if term.kind in ("image", "item"))
     note = "" if answers else "Nothing in the collection matches."
-    return gallery_page(title, Asked(note, answers, next(pictures, None)))
+    return gallery_page(title, QueryCard(note, answers, next(pictures, None)))
 
 
 def chosen(hits: Hits, everything: bool) -> Sequence[Hit]:

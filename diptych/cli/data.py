@@ -49,12 +49,12 @@ def formats() -> None:
 )
 def extract(path: str, output_dir: Path, backbone: str, image_size: int, batch_size: int | None) -> None:
     """Turn images into grid features (precomputed layout). Run again to go on after an interruption."""
+    from diptych import named
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
     from diptych.encoders.extract import extract as run
-    from diptych.recipes import towers
 
-    network = towers.backbone(backbone, image_size)
+    network = named.backbone(backbone, image_size)
     report = run(
         open_captions(path), network, PixelInput(**network.pixel_format), output_dir, batch_size=batch_size
     )

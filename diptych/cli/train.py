@@ -148,6 +148,6 @@ def reproduce() -> None:
 @click.option("--output", type=click.Path(path_type=Path), help="also save the numbers as JSON")
 def reproduce_vse_infinity(table: str, seeds: int, output: Path | None) -> None:
     """How well each design of GPO learns known poolings (VSE∞)."""
-    from diptych.recipes import synthetic_pooling
+    from diptych.runs import synthetic_pooling
 
     click.echo(synthetic_pooling.reproduce(seeds=seeds, output=output))

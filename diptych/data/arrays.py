@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diptych.data.captions import ImageStore, Item, Joined, Rows
+from diptych.data.captions import ImageStore, Joined, StoredImage, StoreRows
 from diptych.errors import DataError
 
 KEY_BYTES = 16_384  # of a row that enter its content key
@@ -26,7 +26,7 @@ class ArrayStore:
     A file is read with ``pread``, not mapped: pages of a map count as resident memory until the kernel wants
     them back, and a file cut short under a map kills the process. Reading is safe from several threads, and a
     copy sent to another process opens the file anew. Rows that lie five times on disk (one per text) are
-    selected with ``captions.Rows(store, every_fifth)``.
+    selected with ``captions.StoreRows(store, every_fifth)``.
     """
 
     def __init__(self, source: str | Path | NDArray[Any]) -> None:
@@ -106,9 +106,9 @@ class ArrayStore:
         return {**self.__dict__, "_file": None}  # a file number means nothing in another process
 
 
-def read_items(store: ImageStore, indices: NDArray[np.int64]) -> Sequence[Item] | NDArray[Any]:
+def read_items(store: ImageStore, indices: NDArray[np.int64]) -> Sequence[StoredImage] | NDArray[Any]:
     """Items of a store in order, each picture read once; one block (B, ...) out of an ``ArrayStore``."""
-    if isinstance(store, Rows):
+    if isinstance(store, StoreRows):
         return read_items(store.store, store.rows[indices])
     if isinstance(store, ArrayStore):
         return store.rows(indices)  # a row met twice costs less than reordering the block

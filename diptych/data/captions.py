@@ -15,7 +15,7 @@ from PIL import Image
 from diptych.data.order import TextOrder
 from diptych.errors import DataError
 
-Item = Image.Image | NDArray[Any]
+StoredImage = Image.Image | NDArray[Any]
 """One image as a store gives it: a picture, or the features of one (R, D)."""
 
 
@@ -24,7 +24,7 @@ class ImageStore(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Item: ...
+    def __getitem__(self, index: int) -> StoredImage: ...
 
     def content_key(self, index: int) -> str:
         """A string that changes when the bytes of this image change (a hash, or path + size + time)."""
@@ -93,7 +93,7 @@ class Captions:
         new_text = np.full(len(self.texts), -1, dtype=np.int64)
         new_text[keep] = np.arange(len(keep))
         return Captions(
-            images=Rows(self.images, chosen),
+            images=StoreRows(self.images, chosen),
             texts=[self.texts[i] for i in keep.tolist()],
             image_of=new_row[self.image_of[keep]],
             image_ids=[self.image_ids[i] for i in taken],
@@ -126,7 +126,7 @@ class Captions:
         return zip(self.image_of.tolist(), self.texts, strict=True)
 
 
-class Rows:
+class StoreRows:
     """Some rows of another store, in a given order.
 
     Nested selections are flattened, and one that lies within a single part of a ``Joined`` store refers to
@@ -138,7 +138,7 @@ class Rows:
         self.rows: NDArray[np.int64]
         if isinstance(store, Joined) and (part := store.part_of(rows)) is not None:
             store, rows = part
-        if isinstance(store, Rows):
+        if isinstance(store, StoreRows):
             self.store, self.rows = store.store, store.rows[rows]
         else:
             self.store, self.rows = store, rows
@@ -146,7 +146,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         return self.store[int(self.rows[index])]
 
     def content_key(self, index: int) -> str:
@@ -164,7 +164,7 @@ class Joined:
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         store, row = self._place(index)
         return store[row]
 

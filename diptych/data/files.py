@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from diptych.data.captions import Item
+from diptych.data.captions import StoredImage
 from diptych.data.images import open_image
 from diptych.data.problems import Problems
 
@@ -147,7 +147,7 @@ class FileImages:
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         return open_image(self.path(index))
 
     def path(self, index: int) -> Path:

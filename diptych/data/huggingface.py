@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import Captions, Item
+from diptych.data.captions import Captions, StoredImage
 from diptych.data.draft import Draft, Empty
 from diptych.data.images import open_image
 from diptych.data.problems import Problems
@@ -37,7 +37,7 @@ class TableImages:
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         data, path = self._value(index)
         return open_image(path) if data is None else open_image(data, name=path)
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from diptych.data.captions import Item
+from diptych.data.captions import StoredImage
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.parts import part
 from diptych.types import Features, Inputs
@@ -31,7 +31,7 @@ FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BI
 ImageLike = str | Path | Image.Image | np.ndarray
 """What a user may give as one image: a path, a picture, or an array (uint8 = a picture, float = features)."""
 
-Items = Sequence[Item] | NDArray[Any]
+Items = Sequence[StoredImage] | NDArray[Any]
 """The images of a batch: a list of items, or one block of equal-sized features (B, R, D) or (B, D)."""
 
 Window = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
@@ -106,7 +106,7 @@ def to_rgb(image: Image.Image, label: str = "an image") -> Image.Image:
         raise _damaged(label, error) from error
 
 
-def as_item(image: ImageLike) -> Item:
+def as_item(image: ImageLike) -> StoredImage:
     """One image as a store gives it: paths are opened, uint8 arrays made pictures, float arrays kept."""
     if isinstance(image, str | Path):
         return open_image(image)
@@ -271,7 +271,7 @@ def stack_features(items: Items) -> Features:
     return Features(torch.from_numpy(values), torch.from_numpy(mask))
 
 
-def _set_of_rows(item: Item) -> NDArray[Any]:
+def _set_of_rows(item: StoredImage) -> NDArray[Any]:
     if isinstance(item, Image.Image):
         raise DataError("a batch mixes pictures and cached features: give all of one kind.")
     array = item[None] if item.ndim == 1 else item

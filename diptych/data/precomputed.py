@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions, ImageStore, Joined, Rows
+from diptych.data.captions import Captions, ImageStore, Joined, StoreRows
 from diptych.data.draft import Draft, Empty
 from diptych.data.duplicates import groups
 from diptych.data.files import read_json, read_lines
@@ -147,7 +147,7 @@ class Part:
         for number, (image, line) in enumerate(zip(pairs.tolist(), lines, strict=False), 1):
             if line is not None and image < len(rows):
                 draft.text(rows[image], line, f"{caps}:{number}")
-        return [] if store is None else [Rows(store, np.arange(count))]
+        return [] if store is None else [StoreRows(store, np.arange(count))]
 
     @property
     def _pairs_file(self) -> Path:
@@ -169,7 +169,7 @@ class Part:
                 return None
         return np.asarray([int(line or 0) for line in lines], dtype=np.int64)
 
-    def _array(self, texts: int, published: bool, problems: Problems) -> Rows | None:
+    def _array(self, texts: int, published: bool, problems: Problems) -> StoreRows | None:
         """One row per image of the split's array, whichever of the published layouts it has."""
         path, k = self.root / f"{self.file}_ims.npy", self.texts_per_image
         if not path.exists():
@@ -186,7 +186,7 @@ class Part:
             problems.error("array", path, f"an array {store.shape} of {store.dtype}", SHAPE)
             return None
         if not published or len(store) * k == texts:
-            return Rows(store, np.arange(len(store)))
+            return StoreRows(store, np.arange(len(store)))
         if len(store) != texts or texts % k:
             expected = (
                 f"{k} texts per image need one row per image (texts = {k} × rows) or every image {k} times "
@@ -208,7 +208,7 @@ class Part:
                 )
                 problems.error("counts", path, message, expected)
                 return None
-        return Rows(store, np.arange(0, texts, k))
+        return StoreRows(store, np.arange(0, texts, k))
 
     def _one_per_image(self, ids: list[str] | None, count: int, problems: Problems) -> list[str] | None:
         k, path = self.texts_per_image, self.root / f"{self.file}_ids.txt"

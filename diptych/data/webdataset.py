@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import Captions, Item
+from diptych.data.captions import Captions, StoredImage
 from diptych.data.draft import Draft, Empty
 from diptych.data.files import content_hash
 from diptych.data.images import open_image
@@ -78,7 +78,7 @@ class TarImages:
     def __len__(self) -> int:
         return len(self.members)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         member = self.members[index]
         return open_image(member.bytes(), name=str(member))
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.data.captions import ImageStore, Item
+from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.images import ImageInput, as_item
 from diptych.encoders.backbone import Backbone
 from diptych.errors import DataError, ImageError
@@ -78,7 +78,7 @@ def compute_cells(
         yield chunk
 
 
-def _ahead(store: ImageStore, batches: Sequence[range], skip: bool) -> Iterator[dict[int, Item | str]]:
+def _ahead(store: ImageStore, batches: Sequence[range], skip: bool) -> Iterator[dict[int, StoredImage | str]]:
     """The items of each batch by row, the next batch being opened in a thread; a reason where one failed."""
     with ThreadPoolExecutor(1) as executor:
         waiting = [executor.submit(_open, store, batch, skip) for batch in batches[:1]]
@@ -89,8 +89,8 @@ def _ahead(store: ImageStore, batches: Sequence[range], skip: bool) -> Iterator[
             yield waiting.pop(0).result()
 
 
-def _open(store: ImageStore, rows: range, skip: bool) -> dict[int, Item | str]:
-    opened: dict[int, Item | str] = {}
+def _open(store: ImageStore, rows: range, skip: bool) -> dict[int, StoredImage | str]:
+    opened: dict[int, StoredImage | str] = {}
     for row in rows:
         try:
             opened[row] = as_item(store[row])

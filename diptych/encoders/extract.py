@@ -24,13 +24,13 @@ import numpy as np
 
 from diptych.data.captions import Captions
 from diptych.data.images import ImageInput
-from diptych.storage import write_text
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import content_name
 from diptych.encoders.cells import compute_cells
 from diptych.encoders.feature_file import FeatureFile
 from diptych.errors import DataError
 from diptych.parts import describe
+from diptych.storage import write_text
 
 TEXTS_PER_IMAGE = 5  # of the published layout
 FILE_NAMES = {"val": "dev"}  # of splits, where they differ

@@ -22,8 +22,8 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from diptych.storage import storing
 from diptych.errors import DataError
+from diptych.storage import storing
 
 FORMAT = 1
 HEADER = 256  # bytes kept for the npy header, whose length must not depend on the number of rows

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.errors import DataError, SettingsError
-from diptych.scores import EmbeddingScores, Index, Scores, as_scores, checked_tile
+from diptych.scores import EmbeddingScores, Scores, Where, as_scores, checked_tile
 
 Ties = Literal["index", "strict", "expected", "pessimistic"]
 TIES: tuple[str, ...] = get_args(Ties)
@@ -246,7 +246,7 @@ class _Tiles:
         (images, texts), (height, width) = self.scores.shape, self.size
         top, left = min(i * height, images - height), min(j * width, texts - width)
         rows, columns = slice(top, top + height), slice(left, left + width)
-        asked: Index = columns if self.order is None else self.order[columns]
+        asked: Where = columns if self.order is None else self.order[columns]
         return checked_tile(self.scores, rows, asked)[i * height - top :, j * width - left :]
 
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from diptych.storage import write_text
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.metrics import DIRECTIONS, KS
+from diptych.storage import write_text
 
 FORMAT = 1  # of the JSON file; raised when an old file can no longer be read
 TIED_SHARE = 0.01  # of the queries; above it the scores hardly rank anything and the report says so

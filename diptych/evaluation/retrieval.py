@@ -31,7 +31,7 @@ from diptych.evaluation.metrics import (
     summary,
 )
 from diptych.evaluation.report import Card, Report
-from diptych.scores import EmbeddingScores, Index, MeanScores, Scores, Selection, as_scores
+from diptych.scores import EmbeddingScores, Fold, MeanScores, Scores, Where, as_scores
 
 
 class DualEncoder(Protocol):
@@ -250,7 +250,7 @@ class _Timed:
         self.scores, self.pairs, self.seconds = scores, 0, 0.0
         self.kind, self.shape, self.device = scores.kind, scores.shape, scores.device
 
-    def tile(self, images: Index, texts: Index) -> Tensor:
+    def tile(self, images: Where, texts: Where) -> Tensor:
         """The tile, timed to its end."""
         start = time.perf_counter()
         part = self.scores.tile(images, texts)
@@ -299,7 +299,7 @@ def _measure(
     tied = dict.fromkeys(DIRECTIONS, 0)
     for number, (images, texts) in enumerate(rules.protocol.split(source.image_of, source.images)):
         whole = rules.protocol.folds == 1
-        part = scores if whole else Selection(scores, torch.from_numpy(images), torch.from_numpy(texts))
+        part = scores if whole else Fold(scores, torch.from_numpy(images), torch.from_numpy(texts))
         image_of = source.image_of[texts] - images[0]
         ranks = count_ranks(part, image_of)
         metrics, queries = summary(ranks, rules.ties), _queries(ranks, image_of, rules.ties)

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from diptych.data.captions import Captions, Rows
-from diptych.data.captions import Item as Picture
+from diptych.data.captions import Captions, StoredImage, StoreRows
 from diptych.data.formats import open_captions
 from diptych.data.problems import Problems
 from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
@@ -127,7 +126,7 @@ class _Work:
     """An image and those of its ``count`` texts that are to be written; a vector is None until it is encoded."""
 
     item: Item
-    picture: Picture | None
+    picture: StoredImage | None
     vector: Vectors | None
     texts: list[Item]
     count: int
@@ -291,7 +290,7 @@ class _Sync:
             collection=self.collection.number,
         )
 
-    def thumbnail(self, id: str, row: int, picture: Picture | None) -> bytes | None:
+    def thumbnail(self, id: str, row: int, picture: StoredImage | None) -> bytes | None:
         """A stored thumbnail for an image that has no file of its own to make one from later."""
         if self.files.relative(row):
             return None
@@ -318,8 +317,8 @@ class _Files:
 
     def __init__(self, captions: Captions) -> None:
         store: Any = captions.images
-        self.rows = store.rows if isinstance(store, Rows) else None
-        self.store: Any = store.store if isinstance(store, Rows) else store
+        self.rows = store.rows if isinstance(store, StoreRows) else None
+        self.store: Any = store.store if isinstance(store, StoreRows) else store
         self.captions = captions
         root = getattr(self.store, "root", None)
         self.root = str(Path(root).resolve()) if root is not None and hasattr(self.store, "path") else ""

@@ -1,20 +1,15 @@
-"""The metadata of items in the catalog: values that can be stored, and the columns that there are."""
+"""Items as every engine stores them: what their metadata may hold, and their fields as plain values."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from diptych.errors import DataError
-from diptych.index.filters import kind_of
 from diptych.index.protocol import Item
 
-_KINDS = {  # of metadata, by SQLite's names of JSON types
-    "integer": "number", "real": "number", "text": "text", "true": "boolean", "false": "boolean",
-    "array": "list", "null": "null",
-}  # fmt: skip
+EXACT_INTEGER = 2**53  # beyond it float64 skips integers: such numbers are compared as integers
 
 
 def plain(id: str, name: object, value: Any) -> Any:
@@ -45,31 +40,19 @@ def held_kinds(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
     return found
 
 
-def record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
-    """Add the columns of new items to those that are known."""
-    values = ((str(name), value) for item in items for name, value in item.metadata.items())
-    bare = ((name, value.tolist() if hasattr(value, "tolist") else value) for name, value in values)
-    known = {name: set(json.loads(kinds)) for name, kinds in db.execute("SELECT name, kinds FROM columns")}
-    for name, kinds in held_kinds((name, kind_of(value)) for name, value in bare).items():
-        kinds = kinds | known.get(name, set())
-        if name not in known or kinds != known[name]:
-            db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
-
-
-def recount_columns(db: sqlite3.Connection) -> None:
-    """Record the columns that items have now, and forget those of items that are gone."""
-    found = db.execute("SELECT DISTINCT key, type FROM items, json_each(metadata)")
-    kinds = held_kinds((name, _KINDS[kind]) for name, kind in found)
-    db.execute("DELETE FROM columns")
-    rows = ((name, json.dumps(sorted(held))) for name, held in kinds.items())
-    db.executemany("INSERT INTO columns VALUES (?, ?)", rows)
-
-
-def common_values(db: sqlite3.Connection, column: str, limit: int) -> list[tuple[str | bool, int]]:
-    """The most frequent texts and booleans of a metadata column; equally frequent ones in order."""
-    query = (
-        "SELECT type, value, count(*) FROM items, json_each(metadata) WHERE key = ? "
-        "AND type IN ('text', 'true', 'false') GROUP BY type, value ORDER BY count(*) DESC, value LIMIT ?"
-    )
-    rows = db.execute(query, (column, limit)).fetchall()
-    return [(value if kind == "text" else bool(value), count) for kind, value, count in rows]
+def record(item: Item) -> tuple[Any, ...]:
+    """The stored columns of an item after its slot; raises when they cannot be stored."""
+    if "\x00" in item.id:
+        raise DataError(f"the id {item.id!r} holds a NUL, which no name may: remove it.")
+    metadata = {}
+    for name, value in item.metadata.items():
+        metadata[str(name)] = plain(item.id, name, value)
+    data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
+    texts = (item.id, item.kind, item.path, item.text, item.image_id, data, item.content)
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"item {item.id!r} holds {error.object[error.start]!r}, which is no character: remove it."
+        ) from error
+    return (*texts, item.collection)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from diptych.errors import SettingsError
-from diptych.index.embedded import EmbeddedIndex
+from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Index, Precision
 
 
@@ -18,7 +18,7 @@ def open_index(
     ``model`` is what the model with that fingerprint is called in the refusal.
     """
     if (url := _database_url(place)) is not None:
-        from diptych.index.postgres import PostgresIndex
+        from diptych.index.postgres.index import PostgresIndex
 
         return PostgresIndex.open(url, writable=writable, fingerprint=fingerprint, model=model)
     return EmbeddedIndex.open(_local(place), writable=writable, fingerprint=fingerprint, model=model)
@@ -34,7 +34,7 @@ def create_index(
 ) -> Index:
     """A new, empty index, open for writing."""
     if (url := _database_url(place)) is not None:
-        from diptych.index.postgres import PostgresIndex
+        from diptych.index.postgres.index import PostgresIndex
 
         return PostgresIndex.create(url, dimension, model=model, fingerprint=fingerprint, precision=precision)
     return EmbeddedIndex.create(
@@ -45,7 +45,7 @@ def create_index(
 def index_exists(place: str | Path) -> bool:
     """Whether there is an index to open."""
     if (url := _database_url(place)) is not None:
-        from diptych.index.postgres import PostgresIndex
+        from diptych.index.postgres.index import PostgresIndex
 
         return PostgresIndex.exists(url)
     return (_local(place) / "index.db").is_file()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.index.scan import fetch
-from diptych.index.segments import ROW_BITS, Layout
-from diptych.index.state import Segment
+from diptych.index.protocol import Vectors
 from diptych.progress import track
 
 BLOCK = 4096  # rows a side: 64 MB of scores
@@ -18,21 +16,25 @@ Pairs = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]  # scor
 
 
 def best_pairs(
-    segments: Sequence[Segment], layout: Layout, threshold: float | None, limit: int, show_progress: bool
+    slots: NDArray[np.int64],
+    fetch: Callable[[NDArray[np.int64]], Vectors],
+    threshold: float | None,
+    limit: int,
+    show_progress: bool,
 ) -> Pairs:
-    """The ``limit`` best pairs of live rows that score at least ``threshold``, best first."""
+    """The ``limit`` best pairs of items that score at least ``threshold``, best first.
+
+    ``slots`` number the items, and ``fetch`` gives the vectors of some of them.
+    """
     import torch
 
-    slots = np.concatenate(
-        [s.live_rows + (s.number << ROW_BITS) for s in segments] or [np.zeros(0, np.int64)]
-    )
     floor = -np.inf if threshold is None else threshold
     best: Pairs = (np.zeros(0, np.float32), slots[:0], slots[:0])
     blocks = [slots[start : start + BLOCK] for start in range(0, len(slots), BLOCK)]
     for number, left in enumerate(track(blocks, "near-duplicates", len(blocks), show_progress)):
-        a = torch.from_numpy(fetch(segments, layout, left))
+        a = torch.from_numpy(fetch(left))
         for other, right in enumerate(blocks[number:], number):
-            scores = a @ torch.from_numpy(fetch(segments, layout, right)).T
+            scores = a @ torch.from_numpy(fetch(right)).T
             if other == number:
                 scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf)
             flat = scores.flatten()

@@ -11,14 +11,14 @@ import numpy as np
 
 from diptych.data.images import ImageLike, as_item, open_image
 from diptych.errors import IndexFault, QueryError
-from diptych.index.bm25 import Tokenizer
 from diptych.index.cutoff import CHANCE, Background, background
 from diptych.index.engine import check_k, other_model
+from diptych.index.exact import rescore
 from diptych.index.filters import Filter
+from diptych.index.lexical import fuse
+from diptych.index.postgres.bm25 import Tokenizer
 from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
 from diptych.index.query import parse_query
-from diptych.index.scan import rescore
-from diptych.index.words import fuse
 
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
 MAX_DOWNLOAD = 20_000_000  # bytes of an image fetched from an address

@@ -20,7 +20,7 @@ from diptych import ops
 from diptych.errors import SettingsError
 from diptych.progress import track
 
-Rows = Tensor | NDArray[Any]
+Matrix = Tensor | NDArray[Any]
 """(N, D) vectors of any float type: a tensor, an array, or a memory map."""
 
 ROWS = 4096  # rows and
@@ -28,7 +28,7 @@ COLUMNS = 4096  # centroids compared at a time: 64 MB of scores
 
 
 def assign(
-    rows: Rows, centroids: Tensor, *, chosen: NDArray[np.int64] | None = None, show_progress: bool = False
+    rows: Matrix, centroids: Tensor, *, chosen: NDArray[np.int64] | None = None, show_progress: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The nearest centroid of each row by dot product, and that product: two (N,) tensors on the CPU.
 
@@ -57,7 +57,7 @@ def nearest(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kmeans(
-    rows: Rows,
+    rows: Matrix,
     clusters: int,
     *,
     chosen: NDArray[np.int64] | None = None,
@@ -120,7 +120,7 @@ def _replacements(
         yield empty, int(order[rng.integers(ends[large] - sizes[large], ends[large])])
 
 
-def _block(rows: Rows, chosen: NDArray[np.int64] | None, start: int, device: torch.device) -> Tensor:
+def _block(rows: Matrix, chosen: NDArray[np.int64] | None, start: int, device: torch.device) -> Tensor:
     if chosen is not None:
         return _rows(rows, chosen[start : start + ROWS], device)
     part = rows[start : start + ROWS]
@@ -128,7 +128,7 @@ def _block(rows: Rows, chosen: NDArray[np.int64] | None, start: int, device: tor
     return part.to(device=device, dtype=torch.float32)
 
 
-def _rows(rows: Rows, where: NDArray[np.int64], device: torch.device) -> Tensor:
+def _rows(rows: Matrix, where: NDArray[np.int64], device: torch.device) -> Tensor:
     picked = (
         rows[torch.from_numpy(where).to(rows.device)]
         if isinstance(rows, Tensor)

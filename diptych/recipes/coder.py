@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from diptych import named
 from diptych.aggregators import GPO
 from diptych.branches.concept import ConceptBranch
 from diptych.branches.graph import Norm
@@ -19,16 +20,18 @@ from diptych.data.concepts import count_concepts, find_concepts, read_cvse
 from diptych.data.glove import word_vectors
 from diptych.errors import SettingsError
 from diptych.objectives.combine import Sum
-from diptych.objectives.diversity import Contrast, Diversity, DiversityContrast, Positive
-from diptych.objectives.momentum import CoupledQueue, Enqueue, KeyPrecision, MomentumContrast, Twin
+from diptych.objectives.contrast import Contrast, Diversity, Positive
+from diptych.objectives.diversity import DiversityContrast
+from diptych.objectives.momentum import Enqueue, MomentumContrast
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
+from diptych.objectives.queues import CoupledQueue
 from diptych.recipes import vse_infinity
-from diptych import named as towers
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.retriever import Retriever
-from diptych.training.method import Method
 from diptych.settings import setting
+from diptych.training.method import Method
+from diptych.twin import KeyPrecision, Twin
 
 SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # of nouns, adjectives, verbs
 
@@ -89,7 +92,7 @@ class Settings(vse_infinity.Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.learning_rate == 0:
-            object.__setattr__(self, "learning_rate", 5e-4 if self.text_encoder in towers.GRUS else 2e-4)
+            object.__setattr__(self, "learning_rate", 5e-4 if self.text_encoder in named.GRUS else 2e-4)
 
 
 @dataclass(frozen=True)

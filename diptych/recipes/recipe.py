@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diptych.data.captions import Captions
-from diptych.training.method import Method
 from diptych.settings import TrainingSettings
+from diptych.training.method import Method
 
 
 @dataclass(frozen=True)

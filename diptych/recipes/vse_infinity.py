@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from diptych import named
 from diptych.data.captions import Captions
 from diptych.objectives.combine import SwitchAt
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
-from diptych import named as towers
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.retriever import Retriever
-from diptych.training.method import Method
 from diptych.settings import TrainingSettings, setting
+from diptych.training.method import Method
 
 Pool = Literal["gpo", "mean", "max", "kmax", "first", "gem"]
 
@@ -27,8 +27,8 @@ Pool = Literal["gpo", "mean", "max", "kmax", "first", "gem"]
 class Settings(TrainingSettings):
     """VSE∞ in the paper's numbers: AdamW 5e-4, 25 epochs, ×0.1 for the last 10, batch 128, margin 0.2, 1024-d."""
 
-    image_encoder: str = setting("auto", towers.IMAGE_HELP)
-    text_encoder: str = setting("bigru", towers.TEXT_HELP)
+    image_encoder: str = setting("auto", named.IMAGE_HELP)
+    text_encoder: str = setting("bigru", named.TEXT_HELP)
     dim: int = setting(1024, "joint dimension (the paper's d_3)", low=1)
     image_pool: Pool = setting("gpo", "visual aggregator")
     text_pool: Pool = setting("gpo", "textual aggregator")
@@ -74,19 +74,19 @@ def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
     visual = settings.drop if settings.size_augmentation in ("both", "visual") else 0.0
     textual = settings.drop if settings.size_augmentation == "both" else 0.0
-    image, image_input = towers.image_side(settings, captions, drop=visual)
-    text, text_input = towers.text_side(settings, captions, drop=textual)
+    image, image_input = named.image_side(settings, captions, drop=visual)
+    text, text_input = named.text_side(settings, captions, drop=textual)
     retriever = Retriever(
-        towers.pooled(image, settings.image_pool, settings),
-        towers.pooled(text, settings.text_pool, settings),
+        named.pooled(image, settings.image_pool, settings),
+        named.pooled(text, settings.text_pool, settings),
         image_input,
         text_input,
     )
     return Method(
         retriever,
         objective(settings),
-        multipliers=towers.multipliers(retriever, settings),
-        train_from=towers.train_from(retriever, settings),
+        multipliers=named.multipliers(retriever, settings),
+        train_from=named.train_from(retriever, settings),
     )
 
 

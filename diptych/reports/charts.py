@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from diptych.aggregators import GPO, Generator
-from diptych.storage import write_bytes
 from diptych.errors import DataError, MissingExtra, SettingsError
-from diptych.reports.page import COLOURS
-from diptych.scores import EmbeddingScores
 from diptych.progress import track
+from diptych.reports.page import COLOURS
 from diptych.retriever import Retriever
+from diptych.scores import EmbeddingScores
+from diptych.storage import write_bytes
 
 FORMATS = ("png", "pdf", "svg")
 DPI = 150  # of a PNG

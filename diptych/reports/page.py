@@ -51,7 +51,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Query:
+class QueryCard:
     """A query and its answers, best first."""
 
     text: str
@@ -83,7 +83,7 @@ def page(
     metrics: Sequence[tuple[str, str, str]],
     card: Mapping[str, object],
     curves: Mapping[str, Sequence[tuple[float, float]]],
-    grids: Mapping[str, Sequence[Query]],
+    grids: Mapping[str, Sequence[QueryCard]],
     commands: str,
 ) -> str:
     """The whole file; ``metrics`` are (name, value, interval), ``curves`` one chart and ``grids`` one section each."""
@@ -106,7 +106,7 @@ def page(
     return "\n".join(parts)
 
 
-def gallery_page(title: str, query: Query) -> str:
+def gallery_page(title: str, query: QueryCard) -> str:
     """One query's answers as a file of their own; its picture or text, where it has one, above them."""
     shown = _picture(query.picture, LARGE) if query.picture is not None else ""
     asked = f"<p>{shown}{html.escape(query.text)}</p>" if shown or query.text else ""
@@ -175,7 +175,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def _query(query: Query) -> str:
+def _query(query: QueryCard) -> str:
     shown = _picture(query.picture) if query.picture is not None else ""
     answers = "".join(_answer(answer) for answer in query.answers)
     return f"<div class='row'><div class='query'>{shown}{html.escape(query.text)}</div>{answers}</div>"

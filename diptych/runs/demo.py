@@ -14,7 +14,7 @@ from diptych.storage import write_text
 from diptych.errors import Interrupted
 from diptych.evaluation.retrieval import evaluate
 from diptych.reports.grids import Shown, drawn
-from diptych.reports.page import Query, page
+from diptych.reports.page import QueryCard, page
 from diptych.evaluation.report import Report
 from diptych.index.build import index_collection
 from diptych.index.opening import open_index
@@ -99,11 +99,11 @@ def render(
     )
 
 
-def _text_queries(shown: Shown, scores: torch.Tensor) -> list[Query]:
+def _text_queries(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
     texts = drawn(len(shown.data.texts))[:SHOWN].tolist()
-    return [Query(shown.data.texts[n], shown.images_for(n, scores[:, n], ANSWERS)) for n in texts]
+    return [QueryCard(shown.data.texts[n], shown.images_for(n, scores[:, n], ANSWERS)) for n in texts]
 
 
-def _image_queries(shown: Shown, scores: torch.Tensor) -> list[Query]:
+def _image_queries(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
     images = drawn(len(shown.data.images))[:SHOWN].tolist()
-    return [Query(shown.name(n), shown.texts_for(n, scores[n], ANSWERS), shown.picture(n)) for n in images]
+    return [QueryCard(shown.name(n), shown.texts_for(n, scores[n], ANSWERS), shown.picture(n)) for n in images]

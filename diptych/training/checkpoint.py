@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from diptych import __version__
-from diptych.storage import recover_folder, replace_folder, write_text
 from diptych.errors import CheckpointError
-from diptych.training.method import Method
 from diptych.settings import TrainingSettings, differences, from_json, to_json
+from diptych.storage import recover_folder, replace_folder, write_text
+from diptych.training.method import Method
 
 FORMAT = 1
 FREE_TO_CHANGE = {

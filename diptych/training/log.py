@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from diptych.storage import storing, write_text
 from diptych.errors import MissingExtra
+from diptych.storage import storing, write_text
 
 
 class Log:

@@ -26,12 +26,12 @@ from diptych.errors import Interrupted, SettingsError, TrainingError
 from diptych.evaluation.retrieval import evaluate
 from diptych.objectives.objective import Objective
 from diptych.progress import track
+from diptych.settings import TrainingSettings
 from diptych.training import checkpoint, health
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.log import Log
 from diptych.training.method import Method
 from diptych.training.optim import Schedule, build_optimizer, freeze_for_epoch, set_rates, trainable
-from diptych.settings import TrainingSettings
 from diptych.training.step import GraphedStep, Step
 
 WAIT = timedelta(hours=12)  # of the other processes for the one that clusters, evaluates or saves

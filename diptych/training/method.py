@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from diptych.objectives.momentum import Twin
 from diptych.objectives.objective import Objective
 from diptych.retriever import Retriever
+from diptych.twin import Twin
 
 
 @dataclass

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from diptych.errors import SettingsError
-from diptych.training.method import Method, longest_prefix
 from diptych.settings import TrainingSettings
+from diptych.training.method import Method, longest_prefix
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from diptych.web.auth import Access
 from diptych.web.bodies import BodyLimit, form_route
 from diptych.web.limits import Limits
 from diptych.web.monitoring import CountRequests
-from diptych.web.uploads import Served
 from diptych.web.replies import (
     Failure,
     ItemReply,
@@ -33,6 +32,7 @@ from diptych.web.replies import (
     search_reply,
 )
 from diptych.web.service import Asked, Service, Writer, check_kind, check_text, parse_items
+from diptych.web.uploads import Served
 
 FILES = Path(__file__).parent
 PAGE = {

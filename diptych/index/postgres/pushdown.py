@@ -12,8 +12,8 @@ import math
 from collections.abc import Container, Mapping
 from typing import Any
 
-from diptych.index.columns import EXACT_INTEGER
 from diptych.index.filters import ITEM_COLUMNS, And, Condition, Filter, Not, Value
+from diptych.index.metadata import EXACT_INTEGER
 from diptych.index.protocol import Item
 
 Condition_ = tuple[str, dict[str, Any]]

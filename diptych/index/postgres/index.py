@@ -16,12 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import IndexFault, SettingsError
-from diptych.index import ranking, tables
-from diptych.index.bm25 import Tokenizer
-from diptych.index.database import Connection, Database, HalfVector, Vector
-from diptych.index.pairs import best_pairs
 from diptych.index.engine import Engine, Samples, check_k, check_limit, new_facts
+from diptych.index.exact import MAX_TIES, TIE, rescore
 from diptych.index.filters import Filter, parse_filter
+from diptych.index.pairs import best_pairs
+from diptych.index.postgres import ranking, tables
+from diptych.index.postgres.bm25 import Tokenizer
+from diptych.index.postgres.database import Connection, Database, HalfVector, Vector
+from diptych.index.postgres.pushdown import condition, storable
+from diptych.index.postgres.ranking import Chosen
+from diptych.index.postgres.records import item, records, rows_of, storable_ids
+from diptych.index.postgres.tables import Tables
 from diptych.index.protocol import (
     KINDS,
     Collection,
@@ -34,13 +39,6 @@ from diptych.index.protocol import (
     Precision,
     Vectors,
 )
-from diptych.index.pushdown import condition, storable
-from diptych.index.ranking import Selection
-from diptych.index.records import item, records, rows_of, storable_ids
-from diptych.index.scan import MAX_TIES, TIE, rescore
-from diptych.index.segments import Layout
-from diptych.index.state import Segment
-from diptych.index.tables import Tables
 from diptych.progress import track
 
 MARGIN = 32  # candidates beyond k that are scored again: the server's float32 must not decide who is in
@@ -300,9 +298,9 @@ class PostgresIndex(Engine):
             rows = self._tables.vectors_of_kind(db, kind)
             serials = [serial for serial, _ in rows]
             stored = self._rows([vector for _, vector in rows])
-            layout = Layout(self._dimension, "float32")
-            segment = Segment(0, kind, "", layout, stored, np.zeros(0, np.int64))
-            scores, first, second = best_pairs([segment], layout, threshold, limit, show_progress)
+            scores, first, second = best_pairs(
+                np.arange(len(stored)), lambda some: stored[some], threshold, limit, show_progress
+            )
             pairs = [(serials[a], serials[b]) for a, b in zip(first, second, strict=True)]
             found = self._tables.items_at(db, [serial for pair in pairs for serial in pair])
             return [Pair(found[a], found[b], float(s)) for (a, b), s in zip(pairs, scores, strict=True)]
@@ -346,15 +344,15 @@ class PostgresIndex(Engine):
         roots = {c.number: c.root for c in self._database.ask(self._tables.collections)}
         return roots.get(collection, "")
 
-    def _selection(self, db: Connection, kind: Kind | None, filter: str | Filter | None) -> Selection:
+    def _selection(self, db: Connection, kind: Kind | None, filter: str | Filter | None) -> Chosen:
         if filter is None:
-            return Selection(kind)
+            return Chosen(kind)
         columns = self._tables.columns(db)
         tree = parse_filter(filter, columns) if isinstance(filter, str) else filter
-        return Selection(kind, *condition(tree, columns))
+        return Chosen(kind, *condition(tree, columns))
 
     def _nearest(
-        self, db: Connection, queries: Vectors, k: int, chosen: Selection, approximate: bool
+        self, db: Connection, queries: Vectors, k: int, chosen: Chosen, approximate: bool
     ) -> list[Hits]:
         found = self._candidates(db, queries, k + MARGIN, chosen, approximate)
         if not approximate:
@@ -365,7 +363,7 @@ class PostgresIndex(Engine):
         return [_hits(one, k, not approximate) for one in found]
 
     def _candidates(
-        self, db: Connection, queries: Vectors, count: int, chosen: Selection, approximate: bool
+        self, db: Connection, queries: Vectors, count: int, chosen: Chosen, approximate: bool
     ) -> list[_Candidates]:
         cast = HalfVector if approximate and self._precision == "float16" else Vector
         with db.pipeline():

@@ -9,12 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from diptych.index import catalog, metadata, writing
-from diptych.index.approximate import Graphs, is_stale
-from diptych.index.columns import Columns
-from diptych.index.pairs import best_pairs
+from diptych.index.embedded import catalog, known_columns, writing
+from diptych.index.embedded.approximate import Graphs, is_stale
+from diptych.index.embedded.columns import Columns
+from diptych.index.embedded.scan import fetch, scan
+from diptych.index.embedded.segments import ROW_BITS
+from diptych.index.embedded.state import RowNumbers, State
+from diptych.index.embedded.store import ATTEMPTS, Store
+from diptych.index.embedded.verify import verify
+from diptych.index.embedded.words import Words
 from diptych.index.engine import Engine, Samples, check_k, check_limit
+from diptych.index.exact import rescore
 from diptych.index.filters import Filter
+from diptych.index.pairs import best_pairs
 from diptych.index.protocol import (
     KINDS,
     Collection,
@@ -27,12 +34,6 @@ from diptych.index.protocol import (
     Precision,
     Vectors,
 )
-from diptych.index.scan import fetch, rescore, scan
-from diptych.index.segments import ROW_BITS
-from diptych.index.state import Rows, State
-from diptych.index.store import ATTEMPTS, Store
-from diptych.index.verify import verify
-from diptych.index.words import Words
 
 
 class EmbeddedIndex(Engine):
@@ -125,7 +126,7 @@ class EmbeddedIndex(Engine):
             with self._store.writing() as db:
                 old, moves = writing.compact(db, self.path, self._layout, state, show_progress)
                 graphs = self._graphs.follow(db, state, old, moves)
-                metadata.recount_columns(db)
+                known_columns.recount_columns(db)
             self._store.drop([s.file for s in old] + [graph.file for graph in graphs])
             self._store.shrink()
         return max(0, before - self._store.size())
@@ -226,7 +227,7 @@ class EmbeddedIndex(Engine):
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
         """The most frequent texts and booleans of a metadata column, and how many items have each."""
-        return self._read(lambda state, db: metadata.common_values(db, column, limit))
+        return self._read(lambda state, db: known_columns.common_values(db, column, limit))
 
     def sample(
         self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
@@ -265,7 +266,11 @@ class EmbeddedIndex(Engine):
 
         def read(state: State, db: Any) -> list[Pair]:
             segments = state.of_kind(kind)
-            scores, first, second = best_pairs(segments, self._layout, threshold, limit, show_progress)
+            rows = [s.live_rows + (s.number << ROW_BITS) for s in segments]
+            slots = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+            scores, first, second = best_pairs(
+                slots, lambda some: fetch(segments, self._layout, some), threshold, limit, show_progress
+            )
             items = catalog.items_at(db, [*first.tolist(), *second.tolist()])
             pairs = zip(items[: len(first)], items[len(first) :], scores.tolist(), strict=True)
             return [Pair(a, b, score) for a, b, score in pairs if a is not None and b is not None]
@@ -302,7 +307,7 @@ class EmbeddedIndex(Engine):
 
     def _spread(
         self, state: State, db: Any, kind: Kind | None, filter: str | Filter | None, size: int
-    ) -> Rows:
+    ) -> RowNumbers:
         segments = state.of_kind(kind)
         if filter is None:
             rows = [segment.live_rows + (segment.number << ROW_BITS) for segment in segments]
@@ -314,7 +319,7 @@ class EmbeddedIndex(Engine):
             slots = slots[np.linspace(0, len(slots) - 1, size).astype(np.int64)]
         return slots
 
-    def _hits(self, state: State, db: Any, query: Vectors, slots: Rows, k: int, exact: bool) -> Hits:
+    def _hits(self, state: State, db: Any, query: Vectors, slots: RowNumbers, k: int, exact: bool) -> Hits:
         scores = rescore(fetch(state.segments, self._layout, slots), query)
         of_texts = [s.number for s in state.of_kind("text")]
         texts = np.isin(slots >> ROW_BITS, of_texts) if of_texts else np.zeros(len(slots), bool)

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from diptych.errors import IndexFault, SettingsError
-from diptych.index.database import Connection, Jsonb, sql
 from diptych.index.filters import kind_of
 from diptych.index.metadata import held_kinds
+from diptych.index.postgres.database import Connection, Jsonb, sql
+from diptych.index.postgres.pushdown import folded
+from diptych.index.postgres.records import COLUMNS, Record, checksum, item
 from diptych.index.protocol import KINDS, Collection, Item, Kind
-from diptych.index.pushdown import folded
-from diptych.index.records import COLUMNS, Record, checksum, item
 from diptych.progress import track
 
 FORMAT = 1  # of the tables; raised when old ones can no longer be read

@@ -12,14 +12,14 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from diptych.storage import replace_folder, storing
 from diptych.errors import DiptychError, IndexFault, SettingsError
-from diptych.index import catalog
-from diptych.index.catalog import Catalog
+from diptych.index.embedded import catalog
+from diptych.index.embedded.catalog import Catalog
+from diptych.index.embedded.segments import Layout
+from diptych.index.embedded.state import State, index_id, load_state
 from diptych.index.engine import new_facts
 from diptych.index.protocol import PRECISIONS, Precision
-from diptych.index.segments import Layout
-from diptych.index.state import State, index_id, load_state
+from diptych.storage import replace_folder, storing
 
 LOCK = "writer.lock"
 ATTEMPTS = 5  # to read while a writer compacts

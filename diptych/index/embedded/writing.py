@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych.index import catalog
+from diptych.index.embedded import catalog
+from diptych.index.embedded.segments import ROW_BITS, Layout, append, slot_of
+from diptych.index.embedded.state import RowNumbers, Segment, State
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
-from diptych.index.segments import ROW_BITS, Layout, append, slot_of
-from diptych.index.state import Rows, Segment, State
 from diptych.progress import track
 
 PIECE = 1 << 25  # bytes copied at once while compacting
 
-Moves = dict[Kind, Rows]
+Moves = dict[Kind, RowNumbers]
 """Kind → (n, 2) of new and old slots: where compaction put the rows of a kind, in the order of both."""
 
 
@@ -75,7 +75,7 @@ def compact(
     return old, moves
 
 
-def _move(db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment) -> Iterator[Rows]:
+def _move(db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment) -> Iterator[RowNumbers]:
     """Copy what is left of a segment behind the newest one of its kind; (n, 2) of new and old slots, in pieces."""
     step = max(1, PIECE // layout.row_bytes)
     live = segment.live_rows

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from diptych.errors import DataError, SettingsError
-from diptych.index import catalog
-from diptych.index.bm25 import Tokenizer
-from diptych.index.database import HalfVector, Vector
+from diptych.index.metadata import record
+from diptych.index.postgres.bm25 import Tokenizer
+from diptych.index.postgres.database import HalfVector, Vector
+from diptych.index.postgres.pushdown import exact, storable
 from diptych.index.protocol import Item, Vectors
-from diptych.index.pushdown import exact, storable
 
 ID_BYTES = 2_000  # an index of PostgreSQL holds no longer keys
 COLUMNS = ", ".join(
@@ -71,7 +71,7 @@ def rows_of(vectors: Sequence[Any], dimension: int) -> Vectors:
 
 
 def _checked(one: Item) -> dict[str, Any]:
-    data = catalog.record(one)[5]
+    data = record(one)[5]
     metadata = {name: exact(value) for name, value in json.loads(data).items()}
     if (
         any("\x00" in text for text in (one.id, one.path, one.text, one.image_id, one.content))

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.storage import storing
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.protocol import Precision, Vectors
+from diptych.storage import storing
 
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
 SEGMENT_BYTES = 1 << 29  # a full segment: half a gigabyte, so that compaction rewrites little at a time

@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from diptych.storage import storing
 from diptych.errors import MissingExtra, SettingsError, StorageError
+from diptych.index.embedded.scan import MARGIN, fetch, scan
+from diptych.index.embedded.segments import ROW_BITS, Layout, checksum, sync_folder
+from diptych.index.embedded.state import Graph, RowNumbers, Segment, Selection, State
+from diptych.index.embedded.writing import Moves
 from diptych.index.protocol import Kind, Vectors
-from diptych.index.scan import MARGIN, fetch, scan
-from diptych.index.segments import ROW_BITS, Layout, checksum, sync_folder
-from diptych.index.state import Graph, Rows, Segment, Selection, State
-from diptych.index.writing import Moves
 from diptych.progress import track
+from diptych.storage import storing
 
 STALE = 0.2  # share of rows outside or removed from a graph at which it is brought up to date
 NEIGHBOURS = 16  # edges of a node
@@ -51,7 +51,7 @@ class Graphs:
                 return graph
         return None
 
-    def search(self, graph: Graph, state: State, queries: Vectors, k: int) -> list[Rows]:
+    def search(self, graph: Graph, state: State, queries: Vectors, k: int) -> list[RowNumbers]:
         """For each query, slots of at least k candidates where there are k items."""
         segments = state.of_kind(graph.kind)
         covered = sum(min(len(s), graph.covers.get(s.number, 0)) for s in segments)
@@ -110,7 +110,7 @@ class Graphs:
         record = (graph.kind, graph.file, graph.rows, graph.size, crc, json.dumps(graph.covers))
         db.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?, ?, ?)", record)
 
-    def _proposals(self, graph: Graph, queries: Vectors, wanted: int) -> list[Rows]:
+    def _proposals(self, graph: Graph, queries: Vectors, wanted: int) -> list[RowNumbers]:
         view = self._view(graph)
         if view is None:  # gone since it was found: then everything is scanned
             return [np.zeros(0, np.int64) for _ in queries]
@@ -209,7 +209,7 @@ def _outside(segments: tuple[Segment, ...], graph: Graph) -> Selection:
     return out
 
 
-def _present(segments: tuple[Segment, ...], slots: Rows) -> Rows:
+def _present(segments: tuple[Segment, ...], slots: RowNumbers) -> RowNumbers:
     """Those of the slots that hold an item now."""
     keep = np.zeros(len(slots), bool)
     numbers, rows = slots >> ROW_BITS, slots & ((1 << ROW_BITS) - 1)
@@ -219,7 +219,7 @@ def _present(segments: tuple[Segment, ...], slots: Rows) -> Rows:
     return slots[keep]
 
 
-def _pieces(segments: tuple[Segment, ...], old: Graph | None) -> list[Rows]:
+def _pieces(segments: tuple[Segment, ...], old: Graph | None) -> list[RowNumbers]:
     """Slots of the live rows beyond those a graph covers already, a piece at a time."""
     out = []
     for segment in segments:
@@ -230,19 +230,19 @@ def _pieces(segments: tuple[Segment, ...], old: Graph | None) -> list[Rows]:
     return out
 
 
-def _keys(graph: Any) -> Rows:
+def _keys(graph: Any) -> RowNumbers:
     """The slots in a graph."""
     return np.asarray(graph.keys).astype(np.int64).reshape(-1)
 
 
-def _keep(graph: Any, slots: Rows) -> None:
+def _keep(graph: Any, slots: RowNumbers) -> None:
     """Remove every slot but these."""
     dead = np.setdiff1d(_keys(graph), slots)
     if len(dead):
         graph.remove(dead.astype(np.uint64))
 
 
-def _covered(graph: Graph, pairs: Rows) -> tuple[Rows, dict[int, int]]:
+def _covered(graph: Graph, pairs: RowNumbers) -> tuple[RowNumbers, dict[int, int]]:
     """Of (new, old) slots, those in a graph, and how many first rows of each new segment that makes."""
     numbers, rows = pairs >> ROW_BITS, pairs & ((1 << ROW_BITS) - 1)
     limits = np.array([graph.covers.get(n, 0) for n in numbers[:, 1].tolist()], np.int64)

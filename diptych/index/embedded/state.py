@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.index.catalog import replaced
+from diptych.index.embedded.catalog import replaced
+from diptych.index.embedded.segments import ROW_BITS, Layout, attach
 from diptych.index.protocol import Kind
-from diptych.index.segments import ROW_BITS, Layout, attach
 
-Rows = NDArray[np.int64]
-Selection = dict[int, Rows]
+RowNumbers = NDArray[np.int64]
+Selection = dict[int, RowNumbers]
 """Segment number → sorted rows: what a filter left."""
 SAMPLED = 16  # rows of a segment whose length is measured
 
@@ -32,7 +32,7 @@ class Segment:
     file: str
     layout: Layout
     stored: NDArray[Any]  # (rows, width), memory-mapped
-    gone: Rows
+    gone: RowNumbers
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -49,7 +49,7 @@ class Segment:
         return float(np.linalg.norm(some, axis=1).max()) if len(some) else 0.0
 
     @cached_property
-    def live_rows(self) -> Rows:
+    def live_rows(self) -> RowNumbers:
         """The rows that are not removed, sorted."""
         keep = np.ones(len(self.stored), bool)
         keep[self.gone] = False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from diptych.index.embedded.segments import Layout, checksum, slot_of
+from diptych.index.embedded.state import State
 from diptych.index.protocol import KINDS
-from diptych.index.segments import Layout, checksum, slot_of
-from diptych.index.state import State
 from diptych.progress import track
 
 

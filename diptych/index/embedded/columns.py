@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.index.embedded.segments import slot_of
+from diptych.index.embedded.state import Segment, Selection, State
 from diptych.index.filters import ITEM_COLUMNS, And, Condition, Filter, Not, parse_filter
+from diptych.index.metadata import EXACT_INTEGER
 from diptych.index.protocol import Kind
-from diptych.index.segments import slot_of
-from diptych.index.state import Segment, Selection, State
 
-EXACT_INTEGER = 2**53  # beyond it float64 skips integers: such numbers are kept in the dictionary
 MASKS = 32  # selections remembered
 PIECE = 20_000  # rows read from the catalog at once
 Mask = NDArray[np.bool_]

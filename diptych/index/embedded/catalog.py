@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from diptych.errors import DataError, IndexFault, StorageError
-from diptych.index.metadata import plain, record_columns
+from diptych.errors import IndexFault, StorageError
+from diptych.index.embedded.known_columns import record_columns
+from diptych.index.metadata import record
 from diptych.index.protocol import Item
 
 FILE = "index.db"
@@ -262,24 +263,6 @@ def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
         db.execute("DELETE FROM items WHERE slot = ?", (slot,))
         db.execute("DELETE FROM thumbnails WHERE slot = ?", (slot,))
         db.execute("INSERT INTO dead(slot) VALUES (?)", (slot,))
-
-
-def record(item: Item) -> tuple[Any, ...]:
-    """The stored columns of an item after its slot; raises when they cannot be stored."""
-    if "\x00" in item.id:
-        raise DataError(f"the id {item.id!r} holds a NUL, which no name may: remove it.")
-    metadata = {}
-    for name, value in item.metadata.items():
-        metadata[str(name)] = plain(item.id, name, value)
-    data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
-    texts = (item.id, item.kind, item.path, item.text, item.image_id, data, item.content)
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"item {item.id!r} holds {error.object[error.start]!r}, which is no character: remove it."
-        ) from error
-    return (*texts, item.collection)
 
 
 def _select(db: sqlite3.Connection, column: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:

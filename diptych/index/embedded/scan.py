@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.index.embedded.segments import ROW_BITS, Layout
+from diptych.index.embedded.state import RowNumbers, Segment, Selection
+from diptych.index.exact import MAX_TIES, TIE
 from diptych.index.protocol import Vectors
-from diptych.index.segments import ROW_BITS, Layout
-from diptych.index.state import Rows, Segment, Selection
 
 MARGIN = 8  # candidates beyond k that are scored again: float32 rounding must not decide who is in
-TIE = 2e-6  # scores of unit vectors in float32 that are closer may be equal: float64 and order of addition decide
-MAX_TIES = 4096  # such candidates beyond the margin; of more, the earliest
 SCORES = 1 << 24  # scores held at once
 UNPACKED = 1 << 14  # rows turned into float32 at once: about 32 MB at 512 dimensions
 GATHERED = 1 << 20  # numbers gathered at once: as much as a cache holds, twice as fast as 16 times as much
@@ -31,15 +30,15 @@ Scores = NDArray[np.float32]
 
 def scan(
     segments: Sequence[Segment], queries: Vectors, k: int, selection: Selection | None = None
-) -> list[Rows]:
+) -> list[RowNumbers]:
     """For each query (Q, D), slots of the k + MARGIN best rows at least, in no order."""
     longest = max((segment.length for segment in segments), default=0.0)
     ties = TIE * longest * np.linalg.norm(queries, axis=1)
-    found: list[list[tuple[Scores, Rows]]] = [[] for _ in range(len(queries))]
+    found: list[list[tuple[Scores, RowNumbers]]] = [[] for _ in range(len(queries))]
     # slots and scores of a filter's rows: one choice among all of them is cheaper than one a segment
-    picked: list[tuple[Rows, Scores]] = []
+    picked: list[tuple[RowNumbers, Scores]] = []
 
-    def choose(slots: Rows | int, scores: Scores) -> None:
+    def choose(slots: RowNumbers | int, scores: Scores) -> None:
         for row, best in enumerate(_best(scores, k, ties)):
             found[row].append((scores[row, best], slots + best if isinstance(slots, int) else slots[best]))
 
@@ -59,13 +58,7 @@ def scan(
     return [_merge(parts, k, ties[n : n + 1]) for n, parts in enumerate(found)]
 
 
-def rescore(stored: Vectors, query: Vectors) -> NDArray[np.float64]:
-    """Dot products of rows with one query in float64, one row at a time: the same whatever the batch was."""
-    result: NDArray[np.float64] = (stored.astype(np.float64) * query.astype(np.float64)).sum(axis=1)
-    return result
-
-
-def fetch(segments: Sequence[Segment], layout: Layout, slots: Rows) -> Vectors:
+def fetch(segments: Sequence[Segment], layout: Layout, slots: RowNumbers) -> Vectors:
     """The vectors at these slots, in their order."""
     out = np.zeros((len(slots), layout.dimension), np.float32)
     numbers, rows = slots >> ROW_BITS, slots & ((1 << ROW_BITS) - 1)
@@ -76,7 +69,9 @@ def fetch(segments: Sequence[Segment], layout: Layout, slots: Rows) -> Vectors:
     return out
 
 
-def _blocks(segment: Segment, queries: Vectors, chosen: Rows | None) -> Iterator[tuple[Rows | int, Scores]]:
+def _blocks(
+    segment: Segment, queries: Vectors, chosen: RowNumbers | None
+) -> Iterator[tuple[RowNumbers | int, Scores]]:
     """(rows, or the first of consecutive rows, and their scores (Q, rows)) piece by piece; removed ones are −inf."""
     count, gone = len(segment), segment.gone
     if chosen is None and len(gone) > FEW_GONE:
@@ -101,7 +96,7 @@ def _blocks(segment: Segment, queries: Vectors, chosen: Rows | None) -> Iterator
         yield start, scores
 
 
-def _gathered(segment: Segment, queries: Vectors, rows: Rows) -> Scores:
+def _gathered(segment: Segment, queries: Vectors, rows: RowNumbers) -> Scores:
     """Scores (Q, rows) of some rows, which are copied a piece at a time to a place that stays in the cache."""
     layout = segment.layout
     out = np.empty((len(queries), len(rows)), np.float32)
@@ -141,12 +136,12 @@ def _product(rows: Vectors, queries: Vectors) -> Scores:
     return scores[: len(q)]
 
 
-def _joined(parts: list[tuple[Rows, Scores]]) -> tuple[Rows, Scores]:
+def _joined(parts: list[tuple[RowNumbers, Scores]]) -> tuple[RowNumbers, Scores]:
     """Slots (N,) and scores (Q, N) of several blocks."""
     return np.concatenate([slots for slots, _ in parts]), np.concatenate([part for _, part in parts], axis=1)
 
 
-def _best(scores: Scores, k: int, ties: NDArray[np.float32]) -> list[Rows]:
+def _best(scores: Scores, k: int, ties: NDArray[np.float32]) -> list[RowNumbers]:
     """For each row of scores (Q, N), indices of its best k + MARGIN and of all within ``ties`` of the k-th."""
     import torch
 
@@ -167,7 +162,7 @@ def _best(scores: Scores, k: int, ties: NDArray[np.float32]) -> list[Rows]:
     return out
 
 
-def _merge(parts: list[tuple[Scores, Rows]], k: int, ties: NDArray[np.float32]) -> Rows:
+def _merge(parts: list[tuple[Scores, RowNumbers]], k: int, ties: NDArray[np.float32]) -> RowNumbers:
     if not parts:
         return np.zeros(0, np.int64)
     scores, slots = parts[0]

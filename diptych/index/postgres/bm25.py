@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from diptych.index.words import words_of
+from diptych.index.lexical import words_of
 
 K1, B, LEAST_IDF = 1.2, 0.75, 1e-6  # FTS5's constants
 LONGEST = 200  # bytes of a word kept as it is: a database's index holds no longer ones

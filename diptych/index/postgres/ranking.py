@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from diptych.index.bm25 import K1, LEAST_IDF, B
-from diptych.index.database import Connection
+from diptych.index.lexical import COMMON, COMMON_SHARE
+from diptych.index.postgres.bm25 import K1, LEAST_IDF, B
+from diptych.index.postgres.database import Connection
+from diptych.index.postgres.records import COLUMNS, item
+from diptych.index.postgres.tables import Tables
 from diptych.index.protocol import Item, Kind
-from diptych.index.records import COLUMNS, item
-from diptych.index.tables import Tables
-from diptych.index.words import COMMON, COMMON_SHARE
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class Chosen:
     """The items a search looks at: of one kind or of all, and passing a condition over ``items``."""
 
     kind: Kind | None = None
@@ -29,9 +29,7 @@ class Selection:
         return self.parameters or {}
 
 
-def nearest(
-    db: Connection, tables: Tables, query: Any, count: int, chosen: Selection, approximate: bool
-) -> Any:
+def nearest(db: Connection, tables: Tables, query: Any, count: int, chosen: Chosen, approximate: bool) -> Any:
     """A cursor over (serial, vector, item …) of the ``count`` best by the server's arithmetic, unordered."""
     # a literal, one of KINDS: the planner must see it to take the approximate index of that kind
     kind = "true" if chosen.kind is None else f"v.kind = '{chosen.kind}'"
@@ -53,7 +51,7 @@ def nearest(
 
 
 def best_words(
-    db: Connection, tables: Tables, words: dict[str, int], k: int, chosen: Selection
+    db: Connection, tables: Tables, words: dict[str, int], k: int, chosen: Chosen
 ) -> list[tuple[float, int, Item]]:
     """(score, serial, item) of the k best of one kind by BM25; common words are left out while others remain."""
     statement = f"""
@@ -88,7 +86,7 @@ def best_words(
     return [(score, serial, item(rest)) for score, serial, *rest in rows]
 
 
-def spread(db: Connection, tables: Tables, chosen: Selection, size: int) -> list[int]:
+def spread(db: Connection, tables: Tables, chosen: Chosen, size: int) -> list[int]:
     """Serials of up to ``size`` items at even distances, in the order they were added."""
     condition = f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {chosen.where}"
     count = f"SELECT count(*) FROM {{s}}.items WHERE {condition}"
@@ -102,7 +100,7 @@ def spread(db: Connection, tables: Tables, chosen: Selection, size: int) -> list
     return [serial for (serial,) in db.execute(tables.sql(statement), {**given, "places": places}).fetchall()]
 
 
-def sample(db: Connection, tables: Tables, chosen: Selection, size: int) -> list[Any]:
+def sample(db: Connection, tables: Tables, chosen: Chosen, size: int) -> list[Any]:
     """The vectors of a ``spread``."""
     query = tables.sql("SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial")
     rows = db.execute(query, (spread(db, tables, chosen, size),), binary=True).fetchall()

@@ -1,32 +1,19 @@
-"""Full-text search by BM25 in SQLite's FTS5, and the fusion of two rankings."""
+"""Full-text search by BM25 in SQLite's FTS5."""
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
+from diptych.index import lexical
+from diptych.index.embedded.segments import ROW_BITS
+from diptych.index.embedded.state import Selection, State
 from diptych.index.protocol import KINDS, Kind
-from diptych.index.segments import ROW_BITS
-from diptych.index.state import Selection, State
 
-MAX_WORDS = 64  # of a text that are looked up
 REMEMBERED = 10_000  # words of which is known whether they are common; a service sees ever new ones
-COMMON, COMMON_SHARE = (
-    1000,
-    10,
-)  # a word in more than 1,000 items and a tenth of all says little, and costs most
-FUSION = 60  # the constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009)
-
-
-def words_of(text: str) -> list[str]:
-    """The words of a query that are looked up, each once; like FTS5's they end at an underscore too."""
-    composed = unicodedata.normalize("NFC", text.lower())  # an accent of its own would end a word
-    return list(dict.fromkeys(re.findall(r"[^\W_]+", composed)))[:MAX_WORDS]
 
 
 class Words:
@@ -53,7 +40,7 @@ class Words:
         """(slot, BM25) of the k best items that have a word of the text, best first."""
         best: list[tuple[int, float]] = []
         for one in KINDS if kind is None else (kind,):
-            words = words_of(text)
+            words = lexical.words_of(text)
             telling = [word for word in words if not self._is_common(state, db, one, word)]
             # quoted: nothing a user wrote is read as an operator
             expression = " OR ".join(f'"{word}"' for word in telling or words)
@@ -62,7 +49,7 @@ class Words:
         return sorted(best, key=lambda pair: -pair[1])[:k]  # of equal ones the images first
 
     def _is_common(self, state: State, db: sqlite3.Connection, kind: Kind, word: str) -> bool:
-        most = max(COMMON, state.count(kind) // COMMON_SHARE)
+        most = max(lexical.COMMON, state.count(kind) // lexical.COMMON_SHARE)
         if state.count(kind) <= most:
             return False
         with self._lock:
@@ -95,12 +82,3 @@ def _ranked(
             left -= 1
             if left == 0:
                 return
-
-
-def fuse(rankings: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Reciprocal rank fusion: Σ over rankings of 1 / (60 + rank), rank from 1, for each id."""
-    scores: dict[str, float] = {}
-    for ranking in rankings:
-        for rank, id in enumerate(ranking, 1):
-            scores[id] = scores.get(id, 0.0) + 1.0 / (FUSION + rank)
-    return scores

@@ -1,0 +1,112 @@
+"""One direction of CODER's diversity-sensitive contrast, and its insensitive ancestor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from diptych import ops
+from diptych.errors import SettingsError
+
+Diversity = Literal["std", "std_reversed", "std_supplement", "entropy", "none"]
+Positive = Literal["clamp", "relu", "raw"]
+
+SMALL = 1e-6  # added to SD and H, so that equal similarities divide by something
+LOWEST = -0.999  # log(1 + S) is −∞ at S = −1
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """l_DCL of one direction, with every reading of its ambiguous places.
+
+    l = (1/A) Σ_n { μ · log(1 + Σ_{q ∈ Q_n} exp((S_nq − γ) / (μ · div_n))) − c · log(1 + S_nn) }      (Eq. 5)
+
+    with div_n = 1 the loss is DCL_I (Eq. 4), which is HAL's. From the anchor's negatives Q_n (Eq. 3)
+
+    SD_n = √(E[S_nq²] − E[S_nq]²),   div_n = 1/σ(ε/SD_n) = 1 + exp(−ε/SD_n),   div_n ← div_n / max_m div_m
+
+    ===================  ===================================================================================
+    ``temperature``      μ
+    ``margin``           γ
+    ``epsilon``          ε
+    ``diversity``        ``std`` as above; ``std_reversed``: σ(ε/SD) without the reciprocal, what the prose of
+                         the supplement describes; ``std_supplement``: supp. Eq. 7 as printed, whose radicand
+                         E[S] − E[S]² is negative for a negative mean and then taken as 0; ``entropy``: supp.
+                         Eq. 8, H = −Σ P log2 P in place of SD (nearly constant for cosines); ``none``
+    ``pos_scale``        c. The paper prints c = μ (``"mu"``), which drives the modalities apart; HAL and USER
+                         leave the positive unscaled, the default
+    ``positive``         log(1 + S) of ``clamp``: max(S, −.999); ``relu``: max(S, 0), as HAL; ``raw``: S
+    ``stop_gradient``    whether div is a constant; otherwise the optimiser also shrinks SD below the margin
+    ``mask_same_image``  whether other pairs of the anchor's image are left out of its negatives and of SD
+    ===================  ===================================================================================
+    """
+
+    temperature: float = 0.1
+    margin: float = 0.3
+    epsilon: float = 0.1
+    diversity: Diversity = "std"
+    pos_scale: float | Literal["mu"] = 1.0
+    positive: Positive = "clamp"
+    stop_gradient: bool = True
+    mask_same_image: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("temperature", self.temperature), ("epsilon", self.epsilon)):
+            if not value > 0:
+                raise SettingsError(f"{name} is {value}: it must be greater than 0.")
+        if self.diversity not in get_args(Diversity):
+            raise SettingsError(f"diversity is '{self.diversity}': choose {', '.join(get_args(Diversity))}.")
+        if self.positive not in get_args(Positive):
+            raise SettingsError(f"positive is '{self.positive}': choose {', '.join(get_args(Positive))}.")
+        if isinstance(self.pos_scale, str) and self.pos_scale != "mu":
+            raise SettingsError(f"pos_scale is '{self.pos_scale}': give a number, or mu for the temperature.")
+
+    def negatives(self, anchors: Tensor, others: Tensor) -> Tensor:
+        """(A, Q) bool, what counts as a negative given the image ids of anchors (A,) and candidates (Q,).
+
+        Where nothing is masked by image, row n still leaves out column n, its own pair.
+        """
+        if self.mask_same_image:
+            return ~ops.same_image(anchors, others)
+        return ~torch.eye(len(anchors), len(others), dtype=torch.bool, device=anchors.device)
+
+    def spread(self, scores: Tensor, negatives: Tensor) -> Tensor:
+        """div_n of each anchor, (A,), from its scores (A, Q), divided by the greatest of the A."""
+        if self.diversity == "none":
+            return scores.new_ones(len(scores))
+        if self.stop_gradient:
+            scores = scores.detach()
+        if self.diversity == "entropy":
+            filled = scores.masked_fill(~negatives, torch.finfo(scores.dtype).min)
+            bits = torch.log_softmax(filled, dim=1).masked_fill(~negatives, 0.0) / -math.log(2)  # −log2 P
+            width = (ops.masked_softmax(scores, negatives) * bits).sum(1)
+        else:
+            counts = negatives.sum(1).clamp_min(1)
+            kept = scores.masked_fill(~negatives, 0.0)
+            mean = kept.sum(1) / counts
+            if self.diversity == "std_supplement":
+                variance = mean - mean**2
+            else:
+                apart = (kept - mean[:, None]).masked_fill(~negatives, 0.0)
+                variance = apart.square().sum(1) / counts
+            width = variance.clamp_min(SMALL**2).sqrt()  # the floor keeps the root's gradient finite
+        inverse = torch.sigmoid(self.epsilon / (width + SMALL))
+        div = inverse if self.diversity == "std_reversed" else 1.0 / inverse
+        return div / div.max()
+
+    def __call__(self, scores: Tensor, negatives: Tensor, positives: Tensor, div: Tensor) -> Tensor:
+        """The loss of one direction: scores and mask (A, Q), positive scores (A,), div (A,)."""
+        z = (scores - self.margin) / (self.temperature * div[:, None])
+        total = torch.logsumexp(z.masked_fill(~negatives, -torch.inf), dim=1)
+        push = self.temperature * torch.logaddexp(total, total.new_zeros(()))  # exact softplus, any size
+        scale = self.temperature if isinstance(self.pos_scale, str) else self.pos_scale
+        return (push - scale * torch.log1p(self._bounded(positives))).mean()
+
+    def _bounded(self, positives: Tensor) -> Tensor:
+        if self.positive == "clamp":
+            return positives.clamp_min(LOWEST)
+        return positives.relu() if self.positive == "relu" else positives
