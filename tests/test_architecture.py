@@ -67,8 +67,15 @@ def imported_modules(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("diptych"):
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {name for name in inner if is_module(name)}
+            found |= modules | ({node.module} if inner - modules else set())
     return found
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent / Path(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def test_no_engine_imports_from_another() -> None:
