@@ -322,7 +322,7 @@ def test_a_run_says_how_many_images_it_skipped(damaged: Path, capsys: pytest.Cap
     from dataclasses import replace
 
     from diptych.recipes import RECIPES
-    from diptych.recipes.run import run_recipe
+    from diptych.runs.train import run_recipe
 
     samples = {f"{i}": (picture(i), {"caption": f"text {i}"}) for i in range(4)}
     tar(damaged.parent / "val-0.tar", samples)

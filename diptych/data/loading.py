@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from diptych.data.arrays import read_items
-from diptych.data.captions import Captions, Item
+from diptych.data.captions import Captions, StoredImage
 from diptych.data.images import ImageInput, Items
 from diptych.data.text import TextStore
 from diptych.errors import DataError, ImageError, SettingsError
@@ -120,7 +120,7 @@ class PairLoader:
         except ImageError:
             if self.captions.unreadable == "stop":
                 raise
-        items: dict[int, Item] = {}
+        items: dict[int, StoredImage] = {}
         for image in np.unique(images).tolist():
             try:
                 items[image] = store[image]

@@ -20,12 +20,12 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.captions import Item
+from diptych.data.captions import StoredImage
 from diptych.data.images import open_image
 from diptych.data.problems import Found, Problem
-from diptych.data.storage import cache_folder, write_bytes
 from diptych.data.webdataset import Member, scan
 from diptych.errors import DataError, StorageError
+from diptych.storage import cache_folder, write_bytes
 
 Ints = NDArray[np.int64]
 FORMAT = 1  # of the index files
@@ -106,7 +106,7 @@ class ShardImages:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         path = str(self.paths[self.shard_of[index]])
         member = Member(path, self.names[index], int(self.offsets[index]), int(self.sizes[index]))
         return open_image(member.bytes(), name=str(member))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import Captions, Item
+from diptych.data.captions import Captions, StoredImage
 from diptych.data.draft import Draft
 from diptych.data.files import OnDisk, content_hash, find_images, is_image, read_lines
 from diptych.data.images import open_image
@@ -75,7 +75,7 @@ class FrameImages:
     def __len__(self) -> int:
         return len(self.names)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         time = self.times[index]
         if time is None:
             return open_image(self.path(index))

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput
-from diptych.data.storage import cache_folder
 from diptych.data.text import CachedTexts, TextStore
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cells import compute_cells
@@ -29,6 +28,7 @@ from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError
 from diptych.parts import describe
 from diptych.progress import track
+from diptych.storage import cache_folder
 
 TEXT_CHUNK = 2048  # texts between two writes
 
