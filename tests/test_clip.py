@@ -175,8 +175,9 @@ def test_the_logit_scale_is_the_temperature_training_goes_on_from(folders) -> No
 
 
 def test_frozen_sides_stay_in_evaluation_mode_and_read_stored_vectors(folders) -> None:
-    dual = load_dual(folders("clip"), trainable=False)
+    dual = load_dual(folders("clip"))
     for side in (dual.image, dual.text):
+        side.freeze()
         side.train()
         assert not any(p.requires_grad for p in side.parameters())
         assert not side.model.training
@@ -185,8 +186,8 @@ def test_frozen_sides_stay_in_evaluation_mode_and_read_stored_vectors(folders) -
         with pytest.raises(DataError, match="come from another model"):
             side(Features.whole(torch.randn(2, 1, side.dim + 1)))
         side.unfreeze()
-        side.train()
         assert side.model.training
+        assert all(p.requires_grad for p in side.parameters())
 
 
 def test_training_moves_every_weight_of_both_sides(folders) -> None:

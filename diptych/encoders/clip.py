@@ -14,6 +14,7 @@ from diptych.data.images import ImageInput
 from diptych.data.processors import processor_input
 from diptych.data.text import TextInput, WordPieceInput
 from diptych.encoders.backbone import weights_fingerprint
+from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.pretrained import (
     config_identity,
     free_name,
@@ -32,42 +33,19 @@ FIXED_LENGTH = ("siglip", "siglip2")  # padding is part of the text
 GRID_NUMBERS = 2  # at the end of a NaFlex patch: the height and width of its grid
 
 
-class DualSide(nn.Module):
-    """One side of a dual encoder: its transformer, and the projection to the joint space.
-
-    The output is a set of vectors of ``dim`` numbers, not of unit length. Its first element is the model's own
-    pooled vector, as ``get_image_features`` and ``get_text_features`` give it; the aggregator ``First`` takes it.
-    With ``local`` the projected patches or words follow, for pair scorers and other poolings; without, the set
-    has one element. Vectors that were computed before (``Features`` of ``dim`` numbers) pass as they are.
-    A frozen side (``trainable=False``) stays in evaluation mode.
+class _TransformersSide(DualSide):
+    """One side of a model of transformers. Its first vector is that of ``get_image_features`` or
+    ``get_text_features``; with ``local`` the projected patches or words follow, for pair scorers and other poolings.
     """
 
     kind: Literal["vision", "text"]
     asset: str
 
-    def __init__(
-        self, source: str | Path | nn.Module, trainable: bool, local: bool, pretrained: bool
-    ) -> None:
-        super().__init__()
-        self.model, self.projection, self.config, self.loaded_scale = _half(source, self.kind, pretrained)
-        self.dim = _width(self.config, self.kind)
-        self.local = local
-        self.trainable = trainable
-        self.unfreeze() if trainable else self.freeze()
-
-    def freeze(self) -> None:
-        """Stop training this side; it goes to evaluation mode."""
-        self._let_train(False)
-
-    def unfreeze(self) -> None:
-        """Train this side."""
-        self._let_train(True)
-
-    def train(self, mode: bool = True) -> DualSide:
-        """Training mode for what is trained."""
-        super().train(mode and self.trainable)
-        self.training = mode
-        return self
+    def _take(self, source: str | Path | nn.Module, local: bool, pretrained: bool) -> tuple[float, float]:
+        """This side of a model; returns the scale and bias of its logits."""
+        self.model, self.projection, self.config, scale = _half(source, self.kind, pretrained)
+        self.dim, self.local = _width(self.config, self.kind), local
+        return scale
 
     def fingerprint(self) -> str:
         """16 hex digits of the architecture and the weights; where they were loaded from does not matter."""
@@ -83,11 +61,6 @@ class DualSide(nn.Module):
         """The architecture, wherever it came from."""
         return {"source": config_identity(self.config), "pretrained": False}
 
-    def _let_train(self, trainable: bool) -> None:
-        self.trainable = trainable
-        self.requires_grad_(trainable)
-        self.train(self.training)
-
     def _set(self, pooled: Tensor, others: Tensor, mask: Tensor | None) -> Features:
         """The pooled vector (B, dim), then the ``others`` (B, L, dim) where they are asked for."""
         first = Features.whole(pooled[:, None])
@@ -96,21 +69,12 @@ class DualSide(nn.Module):
         rest = Features.whole(others) if mask is None else Features(others, mask)
         return Features(torch.cat([first.values, rest.values], 1), torch.cat([first.mask, rest.mask], 1))
 
-    def _stored(self, inputs: Features) -> Features:
-        if inputs.values.shape[-1] != self.dim:
-            raise DataError(
-                f"the stored vectors have {inputs.values.shape[-1]} numbers, this encoder makes {self.dim}: "
-                "they come from another model, compute them again."
-            )
-        return inputs
-
 
 @part
-class ClipImage(DualSide):
+class ClipImage(_TransformersSide, DualImageSide):
     """The image side: pixels (B, 3, H, W), or NaFlex patches, → Features (B, 1, dim), with ``local`` (B, 1 + R, dim).
 
-    ``source`` is a folder, a hub id with or without ``hf:``, or the loaded model. ``logit_scale`` holds the
-    model's scale (its logarithm) and bias: ``logits`` turns cosines into the model's own logits.
+    ``source`` is a folder, a hub id with or without ``hf:``, or the loaded model.
     """
 
     kind, asset = "vision", "image_encoder"
@@ -122,16 +86,17 @@ class ClipImage(DualSide):
         local: bool = False,
         pretrained: bool = True,
     ) -> None:
-        super().__init__(source, trainable, local, pretrained)
-        self.register_buffer("logit_scale", self.loaded_scale)
+        super().__init__()
+        self.keep_scale(*self._take(source, local, pretrained))
         vision = self.config.vision_config
         self.patch = int(vision.patch_size) ** 2 * int(getattr(vision, "num_channels", 3)) + GRID_NUMBERS
+        self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
         """Pixels, patches, or vectors computed before, → Features."""
         naflex = self.config.model_type == "siglip2"
         if isinstance(inputs, Features) and not (naflex and inputs.values.shape[-1] == self.patch):
-            return self._stored(inputs)
+            return self.stored(inputs)
         if naflex != isinstance(inputs, Features):
             raise DataError("this model reads patches of pictures: prepare them with the model's own input.")
         mask = None
@@ -148,17 +113,6 @@ class ClipImage(DualSide):
         pooled = self.projection(seen.pooler_output)
         return self._set(pooled, self._patches(seen.last_hidden_state) if self.local else pooled, mask)
 
-    @property
-    def temperature(self) -> float:
-        """The τ of this model: 1 / its logit scale."""
-        assert isinstance(self.logit_scale, Tensor)
-        return float(torch.exp(-self.logit_scale[0]))
-
-    def logits(self, scores: Tensor) -> Tensor:
-        """Cosines as the model's own logits: e^scale · cosine + bias."""
-        assert isinstance(self.logit_scale, Tensor)
-        return scores * self.logit_scale[0].exp() + self.logit_scale[1]
-
     def _patches(self, states: Tensor) -> Tensor:
         """Local vectors (B, R, dim): as the pooled one is made of the class token, or SigLIP's states."""
         if self.config.model_type in FIXED_LENGTH:
@@ -169,7 +123,7 @@ class ClipImage(DualSide):
 
 
 @part
-class ClipText(DualSide):
+class ClipText(_TransformersSide):
     """The text side: token ids (B, W) → Features (B, 1, dim), with ``local`` (B, 1 + W, dim).
 
     ``source`` is a folder, a hub id with or without ``hf:``, or the loaded model.
@@ -184,7 +138,9 @@ class ClipText(DualSide):
         local: bool = False,
         pretrained: bool = True,
     ) -> None:
-        super().__init__(source, trainable, local, pretrained)
+        super().__init__()
+        self._take(source, local, pretrained)
+        self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
         """Token ids, or vectors computed before, → Features."""
@@ -193,7 +149,7 @@ class ClipText(DualSide):
                 "a text encoder reads texts, not pictures: prepare them with the model's own text input."
             )
         if not inputs.is_ids:
-            return self._stored(inputs)
+            return self.stored(inputs)
         seen = self.model(input_ids=inputs.values, attention_mask=inputs.mask.long())
         pooled = self.projection(seen.pooler_output)
         return self._set(pooled, self._words(seen.last_hidden_state) if self.local else pooled, inputs.mask)
@@ -251,15 +207,15 @@ def _dual_config(source: str | Path) -> Any:
 
 def _half(
     source: str | Path | nn.Module, kind: str, pretrained: bool
-) -> tuple[nn.Module, nn.Module, Any, Tensor]:
+) -> tuple[nn.Module, nn.Module, Any, tuple[float, float]]:
     """One side's transformer, its projection, the whole configuration, and the scale and bias of the logits."""
     name = "visual_projection" if kind == "vision" else "text_projection"
     if isinstance(source, nn.Module) or pretrained:
         dual = source if isinstance(source, nn.Module) else load_clip(source)
         bias = getattr(dual, "logit_bias", None)
-        numbers = [dual.logit_scale.item(), 0.0 if bias is None else bias.item()]  # type: ignore[operator]
+        scale = dual.logit_scale.item(), 0.0 if bias is None else bias.item()  # type: ignore[operator]
         half: nn.Module = getattr(dual, f"{kind}_model")
-        return half, getattr(dual, name, None) or nn.Identity(), dual.config, torch.tensor(numbers)
+        return half, getattr(dual, name, None) or nn.Identity(), dual.config, scale
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
     config = _dual_config(source)
@@ -270,7 +226,7 @@ def _half(
     projection = (
         nn.Identity() if shape is None else nn.Linear(shape.in_features, shape.out_features, bias=False)
     )
-    return half, projection, config, torch.zeros(2)
+    return half, projection, config, (0.0, 0.0)  # the weights bring them
 
 
 def _width(config: Any, kind: str) -> int:

@@ -1,4 +1,4 @@
-"""Pretrained dual encoders by name: what ``hf:ID``, ``open_clip:NAME`` or a folder of transformers stands for."""
+"""Pretrained dual encoders by name: what ``hf:ID``, ``open_clip:NAME`` or a folder of either stands for."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from pathlib import Path
 
 from diptych.data.images import ImageInput
 from diptych.data.text import TextInput
-from diptych.encoders import clip
+from diptych.encoders import clip, open_clip_models
 from diptych.encoders.clip import ClipImage, ClipText
+from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.pretrained import PREFIX
+from diptych.errors import SettingsError
 
-PREFIXES = (PREFIX,)
+PREFIXES = (PREFIX, open_clip_models.PREFIX)
 
 
 @dataclass(frozen=True)
 class DualEncoder:
     """Both sides of a dual encoder and the inputs they read."""
 
-    image: ClipImage
-    text: ClipText
+    image: DualImageSide
+    text: DualSide
     image_input: ImageInput
     text_input: TextInput
 
@@ -31,8 +33,8 @@ def is_pretrained_name(source: str | Path) -> bool:
 
 
 def is_dual_encoder(source: str | Path) -> bool:
-    """Whether ``load_dual`` opens it: a name, or a folder in the format of transformers."""
-    if is_pretrained_name(source):
+    """Whether ``load_dual`` opens it: a name, or a folder in the format of transformers or open_clip."""
+    if is_pretrained_name(source) or open_clip_models.is_open_clip(source):
         return True
     try:
         config = json.loads((Path(source) / "config.json").read_text("utf-8"))
@@ -43,15 +45,20 @@ def is_dual_encoder(source: str | Path) -> bool:
 
 def recorded_name(source: str | Path) -> str:
     """The name under which an index finds a model again: names as they are, folders as absolute paths."""
-    folder = Path(str(source).removeprefix(PREFIX)).expanduser()
-    if is_pretrained_name(source) and not folder.is_dir():
+    name = str(source)
+    for prefix in PREFIXES:
+        name = name.removeprefix(prefix)
+    if is_pretrained_name(source) and not Path(name).expanduser().is_dir():
         return str(source)
-    return str(folder.resolve())
+    return str(Path(name).expanduser().resolve())
 
 
-def load_dual(source: str | Path, *, trainable: bool = True, local: bool = False) -> DualEncoder:
-    """A pretrained dual encoder with its own inputs; see ``ClipImage`` for ``local``."""
+def load_dual(source: str | Path, *, local: bool = False) -> DualEncoder:
+    """A pretrained dual encoder with its own inputs; with ``local`` also the vectors of patches and words."""
+    if open_clip_models.is_open_clip(source):
+        if local:
+            raise SettingsError(f"{source} gives no local features: use the hf: form of the model.")
+        return DualEncoder(*open_clip_models.load_open_clip(source))
     images, texts = clip.clip_inputs(source)  # first: small files, and most mistakes
     model = clip.load_clip(source)
-    image = ClipImage(model, trainable=trainable, local=local)
-    return DualEncoder(image, ClipText(model, trainable=trainable, local=local), images, texts)
+    return DualEncoder(ClipImage(model, local=local), ClipText(model, local=local), images, texts)

@@ -1,0 +1,264 @@
+"""Dual encoders of open_clip, behind the extra ``open-clip`` (which needs torchvision; nothing else here does)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from diptych.data.fixed_text import FixedTexts
+from diptych.data.processors import ProcessedPixels
+from diptych.data.text import CHUNK, TextInput, tokenizer_state
+from diptych.encoders.dual_side import DualImageSide, DualSide
+from diptych.encoders.pretrained import free_name
+from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
+from diptych.parts import part
+from diptych.progress import track
+from diptych.types import Features, Inputs
+
+PREFIX = "open_clip:"
+CONFIG = "open_clip_config.json"
+FORMS = "open_clip:ARCHITECTURE/WEIGHTS, open_clip:hf-hub:ID or open_clip:FOLDER"
+
+
+class _OpenClipSide(DualSide):
+    """One side of a model of open_clip; ``config`` is what its open_clip_config.json says."""
+
+    config: dict[str, Any]
+
+    def save_assets(self, folder: Path) -> dict[str, object]:
+        """The configuration in a folder of its own; the weights travel with the model."""
+        name = free_name(folder, "open_clip")
+        (folder / name).mkdir()
+        (folder / name / CONFIG).write_text(json.dumps(self.config, indent=2), "utf-8")
+        return {"source": name, "pretrained": False}
+
+    def content_arguments(self) -> dict[str, object]:
+        """The architecture, wherever it came from."""
+        return {"source": _digest(self.config["model_cfg"]), "pretrained": False}
+
+
+@part
+class OpenClipImage(_OpenClipSide, DualImageSide):
+    """The image side: pixels (B, 3, H, W) → Features (B, 1, dim), the vector of ``encode_image``.
+
+    ``source`` is a name in one of the three forms, a folder with open_clip_config.json, or the loaded model.
+    """
+
+    def __init__(
+        self, source: str | Path | nn.Module, trainable: bool = True, pretrained: bool = True
+    ) -> None:
+        super().__init__()
+        model, self.config = _opened(source, pretrained)
+        self.model: nn.Module = model.visual
+        self.dim = int(self.config["model_cfg"]["embed_dim"])
+        bias = getattr(model, "logit_bias", None)
+        self.keep_scale(model.logit_scale.item(), 0.0 if bias is None else bias.item())
+        self.let_train(trainable)
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Pixels, or vectors computed before, → Features."""
+        if isinstance(inputs, Features):
+            return self.stored(inputs)
+        pooled: Tensor = self.model(inputs)
+        return Features.whole(pooled[:, None])
+
+
+@part
+class OpenClipText(_OpenClipSide):
+    """The text side: token ids (B, W), W the whole context, → Features (B, 1, dim), the vector of ``encode_text``."""
+
+    def __init__(
+        self, source: str | Path | nn.Module, trainable: bool = True, pretrained: bool = True
+    ) -> None:
+        super().__init__()
+        model, self.config = _opened(source, pretrained)
+        if hasattr(model, "visual"):
+            del model.visual
+        self.model = model
+        for name in ("logit_scale", "logit_bias"):  # the image side keeps them
+            if isinstance(getattr(model, name, None), nn.Parameter):
+                delattr(model, name)
+        self.dim = int(self.config["model_cfg"]["embed_dim"])
+        self.let_train(trainable)
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Token ids, or vectors computed before, → Features."""
+        if not isinstance(inputs, Features):
+            raise DataError(
+                "a text encoder reads texts, not pictures: prepare them with the model's own text input."
+            )
+        if not inputs.is_ids:
+            return self.stored(inputs)
+        pooled: Tensor = self.model.encode_text(inputs.values)
+        return Features.whole(pooled[:, None])
+
+
+@part
+class OpenClipTokens(TextInput):
+    """Token ids (M, context) of an open_clip model's own tokenizer."""
+
+    def __init__(self, source: str | Path) -> None:
+        self.config = _read_config(source)
+        library = _open_clip()
+        with _quiet(source):
+            self.tokenizer = library.get_tokenizer(_names(source)[0])
+
+    def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> FixedTexts:
+        """Ids of all texts in one array."""
+        ids = np.zeros((len(texts), int(self.tokenizer.context_length)), dtype=np.int32)
+        for start in track(range(0, len(texts), CHUNK), "reading texts", show=show_progress):
+            ids[start : start + CHUNK] = self.tokenizer(list(texts[start : start + CHUNK])).numpy()
+        return FixedTexts(ids, np.ones(ids.shape, dtype=bool))
+
+    def save_assets(self, folder: Path) -> dict[str, Any]:
+        """Write the configuration, and the files of a tokenizer that has any."""
+        name = free_name(folder, "open_clip")
+        (folder / name).mkdir()
+        (folder / name / CONFIG).write_text(json.dumps(self.config, indent=2), "utf-8")
+        if hasattr(self.tokenizer, "save_pretrained"):
+            self.tokenizer.save_pretrained(folder / name)
+        return {"source": name}
+
+    def content_arguments(self) -> dict[str, Any]:
+        """A digest in the place of the source, wherever it lies."""
+        inner = getattr(self.tokenizer, "tokenizer", None)
+        pieces = "" if inner is None else tokenizer_state(inner)
+        return {"source": _digest([self.config["model_cfg"]["text_cfg"], pieces])}
+
+
+def load_open_clip(source: str | Path) -> tuple[OpenClipImage, OpenClipText, ProcessedPixels, OpenClipTokens]:
+    """Both sides of a model with pretrained weights, and its inputs."""
+    texts = OpenClipTokens(source)
+    model, config = _opened(source, pretrained=True)
+    model.diptych_config = config
+    pixels = _pixels(_open_clip(), model, str(source))
+    image = OpenClipImage(model)  # before the text side, which lets go of the image side
+    return image, OpenClipText(model), pixels, texts
+
+
+def _pixels(library: ModuleType, model: nn.Module, source: str) -> ProcessedPixels:
+    """Its evaluation transform, step by step."""
+    numbers = library.get_model_preprocess_cfg(model)
+    size = numbers["size"]
+    sides = [size, size] if isinstance(size, int) else list(size)
+    resample = 2 if numbers["interpolation"] == "bilinear" else 3
+    colours: dict[str, Any] = {
+        "mean": list(numbers["mean"]),
+        "std": list(numbers["std"]),
+        "resample": resample,
+    }
+    if numbers["resize_mode"] == "squash":
+        return ProcessedPixels(sides, **colours)
+    if numbers["resize_mode"] != "shortest" or sides[0] != sides[1]:
+        raise SettingsError(
+            f"{source} resizes pictures by their longest side, which is not supported: choose another."
+        )
+    return ProcessedPixels(sides[0], sides, centre="round", **colours)
+
+
+def _opened(source: str | Path | nn.Module, pretrained: bool) -> tuple[Any, dict[str, Any]]:
+    """The whole model and its configuration."""
+    if isinstance(source, nn.Module):
+        return source, source.diptych_config  # type: ignore[return-value]
+    library, config = _open_clip(), _read_config(source)
+    name, tag = _names(source)
+    with _quiet(source):
+        model = library.create_model(
+            name,
+            pretrained=tag,
+            load_weights=pretrained,
+            require_pretrained=pretrained,
+            pretrained_text=False,
+        )
+    if not isinstance(model, library.CLIP | library.CustomTextCLIP):
+        raise SettingsError(f"{source} is a {type(model).__name__}, not a dual encoder: choose another.")
+    return model, config
+
+
+def _read_config(source: str | Path) -> dict[str, Any]:
+    """``{"model_cfg": …}`` of a name or folder."""
+    library = _open_clip()
+    name = _names(source)[0]
+    with _quiet(source):
+        if name.startswith("local-dir:"):
+            path = Path(name.removeprefix("local-dir:")) / CONFIG
+            return {"model_cfg": json.loads(path.read_text("utf-8"))["model_cfg"]}
+        if name.startswith("hf-hub:"):
+            from open_clip.factory import _get_hf_config
+
+            return {"model_cfg": _get_hf_config(name.removeprefix("hf-hub:"))["model_cfg"]}
+        found = library.get_model_config(name)
+    if found is None:
+        raise SettingsError(f"open_clip has no model '{name}': give {FORMS}.")
+    return {"model_cfg": found}
+
+
+def _names(source: str | Path) -> tuple[str, str | None]:
+    """The name open_clip's factory knows, and the tag of the weights."""
+    name = str(source).removeprefix(PREFIX)
+    if name.startswith(("hf-hub:", "local-dir:")):
+        return name, None
+    if (Path(name) / CONFIG).is_file():
+        return f"local-dir:{name}", None
+    if "/" not in name:
+        raise SettingsError(f"'{name}' names no weights: give {FORMS}.")
+    architecture, tag = name.split("/", 1)
+    return architecture, tag
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _quiet(source: str | Path) -> Iterator[None]:
+    """No log lines of open_clip, and one sentence where it fails."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    except DiptychError:
+        raise
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise DataError(
+            f"open_clip cannot open '{source}' ({reason}): check the name, the weights and the network."
+        ) from error
+    finally:
+        logging.disable(before)
+
+
+def _open_clip() -> ModuleType:
+    try:
+        import open_clip
+    except ModuleNotFoundError as error:
+        if error.name != "open_clip":
+            raise _broken(error) from error
+        raise MissingExtra("open_clip_torch", "open-clip", "an open_clip: model") from error
+    except (ImportError, RuntimeError, OSError) as error:
+        raise _broken(error) from error
+    module: ModuleType = open_clip
+    return module
+
+
+def _broken(error: Exception) -> DiptychError:
+    # torchvision is compiled against one build of torch and fails to import beside another
+    reason = " ".join(str(error).split())[:160]
+    return SettingsError(
+        f"open_clip is installed but does not import ({reason}): install the torchvision of this torch, "
+        "or use an hf: model, which needs none."
+    )
+
+
+def is_open_clip(source: str | Path) -> bool:
+    """Whether a name or folder is one of open_clip's."""
+    return str(source).startswith(PREFIX) or (Path(source) / CONFIG).is_file()
