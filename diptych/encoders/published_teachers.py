@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from diptych.data.arrays import ArrayStore
 from diptych.data.pickle_arrays import Stored
 from diptych.data.pickles import NPY, open_pickle
-from diptych.encoders.cache import cache_folder, content_name
+from diptych.encoders.cache import content_name
 from diptych.encoders.feature_file import FeatureFile
 from diptych.encoders.teachers import Projection
 from diptych.errors import DataError
 from diptych.progress import track
+from diptych.storage import cache_folder
 
 MOST_STEPS = 100_000_000  # instructions of a dict of a few million vectors
 CHUNK = 512  # vectors between two writes

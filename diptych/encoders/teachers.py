@@ -24,13 +24,14 @@ from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput, as_item
 from diptych.data.text import TextInput
 from diptych.encoders.backbone import Backbone
-from diptych.encoders.cache import cache_folder, content_name
+from diptych.encoders.cache import content_name
 from diptych.encoders.cells import compute_cells
 from diptych.encoders.feature_file import FeatureFile
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe
 from diptych.progress import track
+from diptych.storage import cache_folder
 
 Space = Literal["pooled", "tokens"]
 TEXT_CHUNK = 2048  # texts between two writes
