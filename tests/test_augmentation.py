@@ -5,13 +5,18 @@ from __future__ import annotations
 import colorsys
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
+from small import pictures, precomputed
 
+from diptych.cli import main
 from diptych.data.augmentation import Drawn, PictureAugmentation, WordAugmentation, apply, steps
 from diptych.errors import SettingsError
+from diptych.reports.augmentations import COLUMNS, GAP, LINE, SIDE, augmented_words
 
 DRAWS = 20_000
 PLAIN = Drawn(1.0, 1.0, 0.0, 0.0, False, None, None, False)
@@ -226,3 +231,47 @@ def test_a_text_that_loses_every_word_keeps_one_at_random() -> None:
     assert abs((spared == 1).mean() - 0.5) < 4 * 0.5 / math.sqrt(len(spared))
     others = np.flatnonzero(sizes > 2)
     assert (ids[np.isin(rows, others)] == plain_ids[np.isin(plain_rows, others)]).all()  # nothing else moved
+
+
+# the picture of the docs
+
+
+def test_the_contact_sheet_shows_every_step(tmp_path: Path) -> None:
+    paths = pictures(tmp_path / "photos", 4)
+    for number, path in enumerate(paths):
+        path.with_suffix(".txt").write_text(f"a small picture number {number}\n", "utf-8")
+    arguments = ["show", "augmentation", "--data", str(tmp_path / "photos"), "--count", "3", "--draws", "1"]
+    outputs = [tmp_path / name for name in ("one.png", "same.png", "other.png")]
+    for output, seed in zip(outputs, (1, 1, 2), strict=True):
+        done = CliRunner().invoke(main, [*arguments, "--seed", str(seed), "--output", str(output)])
+        assert done.exit_code == 0, done.output
+        assert "3 pictures" in done.output
+    contents = [output.read_bytes() for output in outputs]
+    assert contents[0] == contents[1]
+    assert contents[0] != contents[2]
+    width = GAP + len(COLUMNS) * (SIDE + GAP)
+    assert Image.open(outputs[0]).size == (width, LINE + GAP + 3 * (SIDE + GAP + LINE))
+
+
+@pytest.mark.parametrize(
+    ("data", "output", "sentence"),
+    [("photos", "a.jpg", "ends in .png"), ("precomp", "a.png", "not pictures")],
+)
+def test_a_sheet_that_cannot_be_drawn_is_refused(
+    tmp_path: Path, data: str, output: str, sentence: str
+) -> None:
+    pictures(tmp_path / "photos", 2)
+    precomputed(tmp_path / "precomp")
+    done = CliRunner().invoke(
+        main, ["show", "augmentation", "--data", str(tmp_path / data), "--output", str(tmp_path / output)]
+    )
+    assert done.exit_code == 2
+    assert sentence in done.output
+
+
+def test_words_of_the_sheet_come_from_the_texts() -> None:
+    words = {"a", "dog", "runs", "cat", "sits", "[MASK]"}
+    for seed in range(50):
+        found = augmented_words("a dog runs", ["a cat sits"], np.random.default_rng(seed), rate=0.9).split()
+        assert found
+        assert set(found) <= words

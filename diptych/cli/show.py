@@ -100,3 +100,19 @@ def pooling(runs: tuple[Path, ...], sizes: str, output: Path) -> None:
     except ValueError:
         raise click.UsageError(f"--sizes {sizes}: give whole numbers with commas, as in 4,12,36.") from None
     click.echo(show_pooling(runs, output, sizes=numbers))
+
+
+@show.command()
+@click.option("--data", required=True, help="data set with pictures: a path in any known format, or 'emoji'")
+@click.option("--split", default="train", show_default=True, help="split to draw from")
+@click.option("--count", default=3, show_default=True, type=click.IntRange(1), help="pictures")
+@click.option("--draws", default=2, show_default=True, type=click.IntRange(1), help="rows for each picture")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="seed of what is drawn"
+)
+@_output("augmentation.png")
+def augmentation(data: str, output: Path, **options: Any) -> None:
+    """Pictures and texts after every step of pre-training's augmentation."""
+    from diptych.runs.show_augmentation import show_augmentation
+
+    click.echo(show_augmentation(data, output, **options))
