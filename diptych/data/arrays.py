@@ -23,17 +23,24 @@ KEY_BYTES = 16_384  # of a row that enter its content key
 class ArrayStore:
     """An image store over the rows of one array (N, ...): in memory, or an ``.npy`` file of any size.
 
+    ``raw``, a shape and a type, is for a file of bare numbers without the header of an ``.npy``.
+
     A file is read with ``pread``, not mapped: pages of a map count as resident memory until the kernel wants
     them back, and a file cut short under a map kills the process. Reading is safe from several threads, and a
     copy sent to another process opens the file anew. Rows that lie five times on disk (one per text) are
     selected with ``captions.StoreRows(store, every_fifth)``.
     """
 
-    def __init__(self, source: str | Path | NDArray[Any]) -> None:
+    def __init__(
+        self, source: str | Path | NDArray[Any], raw: tuple[tuple[int, ...], str] | None = None
+    ) -> None:
         self.path = None if isinstance(source, np.ndarray) else Path(source)
         self._array = source if isinstance(source, np.ndarray) else None
         self._file: int | None = None
-        if self.path is not None:
+        if self.path is not None and raw is not None:
+            self.shape, self.dtype, self._start = raw[0], np.dtype(raw[1]), 0
+            _check_size(self.path, self.shape, self.dtype, 0)
+        elif self.path is not None:
             self.shape, self.dtype, self._start = _read_header(self.path)
         elif self._array is not None:
             self.shape, self.dtype, self._start = self._array.shape, self._array.dtype, 0
@@ -152,6 +159,12 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         raise DataError(f"{path} holds pickled objects, not numbers: save it as a plain float array.")
     if by_columns and len(shape) > 1:
         raise DataError(f"{path} is in Fortran order: save it again after numpy.ascontiguousarray.")
+    _check_size(path, shape, dtype, start)
+    return shape, dtype, start
+
+
+def _check_size(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], start: int) -> None:
+    """Raise when a file is too short for its array."""
     expected = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     found = path.stat().st_size
     if found < expected:
@@ -159,4 +172,3 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
             f"{path} is truncated: shape {shape} of {dtype} needs {expected:,} bytes, it has {found:,}: "
             "copy or extract it again."
         )
-    return shape, dtype, start

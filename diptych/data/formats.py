@@ -11,14 +11,17 @@ from typing import Any
 
 from diptych.data import (
     corpora,
+    dual_encoding,
     emoji,
     folder,
     hashing_lists,
+    hgr,
     huggingface,
     karpathy,
     lists,
     manifest,
     precomputed,
+    video_json,
     videos,
     webdataset,
 )
@@ -72,6 +75,21 @@ FORMATS = (
         "test.txt, database.txt and train.txt: an image and one 0 or 1 per class in each line",
         hashing_lists.matches,
         hashing_lists.read,
+    ),
+    Format(
+        "hgr",
+        "annotation/RET/ref_captions.json, public_split and ordered_feature: videos as HGR stores them",
+        hgr.matches,
+        hgr.read,
+    ),
+    Format(
+        "dual-encoding",
+        "TextData/*.caption.txt and FeatureData: videos as dual_encoding stores them",
+        dual_encoding.matches,
+        dual_encoding.read,
+    ),
+    Format(
+        "video-json", "the JSON of MSR-VTT or VATEX, and VIDEO.npy files", video_json.matches, video_json.read
     ),
     Format("webdataset", "a folder or pattern of .tar files", webdataset.matches, webdataset.read),
     Format("corpora", "a .json that lists corpora of tars with weights", corpora.matches, corpora.read),

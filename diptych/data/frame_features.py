@@ -1,0 +1,153 @@
+"""Frame features of videos as they are passed around: (frames, D) arrays, read on access, never held.
+
+======================  =======================================================================================
+store                   files
+======================  =======================================================================================
+``FrameFiles``          one ``.npy`` per video, (frames, D), (1, frames, D) or (D,)
+``HDF5Frames``          one HDF5 file, a data set (frames, D) per video (extra ``hdf5``)
+``FrameRows``           one array (rows, D) on disk and the rows of each video
+======================  =======================================================================================
+
+Every store keeps at most ``frames`` of a video, at equal distances over it; 0 keeps all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.data.arrays import KEY_BYTES, ArrayStore
+from diptych.errors import DataError, MissingExtra, SettingsError
+
+FRAMES = 20  # of a video, in published code
+
+
+def evenly(count: int, frames: int) -> NDArray[np.int64]:
+    """Which of ``count`` frames are kept when at most ``frames`` are: the first, the last and those between."""
+    if frames <= 0 or count <= frames:
+        return np.arange(count, dtype=np.int64)
+    return np.round(np.linspace(0, count - 1, frames)).astype(np.int64)
+
+
+def checked_frames(frames: int) -> int:
+    """A number of frames to keep."""
+    if frames < 0:
+        raise SettingsError(f"frames={frames} is negative: give the most frames of a video, or 0 for all.")
+    return frames
+
+
+class FrameFiles:
+    """One ``.npy`` file per video."""
+
+    def __init__(self, paths: Sequence[Path], frames: int = FRAMES) -> None:
+        self.paths, self.frames = paths, checked_frames(frames)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        store = ArrayStore(self.paths[index])
+        rows = _as_rows(store.rows(np.arange(len(store))), str(self.paths[index]))
+        return rows[evenly(len(rows), self.frames)]
+
+    def content_key(self, index: int) -> str:
+        """A hash of the file's size and beginning."""
+        path = self.paths[index]
+        with path.open("rb") as handle:
+            digest = hashlib.blake2b(str(os.fstat(handle.fileno()).st_size).encode(), digest_size=16)
+            digest.update(handle.read(KEY_BYTES))
+        return f"{digest.hexdigest()}/{self.frames}"
+
+
+class HDF5Frames:
+    """Data sets of one HDF5 file, one per video."""
+
+    def __init__(self, path: Path, names: Sequence[str], frames: int = FRAMES) -> None:
+        self.path, self.names, self.frames = path, names, checked_frames(frames)
+        self._lock = threading.Lock()
+        self._file: Any = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        with self._lock:  # the library reads one thing at a time
+            if self._file is None:
+                self._file = open_hdf5(self.path)
+            label = f"{self.path}, '{self.names[index]}'"
+            try:
+                stored = self._file[self.names[index]]
+                values = stored[evenly(len(stored), self.frames)] if stored.ndim == 2 else stored[()]
+            except (OSError, KeyError, AttributeError) as error:
+                raise DataError(f"{label} cannot be read ({error}): copy the file again.") from error
+        rows = _as_rows(np.asarray(values), label)
+        return rows[evenly(len(rows), self.frames)]
+
+    def content_key(self, index: int) -> str:
+        """A hash of the name, the shape and the beginning of the features."""
+        rows = np.ascontiguousarray(self[index])
+        digest = hashlib.blake2b(f"{self.names[index]}{rows.shape}{rows.dtype}".encode(), digest_size=16)
+        digest.update(rows.tobytes()[:KEY_BYTES])
+        return f"{digest.hexdigest()}/{self.frames}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **self.__dict__,
+            "_lock": None,
+            "_file": None,
+        }  # an open file means nothing in another process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+
+class FrameRows:
+    """Rows of one array, some for each video."""
+
+    def __init__(self, store: ArrayStore, rows: Sequence[NDArray[np.int64]], frames: int = FRAMES) -> None:
+        self.store, self.rows, self.frames = store, rows, checked_frames(frames)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        own = self.rows[index]
+        return self.store.rows(own[evenly(len(own), self.frames)])
+
+    def content_key(self, index: int) -> str:
+        """The key of the first row, with the number of rows."""
+        own = self.rows[index]
+        return f"{self.store.content_key(int(own[0]))}/{len(own)}/{self.frames}"
+
+
+def open_hdf5(path: Path) -> Any:
+    """An HDF5 file, open for reading."""
+    try:
+        import h5py
+    except ImportError:
+        raise MissingExtra("h5py", "hdf5", f"reading {path.name}") from None
+    try:
+        return h5py.File(path, "r")
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist: check the path.") from error
+    except OSError as error:
+        raise DataError(f"{path} is not an HDF5 file ({error}): copy it again.") from error
+
+
+def _as_rows(values: NDArray[Any], label: str) -> NDArray[Any]:
+    """Features (frames, D) from (frames, D), (1, frames, D) or (D,)."""
+    array = (
+        values[0] if values.ndim == 3 and len(values) == 1 else values[None] if values.ndim == 1 else values
+    )
+    if array.ndim != 2 or 0 in array.shape or array.dtype.kind != "f":
+        raise DataError(
+            f"{label} holds an array {values.shape} of {values.dtype}: frame features are floats (frames, D)."
+        )
+    return array
