@@ -250,7 +250,8 @@ def test_the_contact_sheet_shows_every_step(tmp_path: Path) -> None:
     assert contents[0] == contents[1]
     assert contents[0] != contents[2]
     width = GAP + len(COLUMNS) * (SIDE + GAP)
-    assert Image.open(outputs[0]).size == (width, LINE + GAP + 3 * (SIDE + GAP + LINE))
+    with Image.open(outputs[0]) as sheet:
+        assert sheet.size == (width, LINE + GAP + 3 * (SIDE + GAP + LINE))
 
 
 @pytest.mark.parametrize(
