@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import diptych.encoders.cells as cells_module
 import diptych.encoders.teachers as module
-from diptych.data.captions import Item
+from diptych.data.captions import StoredImage
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.backbone import Backbone
@@ -49,7 +49,7 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.arrays)
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> StoredImage:
         return Image.fromarray(self.arrays[index])
 
     def content_key(self, index: int) -> str:
@@ -249,7 +249,7 @@ def test_the_projection_keeps_cosines() -> None:
 
 def test_stored_features_are_no_pictures(tmp_path: Path) -> None:
     class Regions(Pictures):
-        def __getitem__(self, index: int) -> Item:
+        def __getitem__(self, index: int) -> StoredImage:
             return np.ones((4, 16), np.float32)
 
     for use in (cache_image_vectors, live_image_vectors):
