@@ -13,26 +13,22 @@ from hypothesis import strategies as st
 from diptych.data.class_lists import open_class_list
 from diptych.errors import DataError
 from diptych.evaluation import classes as module
-from diptych.evaluation.classes import class_recall, nearest_of_same_class
+from diptych.evaluation.classes import class_ranks, class_recall
 
 
 def loop(
     queries: np.ndarray, classes: np.ndarray, gallery: np.ndarray, labels: np.ndarray, own: bool
-) -> list[bool]:
-    """The nearest by Euclidean distance of unit rows, item by item; the first of equally near ones."""
+) -> list[float]:
+    """Sort the gallery by Euclidean distance of unit rows, then by index, and look for the class, query by query."""
     unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
     queries, gallery = unit(queries), unit(gallery)
-    right = []
+    ranks = []
     for i, query in enumerate(queries):
-        best, nearest = np.inf, -1
-        for j, item in enumerate(gallery):
-            if own and i == j:
-                continue
-            distance = round(float(((query - item) ** 2).sum()), 9)
-            if distance < best:
-                best, nearest = distance, j
-        right.append(bool(labels[nearest] == classes[i]))
-    return right
+        distances = [(round(float(((query - item) ** 2).sum()), 5), j) for j, item in enumerate(gallery)]
+        order = [j for _, j in sorted(distances) if not (own and i == j)]
+        places = [place for place, j in enumerate(order) if labels[j] == classes[i]]
+        ranks.append(float(places[0]) if places else float("inf"))
+    return ranks
 
 
 @settings(deadline=None, max_examples=40)
@@ -43,7 +39,7 @@ def test_leave_one_out_equals_the_loop(count: int, kinds: int, seed: int, copies
     if copies:  # duplicates: the nearest neighbour of an image may be its copy
         vectors[count // 2] = vectors[0]
     classes = rng.integers(0, kinds, count)
-    found = nearest_of_same_class(torch.from_numpy(vectors), classes)
+    found = class_ranks(torch.from_numpy(vectors), classes)
     assert found.tolist() == loop(vectors, classes, vectors, classes, own=True)
 
 
@@ -57,7 +53,7 @@ def test_leave_one_out_equals_scikit_learn() -> None:
     model = KNeighborsClassifier(1).fit(vectors, classes)
     others = model.kneighbors(None, return_distance=False)[:, 0]  # of the fitted rows, without themselves
     expected = 100 * float((classes[others] == classes).mean())
-    assert class_recall(torch.from_numpy(vectors), classes) == pytest.approx(expected)
+    assert class_recall(torch.from_numpy(vectors), classes)[1] == pytest.approx(expected)
 
 
 def test_query_and_gallery_keep_every_item() -> None:
@@ -65,27 +61,27 @@ def test_query_and_gallery_keep_every_item() -> None:
     queries, gallery = rng.normal(size=(20, 5)), rng.normal(size=(30, 5))
     gallery[:20] = queries  # the same picture on both sides is a fair hit here
     classes, labels = rng.integers(0, 4, 20), rng.integers(0, 4, 30)
-    found = nearest_of_same_class(torch.from_numpy(queries), classes, torch.from_numpy(gallery), labels)
+    found = class_ranks(torch.from_numpy(queries), classes, torch.from_numpy(gallery), labels)
     assert found.tolist() == loop(queries, classes, gallery, labels, own=False)
 
 
 def test_blocks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     vectors, classes = torch.from_numpy(rng.normal(size=(50, 4))), rng.integers(0, 5, 50)
-    whole = nearest_of_same_class(vectors, classes)
-    monkeypatch.setattr(module, "BLOCK", 7)
-    assert (nearest_of_same_class(vectors, classes) == whole).all()
+    whole = class_ranks(vectors, classes)
+    monkeypatch.setattr(module, "BLOCK", 7 * 50)
+    assert (class_ranks(vectors, classes) == whole).all()
 
 
 def test_dropping_the_first_hit_would_be_wrong_for_duplicates() -> None:
     # rows 0 and 1 are copies of different classes; each is the other's nearest, so both are wrong
     vectors = torch.tensor([[1.0, 0], [1.0, 0], [0, 1.0], [0.1, 1.0]])
-    assert nearest_of_same_class(vectors, np.array([0, 1, 2, 2])).tolist() == [False, False, True, True]
+    assert class_ranks(vectors, np.array([0, 1, 2, 2])).tolist() == [np.inf, np.inf, 0, 0]
 
 
 def test_a_class_of_one_is_counted_as_wrong() -> None:
     vectors = torch.tensor([[1.0, 0], [0.9, 0.1], [0, 1.0]])
-    assert class_recall(vectors, np.array([0, 0, 1])) == pytest.approx(200 / 3)
+    assert class_recall(vectors, np.array([0, 0, 1]), ks=(1, 5)) == pytest.approx({1: 200 / 3, 5: 200 / 3})
 
 
 def test_bad_input() -> None:

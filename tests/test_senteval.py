@@ -13,7 +13,7 @@ from small_senteval import write_senteval
 
 from diptych.data.senteval import SEVEN, YEARS, read_senteval, texts_of
 from diptych.errors import DataError
-from diptych.evaluation.correlation import agreement, average_ranks, pearson, spearman
+from diptych.evaluation.correlation import agreement, average_ranks, neighbour_agreement, pearson, spearman
 
 
 def test_the_whole_layout(tmp_path: Path) -> None:
@@ -182,3 +182,20 @@ def test_the_three_aggregations() -> None:
     assert one["spearman_all"] == one["spearman_mean"] == one["spearman_wmean"]
     with pytest.raises(DataError, match="no pairs"):
         agreement([])
+
+
+def test_neighbour_agreement_is_a_mean_over_items() -> None:
+    from scipy import stats
+
+    rng = np.random.default_rng(0)
+    ours, gold = rng.normal(size=(8, 5)), rng.normal(size=(8, 3))
+    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
+    a, b = unit(ours) @ unit(ours).T, unit(gold) @ unit(gold).T
+    each = []
+    for i in range(8):
+        others = [j for j in range(8) if j != i]
+        each.append(stats.spearmanr(a[i, others], b[i, others])[0])
+    assert neighbour_agreement(ours, gold) == pytest.approx(100 * np.mean(each))
+    assert neighbour_agreement(ours, 3 * ours) == pytest.approx(100)
+    with pytest.raises(DataError, match="at least three"):
+        neighbour_agreement(ours[:2], gold[:2])

@@ -1,6 +1,8 @@
-"""Class-based retrieval: is the nearest other image of the same class? R@1 as in CUB, SOP, In-Shop, iNaturalist."""
+"""Class-based retrieval: does an item find others of its class? R@K as in CUB, SOP, In-Shop and iNaturalist."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -10,20 +12,20 @@ from torch import Tensor
 from diptych import ops
 from diptych.errors import DataError
 
-BLOCK = 1024  # queries compared with the whole gallery at a time
+BLOCK = 1 << 25  # scores held at a time
 
 
-def nearest_of_same_class(
+def class_ranks(
     vectors: Tensor,
     classes: NDArray[np.int64],
     gallery: Tensor | None = None,
     gallery_classes: NDArray[np.int64] | None = None,
-) -> NDArray[np.bool_]:
-    """For each query (N, D), whether the nearest gallery item by cosine has its class.
+) -> NDArray[np.float64]:
+    """For each query (N, D), how many items of other classes stand before the first of its own, by cosine.
 
-    Without a gallery each image is asked for among all others: its own row is left out, not "the first hit", which
-    may be a duplicate of it. Of equally near items the first in the gallery counts. A class of one image can never
-    be right, and stays in the average.
+    Without a gallery each item is asked for among all others: its own row is left out, not "the first hit", which may
+    be a duplicate of it. Equal scores rank by gallery index. Infinite where no other item has the class: such a query
+    is never right, and stays in the average.
     """
     own = gallery is None
     gallery = vectors if gallery is None else gallery
@@ -31,20 +33,29 @@ def nearest_of_same_class(
     _check(vectors, classes, "queries")
     _check(gallery, gallery_classes, "gallery items")
     if len(gallery) <= int(own):
-        raise DataError(f"{len(gallery)} images are too few to look for neighbours: give at least {1 + own}.")
+        raise DataError(f"{len(gallery)} items are too few to look for neighbours: give at least {1 + own}.")
     queries, items = ops.unit(vectors.float()), ops.unit(gallery.float())
-    numbers = torch.arange(len(items), device=items.device)
-    found = np.zeros(len(queries), dtype=np.int64)
-    for start in range(0, len(queries), BLOCK):
-        scores = queries[start : start + BLOCK] @ items.T  # (block, N)
-        rows = torch.arange(len(scores), device=scores.device)
+    labels, numbers = (
+        torch.from_numpy(gallery_classes).to(items.device),
+        torch.arange(len(items), device=items.device),
+    )
+    asked = torch.from_numpy(classes).to(items.device)
+    ranks = np.zeros(len(queries))
+    step = max(1, BLOCK // len(items))
+    for start in range(0, len(queries), step):
+        rows = slice(start, start + step)
+        scores = queries[rows] @ items.T  # (block, N)
+        same = labels == asked[rows, None]
         if own:
-            scores[rows, rows + start] = -torch.inf
-        best = scores == scores.amax(dim=1, keepdim=True)
-        first = torch.where(best, numbers, len(items)).amin(dim=1)  # argmax does not promise the first
-        found[start : start + BLOCK] = first.cpu().numpy()
-    same: NDArray[np.bool_] = gallery_classes[found] == classes
-    return same
+            itself = numbers == numbers[rows, None]
+            scores.masked_fill_(itself, -torch.inf)
+            same &= ~itself
+        best = scores.masked_fill(~same, -torch.inf).amax(dim=1, keepdim=True)
+        level = scores == best
+        first = torch.where(level & same, numbers, len(items)).amin(dim=1, keepdim=True)
+        before = (scores > best).sum(1) + (level & ~same & (numbers < first)).sum(1)
+        ranks[rows] = torch.where(same.any(1), before.double(), torch.inf).cpu().numpy()
+    return ranks
 
 
 def class_recall(
@@ -52,9 +63,11 @@ def class_recall(
     classes: NDArray[np.int64],
     gallery: Tensor | None = None,
     gallery_classes: NDArray[np.int64] | None = None,
-) -> float:
-    """R@1 in percent: the share of queries whose nearest gallery item has their class."""
-    return 100.0 * float(nearest_of_same_class(vectors, classes, gallery, gallery_classes).mean())
+    ks: Sequence[int] = (1,),
+) -> dict[int, float]:
+    """R@K in percent for each K: the share of queries with an item of their class among the first K."""
+    ranks = class_ranks(vectors, classes, gallery, gallery_classes)
+    return {k: 100.0 * float((ranks < k).mean()) for k in ks}
 
 
 def _check(vectors: Tensor, classes: NDArray[np.int64], what: str) -> None:

@@ -70,3 +70,24 @@ def _checked(similarities: ArrayLike, gold: ArrayLike) -> tuple[NDArray[np.float
     if not np.isfinite(b).all():
         raise DataError("a gold score is no finite number: check the file of gold scores.")
     return np.nan_to_num(a, nan=0.0), b  # the cosine of a zero vector
+
+
+def neighbour_agreement(vectors: ArrayLike, gold: ArrayLike) -> float:
+    """How alike two spaces order the neighbours of an item: mean over items of Spearman's ρ, × 100.
+
+    For each item of ``vectors`` (N, D) the cosines with all others are correlated with those of ``gold`` (N, E).
+    """
+    ours, theirs = (_cosines(np.asarray(rows, dtype=np.float64)) for rows in (vectors, gold))
+    if len(ours) != len(theirs) or len(ours) < 3:
+        raise DataError(
+            f"{len(ours)} vectors and {len(theirs)} of the gold space: give at least three of each."
+        )
+    others = ~np.eye(len(ours), dtype=np.bool_)
+    found = [spearman(a[keep], b[keep]) for a, b, keep in zip(ours, theirs, others, strict=True)]
+    return 100 * float(np.mean(found))
+
+
+def _cosines(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    cosines: NDArray[np.float64] = rows @ rows.T
+    return cosines
