@@ -28,6 +28,7 @@ from diptych.encoders.published_teachers import read_vectors
 from diptych.encoders.teachers import (
     ImageTeacher,
     Projection,
+    StoredTeacher,
     TextTeacher,
     cache_image_vectors,
     cache_text_vectors,
@@ -247,14 +248,29 @@ def test_the_projection_keeps_cosines() -> None:
         image_teacher(space="grid")
 
 
-def test_stored_features_are_no_pictures(tmp_path: Path) -> None:
-    class Regions(Pictures):
-        def __getitem__(self, index: int) -> StoredImage:
-            return np.ones((4, 16), np.float32)
+class Regions(Pictures):
+    """Stored features: the colours of the pixels."""
 
+    def __getitem__(self, index: int) -> StoredImage:
+        return self.arrays[index].reshape(-1, 3).astype(np.float32)
+
+
+def test_stored_features_teach_by_their_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STORED_CHUNK", 2)
+    store = Regions(5)
+    found = cache_image_vectors(StoredTeacher(), store, tmp_path)
+    expected = store.arrays.reshape(5, -1, 3).mean(1)
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(found.rows(range(5)), expected, atol=2e-3)
+    np.testing.assert_allclose(live_image_vectors(StoredTeacher(), store)[3], expected[3], atol=1e-6)
+
+
+def test_stored_features_and_pictures_are_not_mixed_up(tmp_path: Path) -> None:
     for use in (cache_image_vectors, live_image_vectors):
         with pytest.raises(DataError, match="stored features, which an image teacher cannot look at"):
             use(image_teacher(), Regions(3))
+        with pytest.raises(DataError, match="holds pictures, no stored features"):
+            use(StoredTeacher(), Pictures(3))
     with pytest.raises(DataError, match="has none"):
         cache_image_vectors(image_teacher(), Pictures(0), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -36,6 +36,7 @@ from diptych.storage import cache_folder
 Space = Literal["pooled", "tokens"]
 TEXT_CHUNK = 2048  # texts between two writes
 TEXT_BATCH = 64
+STORED_CHUNK = 1024  # images whose stored features are read at a time
 PROJECTION_SEED = 0  # of the Gaussian matrix, the same in every run
 
 
@@ -78,6 +79,23 @@ class ImageTeacher:
         flat = cells.mean(axis=1) if self.space == "pooled" else cells.reshape(len(cells), -1)
         return self.projection(flat)
 
+    def chunks(
+        self, store: ImageStore, start: int, show_progress: bool
+    ) -> Iterator[tuple[NDArray[np.float32], int]]:
+        """The vectors of images ``start``… in chunks worth writing, each with its number of images."""
+        for chunk in compute_cells(
+            self.backbone, self.image_input, store, start, label="image teacher", show_progress=show_progress
+        ):
+            yield self.of_cells(chunk.values()), chunk.images
+
+    def check(self, store: ImageStore) -> None:
+        """Refuse what is no picture."""
+        if isinstance(store[0], np.ndarray):
+            raise DataError(
+                "the data holds stored features, which an image teacher cannot look at: use the teacher 'stored', or "
+                "give a file of teacher vectors (a matrix with a row per image, or a dict {image id: vector})."
+            )
+
     @torch.inference_mode()
     def __call__(self, items: Sequence[Any]) -> NDArray[np.float32]:
         """Vectors (n, dim) of some pictures, now."""
@@ -85,6 +103,39 @@ class ImageTeacher:
         pixels = self.image_input([as_item(item) for item in items])
         assert isinstance(pixels, torch.Tensor)
         return self.of_cells(self.backbone(pixels.to(device)).float().cpu().numpy())
+
+
+class StoredTeacher:
+    """The stored features of the data as their own teacher: the mean of an image's regions or cells."""
+
+    def __init__(self, project: int = 0) -> None:
+        self.projection = Projection(project)
+
+    def identity(self) -> str:
+        """Names the projection; the features are the data's."""
+        return content_name("stored", self.projection.identity())
+
+    def chunks(
+        self, store: ImageStore, start: int, show_progress: bool
+    ) -> Iterator[tuple[NDArray[np.float32], int]]:
+        """The vectors of images ``start``… in chunks worth writing, each with its number of images."""
+        starts = range(start, len(store), STORED_CHUNK)
+        for first in track(starts, "image teacher", len(starts), show_progress):
+            rows = np.arange(first, min(first + STORED_CHUNK, len(store)))
+            yield self([*read_items(store, rows)]), len(rows)
+
+    def check(self, store: ImageStore) -> None:
+        """Refuse pictures."""
+        if not isinstance(store[0], np.ndarray):
+            raise DataError(
+                "the data holds pictures, no stored features: name an image teacher, such as lite0."
+            )
+
+    def __call__(self, items: Sequence[Any]) -> NDArray[np.float32]:
+        """Vectors (n, dim) of the features (R, dim) or (dim,) of some images."""
+        return self.projection(
+            np.stack([np.atleast_2d(item).astype(np.float32).mean(axis=0) for item in items])
+        )
 
 
 class TextTeacher:
@@ -155,9 +206,9 @@ class Live(ArrayStore):
         return self.compute(distinct)[back]
 
 
-def live_image_vectors(teacher: ImageTeacher, store: ImageStore) -> Live:
-    """The teacher's vectors of a store's pictures, computed batch by batch."""
-    _check_pictures(store)
+def live_image_vectors(teacher: ImageTeacher | StoredTeacher, store: ImageStore) -> Live:
+    """The teacher's vectors of a store's images, computed batch by batch."""
+    _check(teacher, store)
     return Live(lambda rows: teacher([*read_items(store, rows)]), len(store))
 
 
@@ -167,25 +218,22 @@ def live_text_vectors(teacher: TextTeacher, texts: Sequence[str]) -> Live:
 
 
 def cache_image_vectors(
-    teacher: ImageTeacher, store: ImageStore, folder: str | Path | None = None, *, show_progress: bool = True
+    teacher: ImageTeacher | StoredTeacher,
+    store: ImageStore,
+    folder: str | Path | None = None,
+    *,
+    show_progress: bool = True,
 ) -> ArrayStore:
-    """The teacher's vector of every picture of ``store``, (N, dim) float16, computed once."""
-    _check_pictures(store)
+    """The teacher's vector of every image of ``store``, (N, dim) float16, computed once."""
+    _check(teacher, store)
     contents = hashlib.sha256()
     for row in range(len(store)):
         contents.update(store.content_key(row).encode() + b"\0")
     path, key = _place(folder, "images", teacher.identity(), contents.hexdigest())
     with FeatureFile(path, key, overwrite=True) as file:
         if not file.finished:
-            for chunk in compute_cells(
-                teacher.backbone,
-                teacher.image_input,
-                store,
-                file.progress.done,
-                label="image teacher",
-                show_progress=show_progress,
-            ):
-                file.append(teacher.of_cells(chunk.values()), chunk.images)
+            for vectors, images in teacher.chunks(store, file.progress.done, show_progress):
+                file.append(vectors, images)
             file.finish()
     return ArrayStore(path)
 
@@ -212,14 +260,10 @@ def cache_text_vectors(
     return ArrayStore(path)
 
 
-def _check_pictures(store: ImageStore) -> None:
+def _check(teacher: ImageTeacher | StoredTeacher, store: ImageStore) -> None:
     if not len(store):
-        raise DataError("an image teacher needs pictures, and the data has none.")
-    if isinstance(store[0], np.ndarray):
-        raise DataError(
-            "the data holds stored features, which an image teacher cannot look at: give a file of teacher vectors "
-            "instead (a matrix with a row per image, or a dict {image id: vector})."
-        )
+        raise DataError("an image teacher needs images, and the data has none.")
+    teacher.check(store)
 
 
 def _place(folder: str | Path | None, what: str, *parts: str) -> tuple[Path, str]:
