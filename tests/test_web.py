@@ -388,7 +388,7 @@ def test_health_about_metrics_and_openapi(client: TestClient) -> None:
     for line in text.splitlines():
         assert re.fullmatch(r"# (HELP|TYPE) \w+ .+|\w+(\{[^}]*\})? [-+0-9.e]+", line), line
     paths = client.get("/openapi.json").json()["paths"]
-    names = ("search", "browse", "items", "thumbnail", "image", "health", "about")
+    names = ("search", "browse", "items", "thumbnail", "image", "video", "health", "about")
     assert set(paths) == {*(f"/api/{name}" for name in names), "/metrics"}
     manual = (Path(__file__).parent.parent / "docs" / "serve.md").read_text("utf-8")
     told = {

@@ -43,7 +43,7 @@ def print_paths(index: Index, hits: Hits, *, everything: bool) -> None:
 
 
 def print_json(index: Index, hits: Hits, *, everything: bool) -> None:
-    """One JSON object."""
+    """One JSON object; the time of a frame is in its metadata."""
     passed = {hit.item.id for hit in hits.matches}
     answers = [
         {
@@ -144,12 +144,16 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> N
 
 
 def _name(index: Index, item: Item) -> str:
-    """A short name for people: the path from where they stand, or the id."""
-    file = index.file(item)
+    """A short name for people: the path from where they stand, with the time of a frame, or the id."""
+    from diptych.data.video_files import clock
+    from diptych.index.frames import frame_of
+
+    file, frame = index.file(item), frame_of(item)
     if file is None:
         return _printable(item.id)
     short = os.path.relpath(file)
-    return _printable(str(file) if short.startswith("..") else short)
+    name = str(file) if short.startswith("..") else short
+    return _printable(name if frame is None else f"{name} at {clock(frame.time)}")
 
 
 def _text(item: Item) -> str:

@@ -280,6 +280,7 @@ def model_of(opened: Index, given: str | None) -> tuple[Retriever, str]:
     help="how readily a match is claimed: the chance that one is claimed where there is none (default: 0.2)",
 )
 @click.option("--all", "everything", is_flag=True, help="also answers below the cut-off")
+@click.option("--frames", is_flag=True, help="every frame of a video (default: the best frame of each video)")
 @click.option("--allow_urls", "--allow-urls", is_flag=True, help="fetch images that a query names by address")
 @click.option("--model", help="folder or name of the model (default: as recorded)")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
@@ -299,6 +300,7 @@ def search(
     exact: bool | None,
     chance: float | None,
     everything: bool,
+    frames: bool,
     allow_urls: bool,
     model: str | None,
     as_json: bool,
@@ -327,7 +329,7 @@ def search(
         searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls)
         hits = searcher.search(
             asked, k, kind=kind, filter=condition, hybrid=hybrid, rerank=rerank,
-            chance=chance or (CHANCE if query else None), exact=exact,
+            chance=chance or (CHANCE if query else None), exact=exact, frames=frames,
         )  # fmt: skip
         if html is not None:
             from diptych.storage import write_text

@@ -18,6 +18,7 @@ from PIL import Image
 from diptych.data.captions import Captions, StoredImage, StoreRows
 from diptych.data.formats import open_captions
 from diptych.data.problems import Problems
+from diptych.data.video_files import is_video
 from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.protocol import KINDS, Collection, Index, Item, Model, Precision, Vectors
@@ -291,8 +292,8 @@ class _Sync:
         )
 
     def thumbnail(self, id: str, row: int, picture: StoredImage | None) -> bytes | None:
-        """A stored thumbnail for an image that has no file of its own to make one from later."""
-        if self.files.relative(row):
+        """A stored thumbnail for an image that has no file of its own to make one from later: a frame has none."""
+        if (file := self.files.relative(row)) and not is_video(file):
             return None
         if picture is None:
             return self.index.thumbnail(id)

@@ -15,11 +15,13 @@ from diptych.index.cutoff import CHANCE, Background, background
 from diptych.index.engine import check_k, other_model
 from diptych.index.exact import rescore
 from diptych.index.filters import Filter
+from diptych.index.frames import one_per_video
 from diptych.index.lexical import fuse
 from diptych.index.postgres.bm25 import Tokenizer
 from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
 from diptych.index.query import parse_query
 
+DEEPER = 4  # times as many items are asked for when those found are frames of too few videos
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
 MAX_DOWNLOAD = 20_000_000  # bytes of an image fetched from an address
 PATIENCE = 10  # seconds for such a download
@@ -68,12 +70,14 @@ class Searcher:
         rerank: int = 0,
         chance: float | None = CHANCE,
         exact: bool | None = None,
+        frames: bool = False,
     ) -> Hits:
         """The k best items of a kind for a query expression, a query, or an image.
 
         ``hybrid`` fuses the ranking with that of BM25 over the texts. ``rerank`` is how many of the best hits
         the pair scorer orders anew. ``chance`` sets the cut-off (see ``cutoff``); None leaves it out. An item that
-        the query itself names is not among its answers.
+        the query itself names is not among its answers. Of a video the best frame stands for all; with ``frames``
+        each frame is an answer.
         """
         check_k(k)
         asked = as_query(query)
@@ -86,12 +90,14 @@ class Searcher:
             raise IndexFault(f"{self.index.info.path} is empty: add a collection with 'diptych index' first.")
         named = {str(term.value) for term in asked.terms if term.kind == "item"}
         depth = max(k, rerank, DEPTH if hybrid else 0) + len(named)
-        hits = self.index.search(vector, depth, kind=kind, filter=filter, exact=exact)
+        hits = self._nearest(vector, depth, kind, filter, exact, frames)
         ranked = list(hits)
         if hybrid:
             ranked = self._fused(vector, asked, ranked, depth, kind, filter)
-            ranked = self._with_words(asked.text, ranked[: max(k, rerank) + len(named)])
         ranked = [hit for hit in ranked if hit.item.id not in named]
+        ranked = ranked if frames else one_per_video(ranked)
+        if hybrid:
+            ranked = self._with_words(asked.text, ranked[: max(k, rerank)])
         if rerank:
             ranked = self._reranked(asked, ranked, rerank)
         found = Hits(tuple(ranked[:k]), hits.exact)
@@ -131,6 +137,23 @@ class Searcher:
         """The distribution of a query's scores over the collection; None when the collection is too small."""
         sample = self.index.sample(kind, filter)
         return background(sample @ vector, self.index.count(kind))
+
+    def _nearest(
+        self,
+        vector: Vectors,
+        depth: int,
+        kind: Kind | None,
+        filter: str | Filter | None,
+        exact: bool | None,
+        frames: bool,
+    ) -> Hits:
+        """The nearest items, so many that ``depth`` are left when each video counts once."""
+        wanted = depth
+        while True:
+            hits = self.index.search(vector, wanted, kind=kind, filter=filter, exact=exact)
+            if frames or len(hits) < wanted or len(one_per_video(hits)) >= depth:
+                return hits
+            wanted *= DEEPER
 
     def _with_cutoff(
         self, hits: Hits, vector: Vectors, kind: Kind | None, filter: str | Filter | None, chance: float

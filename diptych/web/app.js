@@ -62,6 +62,12 @@ async function show(img, path) {
   } catch { img.dispatchEvent(new Event("error")); }
 }
 
+// seconds into a video as a player shows them
+function clock(time) {
+  const [hours, minutes, seconds] = [Math.floor(time / 3600), Math.floor(time / 60) % 60, Math.floor(time) % 60].map(String);
+  return hours === "0" ? `${minutes}:${seconds.padStart(2, "0")}` : `${hours}:${minutes.padStart(2, "0")}:${seconds.padStart(2, "0")}`;
+}
+
 const picture = (id) => `/api/thumbnail?id=${encodeURIComponent(id)}`;
 
 // ---------------------------------------------------------------- the question
@@ -90,6 +96,7 @@ function find(kind, k, signal, query = state.query) {
   if (query.trim()) fields.query = query;
   if (state.like) fields.like = state.like;
   if (state.hybrid && query.trim()) fields.hybrid = true;
+  if ("video" in state.picks) fields.frames = true; // one video was chosen: then every frame of it counts
   if (state.rerank && kind === state.kind) fields.rerank = Math.min(RERANKED, about.limits.k);
   if (!state.image) return ask(`/api/search?${new URLSearchParams(fields)}`, { signal });
   const body = new FormData();
@@ -177,7 +184,11 @@ function tell(found) {
 function card(hit, best) {
   const item = $("card").content.cloneNode(true).firstElementChild;
   const button = item.querySelector(".card"), img = item.querySelector("img"), frame = item.querySelector(".frame");
+  const moment = hit.time === null ? "" : clock(hit.time), mark = item.querySelector(".time");
   const caption = hit.text.split("\n")[0] || hit.path || hit.id;
+  const named = moment ? `${caption} at ${moment}` : caption;
+  mark.textContent = moment;
+  mark.hidden = !moment;
   button.dataset.id = hit.id;
   button.title = `More like this\n${hit.id}`;
   item.querySelector(".caption").textContent = caption;
@@ -188,7 +199,7 @@ function card(hit, best) {
     const score = hit.details.similarity ?? hit.score;
     item.querySelector(".score b").textContent = score.toFixed(3);
     item.querySelector(".meter i").style.width = `${Math.max(0, Math.min(1, hit.score / best)) * 100}%`;
-    button.setAttribute("aria-label", `${caption}, score ${score.toFixed(3)}${hit.matches ? "" : ", not a match"}`);
+    button.setAttribute("aria-label", `${named}, score ${score.toFixed(3)}${hit.matches ? "" : ", not a match"}`);
     item.classList.toggle("below", !hit.matches);
   } else {
     item.querySelector(".score").hidden = true;
@@ -237,9 +248,13 @@ async function panel(signal) {
   const large = source ? `/api/image?id=${encodeURIComponent(source)}` : "";
   if (state.image) show($("picture"), preview(state.image));
   else if (source) show($("picture"), large);
+  const moment = item && item.time !== null ? item.time : null; // a frame opens its video, at its time
+  const opened = moment === null ? large : `/api/video?id=${encodeURIComponent(source)}#t=${moment}`;
+  $("whole").title = moment === null ? "Open the picture" : `Open the video at ${clock(moment)}`;
   // a link sends no token
-  if (large && !state.image && !token) $("whole").href = large; else $("whole").removeAttribute("href");
-  $("title").textContent = state.image ? state.image.name || "Your image" : lines[0] || item?.path || state.like;
+  if (large && !state.image && !token) $("whole").href = opened; else $("whole").removeAttribute("href");
+  const name = lines[0] || item?.path || state.like;
+  $("title").textContent = state.image ? state.image.name || "Your image" : moment === null ? name : `${name} at ${clock(moment)}`;
   $("own").replaceChildren(...lines.slice(1).map((line) => element("li", line)));
   const facts = Object.entries(item ? { ...item.metadata, path: item.path } : {}).filter(([, value]) => value !== null && value !== "");
   $("facts").hidden = !facts.length;

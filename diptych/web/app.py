@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, File, Form, Query, Response, UploadFile
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -180,10 +180,21 @@ def _add_search(app: FastAPI, service: Service) -> None:
         filter: Annotated[str, Query(description='a filter: price < 50 and color = "red"')] = "",
         hybrid: Annotated[bool, Query(description="fuse with full-text search")] = False,
         rerank: Annotated[int, Query(description="best hits a pair scorer orders anew")] = 0,
+        frames: Annotated[bool, Query(description="every frame of a video, not the best of each")] = False,
     ) -> SearchReply:
         """Terms given together are mixed; the ranking is that of their sum."""
         return answer(
-            Asked(text, query, like, k=k, kind=check_kind(kind), filter=filter, hybrid=hybrid, rerank=rerank)
+            Asked(
+                text,
+                query,
+                like,
+                k=k,
+                kind=check_kind(kind),
+                filter=filter,
+                hybrid=hybrid,
+                rerank=rerank,
+                frames=frames,
+            )
         )
 
     @app.post("/api/search", tags=["search"], summary="Search with uploaded images, alone or mixed with text")
@@ -200,11 +211,12 @@ def _add_search(app: FastAPI, service: Service) -> None:
         filter: Annotated[str, Form()] = "",
         hybrid: Annotated[bool, Form()] = False,
         rerank: Annotated[int, Form()] = 0,
+        frames: Annotated[bool, Form()] = False,
     ) -> SearchReply:
         """The same as GET, with files. Nothing that is uploaded is kept."""
         files = tuple((upload.file.read(), upload.filename) for upload in images)
         return answer(
-            Asked(text, query, like, files, image_weight, k, check_kind(kind), filter, hybrid, rerank)
+            Asked(text, query, like, files, image_weight, k, check_kind(kind), filter, hybrid, rerank, frames)
         )
 
     @app.get("/api/browse", tags=["search"], summary="Items spread over the collection, without a query")
@@ -252,6 +264,21 @@ def _add_items(app: FastAPI, service: Service) -> None:
         """Its file where it lies below the indexed folder, its thumbnail otherwise."""
         check_text(id, service.limits.query, "the id")
         return _picture(service.pictures.image(id), id)
+
+    @app.get(
+        "/api/video", tags=["items"], summary="The video that an item is a frame of", response_class=Response
+    )
+    def video(id: str) -> Response:
+        """Its file where it lies below the indexed folder; ranges are served, so that a player can seek."""
+        check_text(id, service.limits.query, "the id")
+        found = service.pictures.video(id)
+        if found is None:
+            return failure(404, f"there is no video of '{id[:200]}': check the id.")
+        path, media_type = found
+        return FileResponse(
+            path, headers={"Cache-Control": "private, max-age=600"}, media_type=media_type, filename=path.name,
+            content_disposition_type="inline",
+        )  # fmt: skip
 
 
 def _add_state(app: FastAPI, service: Service, writable: bool) -> None:

@@ -22,6 +22,7 @@ from diptych.errors import (
     StorageError,
     Unavailable,
 )
+from diptych.index.frames import frame_of
 from diptych.index.protocol import Hit, Hits, Item
 
 
@@ -42,6 +43,7 @@ class ItemReply(BaseModel):
     text: str = Field(description="the text itself, or the texts of an image, one a line")
     path: str = Field(description="relative to the folder it was indexed from; empty without a file")
     image_id: str = Field(description="the image a text belongs to")
+    time: float | None = Field(description="of a frame: seconds into the video at path")
     metadata: dict[str, Any]
 
 
@@ -145,11 +147,13 @@ def _hit(hit: Hit, matches: bool) -> HitReply:
 
 
 def _fields(item: Item) -> dict[str, Any]:
+    frame = frame_of(item)
     return {
         "id": item.id,
         "kind": item.kind,
         "text": item.text,
         "path": item.path,
         "image_id": item.image_id,
+        "time": None if frame is None else frame.time,
         "metadata": dict(item.metadata),
     }

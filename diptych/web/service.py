@@ -18,6 +18,7 @@ from PIL import Image
 from diptych.errors import DataError, QueryError, SettingsError, Unavailable
 from diptych.index.build import PIXELS, make_thumbnail
 from diptych.index.cutoff import CHANCE
+from diptych.index.frames import one_per_video
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
 from diptych.index.query import parse_query
 from diptych.index.search import PairScorer, Searcher
@@ -52,6 +53,7 @@ class Asked:
     filter: str = ""
     hybrid: bool = False
     rerank: int = 0
+    frames: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +107,18 @@ class Service:
         # more like an item: what is nearest, without asking whether it is near
         chance = None if all(term.kind == "item" for term in query.terms) else CHANCE
         return self._searcher.search(
-            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank, chance=chance
+            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank, chance=chance,
+            frames=asked.frames,
         )  # fmt: skip
 
     def browse(self, k: int, kind: Kind | None, filter: str) -> Hits:
-        """Items spread evenly over the collection, for a page without a query; their scores mean nothing."""
+        """Items spread evenly over the collection, for a page without a query; their scores mean nothing.
+
+        Of each video one frame is shown.
+        """
         self._check(Asked(k=k, filter=filter))
         items = self.index.sample_items(kind, filter.strip() or None, k)
-        return Hits(tuple(Hit(item, 0.0) for item in items))
+        return Hits(tuple(one_per_video(Hit(item, 0.0) for item in items)))
 
     def add(self, new: Sequence[NewItem], uploads: dict[str, bytes]) -> int:
         """Add items, replacing those whose id is present; how many."""

@@ -19,8 +19,10 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from diptych.data.images import MAX_PIXELS, open_image
+from diptych.data.video_files import is_video
 from diptych.errors import ImageError, QueryError
 from diptych.index.build import THUMBNAIL, make_thumbnail
+from diptych.index.frames import frame_of
 from diptych.index.protocol import Index, Item
 from diptych.web.limits import Limits
 
@@ -29,6 +31,10 @@ LONGEST = 2048  # side of a picture handed to the model: models read a few hundr
 CACHE_BYTES = 64_000_000  # of thumbnails made from files
 PATIENCE = 10  # seconds to fetch the images that a query names by address, all together
 SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
+PLAYED = {
+    ".mp4": "video/mp4", ".m4v": "video/mp4", ".mov": "video/quicktime", ".webm": "video/webm",
+    ".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,7 @@ class Pictures:
             return Served(stored)
         (item,) = self.index.get([id])
         path = None if item is None else self.file(item)
-        if item is None or path is None:
+        if item is None or path is None or is_video(item.path):  # a frame's thumbnail is stored or lost
             return None
         key = (id, item.content)
         with self._lock:
@@ -83,10 +89,10 @@ class Pictures:
         return Served(data)
 
     def image(self, id: str) -> Served | None:
-        """The picture of an item as its file has it, or its thumbnail when there is no file."""
+        """The picture of an item as its file has it, or its thumbnail when there is no file or it is a frame's."""
         (item,) = self.index.get([id])
         path = None if item is None else self.file(item)
-        if path is None:
+        if item is None or path is None or is_video(item.path):
             stored = self.index.thumbnail(id)
             return None if stored is None else Served(stored)
         try:
@@ -98,6 +104,12 @@ class Pictures:
             out = io.BytesIO()
             self._open(path, f"the file of '{id}'", LONGEST).save(out, "JPEG", quality=90)
             return Served(out.getvalue())
+
+    def video(self, id: str) -> tuple[Path, str] | None:
+        """The file of the video that an item is a frame of, and what it is."""
+        (item,) = self.index.get([id])
+        path = None if item is None or frame_of(item) is None else self.file(item)
+        return None if path is None else (path, PLAYED.get(path.suffix.lower(), "application/octet-stream"))
 
     def file(self, item: Item) -> Path | None:
         """The file of an item, None without one below the roots; links are followed before the check."""
