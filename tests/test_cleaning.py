@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from diptych.data.cleaning import CleanedInput, clean_caption
+from diptych.data.text import WordInput
+from diptych.data.vocabulary import build_vocabulary
+from diptych.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("A Dog's day, at-the/beach!", "a dog s day at the beach"),
+        ('  <person>  is (very)  happy ~ #1: yes; no*? "so"  ', "person is very happy 1 yes no so"),
+        ("already clean", "already clean"),
+        (" ".join(map(str, range(80))), " ".join(map(str, range(64)))),
+    ],
+)
+def test_captions_are_cleaned_by_the_published_rule(text: str, clean: str) -> None:
+    assert clean_caption(text) == clean
+
+
+def test_a_text_without_words_is_refused() -> None:
+    with pytest.raises(DataError, match=r"the text '\?!' has no words"):
+        clean_caption("?!")
+
+
+def test_queries_are_cleaned_as_training_texts_are() -> None:
+    words = WordInput(build_vocabulary(["a red dog"], 1), augment=0.0)
+    cleaned = CleanedInput(words)
+    assert cleaned(["A RED-dog!"]).values.tolist() == words(["a red dog"]).values.tolist()
