@@ -135,11 +135,11 @@ def _read(chosen: Format, place: Path, found: Found, options: dict[str, Any]) ->
     if "problems" in inspect.signature(chosen.read).parameters:
         options = {**options, "problems": found}
     try:
-        captions = chosen.read(place, **options)
+        captions = chosen.captions(place, options)
         yield captions
         for split in chosen.splits(place) if chosen.splits else ():
             if split not in captions.splits:
-                alone = chosen.read(place, split=split, **options)
+                alone = chosen.captions(place, {**options, "split": split})
                 if len(alone.images):
                     yield alone
     except DataError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diptych.data import (
+    coco_instances,
     corpora,
     dual_encoding,
     emoji,
@@ -18,8 +19,12 @@ from diptych.data import (
     hgr,
     huggingface,
     karpathy,
+    label_arrays,
+    label_vocabulary,
     lists,
     manifest,
+    mirflickr,
+    nus_wide,
     precomputed,
     video_json,
     videos,
@@ -48,7 +53,18 @@ class Format:
     def options(self) -> list[str]:
         """Options its reader takes."""
         hidden = {"path", "split", "problems"}
-        return [name for name in inspect.signature(self.read).parameters if name not in hidden]
+        own = [name for name in inspect.signature(self.read).parameters if name not in hidden]
+        return [*own, *FURTHER]
+
+    def captions(self, place: Path, options: Mapping[str, Any]) -> Captions:
+        """Read ``place``; the options that every format has are applied to what its reader gives."""
+        own = {name: value for name, value in options.items() if name not in FURTHER}
+        captions = self.read(place, **own)
+        if "instances" in options:
+            captions = coco_instances.with_instances(captions, options["instances"])
+        if "unlabelled" in options:
+            captions = label_vocabulary.labelled(captions, options["unlabelled"])
+        return captions
 
     def refuse_unknown(self, options: Iterable[str]) -> None:
         """Refuse an option its reader does not take."""
@@ -59,6 +75,9 @@ class Format:
                     f"the format '{self.name}' has no option '{name}': its options are {known}."
                 )
 
+
+FURTHER = ("instances", "unlabelled")
+"""Options of every format: the folder of COCO's instance annotations, and what to do with images without a label."""
 
 FORMATS = (
     Format("emoji", "the word 'emoji': OpenMoji pictures with English names", emoji.matches, emoji.read),
@@ -90,6 +109,25 @@ FORMATS = (
     ),
     Format(
         "video-json", "the JSON of MSR-VTT or VATEX, and VIDEO.npy files", video_json.matches, video_json.read
+    ),
+    Format(
+        "label-arrays",
+        "train_preim.npy, train_tag.mat, train_label.mat, ...: regions, tags and labels (extra 'mat')",
+        label_arrays.matches,
+        label_arrays.read,
+        label_arrays.parts,
+    ),
+    Format(
+        "mirflickr",
+        "mirflickr25k_annotations_v080, meta/tags and pictures: MIRFlickr25K",
+        mirflickr.matches,
+        mirflickr.read,
+    ),
+    Format(
+        "nus-wide",
+        "ImageList, Groundtruth/AllLabels, NUS_WID_Tags and pictures: NUS-WIDE",
+        nus_wide.matches,
+        nus_wide.read,
     ),
     Format("webdataset", "a folder or pattern of .tar files", webdataset.matches, webdataset.read),
     Format("corpora", "a .json that lists corpora of tars with weights", corpora.matches, corpora.read),
@@ -127,7 +165,7 @@ def open_captions(
         options["split"] = split
     if problems is not None and "problems" in inspect.signature(found.read).parameters:
         options["problems"] = problems
-    captions = found.read(located(path), **options)
+    captions = found.captions(located(path), options)
     return captions if split is None else captions.split(canonical_split(split))
 
 
