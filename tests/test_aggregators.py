@@ -351,6 +351,33 @@ def test_the_two_sorts_agree_in_value_and_gradient(monkeypatch: pytest.MonkeyPat
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("length", [1, 9, 24, 36, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_sorts_the_same(length: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    values = torch.randn(5, length, 70).to(dtype)
+    values[0, 0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    mask = torch.rand(5, length) > 0.3
+    mask[:, 0], mask[1, 1:] = True, False
+    weights, results = torch.randn(5, 70, length), []
+    for device in ("cpu", "cuda"):
+        own = values.to(device).requires_grad_()
+        ranked = sorting.sort_sets(Features(own, mask.to(device)))
+        alone = sorting.sort_sets(Features(own.detach(), mask.to(device)))
+        assert torch.equal(ranked.nan_to_num(9), alone.nan_to_num(9))
+        ranked.backward(weights.to(device))
+        assert own.grad is not None
+        results.append((ranked.detach().cpu(), own.grad.cpu()))
+    (a, of_a), (b, of_b) = results
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    same = of_a == of_b
+    assert same.float().mean() > (
+        0.999 if dtype is torch.float32 else 0.8
+    )  # ties may take each other's place
+    torch.testing.assert_close(of_a.float().sum(1), of_b.float().sum(1), rtol=1e-2, atol=0.1)
+
+
 def test_threads_sort_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     values, mask = torch.randn(5, 3, 7), torch.ones(5, 3, dtype=torch.bool)
     alone = [sorting.sort_sets(Features(v, mask)) for v in (values, values.clone().requires_grad_())]

@@ -11,9 +11,9 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "diptych"
 ORDER = [
-    "types", "errors", "storage", "settings", "ops", "codes", "parts", "progress", "devices", "data", "encoders",
-    "aggregators", "branches", "interaction", "registry", "scores", "encoding", "retriever", "twin", "named",
-    "objectives", "evaluation", "training", "index", "reports", "recipes", "runs", "web", "cli", "__main__",
+    "types", "errors", "storage", "settings", "ops", "codes", "parts", "progress", "devices", "kernels", "data",
+    "encoders", "aggregators", "branches", "interaction", "registry", "scores", "encoding", "retriever", "twin",
+    "named", "objectives", "evaluation", "training", "index", "reports", "recipes", "runs", "web", "cli", "__main__",
 ]  # fmt: skip
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent != PACKAGE)
 
