@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from diptych.data.arrays import read_items
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.images import ImageInput, Items
+from diptych.data.packing import pack
 from diptych.data.text import TextStore
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.types import Batch
@@ -33,7 +34,8 @@ class PairLoader:
     ``workers`` threads prepare batches ahead, each a whole batch. Threads rather than processes: reading
     features, decoding and resizing pictures all release the interpreter, nothing is pickled or copied between
     processes, and a container's small /dev/shm is no limit. At most ``workers + 1`` batches are held. With
-    CUDA they lie in pinned memory. Features keep the type they are stored in (see ``RegionInput``).
+    CUDA they lie in pinned memory. Features keep the type they are stored in (see ``RegionInput``). With
+    ``pack_texts`` the token ids of a batch come packed too (see ``data.packing``).
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class PairLoader:
         drop_last: bool = True,
         targets: Targets | None = None,
         pin_memory: bool | None = None,
+        pack_texts: bool = False,
     ) -> None:
         self.captions, self.image_input, self.text_store = captions, image_input, text_store
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.workers, self.drop_last, self.targets = workers, drop_last, dict(targets or {})
+        self.pack_texts = pack_texts
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self.skipped: dict[int, str] = {}  # images that could not be read, with the reason
         self._check()
@@ -96,9 +100,10 @@ class PairLoader:
         # two streams: what the pictures draw must not move what the words draw
         streams = np.random.SeedSequence(self.seed, spawn_key=(epoch, step, self.rank)).spawn(2)
         image_rng, text_rng = (np.random.default_rng(stream) for stream in streams)
+        read = self.text_store.collate(texts.tolist(), text_rng)
         batch = Batch(
             images=self.image_input(items, image_rng),
-            texts=self.text_store.collate(texts.tolist(), text_rng),
+            texts=pack(read) if self.pack_texts else read,
             image_ids=torch.from_numpy(images),
             text_ids=torch.from_numpy(texts.copy()),
             targets={

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
+from diptych import kernels
+from diptych.data.packing import PackedIds
 from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.dropping import check_rate, drop_words
+from diptych.encoders.packed import can_pack, packed_states, unpack
 from diptych.encoders.precision import fit
 from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model
 from diptych.errors import DataError
@@ -23,6 +27,9 @@ class TransformerText(nn.Module):
     once per text. ``drop`` is the Size Augmentation of such states, dropped by mask while training; ids are
     augmented by the text input before. ``projection=False`` leaves out the linear layer, and ``dim`` becomes
     H. A frozen transformer (``trainable=False``) stays in evaluation mode: no dropout.
+
+    Ids that come packed (``data.packing``) go through BERT, RoBERTa, XLM-RoBERTa and CamemBERT without their padding;
+    other models read them padded.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class TransformerText(nn.Module):
         if isinstance(self.linear, nn.Linear):
             nn.init.xavier_uniform_(self.linear.weight)
             nn.init.zeros_(self.linear.bias)
+        self.can_pack = can_pack(self.model)
         self.trainable = trainable
         self.unfreeze() if trainable else self.freeze()
 
@@ -53,6 +61,8 @@ class TransformerText(nn.Module):
             raise DataError(
                 "a text encoder reads texts, not pictures: prepare them with the model's own text input."
             )
+        if isinstance(inputs, PackedIds) and self.can_pack:
+            return Features(unpack(self.linear(packed_states(self.model, inputs)), inputs), inputs.mask)
         states = inputs
         if inputs.is_ids:
             states = self.states(inputs)
@@ -71,6 +81,10 @@ class TransformerText(nn.Module):
         """Last hidden states (B, W, H) of token ids, before the projection."""
         hidden: Tensor = self.model(input_ids=ids.values, attention_mask=ids.mask.long()).last_hidden_state
         return Features(hidden, ids.mask)
+
+    def packs(self, device: torch.device) -> bool:
+        """Whether packed ids are read faster than padded ones on a device."""
+        return self.can_pack and kernels.on_gpu(device)
 
     def freeze(self) -> None:
         """Stop training the transformer; it goes to evaluation mode."""

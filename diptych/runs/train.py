@@ -13,6 +13,7 @@ import torch
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.storage import storing
+from diptych.encoders.packed import reads_packed
 from diptych.errors import CheckpointError, DataError
 from diptych.recipes.recipe import Recipe
 from diptych.training import checkpoint
@@ -24,6 +25,7 @@ from diptych.settings import TrainingSettings, from_json
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 
 FEW_SHAPES = 8  # text lengths are rounded up to a multiple of it where each length is compiled or recorded
+FEW_PACKED_SHAPES = 32  # the same where texts are packed: padding costs little there, and packed lengths vary too
 
 
 def run_recipe(
@@ -55,7 +57,10 @@ def run_recipe(
     with storing(folder):  # before what takes time
         folder.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    multiple = FEW_SHAPES if settings.compile or settings.cuda_graphs else 1
+    multiple = 1
+    if settings.compile or settings.cuda_graphs:
+        packed = reads_packed(method.retriever.text.encoder, torch.device(device))
+        multiple = FEW_PACKED_SHAPES if packed else FEW_SHAPES
     prepared = [
         prepare(
             method.retriever,
