@@ -33,7 +33,7 @@ from diptych.runs.train import resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json
 from diptych.training import health, loop
 from diptych.training.log import read_log
-from diptych.training.optim import Schedule
+from diptych.training.optim import Schedule, can_fold_clip, fold_clip
 from diptych.training.step import Step
 from diptych.twin import Twin
 from diptych.types import Batch, Features
@@ -63,6 +63,30 @@ def losses(folder: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return precomputed(tmp_path_factory.mktemp("data") / "toy_precomp")
+
+
+@pytest.mark.parametrize("limit", [0.5, 100.0])
+def test_clipping_inside_the_optimiser_is_clipping(limit: float) -> None:
+    torch.manual_seed(0)
+    start, results = [torch.randn(5, 3), torch.randn(7)], []
+    gradients = [[torch.randn(5, 3), torch.randn(7)] for _ in range(4)]
+    for folded in (False, True):
+        parameters = [torch.nn.Parameter(p.clone()) for p in start]
+        optimizer = torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1, fused=True)
+        assert can_fold_clip(optimizer)
+        for step in gradients:
+            for p, gradient in zip(parameters, step, strict=True):
+                p.grad = gradient.clone()
+            if folded:
+                fold_clip(optimizer, parameters, limit)
+            else:
+                torch.nn.utils.clip_grad_norm_(parameters, limit)
+            optimizer.step()
+        moments = [optimizer.state[p]["exp_avg_sq"] for p in parameters]
+        results.append([*(p.detach() for p in parameters), *moments])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    assert not can_fold_clip(torch.optim.AdamW(start, lr=0.1))
 
 
 def test_it_learns(data: Path, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from diptych.errors import SettingsError
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method, longest_prefix
+
+NORM_EPSILON = 1e-6  # as in torch's clip_grad_norm_
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,22 @@ def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(value)
         else:
             group["lr"] = value
+
+
+def can_fold_clip(optimizer: Any) -> bool:
+    """Whether the optimiser's own pass can scale the gradients: torch's fused AdamW."""
+    return bool(optimizer.defaults.get("fused"))
+
+
+def fold_clip(optimizer: Any, parameters: Sequence[Tensor], limit: float) -> None:
+    """Clip the gradients of the next step to ``limit`` in global norm, inside the optimiser's pass.
+
+    ``clip_grad_norm_`` would read and write every gradient once more before it; here only their norm is computed. The
+    fused kernel divides by ``grad_scale``, which is meant for a loss scale: max(1, ‖g‖ / limit) is the clip.
+    """
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    plain = getattr(optimizer, "optimizer", optimizer)  # not Accelerate's wrapper
+    plain.grad_scale = ((norm + NORM_EPSILON) / limit).clamp_min(1.0)
 
 
 def freeze_for_epoch(method: Method, epoch: int, parameters: Mapping[str, nn.Parameter]) -> list[str]:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from diptych import ops
 from diptych.training.method import Method
-from diptych.types import Batch, Embeddings, Features, Terms
+from diptych.training.optim import can_fold_clip, fold_clip
+from diptych.types import Batch, Embeddings, Terms
 
 WARM_STEPS = 3  # eager steps of a new shape before its graph is captured: lazy initialisation must be over
 
@@ -49,7 +50,10 @@ class Step:
             parameters = [
                 p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None
             ]
-            self.accelerator.clip_grad_norm_(parameters, self.clip_norm)
+            if can_fold_clip(self.optimizer) and self.accelerator.scaler is None:
+                fold_clip(self.optimizer, parameters, self.clip_norm)
+            else:
+                self.accelerator.clip_grad_norm_(parameters, self.clip_norm)
 
 
 class GraphedStep:
@@ -116,11 +120,14 @@ def _detached(e: Embeddings) -> Embeddings:
 
 
 def _tensors(batch: Batch) -> list[Tensor]:
-    images = (
-        [batch.images.values, batch.images.mask] if isinstance(batch.images, Features) else [batch.images]
-    )
-    texts = [batch.texts.values, batch.texts.mask]
-    return [*images, *texts, batch.image_ids, batch.text_ids, *batch.targets.values()]
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    batch.map(note)
+    return found
 
 
 def _shapes(batch: Batch) -> Hashable:
