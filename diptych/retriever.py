@@ -22,6 +22,7 @@ from diptych.data.images import ImageInput, ImageLike, as_item
 from diptych.data.text import TextInput, TextStore
 from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.errors import CheckpointError
+from diptych.kernels.streams import Beside, branching
 from diptych.parts import describe, part, rebuild
 from diptych.progress import track
 from diptych.storage import recover_folder, replace_folder
@@ -79,8 +80,11 @@ class Retriever(nn.Module):
         self, batch: Batch, image_kept: Tensor | None = None, text_kept: Tensor | None = None
     ) -> Embeddings:
         """Both sides of a batch, with every branch; of the local features only those ``kept``."""
-        image, image_features = self.image(batch.images, image_kept)
-        text, text_features = self.text(batch.texts, text_kept)
+        with branching((self.image, self.text)):
+            with Beside() as other:
+                image, image_features = self.image(batch.images, image_kept)
+            text, text_features = self.text(batch.texts, text_kept)
+            other.join()
         branches = {
             name: branch(image, image_features, text, text_features) for name, branch in self._branches()
         }

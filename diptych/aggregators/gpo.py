@@ -12,6 +12,7 @@ from diptych import ops
 from diptych.aggregators.generators import CosSinBiGRU, Generator
 from diptych.aggregators.sorting import sort_sets
 from diptych.errors import SettingsError
+from diptych.kernels.streams import Beside
 from diptych.parts import part
 from diptych.types import Features
 
@@ -71,8 +72,14 @@ class GPO(nn.Module):
 
     def coefficients(self, sizes: Tensor, length: int) -> Tensor:
         """θ of sets of the given ``sizes`` (S,), each at least 1: (S, length, K), zeros at ranks ≥ size."""
-        distinct, row = distinct_sizes(sizes, length)
-        table = self._table(distinct, length)  # (distinct, length, K)
+        if every_size(sizes, length):
+            with Beside() as other:  # needs nothing of the batch
+                table = self._table(torch.arange(1, length + 1, device=sizes.device), length)
+            row = sizes - 1
+            other.join()
+        else:
+            distinct, row = distinct_sizes(sizes, length)
+            table = self._table(distinct, length)  # (distinct, length, K)
         # a lookup whose gradient is summed in a fixed order, also on a GPU
         return embedding(row, table.flatten(1)).view(-1, *table.shape[1:])
 
@@ -111,13 +118,19 @@ class GPO(nn.Module):
 
 def distinct_sizes(sizes: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Sizes that need a row, and the row of each sample, by the rule in ``GPO``."""
-    fixed = _shapes_are_fixed(sizes)
-    if fixed and len(sizes) < length:
-        return sizes, torch.arange(len(sizes), device=sizes.device)
-    if fixed or (sizes.is_cuda and length <= ALL_SIZES):
+    if every_size(sizes, length):
         return torch.arange(1, length + 1, device=sizes.device), sizes - 1
+    if _shapes_are_fixed(sizes):
+        return sizes, torch.arange(len(sizes), device=sizes.device)
     distinct, row = torch.unique(sizes, return_inverse=True)
     return distinct, row
+
+
+def every_size(sizes: Tensor, length: int) -> bool:
+    """Whether every size of 1 … ``length`` gets a row, by the rule in ``GPO``."""
+    if _shapes_are_fixed(sizes):
+        return len(sizes) >= length
+    return sizes.is_cuda and length <= ALL_SIZES
 
 
 def _shapes_are_fixed(tensor: Tensor) -> bool:
