@@ -39,6 +39,11 @@ class TrainingSettings:
     log_steps: int = setting(20, "steps between two lines of the log", low=1)
     precision: Literal["no", "bf16", "fp16"] = setting("no", "mixed precision of the forward pass")
     compile: bool = setting(False, "compile the encoders with torch.compile")
+    micro_batch: int = setting(
+        0,
+        "encode a process's share of a batch in pieces of so many pairs, by gradient caching (0: whole)",
+        low=0,
+    )
     cuda_graphs: bool = setting(False, "replay each training step as a CUDA graph (one GPU)")
     workers: int = setting(0, "threads that prepare batches (0: the training thread itself)", low=0)
     tensorboard: bool = setting(False, "also write TensorBoard event files (needs the extra 'tensorboard')")

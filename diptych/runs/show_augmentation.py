@@ -19,7 +19,9 @@ def show_augmentation(
 ) -> str:
     """Draw ``count`` pictures of a split after every step of augmentation, ``draws`` times each, as a PNG."""
     if output.suffix.lower() != ".png":
-        raise SettingsError(f"{output} cannot be written: the picture is a PNG, give a name that ends in .png.")
+        raise SettingsError(
+            f"{output} cannot be written: the picture is a PNG, give a name that ends in .png."
+        )
     captions = open_captions(data, split=split)
     with_text = np.unique(captions.image_of)
     rows = np.random.default_rng(seed).permutation(with_text)[:count]

@@ -29,6 +29,7 @@ from diptych.training.method import Method
 FORMAT = 1
 FREE_TO_CHANGE = {
     "epochs", "patience", "save_steps", "log_steps", "workers", "tensorboard", "on_collapse", "compile", "cuda_graphs",
+    "micro_batch",
 }  # fmt: skip
 """Settings that may differ when a run is resumed: they do not change the steps already made."""
 

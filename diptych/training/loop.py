@@ -6,7 +6,7 @@ import atexit
 import shlex
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,10 +30,12 @@ from diptych.progress import track
 from diptych.settings import TrainingSettings
 from diptych.training import checkpoint, health
 from diptych.training.checkpoint import Progress, RunCard
+from diptych.training.gradient_cache import CachedStep
 from diptych.training.log import Log
 from diptych.training.method import Method
 from diptych.training.optim import Schedule, build_optimizer, freeze_for_epoch, set_rates, trainable
 from diptych.training.step import GraphedStep, Step
+from diptych.types import Batch, Embeddings, Terms
 
 WAIT = timedelta(hours=12)  # of the other processes for the one that clusters, evaluates or saves
 
@@ -95,7 +97,13 @@ def train(
         method.retriever.compile_encoders()
     model = accelerator.prepare_model(method.retriever)
     step = Step(method, model, accelerator.prepare_optimizer(optimizer), accelerator, settings.clip_norm)
-    run_step = GraphedStep(step) if settings.cuda_graphs else step
+    run_step: Callable[[Batch], tuple[Embeddings, Batch, Terms]] = step
+    if settings.cuda_graphs:
+        run_step = GraphedStep(step)
+    elif settings.micro_batch:
+        run_step = CachedStep(step, settings.micro_batch)
+    # pieces are moved one by one: the whole batch stays on the host
+    there = torch.device("cpu") if settings.micro_batch else device
     schedule = Schedule(len(loader), settings.warmup_epoch, settings.decay_epoch, settings.decay_factor)
     watch = health.Health(device)
 
@@ -116,7 +124,7 @@ def train(
             for batch in track(batches, label, len(loader) - start_at, show_progress and log is not None):
                 rate = settings.learning_rate * schedule.factor(progress.step)
                 set_rates(optimizer, rate)
-                embeddings, whole, terms = run_step(batch.to(device, non_blocking=True))
+                embeddings, whole, terms = run_step(batch.to(there, non_blocking=True))
                 with torch.no_grad():
                     method.objective.after_step(embeddings, whole)
                 progress.step += 1
@@ -163,6 +171,8 @@ def start(method: Method, settings: TrainingSettings) -> Accelerator:
     )
     if settings.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
         raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")
+    if settings.cuda_graphs and settings.micro_batch:
+        raise SettingsError("--micro_batch does not go with --cuda_graphs: leave one of them out.")
     if settings.cuda_graphs and settings.precision == "fp16":
         raise SettingsError(
             "--cuda_graphs does not go with fp16, whose loss scale the host decides: use bf16."

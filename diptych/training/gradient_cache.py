@@ -1,0 +1,145 @@
+"""Gradient caching: a step on a large batch in the memory of a small one (Gao et al., RepL4NLP 2021).
+
+A contrastive loss couples all pairs of a batch, so plain gradient accumulation would change it. But it couples them
+through their vectors alone: ∂L/∂θ = Σ_i (∂L/∂v_i) (∂v_i/∂θ). So
+
+1. every piece of the batch is encoded without keeping activations, and the random state before it is remembered;
+2. the objective sees the vectors of the whole batch (of all processes) and gives ∂L/∂v;
+3. every piece is encoded once more from its random state, with activations, and ∂L/∂v is passed on into θ.
+
+The step is the plain one up to the rounding of sums. It costs a second forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from diptych.encoders.regions import MaskedBatchNorm
+from diptych.errors import SettingsError
+from diptych.training.step import Step, gather
+from diptych.types import Batch, Embeddings, Terms
+
+
+class CachedStep:
+    """The step in pieces of ``micro_batch`` pairs of each process; what leaves the device is never kept on it.
+
+    The batch may lie on the host: its pieces are moved one by one. Local features are not kept, so an objective or a
+    pair scorer that reads them is refused.
+    """
+
+    def __init__(self, step: Step, micro_batch: int) -> None:
+        refuse_batch_statistics(step.method.retriever)
+        self.step, self.micro_batch = step, micro_batch
+
+    def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
+        """Move the model by one batch."""
+        step, twin = self.step, self.step.method.twin
+        if twin is not None:
+            twin.update(step.method.retriever)
+        pieces = list(self._pieces(batch))
+        states, seen, keys = [], [], []
+        for piece in pieces:
+            states.append(_random_state(self.device))
+            moved = piece.to(self.device, non_blocking=True)
+            with torch.no_grad(), step.accelerator.autocast():
+                looked = step.method.retriever(moved)
+                keys += [] if twin is None else [_joined([twin(moved, looked)])]
+            seen.append(_vectors(looked))
+        own = _changed(_joined(seen), lambda t: t.requires_grad_())
+        embeddings, whole = gather(
+            own if twin is None else replace(own, teacher=_joined(keys)),
+            _without_inputs(batch).to(self.device),
+        )
+        terms = step.method.objective(embeddings, whole)
+        step.accelerator.backward(torch.stack(list(terms.values())).sum())
+        gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in _tensors(own)]
+        self._replay(pieces, states, gradients)
+        step.clip()
+        step.optimizer.step()
+        step.optimizer.zero_grad(set_to_none=True)
+        detached = replace(_changed(embeddings, torch.Tensor.detach), teacher=embeddings.teacher)
+        return detached, whole, {name: value.detach() for name, value in terms.items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        found: torch.device = self.step.accelerator.device
+        return found
+
+    def _replay(
+        self, pieces: Sequence[Batch], states: Sequence[list[Tensor]], gradients: Sequence[Tensor]
+    ) -> None:
+        """Encode every piece again as it was encoded before, and pass the gradients of its vectors on."""
+        start = 0
+        for number, (piece, state) in enumerate(zip(pieces, states, strict=True)):
+            _set_random_state(state, self.device)
+            last = number == len(pieces) - 1  # several processes add their gradients up once, at the end
+            with nullcontext() if last else self.step.accelerator.no_sync(self.step.model):
+                again = _tensors(_vectors(self.step.model(piece.to(self.device, non_blocking=True))))
+                rows = [gradient[start : start + len(piece)] for gradient in gradients]
+                moving = [
+                    (vector, row) for vector, row in zip(again, rows, strict=True) if vector.requires_grad
+                ]
+                torch.autograd.backward([vector for vector, _ in moving], [row for _, row in moving])
+            start += len(piece)
+
+    def _pieces(self, batch: Batch) -> Iterator[Batch]:
+        for start in range(0, len(batch), self.micro_batch):
+            at = slice(start, start + self.micro_batch)
+            yield batch.map(lambda t, at=at: t[at])  # type: ignore[misc]
+
+
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """Refuse a model whose vectors depend on the other rows of a batch: in pieces it would be another model."""
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, _BatchNorm | MaskedBatchNorm):
+            raise SettingsError(
+                f"--micro_batch does not go with BatchNorm that is trained ('{name}'): its statistics would be those "
+                "of a piece. Use --image_encoder grid or a picture encoder, or leave --micro_batch out."
+            )
+
+
+def _vectors(embeddings: Embeddings) -> Embeddings:
+    """Without local features: they would take the memory that the pieces save."""
+    branches = {name: _vectors(branch) for name, branch in embeddings.branches.items()}
+    return Embeddings(embeddings.image, embeddings.text, branches=branches)
+
+
+def _tensors(embeddings: Embeddings) -> list[Tensor]:
+    found: list[Tensor] = []
+    _changed(embeddings, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+    return found
+
+
+def _changed(embeddings: Embeddings, change: Callable[[Tensor], Tensor]) -> Embeddings:
+    branches = {name: _changed(branch, change) for name, branch in embeddings.branches.items()}
+    return Embeddings(change(embeddings.image), change(embeddings.text), branches=branches)
+
+
+def _joined(pieces: Sequence[Embeddings]) -> Embeddings:
+    """The rows of all pieces, one after the other."""
+    columns = iter([torch.cat(rows) for rows in zip(*map(_tensors, pieces), strict=True)])
+    return _changed(pieces[0], lambda _: next(columns))
+
+
+def _without_inputs(batch: Batch) -> Batch:
+    """The ids and targets of a batch: what an objective may read besides vectors."""
+    nothing = batch.texts.map(lambda t: t[:0])
+    return replace(batch, images=nothing, texts=nothing)
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _set_random_state(states: Sequence[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
