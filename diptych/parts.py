@@ -10,6 +10,14 @@ parsed content of a ``.json`` asset or the path of any other; any other value re
 "load pretrained weights", since the weights travel with the model). Such a part also defines
 ``content_arguments() -> {argument: value}``: what stands for these arguments in a fingerprint (a digest of the
 vocabulary, not where it lay), the same before saving and after loading.
+
+A part may name arguments in ``LATER``: those it was given after models had been saved without them. They are left out
+while they are None, so that a description, and with it a fingerprint, stays what it was.
+
+A part that is met twice in a tree (an encoder that both towers use) is written once, with a number, ``{"part": …,
+"as": 1}``, and referred to afterwards as ``{"is": 1}``: the rebuilt tree shares it too. A part that does not belong to
+this package also names its module, ``"from"``. All three are keywords of Python, so that no argument of a part can
+be called that.
 """
 
 from __future__ import annotations
@@ -17,6 +25,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,58 +65,136 @@ def describe(value: Any, folder: Path | None = None) -> Any:
 
     Without ``folder`` nothing is written and the JSON identifies the tree by content.
     """
+    meetings: Counter[int] = Counter()
+    _count(value, meetings)
+    return _Description(folder, {key for key, times in meetings.items() if times > 1}).of(value)
+
+
+def _count(value: Any, meetings: Counter[int]) -> None:
+    """How often each part is met in a tree; the inside of one is looked at once."""
     if hasattr(value, "_arguments"):
+        meetings[id(value)] += 1
+        if meetings[id(value)] == 1:
+            _count(value._arguments, meetings)
+    elif isinstance(value, dict):
+        for one in value.values():
+            _count(one, meetings)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _count(one, meetings)
+
+
+class _Description:
+    """The JSON of a tree whose parts of these ids are ``shared``."""
+
+    def __init__(self, folder: Path | None, shared: set[int]) -> None:
+        self.folder, self.shared = folder, shared
+        self.numbers: dict[int, int] = {}
+
+    def of(self, value: Any) -> Any:
+        """JSON for a part, or for what an argument holds."""
+        if hasattr(value, "_arguments"):
+            return self._part(value)
+        if isinstance(value, dict):
+            return {str(k): self.of(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.of(v) for v in value]
+        if isinstance(value, Path):
+            return str(value)
+        if value is None or isinstance(value, str | int | float | bool):
+            return value
+        raise TypeError(f"a part's argument cannot be written as JSON: {value!r}")
+
+    def _part(self, value: Any) -> dict[str, Any]:
+        if id(value) in self.numbers:
+            return {"is": self.numbers[id(value)]}
+        config: dict[str, Any] = {"part": type(value).__name__}
+        if not _is_ours(type(value)):
+            config["from"] = type(value).__module__
+        if id(value) in self.shared:
+            config["as"] = self.numbers[id(value)] = len(self.numbers) + 1
         arguments = dict(value._arguments)
+        for name in getattr(value, "LATER", ()):
+            if arguments[name] is None:
+                del arguments[name]
         assets: dict[str, Any] = {}
-        if folder is None:
+        if self.folder is None:
             arguments.update(value.content_arguments() if hasattr(value, "content_arguments") else {})
         elif hasattr(value, "save_assets"):
-            assets = value.save_assets(folder)
-        config: dict[str, Any] = {"part": type(value).__name__}
+            assets = value.save_assets(self.folder)
         for name, argument in arguments.items():
             saved = assets.get(name, argument)
-            config[name] = (
-                {"asset": saved} if name in assets and isinstance(saved, str) else describe(saved, folder)
-            )
+            asset = name in assets and isinstance(saved, str)
+            config[name] = {"asset": saved} if asset else self.of(saved)
         return config
-    if isinstance(value, dict):
-        return {str(k): describe(v, folder) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [describe(v, folder) for v in value]
-    if isinstance(value, Path):
-        return str(value)
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    raise TypeError(f"a part's argument cannot be written as JSON: {value!r}")
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "diptych"
 
 
 def rebuild(config: Any, folder: Path | None = None) -> Any:
-    """The part tree that ``describe`` wrote; assets are read from ``folder``."""
-    if isinstance(config, dict) and "asset" in config:
-        if folder is None:
+    """The part tree that ``describe`` wrote, shared where it was shared; assets are read from ``folder``."""
+    return _Rebuilding(folder).of(config)
+
+
+class _Rebuilding:
+    """A tree in the making, with the shared parts made so far by number."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.made: dict[Any, Any] = {}
+
+    def of(self, config: Any) -> Any:
+        """The part, asset or plain value that a piece of JSON stands for."""
+        if isinstance(config, list):
+            return [self.of(v) for v in config]
+        if not isinstance(config, dict):
+            return config
+        if "asset" in config:
+            return self._asset(config["asset"])
+        if set(config) == {"is"}:
+            if config["is"] not in self.made:
+                raise CheckpointError(
+                    f"this model refers to shared part {config['is']}, which its config.json does not describe: "
+                    "copy the model again."
+                )
+            return self.made[config["is"]]
+        if "part" in config:
+            return self._part(config)
+        return {k: self.of(v) for k, v in config.items()}
+
+    def _part(self, config: dict[str, Any]) -> Any:
+        name = config["part"]
+        if not isinstance(name, str) or name not in PARTS:
+            raise CheckpointError(_unknown(name, config.get("from")))
+        arguments = {k: self.of(v) for k, v in config.items() if k not in ("part", "from", "as")}
+        try:
+            made = PARTS[name](**arguments)
+        except TypeError as error:
             raise CheckpointError(
-                f"the asset '{config['asset']}' needs a model folder: pass the folder it lies in."
-            )
-        path = folder / config["asset"]
+                f"the part '{name}' was saved by another version of diptych ({error})."
+            ) from error
+        if "as" in config:
+            self.made[config["as"]] = made
+        return made
+
+    def _asset(self, name: str) -> Any:
+        if self.folder is None:
+            raise CheckpointError(f"the asset '{name}' needs a model folder: pass the folder it lies in.")
+        path = self.folder / name
         if not path.exists():
             raise CheckpointError(f"{path} is missing: copy the whole model folder, not only its weights.")
         try:
             return json.loads(path.read_text("utf-8")) if path.suffix == ".json" else path
         except ValueError as error:
             raise CheckpointError(f"{path} is damaged ({error}): copy the model again.") from error
-    if isinstance(config, dict) and "part" in config:
-        name = config["part"]
-        if name not in PARTS:
-            raise CheckpointError(f"this model uses a part called '{name}', unknown here: update diptych.")
-        arguments = {k: rebuild(v, folder) for k, v in config.items() if k != "part"}
-        try:
-            return PARTS[name](**arguments)
-        except TypeError as error:
-            raise CheckpointError(
-                f"the part '{name}' was saved by another version of diptych ({error})."
-            ) from error
-    if isinstance(config, dict):
-        return {k: rebuild(v, folder) for k, v in config.items()}
-    if isinstance(config, list):
-        return [rebuild(v, folder) for v in config]
-    return config
+
+
+def _unknown(name: object, module: object) -> str:
+    if module is None:
+        return f"this model uses a part called '{name}', unknown here: update diptych."
+    return (
+        f"this model uses the part '{name}' of the module '{module}', which is not imported: install that package and "
+        f"set DIPTYCH_PLUGINS={module}, or import it before you load the model."
+    )

@@ -25,6 +25,7 @@ from diptych.errors import CheckpointError
 from diptych.settings import TrainingSettings, differences, from_json, to_json
 from diptych.storage import recover_folder, replace_folder, write_text
 from diptych.training.method import Method
+from diptych.weights import own_tensors
 
 FORMAT = 1
 FREE_TO_CHANGE = {
@@ -133,7 +134,7 @@ def save_state(
     """Write ``last/``: modules, optimiser, random states of all processes, loss scale of fp16, progress."""
     with replace_folder(folder / "last") as new:
         for name, module in method.modules().items():
-            save_file(_owned(module.state_dict()), new / f"{name}.safetensors")
+            save_file(own_tensors(module.state_dict()), new / f"{name}.safetensors")
         save_file(_optimizer_tensors(method, optimizer), new / "optimizer.safetensors")
         for rank, state in enumerate(randoms):
             save_file(state, new / f"random-{rank}.safetensors")
@@ -176,18 +177,6 @@ def load_state(
         raise CheckpointError(f"the state in {last} cannot be loaded ({error}): start a new run.") from error
 
 
-def _owned(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous CPU copies, each with its own memory: safetensors refuses shared storage."""
-    seen: set[int] = set()
-    owned = {}
-    for name, value in state.items():
-        tensor = value.detach().cpu().contiguous()
-        shared = tensor.untyped_storage().data_ptr() in seen
-        seen.add(tensor.untyped_storage().data_ptr())
-        owned[name] = tensor.clone() if shared else tensor
-    return owned
-
-
 def _parameter_names(method: Method) -> dict[int, str]:
     names = {id(p): f"retriever.{n}" for n, p in method.retriever.named_parameters()}
     names.update({id(p): f"objective.{n}" for n, p in method.objective.named_parameters()})
@@ -199,7 +188,7 @@ def _optimizer_tensors(method: Method, optimizer: torch.optim.Optimizer) -> dict
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             tensors[f"{names[id(parameter)]}|{key}"] = torch.as_tensor(value)
-    return _owned(tensors)
+    return own_tensors(tensors)
 
 
 def _load_optimizer(method: Method, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -1,0 +1,58 @@
+"""Weights of a module on disk and in a digest: a tensor that several names share is written once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+
+def own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous CPU copies, each with memory of its own: safetensors refuses shared storage."""
+    seen: set[int] = set()
+    owned = {}
+    for name, value in state.items():
+        tensor = value.detach().cpu().contiguous()
+        shared = tensor.untyped_storage().data_ptr() in seen
+        seen.add(tensor.untyped_storage().data_ptr())
+        owned[name] = tensor.clone() if shared else tensor
+    return owned
+
+
+def aliases(module: nn.Module) -> dict[str, str]:
+    """Each further name of a parameter or buffer, and the first name of the same tensor."""
+    first: dict[int, str] = {}
+    further = {}
+    named: list[Iterable[tuple[str, Tensor]]] = [
+        module.named_parameters(remove_duplicate=False),
+        module.named_buffers(remove_duplicate=False),
+    ]
+    for names in named:
+        for name, value in names:
+            if first.setdefault(id(value), name) != name:
+                further[name] = first[id(value)]
+    return further
+
+
+def save_weights(module: nn.Module, file: Path) -> None:
+    """Write the state of a module; a tensor with several names goes under its first."""
+    further = aliases(module)
+    save_file(own_tensors({k: v for k, v in module.state_dict().items() if k not in further}), file)
+
+
+def load_weights(module: nn.Module, file: Path) -> None:
+    """Load what ``save_weights`` wrote; strict in names and shapes."""
+    found = load_file(file)
+    for name, first in aliases(module).items():
+        if first in found:
+            found.setdefault(name, found[first])
+    module.load_state_dict(found, strict=True)
+
+
+def update_digest(digest: hashlib._Hash, tensor: Tensor) -> None:
+    """Take the bytes of a tensor into a digest, wherever the tensor is."""
+    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
