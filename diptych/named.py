@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from diptych import aggregators
+from diptych.aggregators import Aggregator
 from diptych.data.captions import Captions
 from diptych.data.glove import word_vectors
 from diptych.data.images import ImageInput, PixelInput, RegionInput
@@ -18,6 +18,7 @@ from diptych.data.vocabulary import build_vocabulary, read_vocabulary
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU, UniGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
+from diptych.encoders.encoder import Encoder
 from diptych.encoders.hub import HubBackbone
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.regions import Regions
@@ -84,7 +85,7 @@ class Pooling(Protocol):
     def gpo_data_dependent(self) -> bool: ...
 
 
-def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.Module, ImageInput]:
+def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, ImageInput]:
     """The image encoder and the input it reads."""
     first = captions.images[0]
     stored = isinstance(first, np.ndarray)
@@ -106,7 +107,7 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.M
                 "--unit_input belongs to stored CNN vectors: give --image_encoder grid with it."
             )
         width = int(first.shape[-1])
-        encoder: nn.Module = (
+        encoder: Encoder = (
             Regions(width, settings.dim, drop=drop)
             if name == "regions"
             else PrecomputedGrid(width, settings.dim, drop=drop, unit_input=settings.unit_input)
@@ -135,7 +136,7 @@ def backbone(name: str, image_size: int = 224) -> Backbone:
     raise SettingsError(f"there is no image encoder '{name}': use {IMAGE_HELP}.")
 
 
-def text_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.Module, TextInput]:
+def text_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, TextInput]:
     """The text encoder and the input it reads."""
     name = settings.text_encoder
     if name in GRUS:
@@ -152,11 +153,11 @@ def text_side(settings: Choices, captions: Captions, drop: float) -> tuple[nn.Mo
     return text, WordPieceInput(source, augment=0.0 if frozen else drop)
 
 
-def pooled(encoder: nn.Module, pool: str, settings: Pooling) -> Tower:
+def pooled(encoder: Encoder, pool: str, settings: Pooling) -> Tower:
     """A tower with the aggregator of that name."""
     if pool == "gpo":
         return Tower(encoder, gpo(settings))
-    kinds: dict[str, nn.Module] = {
+    kinds: dict[str, Aggregator] = {
         "mean": aggregators.Mean(),
         "max": aggregators.Max(),
         "kmax": aggregators.KMax(settings.pool_k),
@@ -166,7 +167,7 @@ def pooled(encoder: nn.Module, pool: str, settings: Pooling) -> Tower:
     return Tower(encoder, kinds[pool])
 
 
-def gpo(settings: Pooling) -> nn.Module:
+def gpo(settings: Pooling) -> Aggregator:
     """GPO with the generator the settings ask for."""
     outputs = settings.dim if settings.gpo_per_dimension else 1
     if settings.gpo_data_dependent:
@@ -183,21 +184,19 @@ def gpo(settings: Pooling) -> nn.Module:
 
 def multipliers(retriever: Retriever, settings: Choices) -> dict[str, float]:
     """Learning-rate factors of the pretrained parts that are trained."""
-    found = {}
-    if isinstance(retriever.image.encoder, Grid) and settings.train_backbone:
-        found["image.encoder.backbone"] = settings.backbone_multiplier
-    if isinstance(retriever.text.encoder, TransformerText) and settings.train_text:
-        found["text.encoder.model"] = settings.text_multiplier
-    return found
+    factors = {"image": settings.backbone_multiplier, "text": settings.text_multiplier}
+    return {name: factors[name.partition(".")[0]] for name in _pretrained(retriever)}
 
 
 def train_from(retriever: Retriever, settings: Choices) -> dict[str, int]:
     """The image backbone waits one epoch, so that the new layers do not spoil it."""
-    return (
-        {"image.encoder.backbone": 1}
-        if isinstance(retriever.image.encoder, Grid) and settings.train_backbone
-        else {}
-    )
+    return {name: 1 for name in _pretrained(retriever) if name.startswith("image.")}
+
+
+def _pretrained(retriever: Retriever) -> list[str]:
+    """Prefixes of the parameters that start from pretrained weights and are trained."""
+    sides = {"image": retriever.image.encoder, "text": retriever.text.encoder}
+    return [f"{side}.encoder.{name}" for side, encoder in sides.items() for name in encoder.pretrained()]
 
 
 def _vocabulary(settings: Choices, captions: Captions) -> list[str]:

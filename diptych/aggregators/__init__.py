@@ -7,6 +7,7 @@ pools to zeros: raising would make the host wait for the device at every step.
 
 from __future__ import annotations
 
+from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.generators import (
     CosSinBiGRU,
     CosSinMLP,
@@ -21,6 +22,7 @@ from diptych.aggregators.pooling import First, GeM, KMax, Last, Max, Mean
 
 __all__ = [
     "GPO",
+    "Aggregator",
     "CosSinBiGRU",
     "CosSinMLP",
     "CosSinTransformer",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from diptych import ops
+from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.generators import CosSinBiGRU, Generator
 from diptych.aggregators.sorting import sort_sets
 from diptych.errors import SettingsError
@@ -21,7 +22,7 @@ REMEMBERED = 256  # coefficient tables kept in evaluation; texts batched by leng
 
 
 @part
-class GPO(nn.Module):
+class GPO(Aggregator):
     """Generalised pooling operator: v_i = Σ_k θ_k · sort_k(x_i), θ = softmax_{k<N}(score(k, N) / T).
 
     ==================  ===========================================================================

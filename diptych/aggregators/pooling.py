@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych import ops
+from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.sorting import at_least_float32, sort_sets
 from diptych.errors import SettingsError
 from diptych.parts import part
@@ -15,7 +16,7 @@ from diptych.types import Features
 
 
 @part
-class Mean(nn.Module):
+class Mean(Aggregator):
     """Average pooling, v = (1/N) Σ_n x_n (AvgPool, the aggregator of VSE++ in VSE∞'s tables)."""
 
     def forward(self, features: Features) -> Tensor:
@@ -24,7 +25,7 @@ class Mean(nn.Module):
 
 
 @part
-class Max(nn.Module):
+class Max(Aggregator):
     """Maximum of each channel, v_i = max_n x_ni (MaxPool); tied elements share the gradient."""
 
     def forward(self, features: Features) -> Tensor:
@@ -35,7 +36,7 @@ class Max(nn.Module):
 
 
 @part
-class KMax(nn.Module):
+class KMax(Aggregator):
     """Mean of the k largest values of each channel (K-MaxPool); of all N where the set is smaller than k.
 
     v_i = (1/K) Σ_{j≤K} sort_j(x_i) with K = min(k, N); k = 1 is Max, k ≥ L is Mean.
@@ -54,7 +55,7 @@ class KMax(nn.Module):
 
 
 @part
-class First(nn.Module):
+class First(Aggregator):
     """The first valid element (the [CLS] token of a transformer, the first state of a BiGRU)."""
 
     def forward(self, features: Features) -> Tensor:
@@ -63,7 +64,7 @@ class First(nn.Module):
 
 
 @part
-class Last(nn.Module):
+class Last(Aggregator):
     """The last valid element (VSE++ of 2018: the state of a one-way GRU after the last word)."""
 
     def forward(self, features: Features) -> Tensor:
@@ -73,7 +74,7 @@ class Last(nn.Module):
 
 
 @part
-class GeM(nn.Module):
+class GeM(Aggregator):
     """Generalised mean, v_i = ((1/N) Σ_n max(x_ni, eps)^p)^(1/p), with one learned p ≥ 1.
 
     p = 1 is Mean and p → ∞ is Max. A power of a negative number is not real, so values under ``eps`` count as

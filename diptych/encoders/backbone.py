@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from diptych.weights import update_digest
 
 
 class Backbone(nn.Module):
@@ -50,5 +51,5 @@ def weights_fingerprint(module: nn.Module, label: str) -> str:
     digest = hashlib.sha256(label.encode())
     for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        update_digest(digest, value)
     return digest.hexdigest()[:16]

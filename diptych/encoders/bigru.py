@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from diptych.encoders.encoder import Encoder
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.types import Features, Inputs
@@ -14,7 +15,7 @@ EMBEDDING_RANGE = 0.1  # word vectors start uniform in ± this
 
 
 @part
-class BiGRU(nn.Module):
+class BiGRU(Encoder):
     """Token ids (B, W) → embedding → GRU → (B, W, dim); the states of the two directions are averaged.
 
     Exact in the lengths: padding never touches a state, and the backward direction starts at the last valid
@@ -52,7 +53,7 @@ class BiGRU(nn.Module):
 
 
 @part
-class UniGRU(nn.Module):
+class UniGRU(Encoder):
     """Token ids (B, W) → embedding → forward GRU → its state at the last word, a set of one (B, 1, dim)."""
 
     def __init__(self, vocabulary_size: int, word_dim: int = 300, dim: int = 1024, pad: int = 0) -> None:

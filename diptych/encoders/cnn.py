@@ -7,6 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.dropping import check_rate, drop_per_image
+from diptych.encoders.encoder import Encoder
 from diptych.encoders.precision import fit
 from diptych.errors import DataError
 from diptych.ops import unit
@@ -15,7 +16,7 @@ from diptych.types import Features, Inputs
 
 
 @part
-class Grid(nn.Module):
+class Grid(Encoder):
     """Pixels (B, 3, H, W) → backbone → cells (B, R, C) → linear → (B, R, dim).
 
     Cells that were computed before (``Features`` of C channels) skip the backbone, so a frozen backbone runs
@@ -38,6 +39,14 @@ class Grid(nn.Module):
         """Pixels, or cells computed before, → Features (B, R, dim)."""
         cells = inputs if isinstance(inputs, Features) else Features.whole(self.backbone(inputs))
         return _project(cells, self.linear, self.drop if self.training else 0.0)
+
+    def frozen_part(self) -> Backbone | None:
+        """The backbone, unless it is trained."""
+        return None if self.trainable else self.backbone
+
+    def pretrained(self) -> tuple[str, ...]:
+        """The backbone, where it is trained."""
+        return ("backbone",) if self.trainable else ()
 
     def freeze(self) -> None:
         """Stop training the backbone; it goes to evaluation mode."""
@@ -62,7 +71,7 @@ class Grid(nn.Module):
 
 
 @part
-class PrecomputedGrid(nn.Module):
+class PrecomputedGrid(Encoder):
     """Stored cells or global vectors (B, R, input_dim) → linear → (B, R, dim), without the backbone they came
     from.
 

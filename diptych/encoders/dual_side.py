@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from diptych.encoders.encoder import Encoder
 from diptych.errors import DataError
 from diptych.types import Features
 
 
-class DualSide(nn.Module):
+class DualSide(Encoder):
     """One side of a dual encoder: its network, and the projection to the joint space.
 
     The output is a set of vectors of ``dim`` numbers, not of unit length. Its first element is the model's own
@@ -19,6 +20,10 @@ class DualSide(nn.Module):
 
     dim: int
     trainable: bool = True
+
+    def pretrained(self) -> tuple[str, ...]:
+        """All of it, where it is trained."""
+        return tuple(name for name, _ in self.named_children()) if self.trainable else ()
 
     def freeze(self) -> None:
         """Stop training this side; it goes to evaluation mode."""

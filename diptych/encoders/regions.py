@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diptych.encoders.dropping import check_rate, drop_each
+from diptych.encoders.encoder import Encoder
 from diptych.encoders.precision import fit
 from diptych.errors import DataError
 from diptych.parts import part
@@ -58,7 +59,7 @@ class MaskedBatchNorm(nn.Module):
 
 
 @part
-class Regions(nn.Module):
+class Regions(Encoder):
     """Y = W₀x + b₀ + MLP(x), MLP = Linear → BatchNorm → ReLU → Linear; (B, R, input_dim) → (B, R, dim).
 
     ``drop`` is the Size Augmentation of regions: while training each is dropped with that probability, before

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diptych.encoders.dropping import check_rate
+from diptych.encoders.encoder import Encoder
 from diptych.encoders.precision import fit
 from diptych.errors import SettingsError
 from diptych.parts import part
@@ -108,14 +109,14 @@ class TokenTransformer(nn.Module):
 
 
 @part
-class Contextual(nn.Module):
+class Contextual(Encoder):
     """An encoder with a transformer on top: y = transformer(inner(x)), (B, L, D).
 
     COOKIE gives both towers the same ``transformer`` object: "weight sharing". Given one each, the towers share
     nothing. What of ``inner`` is frozen may be cached as before; what is pretrained keeps its learning-rate factor.
     """
 
-    def __init__(self, inner: nn.Module, transformer: TokenTransformer) -> None:
+    def __init__(self, inner: Encoder, transformer: TokenTransformer) -> None:
         super().__init__()
         if inner.dim != transformer.dim:
             raise SettingsError(
@@ -128,6 +129,14 @@ class Contextual(nn.Module):
         """What the inner encoder reads → Features (B, L, dim)."""
         features: Features = self.transformer(self.inner(inputs))
         return features
+
+    def frozen_part(self) -> nn.Module | None:
+        """What is frozen of the inner encoder."""
+        return self.inner.frozen_part()
+
+    def pretrained(self) -> tuple[str, ...]:
+        """What is pretrained of the inner encoder."""
+        return tuple(f"inner.{name}" for name in self.inner.pretrained())
 
 
 def _keys(mask: Tensor) -> Tensor:

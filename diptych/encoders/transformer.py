@@ -11,6 +11,7 @@ from diptych import kernels
 from diptych.data.packing import PackedIds
 from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.dropping import check_rate, drop_words
+from diptych.encoders.encoder import Encoder
 from diptych.encoders.packed import can_pack, packed_states, unpack
 from diptych.encoders.precision import fit
 from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model
@@ -20,7 +21,7 @@ from diptych.types import Features, Inputs
 
 
 @part
-class TransformerText(nn.Module):
+class TransformerText(Encoder):
     """Token ids (B, W) → last hidden states (B, W, H) → linear → (B, W, dim), specials included.
 
     States that were computed before (``Features`` of H channels) skip the transformer, so a frozen one runs
@@ -85,6 +86,14 @@ class TransformerText(nn.Module):
     def packs(self, device: torch.device) -> bool:
         """Whether packed ids are read faster than padded ones on a device."""
         return self.can_pack and kernels.on_gpu(device)
+
+    def frozen_part(self) -> TransformerText | None:
+        """The transformer's states, unless it is trained."""
+        return None if self.trainable else self
+
+    def pretrained(self) -> tuple[str, ...]:
+        """The transformer, where it is trained."""
+        return ("model",) if self.trainable else ()
 
     def freeze(self) -> None:
         """Stop training the transformer; it goes to evaluation mode."""

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from diptych.data.captions import Captions
+from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import cache_image_features, cache_text_states
-from diptych.encoders.cnn import Grid
 from diptych.encoders.transformer import TransformerText
 from diptych.retriever import Retriever
 from diptych.training.loop import Prepared
@@ -28,11 +28,11 @@ def prepare(
 
     ``pad_to_multiple`` rounds text lengths up, which leaves few shapes to compile or to record.
     """
-    image, text = retriever.image.encoder, retriever.text.encoder
+    frozen = retriever.image.encoder.frozen_part()
     pictures = len(captions.images) > 0 and not isinstance(captions.images[0], np.ndarray)
-    if pictures and isinstance(image, Grid) and not image.trainable:
+    if pictures and isinstance(frozen, Backbone):
         store = cache_image_features(
-            image.backbone.to(device),
+            frozen.to(device),
             retriever.image_input,
             captions.images,
             cache_dir,
@@ -41,6 +41,7 @@ def prepare(
         captions = replace(captions, images=store)
     texts = retriever.text_input.prepare(captions.texts, show_progress=show_progress)
     texts.pad_to_multiple = pad_to_multiple
-    if isinstance(text, TransformerText) and not text.trainable:
-        texts = cache_text_states(text.to(device), texts, cache_dir, show_progress=show_progress)
+    states = retriever.text.encoder.frozen_part()
+    if isinstance(states, TransformerText):
+        texts = cache_text_states(states.to(device), texts, cache_dir, show_progress=show_progress)
     return Prepared(captions, texts)

@@ -1,0 +1,33 @@
+"""What every encoder offers: local features in the joint dimension, and what in it is frozen or pretrained."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from diptych.types import Features, Inputs
+
+
+class Encoder(nn.Module):
+    """Inputs → ``Features`` (B, L, dim).
+
+    An encoder that wraps another passes the two questions on: ``frozen_part`` unchanged, ``pretrained`` with the
+    name of the wrapped one before each name.
+    """
+
+    dim: int
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Local features (B, L, dim)."""
+        raise NotImplementedError
+
+    def frozen_part(self) -> nn.Module | None:
+        """The part whose outputs never change and may be computed once: a ``Backbone``, or a text encoder's ``states``.
+
+        None where everything is trained, or nothing is worth keeping. The encoder accepts that part's outputs in
+        the place of its own inputs.
+        """
+        return None
+
+    def pretrained(self) -> tuple[str, ...]:
+        """Names of the submodules that are trained from pretrained weights, which learn with a rate of their own."""
+        return ()
