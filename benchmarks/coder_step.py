@@ -28,7 +28,7 @@ from diptych.data.text import WordInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
-from diptych.objectives.combine import Sum
+from diptych.objectives.combine import On, Sum
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import MomentumContrast
 from diptych.objectives.objective import Objective
@@ -70,7 +70,7 @@ class Run:
             twin = Twin(self.model, precision="same" if "float32" in parts else "auto")
             queue.count.fill_(options.queue)  # full from the start: only the time is looked at
         if "concepts" in parts:
-            members["concept"] = (DiversityContrast(view="concept"), 1.0)
+            members["concept"] = (On(DiversityContrast(), "concept"), 1.0)
         if "prototypes" in parts:
             prototypes = PrototypeClassification(options.clusters, dim, options.clusters)
             prototypes.memory = prototypes.memory[:0]

@@ -25,7 +25,7 @@ from diptych.data.captions import Captions, ImageStore
 from diptych.data.text import TextStore
 from diptych.evaluation.metrics import Ranks, count_ranks
 from diptych.evaluation.retrieval import evaluate
-from diptych.scores import EmbeddingScores, Where
+from diptych.scores import EmbeddingScores, Scores, Where, vector_scores
 
 T = TypeVar("T")
 Order = Callable[[NDArray[np.float32]], NDArray[np.intp]]
@@ -149,6 +149,10 @@ class Passing:
     ) -> Tensor:
         """(M, D)."""
         return self.text[: len(texts)]
+
+    def scores(self, images: ImageStore, texts: Sequence[str] | TextStore, **options: Any) -> Scores:
+        """Dot products."""
+        return vector_scores(self, images, texts, **options)
 
     def fingerprint(self) -> str:
         """A name."""

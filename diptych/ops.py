@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from diptych.types import Features
+
 
 def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
     """Rows of unit length, x / (‖x‖ + eps); a zero row stays zero."""
@@ -44,10 +46,32 @@ def gather_rows(x: Tensor) -> Tensor:
 
     A plain ``all_gather`` carries no gradient, which makes contrastive gradients over gathered rows wrong.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if processes() == 1:
         return x
     gathered: Tensor = _GatherRows.apply(x)  # type: ignore[no-untyped-call]
     return gathered
+
+
+def processes() -> int:
+    """How many processes share a step."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def gather_features(features: Features) -> Features:
+    """The sets of every process, in rank order, with gradients; padded to the longest set of all of them."""
+    if processes() == 1:
+        return features
+    length = torch.tensor(features.mask.shape[1], device=features.mask.device)
+    dist.all_reduce(length, dist.ReduceOp.MAX)
+    missing = int(length) - features.mask.shape[1]
+    values = torch.nn.functional.pad(features.values, (0, 0, 0, missing))
+    mask = torch.nn.functional.pad(features.mask, (0, missing))
+    return Features(gather_rows(values), gather_rows(mask.to(torch.uint8)).bool())
+
+
+def own_rows(rows: int) -> slice:
+    """Which rows of a gathered batch are this process's, given how many it has itself."""
+    return slice(dist.get_rank() * rows, (dist.get_rank() + 1) * rows) if processes() > 1 else slice(None)
 
 
 class _GatherRows(torch.autograd.Function):

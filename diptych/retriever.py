@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diptych import ops
 from diptych.aggregators import First
+from diptych.aggregators.aggregator import Aggregator
 from diptych.branches.branch import Branch
 from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.images import ImageInput, ImageLike, as_item
 from diptych.data.text import TextInput, TextStore
+from diptych.devices import autocast, check_precision, pick_device
 from diptych.encoders.dual import is_dual_encoder, load_dual
-from diptych.errors import CheckpointError
+from diptych.encoders.encoder import Encoder
+from diptych.errors import CheckpointError, SettingsError
+from diptych.interaction.scorer import PairScorer
 from diptych.kernels.streams import Beside, branching
 from diptych.parts import describe, part, rebuild
 from diptych.progress import track
+from diptych.registry import find_parts
+from diptych.scores import PairScores, Scores, evaluating, vector_scores
 from diptych.storage import recover_folder, replace_folder
-from diptych.types import Batch, Embeddings, Features, Inputs
+from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
+from diptych.weights import load_weights, save_weights, update_digest
 
+T = TypeVar("T")
 FORMAT = 1  # of the model folder; raised when an old folder can no longer be read
 
 
@@ -35,14 +43,14 @@ FORMAT = 1  # of the model folder; raised when an old folder can no longer be re
 class Tower(nn.Module):
     """One side: ``unit(aggregate(encode(x)))``, (B, D)."""
 
-    def __init__(self, encoder: nn.Module, aggregator: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, aggregator: Aggregator) -> None:
         super().__init__()
         self.encoder, self.aggregator = encoder, aggregator
 
     @property
     def dim(self) -> int:
-        """The joint dimension D."""
-        return int(self.encoder.dim)  # type: ignore[arg-type]
+        """Width of a pooled vector: the aggregator's, which is the encoder's unless it is a head of its own."""
+        return self.aggregator.dim_of(self.encoder.dim)
 
     def forward(self, inputs: Inputs, kept: Tensor | None = None) -> tuple[Tensor, Features]:
         """Unit vectors (B, D), in float32, and the local features (B, L, D) they were pooled from.
@@ -63,6 +71,8 @@ class Retriever(nn.Module):
     branches, the concatenation of √(1 − Σ weights) · v and √weight · v_branch, which one matrix product mixes exactly.
     """
 
+    LATER = ("scorer",)
+
     def __init__(
         self,
         image: Tower,
@@ -70,88 +80,144 @@ class Retriever(nn.Module):
         image_input: ImageInput,
         text_input: TextInput,
         branches: Mapping[str, Branch] | None = None,
+        scorer: PairScorer | None = None,
     ) -> None:
         super().__init__()
         self.image, self.text = image, text
         self.image_input, self.text_input = image_input, text_input
         self.branches = nn.ModuleDict(dict(branches or {}))
+        self.scorer = scorer
+        self.precision = "no"  # of ``encode_*`` and ``scores``, not of training
 
     def forward(
         self, batch: Batch, image_kept: Tensor | None = None, text_kept: Tensor | None = None
     ) -> Embeddings:
-        """Both sides of a batch, with every branch; of the local features only those ``kept``."""
+        """Both sides of a batch, with every view of it; of the local features only those ``kept``."""
         with branching((self.image, self.text)):
             with Beside() as other:
                 image, image_features = self.image(batch.images, image_kept)
             text, text_features = self.text(batch.texts, text_kept)
             other.join()
-        branches = {
-            name: branch(image, image_features, text, text_features) for name, branch in self._branches()
-        }
-        return Embeddings(image, text, image_features, text_features, branches)
+        seen = Embeddings(image, text, image_features, text_features)
+        views = {name: self._look(sides, seen) for name, sides in batch.views.items()}
+        views |= {name: branch(seen, batch) for name, branch in self._branches()}
+        return replace(seen, scores=self._batch_scores(seen), views=views)
 
     @property
     def dim(self) -> int:
         """Length of an encoded vector."""
-        return self.image.dim + sum(branch.dim for _, branch in self._branches())
+        return self.image.dim + sum(branch.dim for _, branch in self._branches() if branch.weight)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
 
-    def image_vectors(self, inputs: Inputs) -> Tensor:
-        """Score vectors (B, dim) of prepared image inputs."""
+    def image_vectors(self, inputs: Inputs, view: str | None = None) -> Tensor:
+        """Score vectors (B, dim) of prepared image inputs, or their vectors in a view."""
         vector, features = self.image(inputs)
-        return self._mix(vector, {name: b.image(vector, features) for name, b in self._branches()})
+        if view is not None:
+            return self._branch(view).image(vector, features)
+        return self._mix(vector, {n: b.image(vector, features) for n, b in self._branches() if b.weight})
 
-    def text_vectors(self, inputs: Features) -> Tensor:
-        """Score vectors (B, dim) of prepared text inputs."""
+    def text_vectors(self, inputs: Features, view: str | None = None) -> Tensor:
+        """Score vectors (B, dim) of prepared text inputs, or their vectors in a view."""
         vector, features = self.text(inputs)
-        return self._mix(vector, {name: b.text(vector, features) for name, b in self._branches()})
+        if view is not None:
+            return self._branch(view).text(vector, features)
+        return self._mix(vector, {n: b.text(vector, features) for n, b in self._branches() if b.weight})
 
-    @torch.inference_mode()
     def encode_image(
         self,
         images: ImageLike | Sequence[ImageLike] | ImageStore,
         *,
+        view: str | None = None,
         batch_size: int = 64,
         show_progress: bool = False,
     ) -> Tensor:
         """Unit rows (N, dim) on the CPU for a path, PIL image, array, a list of these, or an image store.
 
-        A single item gives a single row (1, dim). Order is kept.
+        A single item gives a single row (1, dim). Order is kept. ``view`` names a branch whose vectors are wanted
+        instead of the model's own.
         """
+        width = self.dim if view is None else self._branch(view).dim
         store = [images] if isinstance(images, ImageLike) else images
-        with evaluating(self):
-            rows = [
-                self.image_vectors(_to(self.image_input(chunk), self.device)).float().cpu()
-                for chunk in track(
-                    _chunks(store, batch_size), "encode images", _count(store, batch_size), show_progress
-                )
-            ]
-        return torch.cat(rows) if rows else torch.zeros(0, self.dim)
+        found = self._image_batches(
+            store, lambda inputs: self.image_vectors(inputs, view).float().cpu(), batch_size, show_progress
+        )
+        rows = list(found)
+        return torch.cat(rows) if rows else torch.zeros(0, width)
 
-    @torch.inference_mode()
     def encode_text(
-        self, texts: str | Sequence[str] | TextStore, *, batch_size: int = 256, show_progress: bool = False
+        self,
+        texts: str | Sequence[str] | TextStore,
+        *,
+        view: str | None = None,
+        batch_size: int = 256,
+        show_progress: bool = False,
     ) -> Tensor:
-        """Unit rows (M, dim) on the CPU for a text, a list of texts, or prepared texts.
+        """Unit rows (M, dim) on the CPU for a text, a list of texts, or prepared texts; ``view`` as for images.
 
         Batched by length so that little is padding, returned in order.
         """
-        if isinstance(texts, TextStore):
-            store = texts
-        else:
-            store = self.text_input.prepare([texts] if isinstance(texts, str) else texts)
-        order = sorted(range(len(store)), key=store.size)
-        out = torch.zeros(len(store), self.dim)
-        with evaluating(self):
-            starts = range(0, len(order), batch_size)
-            for start in track(starts, "encode texts", len(starts), show_progress):
-                rows = order[start : start + batch_size]
-                out[rows] = self.text_vectors(store.collate(rows).to(self.device)).float().cpu()
+        store = self._prepared(texts)
+        out = torch.zeros(len(store), self.dim if view is None else self._branch(view).dim)
+        for rows, found in self._text_batches(
+            store, lambda inputs: self.text_vectors(inputs, view).float().cpu(), batch_size, show_progress
+        ):
+            out[rows] = found
         return out
+
+    def encode_image_features(
+        self, images: ImageStore | Sequence[ImageLike], *, batch_size: int = 64, show_progress: bool = False
+    ) -> Ragged:
+        """The local features of images that a pair scorer reads, in float16, on the CPU."""
+        parts = self._image_batches(
+            images, lambda inputs: _halved(self.image(inputs)[1]), batch_size, show_progress
+        )
+        return Ragged.joined(list(parts))
+
+    def encode_text_features(
+        self, texts: Sequence[str] | TextStore, *, batch_size: int = 256, show_progress: bool = False
+    ) -> Ragged:
+        """The local features of texts that a pair scorer reads, in float16, on the CPU."""
+        store = self._prepared(texts)
+        order: list[int] = []
+        parts: list[Features] = []
+        for rows, found in self._text_batches(
+            store, lambda inputs: _halved(self.text(inputs)[1]), batch_size, show_progress
+        ):
+            order += rows
+            parts.append(found)
+        return Ragged.joined(parts).permuted(torch.tensor(order, dtype=torch.int64).argsort())
+
+    def scores(
+        self,
+        images: ImageStore,
+        texts: Sequence[str] | TextStore,
+        *,
+        image_batch_size: int = 64,
+        text_batch_size: int = 256,
+        device: torch.device | str | None = None,
+        show_progress: bool = False,
+    ) -> Scores:
+        """Scores (N, M) of images against texts, tile by tile: the pair scorer's, or dot products of vectors."""
+        if self.scorer is None:
+            return vector_scores(
+                self,
+                images,
+                texts,
+                image_batch_size=image_batch_size,
+                text_batch_size=text_batch_size,
+                device=device,
+                show_progress=show_progress,
+            )
+        start = time.perf_counter()
+        image = self.encode_image_features(images, batch_size=image_batch_size, show_progress=show_progress)
+        middle = time.perf_counter()
+        text = self.encode_text_features(texts, batch_size=text_batch_size, show_progress=show_progress)
+        seconds = middle - start, time.perf_counter() - middle
+        return PairScores(self.scorer, image, text, self.device, self.precision, seconds)
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         """Scores (len(a), len(b)) of encoded vectors."""
@@ -162,52 +228,24 @@ class Retriever(nn.Module):
         with replace_folder(Path(folder)) as new:
             config = {"format": FORMAT, "retriever": describe(self, new)}
             (new / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), "utf-8")
-            tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-            save_file(tensors, new / "model.safetensors")
+            save_weights(self, new / "model.safetensors")
             (new / "README.md").write_text(card or f"A Diptych retriever, {self.dim} dimensions.\n", "utf-8")
 
     @staticmethod
-    def from_pretrained(folder: str | Path, device: torch.device | str = "cpu") -> Retriever:
+    def from_pretrained(
+        folder: str | Path, device: torch.device | str | None = "cpu", precision: str = "no"
+    ) -> Retriever:
         """The model that ``save_pretrained`` wrote, or the best model of a run folder; loading is strict.
 
         Also a pretrained dual encoder (CLIP, SigLIP) that was never trained here: ``hf:ID``, or a folder in the
-        format of transformers.
+        format of transformers. ``device`` is a name (``auto``: the best there is), ``precision`` that of encoding.
         """
-        import diptych.registry  # noqa: F401  every part must be known before its name is looked up
-
-        if is_dual_encoder(folder):
-            dual = load_dual(folder)
-            towers = Tower(dual.image, First()), Tower(dual.text, First())
-            return Retriever(*towers, dual.image_input, dual.text_input).to(device).eval()
-
-        folder = Path(folder)
-        if (folder / "run.json").is_file():  # a run folder: its best model
-            folder = folder / "best"
-        recover_folder(folder)
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(
-                f"{folder} is not a model folder (no config.json): give the folder of a trained run."
-            )
-        try:
-            config = json.loads((folder / "config.json").read_text("utf-8"))
-            found, tree = int(config["format"]), config["retriever"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{folder / 'config.json'} is damaged ({error}): copy the model again."
-            ) from error
-        if found != FORMAT:
-            raise CheckpointError(
-                f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
-            )
-        model = rebuild(tree, folder)
-        assert isinstance(model, Retriever)
-        try:
-            model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise CheckpointError(
-                f"the weights in {folder} do not fit its config.json ({error}): copy the model again."
-            ) from error
-        return model.to(device).eval()
+        find_parts()
+        place = pick_device(device)
+        check_precision(precision, place)
+        model = _loaded(folder).to(place).eval()
+        model.precision = precision
+        return model
 
     def compile_encoders(self) -> None:
         """Compile both encoders in place with torch.compile; names of weights stay as they are."""
@@ -219,35 +257,74 @@ class Retriever(nn.Module):
         digest = hashlib.sha256(json.dumps(describe(self), sort_keys=True).encode())
         for name, value in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            update_digest(digest, value)
         return digest.hexdigest()[:16]
 
     def _branches(self) -> list[tuple[str, Branch]]:
         return [(name, branch) for name, branch in self.branches.items() if isinstance(branch, Branch)]
 
+    def _branch(self, view: str) -> Branch:
+        known = dict(self._branches())
+        if view not in known:
+            raise SettingsError(
+                f"this model has no view '{view}': its views are {', '.join(known) or 'none'}; leave view out for "
+                "the vectors of its score."
+            )
+        return known[view]
+
+    def _look(self, sides: Sides, seen: Embeddings) -> Embeddings:
+        """The towers' look at further inputs; a side that has none is as it was seen."""
+        image, image_features, text, text_features = (
+            seen.image, seen.image_features, seen.text, seen.text_features
+        )  # fmt: skip
+        if sides.images is not None:
+            image, image_features = self.image(sides.images)
+        if sides.texts is not None:
+            text, text_features = self.text(sides.texts)
+        return Embeddings(image, text, image_features, text_features)
+
+    def _batch_scores(self, seen: Embeddings) -> Tensor | None:
+        """Scores (B, B) of the batch of all processes; each process scores all images against its own texts."""
+        if self.scorer is None:
+            return None
+        assert seen.image_features is not None
+        assert seen.text_features is not None
+        own: Tensor = self.scorer(ops.gather_features(seen.image_features), seen.text_features)
+        return ops.gather_rows(own.T.contiguous()).T
+
+    def _prepared(self, texts: str | Sequence[str] | TextStore) -> TextStore:
+        if isinstance(texts, TextStore):
+            return texts
+        return self.text_input.prepare([texts] if isinstance(texts, str) else texts)
+
+    def _image_batches(
+        self, store: Any, encode: Callable[[Inputs], T], batch_size: int, show_progress: bool
+    ) -> Iterator[T]:
+        """``encode`` of each batch of images, in order, in evaluation mode on the model's device."""
+        chunks = track(_chunks(store, batch_size), "encode images", _count(store, batch_size), show_progress)
+        with torch.inference_mode(), evaluating(self), autocast(self.device, self.precision):
+            for chunk in chunks:
+                yield encode(self.image_input(chunk).to(self.device))
+
+    def _text_batches(
+        self, store: TextStore, encode: Callable[[Features], T], batch_size: int, show_progress: bool
+    ) -> Iterator[tuple[list[int], T]]:
+        """Rows of the texts of a batch, and ``encode`` of them; texts of like length go together."""
+        order = sorted(range(len(store)), key=store.size)
+        starts = range(0, len(order), batch_size)
+        with torch.inference_mode(), evaluating(self), autocast(self.device, self.precision):
+            for start in track(starts, "encode texts", len(starts), show_progress):
+                rows = order[start : start + batch_size]
+                yield rows, encode(store.collate(rows).to(self.device))
+
     def _mix(self, vector: Tensor, views: Mapping[str, Tensor]) -> Tensor:
         if not views:
             return vector
-        weights = {name: branch.weight for name, branch in self._branches()}
+        weights = {name: branch.weight for name, branch in self._branches() if branch.weight}
         rest = 1.0 - sum(weights.values())
         return torch.cat(
             [rest**0.5 * vector, *(weights[name] ** 0.5 * view for name, view in views.items())], dim=-1
         )
-
-
-class evaluating:  # noqa: N801  a context manager, used like a function
-    """Put a module in evaluation mode for a while, and every submodule back as it was."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.modes = [(m, m.training) for m in module.modules()]
-        self.module = module
-
-    def __enter__(self) -> nn.Module:
-        return self.module.eval()
-
-    def __exit__(self, *_: object) -> None:
-        for module, mode in self.modes:
-            module.training = mode
 
 
 def _chunks(store: Any, size: int) -> Iterator[list[StoredImage]]:
@@ -259,5 +336,43 @@ def _count(store: Any, size: int) -> int:
     return -(-len(store) // size)
 
 
-def _to(inputs: Inputs, device: torch.device) -> Inputs:
-    return inputs.to(device)
+def _halved(features: Features) -> Features:
+    return Features(features.values.to("cpu", torch.float16), features.mask.cpu())
+
+
+def _loaded(folder: str | Path) -> Retriever:
+    """The model of a folder or of a name, on the CPU."""
+    if is_dual_encoder(folder):
+        dual = load_dual(folder)
+        towers = Tower(dual.image, First()), Tower(dual.text, First())
+        return Retriever(*towers, dual.image_input, dual.text_input)
+
+    folder = Path(folder)
+    if (folder / "run.json").is_file():  # a run folder: its best model
+        folder = folder / "best"
+    recover_folder(folder)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} is not a model folder (no config.json): give the folder of a trained run."
+        )
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        found, tree = int(config["format"]), config["retriever"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder / 'config.json'} is damaged ({error}): copy the model again."
+        ) from error
+    if found != FORMAT:
+        raise CheckpointError(
+            f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
+        )
+    model = rebuild(tree, folder)
+    if not isinstance(model, Retriever):
+        raise CheckpointError(f"{folder} does not describe a retriever: give the folder of a trained run.")
+    try:
+        load_weights(model, folder / "model.safetensors")
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the weights in {folder} do not fit its config.json ({error}): copy the model again."
+        ) from error
+    return model

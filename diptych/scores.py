@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -9,15 +10,33 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from diptych.devices import autocast
 from diptych.errors import DataError
+from diptych.interaction.scorer import PairScorer
+from diptych.types import Ragged
 
 Where = slice | Tensor
 """Rows or columns: a slice, or their numbers (int64, on the device of the scores)."""
 
 LEAST = 64  # rows of either side in one product, see EmbeddingScores
+
+
+class evaluating:  # noqa: N801  a context manager, used like a function
+    """Put a module in evaluation mode for a while, and every submodule back as it was."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.modes = [(m, m.training) for m in module.modules()]
+        self.module = module
+
+    def __enter__(self) -> nn.Module:
+        return self.module.eval()
+
+    def __exit__(self, *_: object) -> None:
+        for module, mode in self.modes:
+            module.training = mode
 
 
 class Scores(Protocol):
@@ -53,7 +72,10 @@ class EmbeddingScores:
 
     kind = "dot"
 
-    def __init__(self, image: Tensor, text: Tensor) -> None:
+    def __init__(
+        self, image: Tensor, text: Tensor, encode_seconds: tuple[float, float] | None = None
+    ) -> None:
+        self.encode_seconds = encode_seconds
         if image.dim() != 2 or text.dim() != 2 or image.shape[1] != text.shape[1]:
             raise DataError(
                 f"image vectors {tuple(image.shape)} and text vectors {tuple(text.shape)} do not go "
@@ -90,6 +112,39 @@ class EmbeddingScores:
         n, m = len(rows), len(columns)
         with full_precision(self.device):
             return (_at_least(rows) @ _at_least(columns).T)[:n, :m]
+
+
+class PairScores:
+    """Scores of a pair scorer, computed from the local features of both sides whenever a tile is asked for."""
+
+    def __init__(
+        self,
+        scorer: PairScorer,
+        images: Ragged,
+        texts: Ragged,
+        device: torch.device,
+        precision: str = "no",
+        encode_seconds: tuple[float, float] | None = None,
+    ) -> None:
+        self.scorer, self.images, self.texts = scorer, images, texts
+        self.device, self.precision, self.encode_seconds = device, precision, encode_seconds
+        self.kind = scorer.kind
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)."""
+        return len(self.images), len(self.texts)
+
+    def tile(self, images: Where, texts: Where) -> Tensor:
+        """The scorer's scores of some images against some texts."""
+        rows, columns = _numbers(images, len(self.images)), _numbers(texts, len(self.texts))
+        if not len(rows) or not len(columns):
+            return torch.zeros(len(rows), len(columns), device=self.device)
+        with torch.inference_mode(), evaluating(self.scorer), autocast(self.device, self.precision):
+            scores: Tensor = self.scorer(
+                self.images.take(rows).to(self.device), self.texts.take(columns).to(self.device)
+            )
+        return _precise(scores)
 
 
 class MatrixScores:
@@ -180,6 +235,26 @@ class Fold:
         return self.scores.tile(self.images[images], self.texts[texts])
 
 
+def vector_scores(
+    model: Any,
+    images: Any,
+    texts: Any,
+    *,
+    image_batch_size: int = 64,
+    text_batch_size: int = 256,
+    device: torch.device | str | None = None,
+    show_progress: bool = False,
+) -> EmbeddingScores:
+    """Scores of a model whose score is the dot product of what it encodes; each item is encoded once."""
+    start = time.perf_counter()
+    image = model.encode_image(images, batch_size=image_batch_size, show_progress=show_progress)
+    middle = time.perf_counter()
+    text = model.encode_text(texts, batch_size=text_batch_size, show_progress=show_progress)
+    seconds = middle - start, time.perf_counter() - middle
+    where = getattr(model, "device", torch.device("cpu")) if device is None else device
+    return EmbeddingScores(image.to(where), text.to(where), encode_seconds=seconds)
+
+
 def as_scores(scores: Scores | Tensor | NDArray[Any]) -> Scores:
     """``scores`` itself, or a matrix (images, texts) as scores."""
     return MatrixScores(scores) if isinstance(scores, Tensor | np.ndarray) else scores
@@ -218,6 +293,10 @@ def _precise(values: Tensor) -> Tensor:
 def _at_least(rows: Tensor) -> Tensor:
     missing = LEAST - len(rows)
     return pad(rows, (0, 0, 0, missing)) if missing > 0 else rows
+
+
+def _numbers(where: Where, size: int) -> Tensor:
+    return torch.arange(size)[where] if isinstance(where, slice) else where.cpu()
 
 
 def _number(index: Where, size: int, place: int) -> int:

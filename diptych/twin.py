@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,8 +23,8 @@ class Twin(nn.Module):
     """A slow copy of a retriever, without gradient and always in evaluation mode.
 
     Each step, in this order: ``twin.update(retriever)`` moves θ_twin ← m · θ_twin + (1 − m) · θ, then
-    ``twin(batch, seen)`` gives the view that becomes ``Embeddings.teacher``; of the regions, cells and words it
-    pools those that the model's own view ``seen`` kept. Buffers (running statistics) are copied at each update.
+    ``twin(batch, seen)`` gives the look that becomes the view ``twin`` of the embeddings; of the regions, cells and
+    words it pools those that the model's own view ``seen`` kept. Buffers (running statistics) are copied each time.
 
     Parameters without gradient are shared with the retriever, not copied: a frozen backbone costs no memory,
     no time and no room in the checkpoint. One that is trained later gets its own copy at the next update; the
@@ -56,6 +57,8 @@ class Twin(nn.Module):
         memo: dict[int, Any] = {id(value): value for value in shared}
         if not branches and isinstance(getattr(online, "branches", None), nn.ModuleDict):
             memo[id(online.branches)] = nn.ModuleDict()
+        if isinstance(scorer := getattr(online, "scorer", None), nn.Module):
+            memo[id(scorer)] = None  # keys are vectors: nothing of them is scored in pairs
         self.retriever: nn.Module = copy.deepcopy(online, memo)
         held = {id(p) for p in online.parameters()}
         self._shared = {name for name, p in self.retriever.named_parameters() if id(p) in held}
@@ -97,7 +100,9 @@ class Twin(nn.Module):
         bf16 = computes_bf16(device) if self.precision == "auto" else self.precision == "bf16"
         own = [p for n, p in self.retriever.named_parameters() if n not in self._shared]
         with _requiring_grad(own), torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
-            keys: Embeddings = self.retriever(batch, *kept)  # towers give float32 whatever they computed in
+            keys: Embeddings = self.retriever(
+                replace(batch, views={}), *kept
+            )  # towers give float32 whatever they computed in
         return keys
 
     def _own(self, name: str) -> None:

@@ -16,11 +16,16 @@ Shape letters, defined once:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+from diptych.errors import SettingsError
+
+Change = Callable[[Tensor], Tensor]
+"""What is done to every tensor of a batch: a move, a slice, a pin, a gathering."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Features:
         """The same sets on another device."""
         return self.map(lambda t: t.to(device, non_blocking=non_blocking))
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Features:
+    def map(self, change: Change) -> Features:
         """Apply ``change`` to both tensors (a move, a slice, a pin)."""
         return Features(change(self.values), change(self.mask))
 
@@ -58,8 +63,65 @@ class Features:
         return Features(values, torch.ones(values.shape[:2], dtype=torch.bool, device=values.device))
 
 
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Sets of any size end to end, without padding: the local features of a whole collection.
+
+    ``values`` is (T, D), set i lies from ``bounds[i]`` to ``bounds[i + 1]``.
+    """
+
+    values: Tensor
+    bounds: Tensor  # (N + 1,) int64, on the CPU
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def take(self, rows: Tensor) -> Features:
+        """Some of the sets as a padded batch, in float32."""
+        starts, sizes = self.bounds[:-1][rows], (self.bounds[1:] - self.bounds[:-1])[rows]
+        places = torch.arange(int(sizes.max()) if len(sizes) else 0)
+        mask = places[None] < sizes[:, None]  # (B, L)
+        at = torch.where(mask, starts[:, None] + places[None], 0)
+        return Features(self.values[at].float(), mask)
+
+    def permuted(self, order: Tensor) -> Ragged:
+        """The same sets in another order: set i becomes the old set ``order[i]``."""
+        starts, sizes = self.bounds[:-1][order], (self.bounds[1:] - self.bounds[:-1])[order]
+        ends = sizes.cumsum(0)
+        at = torch.arange(len(self.values)) + (starts - (ends - sizes)).repeat_interleave(sizes)
+        return Ragged(self.values[at], torch.cat([torch.zeros(1, dtype=torch.int64), ends]))
+
+    @staticmethod
+    def joined(parts: Sequence[Features]) -> Ragged:
+        """The valid elements of several batches, end to end, in float16 on the CPU."""
+        values = [part.values[part.mask].to("cpu", torch.float16) for part in parts]
+        sizes = [part.sizes.cpu() for part in parts]
+        ends = torch.cat(sizes).cumsum(0) if sizes else torch.zeros(0, dtype=torch.int64)
+        width = values[0].shape[-1] if values else 0
+        flat = torch.cat(values) if values else torch.zeros(0, width, dtype=torch.float16)
+        return Ragged(flat, torch.cat([torch.zeros(1, dtype=torch.int64), ends]))
+
+
 Inputs = Features | Tensor
 """What an encoder reads: sets (regions, frames, token ids) or pixels (B, 3, H, W)."""
+
+
+def map_inputs(inputs: Inputs, change: Change) -> Inputs:
+    """Apply ``change`` to every tensor of an encoder's inputs."""
+    return inputs.map(change) if isinstance(inputs, Features) else change(inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Further inputs of the rows of a batch (an augmented picture, a perturbed text); None: the batch's own."""
+
+    images: Inputs | None = None
+    texts: Features | None = None
+
+    def map(self, change: Change) -> Sides:
+        """Apply ``change`` to every tensor."""
+        images = None if self.images is None else map_inputs(self.images, change)
+        return Sides(images, None if self.texts is None else self.texts.map(change))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +129,11 @@ class Batch:
     """Row i of both sides is one matched pair; equal ``image_ids`` are texts of one image.
 
     ``image_ids`` and ``text_ids`` are row numbers in the ``Captions`` the batch came from. ``targets`` holds what
-    an objective may need beside the pair: class labels, the vectors of a uni-modal teacher.
+    an objective may need beside the pair: class labels, the vectors of a uni-modal teacher. ``views`` are further
+    inputs of the same rows, by name; the retriever's look at them has the same name in ``Embeddings.views``.
+
+    Where several processes share a step, an objective sees the ids and targets of all of them. ``own`` says which
+    of these rows are this process's: the rows of ``images``, ``texts``, ``views`` and of local features.
     """
 
     images: Inputs
@@ -75,15 +141,35 @@ class Batch:
     image_ids: Tensor  # (B,) int64
     text_ids: Tensor  # (B,) int64
     targets: Mapping[str, Tensor] = field(default_factory=dict)
+    views: Mapping[str, Sides] = field(default_factory=dict)
+    own: slice = field(default_factory=lambda: slice(None))
 
     def __len__(self) -> int:
         return len(self.image_ids)
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, change: Change) -> Batch:
         """Apply ``change`` to every tensor (a move to a device, a pin, a slice of rows)."""
-        images = self.images.map(change) if isinstance(self.images, Features) else change(self.images)
+        views = {name: view.map(change) for name, view in self.views.items()}
+        images, texts = map_inputs(self.images, change), self.texts.map(change)
+        return replace(self.map_rows(change), images=images, texts=texts, views=views)
+
+    def map_rows(self, change: Change) -> Batch:
+        """Apply ``change`` to what an objective sees of every process: ids and targets."""
         targets = {name: change(value) for name, value in self.targets.items()}
-        return Batch(images, self.texts.map(change), change(self.image_ids), change(self.text_ids), targets)
+        return replace(
+            self, image_ids=change(self.image_ids), text_ids=change(self.text_ids), targets=targets
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, always in the same order."""
+        found: list[Tensor] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(keep)
+        return found
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
@@ -92,22 +178,49 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Unit rows of both sides, (B, D) each, and what else the towers saw on the way.
+    """Unit rows of both sides, (B, D) each, and what else was seen of the same rows on the way.
 
-    ``branches`` are further views of the same rows through other heads (a concept branch, uni-modal heads, an
-    augmented pass), by name. ``teacher`` is the momentum twin's view of the same batch, without gradient.
-    ``image_features`` and ``text_features`` are the projected local features a pair scorer reads.
+    ``views`` are further looks at the same rows, by name: through other heads (``concept``, ``uni``), at other
+    inputs (``augmented``, ``masked``), or by the momentum ``twin``, without gradient. ``scores`` (B, B) are those of
+    a model whose score is no cosine. ``image_features`` and ``text_features`` are the projected local features that
+    a pair scorer reads; where several processes share a step they stay those of this one (``Batch.own``).
     """
 
     image: Tensor
     text: Tensor
     image_features: Features | None = None
     text_features: Features | None = None
-    branches: Mapping[str, Embeddings] = field(default_factory=dict)
-    teacher: Embeddings | None = None
+    scores: Tensor | None = None
+    views: Mapping[str, Embeddings] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.image)
+
+    def all_scores(self) -> Tensor:
+        """Scores (B, B) of every image against every text: the model's own, or the cosines of the rows."""
+        return self.image @ self.text.T if self.scores is None else self.scores
+
+    def view(self, name: str) -> Embeddings:
+        """A further look at the same rows, by its name."""
+        if name not in self.views:
+            known = ", ".join(self.views) or "none"
+            raise SettingsError(
+                f"the objective reads the view '{name}', but this method's views are: {known}."
+            )
+        return self.views[name]
+
+    def map_rows(self, change: Change) -> Embeddings:
+        """Apply ``change`` to the rows of both sides and of every view; features and scores stay as they are."""
+        views = {name: view.map_rows(change) for name, view in self.views.items()}
+        return replace(self, image=change(self.image), text=change(self.text), views=views)
+
+    def map(self, change: Change) -> Embeddings:
+        """Apply ``change`` to every tensor."""
+        images = None if self.image_features is None else self.image_features.map(change)
+        texts = None if self.text_features is None else self.text_features.map(change)
+        scores = None if self.scores is None else change(self.scores)
+        views = {name: view.map(change) for name, view in self.views.items()}
+        return Embeddings(change(self.image), change(self.text), images, texts, scores, views)
 
 
 Terms = dict[str, Tensor]

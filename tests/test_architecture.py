@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "diptych"
+TABLE = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
 ORDER = [
-    "types", "errors", "storage", "settings", "ops", "codes", "parts", "progress", "devices", "kernels", "data",
-    "encoders", "aggregators", "branches", "interaction", "registry", "scores", "encoding", "retriever", "twin",
-    "named", "objectives", "evaluation", "training", "index", "reports", "recipes", "runs", "web", "cli", "__main__",
-]  # fmt: skip
+    name
+    for line in TABLE.splitlines()
+    if line.startswith("| `")
+    for name in re.findall(r"`(\w+)(?:\.py|/)`", line.split("|")[1])
+] + ["__main__"]
+"""The rooms of the house from top to bottom, as the table of docs/architecture.md lists them."""
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" or p.parent != PACKAGE)
 
 

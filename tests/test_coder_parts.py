@@ -20,7 +20,7 @@ from diptych.data.text import WordInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
-from diptych.objectives.combine import Sum
+from diptych.objectives.combine import On, Sum
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import MomentumContrast
 from diptych.objectives.prototypes import PrototypeClassification
@@ -57,7 +57,7 @@ class Run:
             {
                 "dcl": (DiversityContrast(bank=queue), 3.0),
                 "m_dcl": (MomentumContrast(queue), 1.0),
-                "concept": (DiversityContrast(view="concept"), 1.0),
+                "concept": (On(DiversityContrast(), "concept"), 1.0),
                 "prototypes": (PrototypeClassification(6, DIM, len(TEXTS)), 1.0),
             }
         )
@@ -83,7 +83,8 @@ class Run:
             if step == start + count:
                 break
             self.twin.update(self.model)
-            embeddings = replace(self.model(batch), teacher=self.twin(batch))
+            seen = self.model(batch)
+            embeddings = replace(seen, views={**seen.views, "twin": self.twin(batch)})
             terms = self.objective(embeddings, batch)
             torch.stack(list(terms.values())).sum().backward()
             self.optimizer.step()
@@ -140,7 +141,7 @@ def test_one_vector_mixes_both_scores(tmp_path: Path) -> None:
     _, batch = next(run.batches(0))
     with torch.no_grad():
         seen = run.model(batch)
-    concept = seen.branches["concept"]
+    concept = seen.views["concept"]
     mixed = 0.9 * seen.image @ seen.text.T + 0.1 * concept.image @ concept.text.T
     run.model.save_pretrained(tmp_path / "model")
     model = Retriever.from_pretrained(tmp_path / "model")

@@ -28,7 +28,7 @@ from diptych.data.glove import WordVectors
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.ops import masked_mean, unit
 from diptych.parts import describe, rebuild
-from diptych.types import Features
+from diptych.types import Batch, Embeddings, Features
 
 TEXTS = [
     "A brown dog runs in the green grass .",
@@ -261,6 +261,13 @@ def branch_inputs(b: int = 3, d: int = 6) -> tuple[Tensor, Features, Tensor, Fea
     return unit(draw(b, d)), Features.whole(draw(b, 4, d)), unit(draw(b, d)), Features(draw(b, 3, d), mask)
 
 
+def both_sides(branch: ConceptBranch, inputs: tuple[Tensor, Features, Tensor, Features]) -> Embeddings:
+    v, vf, w, wf = inputs
+    ids = torch.arange(len(v))
+    seen: Embeddings = branch(Embeddings(v, w, vf, wf), Batch(vf, wf, ids, ids))
+    return seen
+
+
 def concept_loop(branch: ConceptBranch, queries: Tensor, w: Tensor) -> Tensor:
     """Supp. Eq. 5 and Eq. 2 in float64, concept by concept."""
     x, a = branch.vectors.double(), branch.adjacency.double()
@@ -285,7 +292,7 @@ def test_branch_equals_the_equation(hidden: int | None) -> None:
     torch.manual_seed(0)
     branch = ConceptBranch.from_concepts(small_concepts(), 6, hidden=hidden, text_aggregator=Mean())
     v, vf, w, wf = branch_inputs()
-    seen = branch(v, vf, w, wf)
+    seen = both_sides(branch, (v, vf, w, wf))
     text_query = unit(masked_mean(wf.values, wf.mask))
     torch.testing.assert_close(
         seen.image.double(), concept_loop(branch, v, branch.image_query.weight), atol=1e-5, rtol=1e-5
@@ -313,7 +320,7 @@ def test_shared_aggregators_query_with_the_tower_s_vector() -> None:
 def test_every_parameter_learns() -> None:
     torch.manual_seed(0)
     branch = ConceptBranch.from_concepts(small_concepts(), 6)
-    seen = branch(*branch_inputs())
+    seen = both_sides(branch, branch_inputs())
     ((seen.image * seen.text).sum(1)[0] - seen.image[1] @ seen.text[2]).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in branch.parameters())
     assert {n for n, _ in branch.named_parameters()} == {
@@ -327,7 +334,7 @@ def test_the_graph_is_convolved_once_per_step_and_once_per_search(monkeypatch: p
     convolve = ConceptBranch._convolve
     monkeypatch.setattr(ConceptBranch, "_convolve", lambda self: (calls.append(1), convolve(self))[1])
     v, vf, w, wf = branch_inputs()
-    branch(v, vf, w, wf)
+    both_sides(branch, (v, vf, w, wf))
     assert len(calls) == 1
     branch.eval()
     with torch.inference_mode():
@@ -356,7 +363,7 @@ def test_branch_is_saved_with_words_graph_and_vectors(tmp_path: Path) -> None:
     assert set(branch.state_dict()) >= {"vectors", "adjacency"}
     assert (other.words, other.weight, other.attention, other.dim) == (branch.words, 0.2, 5.0, 6)
     inputs = branch_inputs()
-    assert torch.equal(other.eval()(*inputs).text, branch(*inputs).text)
+    assert torch.equal(both_sides(other.eval(), inputs).text, both_sides(branch, inputs).text)
     assert len(list(tmp_path.glob("concepts-*.json"))) == 1
 
 

@@ -12,6 +12,7 @@ from coder_oracles import batch_of, diversity_loop, made, positive_loop
 from torch import Tensor
 
 from diptych.errors import SettingsError
+from diptych.objectives.combine import On
 from diptych.objectives.contrast import Contrast
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import Enqueue
@@ -167,10 +168,15 @@ def test_permuting_pairs_changes_nothing() -> None:
 
 def test_view_reads_the_branch() -> None:
     ids, main, branch = [0, 1, 2], made(3), made(3, seed=9)
-    both = Embeddings(main.image, main.text, branches={"concept": branch})
-    torch.testing.assert_close(value(both, ids, Contrast(), view="concept"), value(branch, ids, Contrast()))
-    with pytest.raises(SettingsError, match=r"branch .topic.*concept"):
-        value(both, ids, Contrast(), view="topic")
+    both = Embeddings(main.image, main.text, views={"concept": branch})
+    pointed = On(DiversityContrast(Contrast()), "concept")(both, batch_of(ids))["diversity"]
+    torch.testing.assert_close(pointed, value(branch, ids, Contrast()))
+    across = On(DiversityContrast(Contrast()), "image", "concept.image")(both, batch_of(ids))["diversity"]
+    torch.testing.assert_close(across, value(Embeddings(main.image, branch.image), ids, Contrast()))
+    with pytest.raises(SettingsError, match=r"view .topic.*concept"):
+        On(DiversityContrast(Contrast()), "topic")(both, batch_of(ids))
+    with pytest.raises(SettingsError, match="give image, text"):
+        On(DiversityContrast(Contrast()), "image", "concept")
 
 
 @pytest.mark.parametrize(("start", "filled"), [("now", 0), ("now", 3), ("now", 8), ("full", 5), ("full", 8)])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diptych.errors import SettingsError
-from diptych.objectives import momentum
 from diptych.objectives.combine import Sum
 from diptych.objectives.contrast import Contrast
 from diptych.objectives.diversity import DiversityContrast
@@ -41,7 +40,7 @@ class Small(nn.Module):
         image = unit(self.image(self.backbone(batch.images)).float())
         text = unit(self.text(batch.texts.values)[0][:, -1].float())
         branches = {name: Embeddings(b(image), b(text)) for name, b in self.branches.items()}
-        return Embeddings(image, text, branches=branches)
+        return Embeddings(image, text, views=branches)
 
 
 def inputs(b: int = 5, seed: int = 0) -> Batch:
@@ -59,8 +58,8 @@ def test_twin_starts_equal_and_takes_no_gradient() -> None:
     torch.testing.assert_close(seen.text, model(batch).text)
     assert not seen.image.requires_grad
     assert not any(p.requires_grad for p in twin.parameters())
-    assert not seen.branches
-    assert set(Twin(model, branches=True)(batch).branches) == {"concept"}
+    assert not seen.views
+    assert set(Twin(model, branches=True)(batch).views) == {"concept"}
 
 
 def test_twin_moves_by_momentum_and_copies_buffers() -> None:
@@ -271,7 +270,7 @@ def momentum_case(
     objective = MomentumContrast(queue, contrast, **kwargs)  # type: ignore[arg-type]
     if filled:
         queue.push(bank.image[:filled], bank.text[:filled], torch.tensor(BANK_IDS[:filled]))
-    return objective, Embeddings(e.image, e.text, teacher=t), batch_of(ids), bank
+    return objective, Embeddings(e.image, e.text, views={"twin": t}), batch_of(ids), bank
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -282,25 +281,25 @@ def test_momentum_contrast_equals_the_equation(
     contrast: Contrast, ids: list[int], filled: int, both: bool
 ) -> None:
     objective, e, batch, bank = momentum_case(ids, filled, contrast, bank_diversity=both)
-    assert e.teacher is not None
+    assert "twin" in e.views
     held = Embeddings(bank.image[:filled], bank.text[:filled])
     # a queue that holds nothing does not count yet
-    expected = mdcl_loop(e, e.teacher, ids, held, BANK_IDS[:filled], contrast, both) if filled else 0.0
+    expected = mdcl_loop(e, e.views["twin"], ids, held, BANK_IDS[:filled], contrast, both) if filled else 0.0
     assert objective(e, batch)["momentum"].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_the_oracle_notices_a_mutation() -> None:
     ids = [0, 1, 2, 3]
     objective, e, batch, bank = momentum_case(ids, 7, Contrast())
-    assert e.teacher is not None
+    assert "twin" in e.views
     found = objective(e, batch)["momentum"].item()
     wrong = [
         mdcl_loop(e, e, ids, bank, BANK_IDS, Contrast(), True),  # online positives
         mdcl_loop(
-            e, e.teacher, ids, Embeddings(bank.text, bank.image), BANK_IDS, Contrast(), True
+            e, e.views["twin"], ids, Embeddings(bank.text, bank.image), BANK_IDS, Contrast(), True
         ),  # own side
-        mdcl_loop(e, e.teacher, ids, bank, [-1] * 7, Contrast(), True),  # same image not masked
-        mdcl_loop(e, e.teacher, ids, bank, BANK_IDS, Contrast(), False),
+        mdcl_loop(e, e.views["twin"], ids, bank, [-1] * 7, Contrast(), True),  # same image not masked
+        mdcl_loop(e, e.views["twin"], ids, bank, BANK_IDS, Contrast(), False),
     ]
     assert all(abs(found - w) > 1e-4 for w in wrong)
 
@@ -313,7 +312,7 @@ def test_momentum_gradcheck(contrast: Contrast, filled: int) -> None:
     objective, e, batch, _ = momentum_case([0, 1, 1], filled, contrast)
 
     def loss(image: Tensor, text: Tensor) -> Tensor:
-        return objective(Embeddings(image, text, teacher=e.teacher), batch)["momentum"]
+        return objective(Embeddings(image, text, views={"twin": e.views["twin"]}), batch)["momentum"]
 
     assert torch.autograd.gradcheck(loss, (e.image.clone().requires_grad_(), e.text.clone().requires_grad_()))
 
@@ -328,7 +327,9 @@ def test_the_term_waits_for_a_full_queue_and_then_uses_old_rows() -> None:
     seen = []
     for step in range(4):
         draw = lambda: unit(torch.randn(3, 4))  # noqa: E731
-        e = Embeddings(draw().requires_grad_(), draw().requires_grad_(), teacher=Embeddings(draw(), draw()))
+        e = Embeddings(
+            draw().requires_grad_(), draw().requires_grad_(), views={"twin": Embeddings(draw(), draw())}
+        )
         batch = batch_of([10 * step + i for i in range(3)])
         before = queue.image.clone()
         terms = objective(e, batch)
@@ -393,7 +394,7 @@ def test_keys_in_bf16_turn_each_weight_once_however_many_words() -> None:
 def test_auto_computes_keys_in_bf16_where_the_device_can(
     native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(momentum, "computes_bf16", lambda device: native)
+    monkeypatch.setattr("diptych.twin.computes_bf16", lambda device: native)
     torch.manual_seed(0)
     model, batch = Small().eval(), inputs()
     explicit = Twin(model, precision="bf16" if native else "same")(batch)

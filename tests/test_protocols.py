@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from diptych.evaluation.metrics import retrieval_metrics
 from diptych.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
 from diptych.evaluation.retrieval import evaluate, evaluate_ensemble, evaluate_scores
 from diptych.retriever import Retriever, Tower
-from diptych.scores import EmbeddingScores
+from diptych.scores import EmbeddingScores, Scores, vector_scores
 
 
 class Numbers:
@@ -64,6 +65,9 @@ class Dice:
         noise = torch.randn(len(texts), 8, generator=torch.Generator().manual_seed(self.seed + 1))
         owners = [int(text.split()[0]) for text in texts]
         return torch.nn.functional.normalize(self._base(max(owners) + 1)[owners] + self.noise * noise, dim=1)
+
+    def scores(self, images: Numbers, texts: Sequence[str], **options: Any) -> Scores:
+        return vector_scores(self, images, texts, **options)
 
     def fingerprint(self) -> str:
         return f"dice{self.seed}"

@@ -113,7 +113,7 @@ def steps(rows: Tensor, size: int, epoch: int = 0) -> Iterator[tuple[Embeddings,
     order = torch.randperm(len(rows), generator=g)
     for ids in order.split(size):
         near = unit(rows[ids] + 0.02 * torch.randn(4, len(ids), rows.shape[1], generator=g))
-        seen = Embeddings(near[0], near[1], branches={"concept": Embeddings(near[2], near[3])})
+        seen = Embeddings(near[0], near[1], views={"concept": Embeddings(near[2], near[3])})
         empty = Features.whole(torch.zeros(len(ids), 1))
         yield seen, Batch(empty, empty, ids, ids)
 
@@ -141,7 +141,7 @@ def ready(clusters: int = 6, **kwargs: object) -> tuple[PrototypeClassification,
 def pgc_loop(objective: PrototypeClassification, e: Embeddings) -> float:
     """Eq. 7 by loops in float64: the label is the nearest centroid of v + w, both sides are classified."""
     total, head, scale = 0.0, objective.head.detach().double(), objective.scale
-    for side in (e.branches["concept"].image, e.branches["concept"].text):
+    for side in (e.views["concept"].image, e.views["concept"].text):
         for n in range(len(e.image)):
             u = (e.image[n] + e.text[n]).double()
             near = [float(u @ c) / float(u.norm() * c.norm()) for c in objective.centroids.double()]
@@ -169,11 +169,11 @@ def test_gradcheck() -> None:
     embeddings, batch = next(steps(rows, 4, 1))
 
     def loss(image: Tensor, text: Tensor, head: Tensor) -> Tensor:
-        seen = Embeddings(embeddings.image, embeddings.text, branches={"concept": Embeddings(image, text)})
+        seen = Embeddings(embeddings.image, embeddings.text, views={"concept": Embeddings(image, text)})
         terms: dict[str, Tensor] = torch.func.functional_call(objective, {"head": head}, (seen, batch))
         return terms["prototypes"]
 
-    concept = embeddings.branches["concept"]
+    concept = embeddings.views["concept"]
     inputs = [concept.image.double(), concept.text.double(), objective.head.detach().clone()]
     assert torch.autograd.gradcheck(loss, tuple(x.requires_grad_() for x in inputs))
 
@@ -182,9 +182,9 @@ def test_labels_carry_no_gradient() -> None:
     objective, rows, _ = ready()
     embeddings, batch = next(steps(rows, 4, 1))
     instance = [v.clone().requires_grad_() for v in (embeddings.image, embeddings.text)]
-    concept = embeddings.branches["concept"]
+    concept = embeddings.views["concept"]
     classified = [v.clone().requires_grad_() for v in (concept.image, concept.text)]
-    seen = Embeddings(*instance, branches={"concept": Embeddings(*classified)})
+    seen = Embeddings(*instance, views={"concept": Embeddings(*classified)})
     objective(seen, batch)["prototypes"].backward()
     assert all(v.grad is not None and v.grad.abs().sum() > 0 for v in classified)
     assert all(v.grad is None for v in instance)  # the labels come from these
@@ -329,7 +329,7 @@ def test_bad_input() -> None:
     with pytest.raises(SettingsError, match="made for 4 pairs, but a batch names text"):
         short.after_step(embeddings, batch)
     other, _, _ = ready()
-    with pytest.raises(SettingsError, match=r"branch 'concept'.*none"):
+    with pytest.raises(SettingsError, match=r"view 'concept'.*none"):
         other(Embeddings(embeddings.image, embeddings.text), batch)
 
 

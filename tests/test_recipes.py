@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from small import bert_folder, pictures, precomputed
 
 from diptych.data.captions import Captions
@@ -20,6 +21,7 @@ from diptych.retriever import Retriever
 from diptych.runs.train import seed_everything, training_splits
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, trainable
+from diptych.training.step import Step
 
 SMALL = {
     "dim": 16, "batch_size": 12, "min_count": 1, "word_dim": 8,
@@ -52,19 +54,13 @@ def loader_of(method: Method, captions: Captions, settings: Any) -> PairLoader:
 
 
 def step(method: Method, optimizer: torch.optim.Optimizer, batch: Any) -> float:
+    """One step of training itself, without the loop around it."""
     method.retriever.train()
-    embeddings = method.retriever(batch)
-    if method.twin is not None:
-        method.twin.update(method.retriever)
-        with torch.no_grad():
-            embeddings = dataclasses.replace(embeddings, teacher=method.twin(batch))
-    loss = torch.stack(list(method.objective(embeddings, batch).values())).sum()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+    run = Step(method, method.retriever, optimizer, Accelerator(cpu=True), clip_norm=0.0)
+    embeddings, whole, terms = run(batch)
     with torch.no_grad():
-        method.objective.after_step(embeddings, batch)
-    return float(loss.detach())
+        method.objective.after_step(embeddings, whole)
+    return float(torch.stack(list(terms.values())).sum())
 
 
 @pytest.mark.parametrize("name", list(RECIPES))

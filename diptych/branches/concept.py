@@ -21,7 +21,7 @@ from diptych.data.concepts import Concepts
 from diptych.data.glove import WordVectors
 from diptych.errors import SettingsError
 from diptych.parts import part
-from diptych.types import Embeddings, Features
+from diptych.types import Batch, Embeddings, Features
 
 SLOPE = 0.2  # of LeakyReLU, from CVSE's code; CODER leaves ρ open
 UNKNOWN_SPREAD = 0.4  # standard deviation of GloVe's numbers, for a vocabulary without any known word
@@ -128,12 +128,14 @@ class ConceptBranch(Branch):
         """w^C (B, D)."""
         return self._text(vector, features, self.concepts())
 
-    def forward(
-        self, image: Tensor, image_features: Features, text: Tensor, text_features: Features
-    ) -> Embeddings:
+    def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
         """Both sides, with one pass through the graph."""
+        assert seen.image_features is not None
+        assert seen.text_features is not None
         y = self.concepts()
-        return Embeddings(self._image(image, image_features, y), self._text(text, text_features, y))
+        return Embeddings(
+            self._image(seen.image, seen.image_features, y), self._text(seen.text, seen.text_features, y)
+        )
 
     def concepts(self) -> Tensor:
         """Y (g, D), unit rows; remembered while searching, until the weights or the mode change."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,25 +31,8 @@ from diptych.evaluation.metrics import (
     summary,
 )
 from diptych.evaluation.report import Card, Report
-from diptych.scores import EmbeddingScores, Fold, MeanScores, Scores, Where, as_scores
-
-
-class DualEncoder(Protocol):
-    """What evaluation asks of a model: vectors whose dot product is the score, and a name for its weights."""
-
-    def encode_image(self, images: ImageStore, *, batch_size: int = ..., show_progress: bool = ...) -> Tensor:
-        """(N, D)."""
-        ...
-
-    def encode_text(
-        self, texts: Sequence[str] | TextStore, *, batch_size: int = ..., show_progress: bool = ...
-    ) -> Tensor:
-        """(M, D)."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Two models that score alike share it."""
-        ...
+from diptych.model import Scorer
+from diptych.scores import Fold, MeanScores, Scores, Where, as_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +67,7 @@ class Rules:
 
 
 def evaluate(
-    retriever: DualEncoder,
+    retriever: Scorer,
     captions: Captions,
     *,
     protocol: str | protocols.Protocol = "plain",
@@ -120,7 +103,7 @@ def evaluate(
 
 
 def evaluate_ensemble(
-    retrievers: Sequence[DualEncoder],
+    retrievers: Sequence[Scorer],
     captions: Captions,
     *,
     protocol: str | protocols.Protocol = "plain",
@@ -154,29 +137,39 @@ def evaluate_ensemble(
         )
     if not retrievers:
         raise SettingsError("an ensemble needs at least one member: give a model.")
-    where = getattr(retrievers[0], "device", torch.device("cpu")) if device is None else device
-    began, image_seconds, text_seconds = time.perf_counter(), 0.0, 0.0
+    began = time.perf_counter()
     members: list[Scores] = []
     for retriever, gallery, store in zip(retrievers, galleries, stores, strict=True):
         if store is not None and len(store) != len(captions.texts):
             raise DataError(
                 f"the text store has {len(store)} texts, the data {len(captions.texts)}: prepare these."
             )
-        start = time.perf_counter()
-        image = retriever.encode_image(gallery, batch_size=image_batch_size, show_progress=show_progress)
-        middle = time.perf_counter()
-        texts = captions.texts if store is None else store
-        text = retriever.encode_text(texts, batch_size=text_batch_size, show_progress=show_progress)
-        image_seconds += middle - start
-        text_seconds += time.perf_counter() - middle
-        members.append(EmbeddingScores(image.to(where), text.to(where)))
+        members.append(
+            retriever.scores(
+                gallery,
+                captions.texts if store is None else store,
+                image_batch_size=image_batch_size,
+                text_batch_size=text_batch_size,
+                device=device,
+                show_progress=show_progress,
+            )
+        )
     scores = members[0] if len(members) == 1 else MeanScores(members)
-    encoding = {
-        "images_per_second": len(members) * len(captions.images) / image_seconds,
-        "texts_per_second": len(members) * len(captions.texts) / text_seconds,
-    }
+    encoding = _encoding_speed(members, len(captions.images), len(captions.texts))
     model = " + ".join(retriever.fingerprint() for retriever in retrievers)
     return _report(scores, source, rules, model, began, encoding)
+
+
+def _encoding_speed(members: Sequence[Scores], images: int, texts: int) -> dict[str, float]:
+    """Items per second of the encoders, where every member measured its own."""
+    seconds = [getattr(member, "encode_seconds", None) for member in members]
+    known = [one for one in seconds if one is not None]
+    if len(known) < len(members):
+        return {}
+    return {
+        "images_per_second": len(members) * images / sum(one[0] for one in known),
+        "texts_per_second": len(members) * texts / sum(one[1] for one in known),
+    }
 
 
 def evaluate_scores(

@@ -21,7 +21,8 @@ from diptych.data.problems import Problems
 from diptych.data.video_files import is_video
 from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
 from diptych.index.opening import create_index, index_exists, open_index
-from diptych.index.protocol import KINDS, Collection, Index, Item, Model, Precision, Vectors
+from diptych.index.protocol import KINDS, Collection, Index, Item, Precision, Vectors
+from diptych.model import Model
 from diptych.progress import track
 
 APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of milliseconds on two cores

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
-from diptych.index.protocol import Model
+from diptych.model import Model
 
 CHANCE = 0.2  # where both errors are about equal on held-out queries of the demo (docs/search.md)
 CHANCES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)

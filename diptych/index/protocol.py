@@ -167,27 +167,6 @@ class Pair:
     score: float
 
 
-class Model(Protocol):
-    """What the query layer and the builder ask of a model; ``Retriever`` is one."""
-
-    @property
-    def dim(self) -> int:
-        """Length of an encoded vector."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A string that two models share exactly when they score alike."""
-        ...
-
-    def encode_image(self, images: Any, *, batch_size: int = 64) -> Any:
-        """Rows (N, dim) for a list of images."""
-        ...
-
-    def encode_text(self, texts: Any, *, batch_size: int = 256) -> Any:
-        """Rows (M, dim) for a list of texts."""
-        ...
-
-
 class Index(Protocol):
     """A searchable set of items with their vectors.
 

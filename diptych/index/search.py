@@ -18,8 +18,9 @@ from diptych.index.filters import Filter
 from diptych.index.frames import one_per_video
 from diptych.index.lexical import fuse
 from diptych.index.postgres.bm25 import Tokenizer
-from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
+from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Query, Term, Vectors
 from diptych.index.query import parse_query
+from diptych.model import Model
 
 DEEPER = 4  # times as many items are asked for when those found are frames of too few videos
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least

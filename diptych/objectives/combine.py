@@ -1,13 +1,14 @@
-"""Objectives made of objectives: a weighted sum, and a switch at an epoch."""
+"""Objectives made of objectives: a weighted sum, a switch at an epoch, and one pointed at other rows."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
+from diptych.errors import SettingsError
 from diptych.objectives.objective import Objective
-from diptych.types import Batch, Embeddings, Terms
+from diptych.types import Batch, Embeddings, Features, Terms
 
 
 class Sum(Objective):
@@ -56,6 +57,62 @@ class Sum(Objective):
 
     def _objectives(self) -> list[Objective]:
         return [o for o in self.members.values() if isinstance(o, Objective)]
+
+
+class On(Objective):
+    """An objective over other rows than the towers' own.
+
+    ``On(objective, "concept")`` reads both sides of a view. ``On(objective, "image", "augmented.image")`` takes two
+    sets of rows by name, ``image``, ``text``, ``VIEW.image`` or ``VIEW.text``, and lets the objective see the first as
+    its images and the second as its texts.
+    """
+
+    def __init__(self, objective: Objective, first: str, second: str | None = None) -> None:
+        super().__init__()
+        self.objective = objective
+        self.first, self.second = (f"{first}.image", f"{first}.text") if second is None else (first, second)
+        for name in (self.first, self.second):
+            if name.rpartition(".")[2] not in ("image", "text"):
+                raise SettingsError(
+                    f"On reads rows called '{name}': give image, text, or VIEW.image and VIEW.text."
+                )
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The objective's terms of these rows."""
+        return self.objective(self._seen(embeddings), batch)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Passed on."""
+        self.objective.start_epoch(epoch)
+
+    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
+        """Passed on, with the same rows."""
+        self.objective.after_step(self._seen(embeddings), batch)
+
+    def after_epoch(self, epoch: int) -> None:
+        """Passed on."""
+        self.objective.after_epoch(epoch)
+
+    def phase(self) -> Hashable:
+        """The objective's own."""
+        return self.objective.phase()
+
+    def collapsed_value(self, pairs: int) -> float | None:
+        """The objective's own."""
+        return self.objective.collapsed_value(pairs)
+
+    def _seen(self, embeddings: Embeddings) -> Embeddings:
+        first, image_features = _rows(embeddings, self.first)
+        second, text_features = _rows(embeddings, self.second)
+        whole = (self.first, self.second) == ("image", "text")
+        scores = embeddings.scores if whole else None
+        return Embeddings(first, second, image_features, text_features, scores, embeddings.views)
+
+
+def _rows(embeddings: Embeddings, name: str) -> tuple[Tensor, Features | None]:
+    view, _, side = name.rpartition(".")
+    found = embeddings.view(view) if view else embeddings
+    return (found.image, found.image_features) if side == "image" else (found.text, found.text_features)
 
 
 class SwitchAt(Objective):

@@ -70,7 +70,7 @@ class InfoNCE(Objective):
         if isinstance(self.temperature, nn.Parameter):
             # in place and unseen by autograd: at a bound the gradient must still reach the parameter
             self.temperature.data.clamp_(*self.clamp)
-        logits = ops.cosine_scores(embeddings.image, embeddings.text) / self.temperature  # (B, B)
+        logits = embeddings.all_scores() / self.temperature  # (B, B)
         same = ops.same_image(batch.image_ids, batch.image_ids)
         own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
         if self.same_image == "ignored":

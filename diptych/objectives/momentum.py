@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from diptych import ops
 from diptych.errors import SettingsError
 from diptych.objectives.contrast import Contrast
 from diptych.objectives.objective import Objective
@@ -25,8 +24,8 @@ class Enqueue(Objective):
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
         """Enqueue the twin's view of the batch."""
-        teacher = teacher_of(embeddings)
-        self.queue.push(teacher.image, teacher.text, batch.image_ids)
+        twin = twin_of(embeddings)
+        self.queue.push(twin.image, twin.text, batch.image_ids)
 
 
 class MomentumContrast(Objective):
@@ -43,7 +42,7 @@ class MomentumContrast(Objective):
     ``contrast``        μ, γ, ε and the readings of Eq. 5
     ==================  =====================================================================================
 
-    Shapes: embeddings and teacher (B, D), queue (K, D).
+    Shapes: embeddings and twin (B, D), queue (K, D).
     """
 
     def __init__(
@@ -55,14 +54,14 @@ class MomentumContrast(Objective):
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """One term, ``momentum``."""
-        teacher, contrast, queue = teacher_of(embeddings), self.contrast, self.queue
-        in_batch = ops.cosine_scores(embeddings.image, embeddings.text)  # (B, B)
+        twin, contrast, queue = twin_of(embeddings), self.contrast, self.queue
+        in_batch = embeddings.all_scores()  # (B, B)
         others = contrast.negatives(batch.image_ids, batch.image_ids)
         negatives = queue.negatives(contrast, batch.image_ids)  # (B, K)
         loss = embeddings.image.new_zeros(())
         for anchors, bank, keys, near in (
-            (embeddings.image, queue.text, teacher.text, in_batch),
-            (embeddings.text, queue.image, teacher.image, in_batch.T),
+            (embeddings.image, queue.text, twin.text, in_batch),
+            (embeddings.text, queue.image, twin.image, in_batch.T),
         ):
             scores = anchors @ bank.T  # (B, K)
             div = contrast.spread(near, others)
@@ -74,14 +73,14 @@ class MomentumContrast(Objective):
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
         """Enqueue the twin's view of the batch."""
-        teacher = teacher_of(embeddings)
-        self.queue.push(teacher.image, teacher.text, batch.image_ids)
+        twin = twin_of(embeddings)
+        self.queue.push(twin.image, twin.text, batch.image_ids)
 
 
-def teacher_of(embeddings: Embeddings) -> Embeddings:
+def twin_of(embeddings: Embeddings) -> Embeddings:
     """The twin's view, or the sentence that says it is missing."""
-    if embeddings.teacher is None:
+    if "twin" not in embeddings.views:
         raise SettingsError(
             "a momentum queue needs a twin's view of the batch: give the run a Twin of its retriever."
         )
-    return embeddings.teacher
+    return embeddings.views["twin"]

@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from diptych import ops
 from diptych.errors import CheckpointError, SettingsError
 from diptych.objectives.clustering import kmeans, largest_first, nearest
-from diptych.objectives.diversity import pick
 from diptych.objectives.objective import Objective
 from diptych.types import Batch, Embeddings, Terms
 
@@ -27,7 +26,7 @@ class PrototypeClassification(Objective):
     =================  ======================================================================================
     K                  ``clusters``
     P^C (K, D)         ``head``, without bias
-    v^C, w^C           the branch called ``view`` (None: the towers' own embeddings)
+    v^C, w^C           the view of this name (None: the towers' own embeddings)
     s                  ``scale``: both are unit vectors, so that plain logits (1, as printed) stay near ln K
     =================  ======================================================================================
 
@@ -96,7 +95,8 @@ class PrototypeClassification(Objective):
         """One term, ``prototypes``; 0 in the first epoch."""
         if not self.started:
             return {"prototypes": embeddings.image.new_zeros(())}
-        seen, labels = pick(embeddings, self.view), self.labels(embeddings)
+        seen = embeddings if self.view is None else embeddings.view(self.view)
+        labels = self.labels(embeddings)
         logits = self.scale * (torch.cat([seen.image, seen.text]) @ self.head.T)  # (2B, K)
         return {
             "prototypes": 2 * cross_entropy(logits, labels.repeat(2))

@@ -60,7 +60,7 @@ class Triplet(Objective):
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The term ``triplet``."""
-        scores = ops.cosine_scores(embeddings.image, embeddings.text)  # (B, B)
+        scores = embeddings.all_scores()  # (B, B)
         positive = scores.diagonal()
         if self.mask_same_image:
             excluded = ops.same_image(batch.image_ids, batch.image_ids)

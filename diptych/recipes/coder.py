@@ -19,7 +19,7 @@ from diptych.data.concepts import SHARES as CVSE_SHARES
 from diptych.data.concepts import count_concepts, find_concepts, read_cvse
 from diptych.data.glove import word_vectors
 from diptych.errors import SettingsError
-from diptych.objectives.combine import Sum
+from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrast import Contrast, Diversity, Positive
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import Enqueue, MomentumContrast
@@ -146,7 +146,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     elif queue is not None:
         members["queue"] = Enqueue(queue), 1.0
     if settings.concept:
-        members["concept"] = DiversityContrast(contrast, view="concept"), settings.concept_loss_weight
+        members["concept"] = On(DiversityContrast(contrast), "concept"), settings.concept_loss_weight
     if settings.prototypes:
         classify = PrototypeClassification(
             settings.clusters,

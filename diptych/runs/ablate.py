@@ -10,12 +10,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from diptych.data.formats import open_captions
-from diptych.storage import write_text
 from diptych.errors import CheckpointError, Interrupted, SettingsError
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.runs.train import resumed_settings, run_recipe, training_splits
-from diptych.training.checkpoint import has_state
 from diptych.settings import from_json, to_json
+from diptych.storage import write_text
+from diptych.training.checkpoint import has_state
 
 T_975 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,

@@ -10,18 +10,18 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.storage import write_text
 from diptych.errors import Interrupted
-from diptych.evaluation.retrieval import evaluate
-from diptych.reports.grids import Shown, drawn
-from diptych.reports.page import QueryCard, page
 from diptych.evaluation.report import Report
+from diptych.evaluation.retrieval import evaluate
 from diptych.index.build import index_collection
 from diptych.index.opening import open_index
 from diptych.index.search import Searcher
 from diptych.recipes import RECIPES
-from diptych.runs.train import resumed_settings, run_recipe
+from diptych.reports.grids import Shown, drawn
+from diptych.reports.page import QueryCard, page
 from diptych.retriever import Retriever
+from diptych.runs.train import resumed_settings, run_recipe
+from diptych.storage import write_text
 from diptych.training.checkpoint import has_state
 from diptych.training.log import read_log
 from diptych.training.loop import Prepared
@@ -106,4 +106,6 @@ def _text_queries(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
 
 def _image_queries(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
     images = drawn(len(shown.data.images))[:SHOWN].tolist()
-    return [QueryCard(shown.name(n), shown.texts_for(n, scores[n], ANSWERS), shown.picture(n)) for n in images]
+    return [
+        QueryCard(shown.name(n), shown.texts_for(n, scores[n], ANSWERS), shown.picture(n)) for n in images
+    ]

@@ -11,10 +11,10 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import CheckpointError, DataError, SettingsError
-from diptych.evaluation.retrieval import evaluate_ensemble
 from diptych.evaluation.report import Report
-from diptych.runs.train import training_splits
+from diptych.evaluation.retrieval import evaluate_ensemble
 from diptych.retriever import Retriever
+from diptych.runs.train import training_splits
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
 

@@ -9,11 +9,10 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.storage import write_text
 from diptych.errors import CheckpointError, SettingsError
-from diptych.reports.grids import Compared, has_pictures
 from diptych.evaluation.metrics import DIRECTIONS, KS, summary
-from diptych.reports.page import Comparison, comparison_page
+from diptych.evaluation.report import aligned_rows
+from diptych.recipes import RECIPES
 from diptych.reports.charts import (
     Closeness,
     Space,
@@ -25,12 +24,13 @@ from diptych.reports.charts import (
     pooled_elements,
     save_picture,
 )
-from diptych.evaluation.report import aligned_rows
-from diptych.scores import EmbeddingScores
-from diptych.recipes import RECIPES
+from diptych.reports.grids import Compared, has_pictures
+from diptych.reports.page import Comparison, comparison_page
+from diptych.retriever import Retriever
 from diptych.runs.evaluate import views_of
 from diptych.runs.train import captions_fingerprint, resumed_settings, seed_everything, training_splits
-from diptych.retriever import Retriever
+from diptych.scores import EmbeddingScores
+from diptych.storage import write_text
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
 

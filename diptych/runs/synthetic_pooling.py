@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from diptych.aggregators import GPO, CosSinBiGRU, CosSinMLP, Generator, IndexBiGRU, Interpolation
-from diptych.storage import write_text
 from diptych.errors import SettingsError
 from diptych.progress import track
+from diptych.storage import write_text
 from diptych.types import Features
 
 SMALLER, SEEN, LARGER = range(10, 20), range(20, 101), range(101, 121)

@@ -12,20 +12,22 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.storage import storing
 from diptych.encoders.packed import reads_packed
 from diptych.errors import CheckpointError, DataError
 from diptych.recipes.recipe import Recipe
+from diptych.settings import TrainingSettings, from_json
+from diptych.storage import storing
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.loop import train
 from diptych.training.prepare import prepare
-from diptych.settings import TrainingSettings, from_json
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 
 FEW_SHAPES = 8  # text lengths are rounded up to a multiple of it where each length is compiled or recorded
-FEW_PACKED_SHAPES = 32  # the same where texts are packed: padding costs little there, and packed lengths vary too
+FEW_PACKED_SHAPES = (
+    32  # the same where texts are packed: padding costs little there, and packed lengths vary too
+)
 
 
 def run_recipe(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 
 from diptych import ops
 from diptych.training.method import Method
@@ -35,14 +35,19 @@ class Step:
             # after the model: several processes agree on its running statistics only from its forward pass on
             twin.update(self.method.retriever)
             with torch.no_grad(), self.accelerator.autocast():
-                embeddings = replace(embeddings, teacher=twin(batch, embeddings))
+                keys = twin(batch, embeddings)
+            embeddings = replace(embeddings, views={**embeddings.views, "twin": keys})
         embeddings, batch = gather(embeddings, batch)
         terms = self.method.objective(embeddings, batch)
         self.accelerator.backward(torch.stack(list(terms.values())).sum())
         self.clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return _detached(embeddings), batch, {name: value.detach() for name, value in terms.items()}
+        return (
+            embeddings.map(torch.Tensor.detach),
+            batch,
+            {name: value.detach() for name, value in terms.items()},
+        )
 
     def clip(self) -> None:
         """Scale the gradients to at most ``clip_norm`` in global norm."""
@@ -98,42 +103,20 @@ class GraphedStep:
 
 
 def gather(embeddings: Embeddings, batch: Batch) -> tuple[Embeddings, Batch]:
-    """The rows of every process, with gradients: objectives always see the whole batch. Local features stay local."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    """The rows of every process, with gradients: objectives always see the whole batch.
+
+    Inputs and local features stay those of this process, ``batch.own``; scores are whole already.
+    """
+    if ops.processes() == 1:
         return embeddings, batch
-
-    def rows(e: Embeddings) -> Embeddings:
-        branches = {name: rows(branch) for name, branch in e.branches.items()}
-        teacher = None if e.teacher is None else rows(e.teacher)
-        return Embeddings(
-            ops.gather_rows(e.image), ops.gather_rows(e.text), branches=branches, teacher=teacher
-        )
-
-    targets = {name: ops.gather_rows(value) for name, value in batch.targets.items()}
-    ids = ops.gather_rows(batch.image_ids), ops.gather_rows(batch.text_ids)
-    return rows(embeddings), replace(batch, image_ids=ids[0], text_ids=ids[1], targets=targets)
-
-
-def _detached(e: Embeddings) -> Embeddings:
-    branches = {name: _detached(branch) for name, branch in e.branches.items()}
-    return Embeddings(e.image.detach(), e.text.detach(), branches=branches, teacher=e.teacher)
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    batch.map(note)
-    return found
+    own = ops.own_rows(len(batch))
+    return embeddings.map_rows(ops.gather_rows), replace(batch.map_rows(ops.gather_rows), own=own)
 
 
 def _shapes(batch: Batch) -> Hashable:
-    return tuple((tuple(t.shape), t.dtype) for t in _tensors(batch))
+    return tuple((tuple(t.shape), t.dtype) for t in batch.tensors())
 
 
 def _copy(static: Batch, batch: Batch) -> None:
-    for to, source in zip(_tensors(static), _tensors(batch), strict=True):
+    for to, source in zip(static.tensors(), batch.tensors(), strict=True):
         to.copy_(source, non_blocking=True)

@@ -16,8 +16,9 @@ from starlette.exceptions import HTTPException
 
 import diptych
 from diptych.errors import DiptychError
-from diptych.index.protocol import Index, Model
+from diptych.index.protocol import Index
 from diptych.index.search import PairScorer
+from diptych.model import Model
 from diptych.web.auth import Access
 from diptych.web.bodies import BodyLimit, form_route
 from diptych.web.limits import Limits

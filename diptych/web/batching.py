@@ -18,7 +18,8 @@ import numpy as np
 
 from diptych.errors import Unavailable
 from diptych.index.filters import Filter
-from diptych.index.protocol import Hits, Index, Kind, Model
+from diptych.index.protocol import Hits, Index, Kind
+from diptych.model import Model
 
 WINDOW = 0.003  # seconds a batch waits for requests that are on their way
 LARGEST = 64  # requests in a batch

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from diptych.errors import MissingExtra, SettingsError
 from diptych.index.opening import open_index
-from diptych.index.protocol import Index, Model
+from diptych.index.protocol import Index
+from diptych.model import Model
 
 try:
     import python_multipart  # noqa: F401  fastapi asks for it only when a form comes

@@ -19,9 +19,10 @@ from diptych.errors import DataError, QueryError, SettingsError, Unavailable
 from diptych.index.build import PIXELS, make_thumbnail
 from diptych.index.cutoff import CHANCE
 from diptych.index.frames import one_per_video
-from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Model, Query, Term, Vectors
+from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Query, Term, Vectors
 from diptych.index.query import parse_query
 from diptych.index.search import PairScorer, Searcher
+from diptych.model import Model
 from diptych.web import uploads as pictures
 from diptych.web.batching import BatchedIndex, BatchedModel, Traffic
 from diptych.web.limits import Limits

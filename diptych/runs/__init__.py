@@ -1,0 +1,1 @@
+"""Running, evaluating, ablating and showing: what the verbs of the command line do."""
