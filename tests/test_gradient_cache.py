@@ -125,7 +125,7 @@ def test_dropout_draws_the_same_twice() -> None:
 def test_the_twin_sees_every_piece() -> None:
     class AgainstTwin(Objective):
         def forward(self, embeddings: Any, batch: Batch) -> Any:
-            return {"distance": (embeddings.image - embeddings.teacher.text).square().sum()}
+            return {"distance": (embeddings.image - embeddings.views["twin"].text).square().sum()}
 
     plain, cached = stepper(AgainstTwin(), twin=True), stepper(AgainstTwin(), twin=True)
     expected, found = plain(batch()), CachedStep(cached, 3)(batch())

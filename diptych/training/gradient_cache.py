@@ -12,7 +12,7 @@ The step is the plain one up to the rounding of sums. It costs a second forward 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -49,13 +49,11 @@ class CachedStep:
             moved = piece.to(self.device, non_blocking=True)
             with torch.no_grad(), step.accelerator.autocast():
                 looked = step.method.retriever(moved)
-                keys += [] if twin is None else [_joined([twin(moved, looked)])]
+                keys += [] if twin is None else [_vectors(twin(moved, looked))]
             seen.append(_vectors(looked))
-        own = _changed(_joined(seen), lambda t: t.requires_grad_())
-        embeddings, whole = gather(
-            own if twin is None else replace(own, teacher=_joined(keys)),
-            _without_inputs(batch).to(self.device),
-        )
+        own = _joined(seen).map_rows(lambda t: t.requires_grad_())
+        views = own.views if twin is None else {**own.views, "twin": _joined(keys)}
+        embeddings, whole = gather(replace(own, views=views), _without_inputs(batch).to(self.device))
         terms = step.method.objective(embeddings, whole)
         step.accelerator.backward(torch.stack(list(terms.values())).sum())
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in _tensors(own)]
@@ -63,8 +61,11 @@ class CachedStep:
         step.clip()
         step.optimizer.step()
         step.optimizer.zero_grad(set_to_none=True)
-        detached = replace(_changed(embeddings, torch.Tensor.detach), teacher=embeddings.teacher)
-        return detached, whole, {name: value.detach() for name, value in terms.items()}
+        return (
+            embeddings.map_rows(torch.Tensor.detach),
+            whole,
+            {name: value.detach() for name, value in terms.items()},
+        )
 
     @property
     def device(self) -> torch.device:
@@ -107,31 +108,26 @@ def refuse_batch_statistics(model: nn.Module) -> None:
 
 def _vectors(embeddings: Embeddings) -> Embeddings:
     """Without local features: they would take the memory that the pieces save."""
-    branches = {name: _vectors(branch) for name, branch in embeddings.branches.items()}
-    return Embeddings(embeddings.image, embeddings.text, branches=branches)
+    views = {name: _vectors(view) for name, view in embeddings.views.items()}
+    return Embeddings(embeddings.image, embeddings.text, views=views)
 
 
 def _tensors(embeddings: Embeddings) -> list[Tensor]:
     found: list[Tensor] = []
-    _changed(embeddings, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+    embeddings.map_rows(lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
     return found
-
-
-def _changed(embeddings: Embeddings, change: Callable[[Tensor], Tensor]) -> Embeddings:
-    branches = {name: _changed(branch, change) for name, branch in embeddings.branches.items()}
-    return Embeddings(change(embeddings.image), change(embeddings.text), branches=branches)
 
 
 def _joined(pieces: Sequence[Embeddings]) -> Embeddings:
     """The rows of all pieces, one after the other."""
     columns = iter([torch.cat(rows) for rows in zip(*map(_tensors, pieces), strict=True)])
-    return _changed(pieces[0], lambda _: next(columns))
+    return pieces[0].map_rows(lambda _: next(columns))
 
 
 def _without_inputs(batch: Batch) -> Batch:
     """The ids and targets of a batch: what an objective may read besides vectors."""
     nothing = batch.texts.map(lambda t: t[:0])
-    return replace(batch, images=nothing, texts=nothing)
+    return replace(batch, images=nothing, texts=nothing, views={})
 
 
 def _random_state(device: torch.device) -> list[Tensor]:
