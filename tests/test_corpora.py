@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -337,3 +340,55 @@ def test_a_run_says_how_many_images_it_skipped(damaged: Path, capsys: pytest.Cap
     assert "warning: 2 images could not be read and were skipped: " in capsys.readouterr().out
     log = [json.loads(line) for line in (damaged.parent / "run/log.jsonl").read_text("utf-8").splitlines()]
     assert [line["skipped_images"] for line in log if "skipped_images" in line] == [2]
+
+
+SPY = """
+import json, os, signal, sys
+from pathlib import Path
+from diptych.cli import main
+from diptych.data.loading import PairLoader
+
+plain, seen, deadly = PairLoader.epoch, Path(sys.argv[1]), int(sys.argv[2])
+
+def epoch(self, number, start=0):
+    for step, batch in enumerate(plain(self, number, start), start):
+        if step == deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with seen.open("a") as file:
+            file.write(json.dumps([number, step, batch.text_ids.tolist()]) + "\\n")
+        yield batch
+
+PairLoader.epoch = epoch
+main(sys.argv[3:])
+"""
+
+
+def test_a_killed_run_goes_on_at_the_exact_sample(tmp_path: Path) -> None:
+    for shard in range(4):
+        samples = {
+            f"{i}": (picture(shard + i), {"captions": [f"text {i} a", f"text {i} b"]}) for i in range(5)
+        }
+        tar(tmp_path / f"{'val' if shard == 3 else 'train'}-{shard}.tar", samples)
+    data = manifest(tmp_path, [{"name": "all", "path": "{train,val}-*.tar"}], window=8)
+    flags = ["--batch_size=4", "--save_steps=3", "--epochs=1", "--dim=8", "--word_dim=4", "--min_count=1",
+             "--workers=2", "--image_size=32", "--train_backbone", "--image_pool=mean", "--text_pool=mean"]  # fmt: skip
+    start = [sys.executable, "-c", SPY]
+    first = [*start, str(tmp_path / "first"), "5", "train", "vse-infinity", f"--data={data}"]
+    killed = subprocess.run([*first, f"--output_dir={tmp_path / 'run'}", *flags], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    resumed = [*start, str(tmp_path / "second"), "-1", "train", "vse-infinity"]
+    subprocess.run(
+        [*resumed, f"--resume_from_checkpoint={tmp_path / 'run'}"], check=True, capture_output=True
+    )
+    before, after = (
+        [json.loads(line) for line in (tmp_path / name).read_text("utf-8").splitlines()]
+        for name in ("first", "second")
+    )
+    assert [step for _, step, _ in before] == [0, 1, 2, 3, 4]
+    assert [step for _, step, _ in after] == [3, 4, 5, 6]  # the state of step 3 was saved
+    kept = [text for _, step, texts in before if step < 3 for text in texts]
+    remaining = [text for _, _, texts in after for text in texts]
+    order = open_captions(data).split("train").order
+    assert order is not None
+    assert kept + remaining == order.epoch(0, 0)[:28].tolist()  # each once, none lost
+    assert len(set(kept + remaining)) == 28
