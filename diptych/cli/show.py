@@ -116,3 +116,29 @@ def augmentation(data: str, output: Path, **options: Any) -> None:
     from diptych.runs.show_augmentation import show_augmentation
 
     click.echo(show_augmentation(data, output, **options))
+
+
+@show.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_on_data
+@click.option("--count", default=4, show_default=True, type=click.IntRange(1), help="pairs drawn")
+@_output("attention.png")
+def attention(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
+    """Cells and words that the transformers of runs look at, for the same pairs."""
+    from diptych.runs.show_attention import show_attention
+
+    click.echo(show_attention(runs, output, **options))
+
+
+@show.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--texts", required=True, nargs=2, help="the two sentences")
+@click.option("--data", multiple=True, help="pictures to find: one data set for all runs or one each")
+@click.option("--split", default="val", show_default=True, help="split to search")
+@click.option("--count", default=4, show_default=True, type=click.IntRange(1), help="pictures for each sentence")
+@_output("knowledge.png")
+def knowledge(runs: tuple[Path, ...], texts: tuple[str, str], output: Path, **options: Any) -> None:
+    """How alike two sentences are to runs, and the pictures each of them calls up."""
+    from diptych.runs.show_attention import show_knowledge
+
+    click.echo(show_knowledge(runs, texts, output, **options))

@@ -52,6 +52,10 @@ class TextInput(ABC):
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TextStore:
         """Tokenise once; the store then pads any rows of it quickly."""
 
+    def spelled(self, ids: Sequence[int]) -> list[str]:
+        """How the tokens of these ids are written, for people to read."""
+        return [str(number) for number in ids]
+
     def __call__(self, texts: Sequence[str]) -> Features:
         """Token ids (B, W) of a few texts, without augmentation."""
         return self.prepare(texts).collate(range(len(texts)))
@@ -180,6 +184,10 @@ class WordInput(TextInput):
             augmentation = WordAugmentation(self.augment, self._ids[MASK], choices)
         return TokenTexts(ids, words, offsets, self._ids[PAD], augmentation)
 
+    def spelled(self, ids: Sequence[int]) -> list[str]:
+        """The words of these ids."""
+        return [self.words[number] for number in ids]
+
     def save_assets(self, folder: Path) -> dict[str, Any]:
         """Write the words in the published form."""
         content = json.dumps(published_form(self.words), ensure_ascii=False)
@@ -243,6 +251,10 @@ class WordPieceInput(TextInput):
             choices = np.fromiter(sorted(self.tokenizer.get_vocab().values()), dtype=np.int64)
             augmentation = WordAugmentation(self.augment, self._mask_id, choices)
         return TokenTexts(flat_ids, flat_words, offsets, 0 if pad is None else pad, augmentation)
+
+    def spelled(self, ids: Sequence[int]) -> list[str]:
+        """The pieces of these ids."""
+        return list(self.tokenizer.convert_ids_to_tokens(list(ids)))
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
         """Write the tokenizer's files, so that the saved model needs its source no longer."""

@@ -1,0 +1,106 @@
+"""Sheets for a paper: where each side looks, and which pictures two texts call up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+SIDE, GAP, LINE = 224, 10, 20  # pixels of a picture, between pictures, of a line of text
+WORD_LINES = 4
+INK, PAPER, HOT = (30, 30, 30), (255, 255, 255), (255, 140, 0)
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Where one model looks in one pair: shares of the cells (rows, columns), and of the tokens in order."""
+
+    cells: NDArray[np.float64]
+    words: Sequence[tuple[str, float]]
+
+
+def attention_sheet(
+    names: Sequence[str], pictures: Sequence[Image.Image], seen: Sequence[Sequence[Attended]]
+) -> Image.Image:
+    """A row for each pair: the picture, then what each model looks at in it and in its text.
+
+    Bright cells and orange words are looked at most; each panel is scaled by its own largest share.
+    """
+    height = SIDE + GAP + WORD_LINES * LINE
+    sheet = Image.new(
+        "RGB", (GAP + (1 + len(names)) * (SIDE + GAP), LINE + GAP + len(pictures) * (height + GAP)), PAPER
+    )
+    ink, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    for column, name in enumerate(["picture", *names]):
+        ink.text((GAP + column * (SIDE + GAP), GAP // 2), shortened(name, font, SIDE), INK, font)
+    for row, (picture, panels) in enumerate(zip(pictures, seen, strict=True)):
+        top = LINE + GAP + row * (height + GAP)
+        square = picture.convert("RGB").resize((SIDE, SIDE))
+        sheet.paste(square, (GAP, top))
+        for column, panel in enumerate(panels, 1):
+            left = GAP + column * (SIDE + GAP)
+            sheet.paste(lit(square, panel.cells), (left, top))
+            _draw_words(ink, font, panel.words, (left, top + SIDE + GAP // 2))
+    return sheet
+
+
+def recalled_sheet(
+    texts: Sequence[str], answers: Sequence[Sequence[tuple[Image.Image, float]]], head: Sequence[str]
+) -> Image.Image:
+    """For each text the pictures a model finds for it, best first, with their scores; ``head`` are lines above."""
+    count = max(len(row) for row in answers)
+    width = GAP + max(count, 3) * (SIDE + GAP)
+    height = LINE + SIDE + LINE + 2 * GAP
+    sheet = Image.new("RGB", (width, GAP + len(head) * LINE + len(texts) * height), PAPER)
+    ink, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    top = GAP
+    for line in head:
+        ink.text((GAP, top), shortened(line, font, width - 2 * GAP), INK, font)
+        top += LINE
+    for text, row in zip(texts, answers, strict=True):
+        ink.text((GAP, top), shortened(text, font, width - 2 * GAP), INK, font)
+        for column, (picture, score) in enumerate(row):
+            left = GAP + column * (SIDE + GAP)
+            sheet.paste(picture.convert("RGB").resize((SIDE, SIDE)), (left, top + LINE))
+            ink.text((left, top + LINE + SIDE), f"{score:.3f}", INK, font)
+        top += height
+    return sheet
+
+
+def lit(picture: Image.Image, shares: NDArray[np.float64]) -> Image.Image:
+    """The picture with every cell as bright as its share of the largest, at least a fifth."""
+    level = shares / max(float(shares.max()), 1e-12)
+    mask = Image.fromarray(np.rint(255 * (0.2 + 0.8 * level)).astype(np.uint8))
+    smooth = mask.resize(picture.size, Image.Resampling.BICUBIC)
+    return Image.composite(picture, Image.new("RGB", picture.size), smooth)
+
+
+def shortened(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> str:
+    """The text, cut with dots where it is wider."""
+    while font.getlength(text) > width and len(text) > 1:
+        text = text.removesuffix("...")[:-1] + "..."
+    return text
+
+
+def _draw_words(
+    ink: ImageDraw.ImageDraw,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    words: Sequence[tuple[str, float]],
+    corner: tuple[int, int],
+) -> None:
+    x, y = corner
+    most = max((share for _, share in words), default=1.0) or 1.0
+    for word, share in words:
+        width = int(font.getlength(word)) + 6
+        if x > corner[0] and x + width > corner[0] + SIDE:
+            x, y = corner[0], y + LINE
+            if y >= corner[1] + WORD_LINES * LINE:
+                return
+        level = share / most
+        colour = tuple(round(p + (h - p) * level) for p, h in zip(PAPER, HOT, strict=True))
+        ink.rectangle((x, y, x + width - 2, y + LINE - 4), fill=colour)
+        ink.text((x + 2, y), word, INK, font)
+        x += width
