@@ -135,7 +135,9 @@ def attention(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 @click.option("--texts", required=True, nargs=2, help="the two sentences")
 @click.option("--data", multiple=True, help="pictures to find: one data set for all runs or one each")
 @click.option("--split", default="val", show_default=True, help="split to search")
-@click.option("--count", default=4, show_default=True, type=click.IntRange(1), help="pictures for each sentence")
+@click.option(
+    "--count", default=4, show_default=True, type=click.IntRange(1), help="pictures for each sentence"
+)
 @_output("knowledge.png")
 def knowledge(runs: tuple[Path, ...], texts: tuple[str, str], output: Path, **options: Any) -> None:
     """How alike two sentences are to runs, and the pictures each of them calls up."""

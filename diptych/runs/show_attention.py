@@ -114,7 +114,10 @@ def show_knowledge(
         shared = len(set(tops[0].indices.tolist()) & set(tops[1].indices.tolist()))
         found.append((tops, shared))
     answers = [
-        [(_picture(view, row), score) for row, score in zip(top.indices.tolist(), top.values.tolist(), strict=True)]
+        [
+            (_picture(view, row), score)
+            for row, score in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        ]
         for top in found[0][0]
     ]
     _write_png(recalled_sheet(texts, answers, [" | ".join(row) for row in table[1:]]), output)
@@ -123,7 +126,9 @@ def show_knowledge(
         for name, (tops, shared) in zip(names, found, strict=True)
     ]
     said = ", ".join(common) or "none"
-    return "\n".join([*aligned_rows(table), f"words in common: {said}", *lines, f"{output}: pictures of {view.name}"])
+    return "\n".join(
+        [*aligned_rows(table), f"words in common: {said}", *lines, f"{output}: pictures of {view.name}"]
+    )
 
 
 @torch.inference_mode()
@@ -139,7 +144,8 @@ def attended(model: Retriever, picture: Image.Image, text: str) -> Attended:
     shares = _shares(model.text, ids)[0]
     words = model.text_input.spelled(ids.values[0][ids.mask[0]].tolist())
     return Attended(
-        cells.reshape(side, side).double().numpy(), list(zip(words, shares[: len(words)].tolist(), strict=True))
+        cells.reshape(side, side).double().numpy(),
+        list(zip(words, shares[: len(words)].tolist(), strict=True)),
     )
 
 
@@ -147,7 +153,10 @@ def attended(model: Retriever, picture: Image.Image, text: str) -> Attended:
 def agreement(model: Retriever, picture: Image.Image, text: str) -> float:
     """The cosine of what the two sides look at: the means of their tokens, weighted by the attention they get."""
     means = []
-    for tower, inputs in ((model.image, model.image_input([as_item(picture)])), (model.text, model.text_input([text]))):
+    for tower, inputs in (
+        (model.image, model.image_input([as_item(picture)])),
+        (model.text, model.text_input([text])),
+    ):
         features = tower.encoder(inputs)
         means.append(ops.unit((features.values * _shares(tower, inputs)[..., None]).sum(1))[0])
     return float(means[0] @ means[1])
@@ -183,7 +192,9 @@ def _counts(shares: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 def _check_png(output: Path) -> None:
     if output.suffix.lower() != ".png":
-        raise SettingsError(f"{output} cannot be written: the picture is a PNG, give a name that ends in .png.")
+        raise SettingsError(
+            f"{output} cannot be written: the picture is a PNG, give a name that ends in .png."
+        )
 
 
 def _write_png(sheet: Image.Image, output: Path) -> None:

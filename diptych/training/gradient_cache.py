@@ -35,6 +35,11 @@ class CachedStep:
 
     def __init__(self, step: Step, micro_batch: int) -> None:
         refuse_batch_statistics(step.method.retriever)
+        if step.method.retriever.scorer is not None:
+            raise SettingsError(
+                "--micro_batch does not go with a pair scorer, which reads the local features of the whole batch: "
+                "leave it out."
+            )
         self.step, self.micro_batch = step, micro_batch
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
@@ -52,8 +57,8 @@ class CachedStep:
                 keys += [] if twin is None else [_vectors(twin(moved, looked))]
             seen.append(_vectors(looked))
         own = _joined(seen).map_rows(lambda t: t.requires_grad_())
-        views = own.views if twin is None else {**own.views, "twin": _joined(keys)}
-        embeddings, whole = gather(replace(own, views=views), _without_inputs(batch).to(self.device))
+        everything = own if twin is None else replace(own, views={**own.views, "twin": _joined(keys)})
+        embeddings, whole = gather(everything, _without_inputs(batch).to(self.device))
         terms = step.method.objective(embeddings, whole)
         step.accelerator.backward(torch.stack(list(terms.values())).sum())
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in _tensors(own)]
@@ -61,11 +66,7 @@ class CachedStep:
         step.clip()
         step.optimizer.step()
         step.optimizer.zero_grad(set_to_none=True)
-        return (
-            embeddings.map_rows(torch.Tensor.detach),
-            whole,
-            {name: value.detach() for name, value in terms.items()},
-        )
+        return embeddings.map(Tensor.detach), whole, {name: value.detach() for name, value in terms.items()}
 
     @property
     def device(self) -> torch.device:
