@@ -1,0 +1,67 @@
+"""Uni-modal heads: a view of both sides for image–image and text–text similarity, outside the score."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from diptych import ops
+from diptych.aggregators.aggregator import Aggregator
+from diptych.branches.branch import Branch
+from diptych.parts import part
+from diptych.types import Features
+
+SPREAD = 0.02  # standard deviation of the weights behind a LayerNorm (CUSA's CLIP)
+
+
+@part
+class UniModalHeads(Branch):
+    """One fully connected layer per modality, a_i = unit(W f_i + b): CUSA's uni-modal heads.
+
+    ===================  =================================================================================
+    f (B, D)             the tower's vector, or that of an aggregator of its own over the local features
+                         (``image_aggregator``, ``text_aggregator``)
+    W (D', D)            ``dim`` is D'; ``image_dim`` and ``text_dim`` are D of each side, by default D'
+    LayerNorm            ``layer_norm``: LayerNorm(D) before the layer, weights N(0, 0.02²), as in CUSA's CLIP;
+                         else Xavier weights and zero bias, as in its SGRAF
+    ===================  =================================================================================
+
+    The weight is 0: the heads are the view "uni" (``encode_image(…, view="uni")``), and no part of the score.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        image_dim: int | None = None,
+        text_dim: int | None = None,
+        layer_norm: bool = False,
+        image_aggregator: Aggregator | None = None,
+        text_aggregator: Aggregator | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.image_aggregator, self.text_aggregator = image_aggregator, text_aggregator
+        self.image_head = _head(image_dim or dim, dim, layer_norm)
+        self.text_head = _head(text_dim or dim, dim, layer_norm)
+
+    def image(self, vector: Tensor, features: Features) -> Tensor:
+        """a (B, D')."""
+        return _seen(self.image_head, self.image_aggregator, vector, features)
+
+    def text(self, vector: Tensor, features: Features) -> Tensor:
+        """b (B, D')."""
+        return _seen(self.text_head, self.text_aggregator, vector, features)
+
+
+def _seen(head: nn.Module, aggregator: Aggregator | None, vector: Tensor, features: Features) -> Tensor:
+    seen = vector if aggregator is None else aggregator(features)
+    return ops.unit(head(seen).float())
+
+
+def _head(width: int, dim: int, layer_norm: bool) -> nn.Module:
+    linear = nn.Linear(width, dim)
+    if layer_norm:
+        nn.init.normal_(linear.weight, std=SPREAD)
+        return nn.Sequential(nn.LayerNorm(width), linear)
+    nn.init.xavier_uniform_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

@@ -1,0 +1,168 @@
+"""CUSA's soft labels: distributions over the batch follow those of frozen uni-modal teachers (Huang et al., 2024)."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from diptych import ops
+from diptych.errors import SettingsError
+from diptych.objectives.objective import Objective
+from diptych.objectives.temperature import Temperature
+from diptych.types import Batch, Embeddings, Terms
+
+Mode = Literal["each", "add", "dot"]
+Divergence = Literal["kl", "ce"]
+IMAGE_TEACHER, TEXT_TEACHER = "teacher_image", "teacher_text"  # the columns of ``Batch.targets``
+UNI = "uni"  # the view that uni-modal heads make
+
+
+class CrossModalSoftLabels(Objective):
+    """CSA: the scores of a batch follow the teacher of the query's modality, in both directions.
+
+    ::
+
+        Q^I_i = softmax(X_i / τ_t)      P^{i→t}_i = softmax(S_i / τ_c)         X = cosines of image teacher vectors
+        Q^T_i = softmax(Y_i / τ_t)      P^{t→i}_i = softmax((Sᵀ)_i / τ_c)      Y = cosines of text teacher vectors
+        L_CSA = ½ · (1/B) Σ_i [ KL(Q^I_i ‖ P^{i→t}_i) + KL(Q^T_i ‖ P^{t→i}_i) ]
+
+    ===================  =================================================================================
+    paper, public code   argument
+    ===================  =================================================================================
+    S (B, B)             ``embeddings.all_scores()``: cosines, or the scores of a pair scorer
+    X, Y (B, B)          from ``batch.targets["teacher_image"]`` and ``["teacher_text"]``, (B, ·) each
+    τ_c                  ``temperature``, shared by both directions; learned, inside ``clamp``
+    τ_t                  ``teacher_temperature``, fixed
+    mode                 ``mode``: "each" is the equation; "add" supervises both directions with (X + Y) / 2,
+                         "dot" with √(max(X, 0) · max(Y, 0))
+    KL or CE             ``divergence``: "ce" adds the teacher's entropy, a constant without gradient
+    ===================  =================================================================================
+
+    The diagonal stays in every softmax. The soft target is never mixed with the hard one: add this objective to
+    the recipe's own with the weight α (``Sum``). A batch of one pair has the value 0.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.45,
+        learned: bool = True,
+        clamp: tuple[float, float] = (0.10, 0.99),
+        teacher_temperature: float = 1.0,
+        mode: Mode = "each",
+        divergence: Divergence = "kl",
+    ) -> None:
+        super().__init__()
+        if mode not in get_args(Mode):
+            raise SettingsError(
+                f"the mode of the soft labels is '{mode}': choose {', '.join(get_args(Mode))}."
+            )
+        self.temperature = Temperature(temperature, clamp, learned)
+        self.teacher_temperature = _checked_teacher(teacher_temperature)
+        self.mode, self.divergence = mode, _checked_divergence(divergence)
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The term ``csa``."""
+        x, y = teacher_cosines(batch, IMAGE_TEACHER), teacher_cosines(batch, TEXT_TEACHER)
+        if self.mode == "add":
+            x = y = (x + y) / 2
+        elif self.mode == "dot":
+            x = y = (x.clamp_min(0) * y.clamp_min(0)).sqrt()
+        scores = _precise(embeddings.all_scores()) / self.temperature()  # (B, B)
+        to_text = self._distance(x, scores)
+        to_image = self._distance(y, scores.T)
+        return {"csa": (to_text + to_image) / 2}
+
+    def _distance(self, teacher: Tensor, logits: Tensor) -> Tensor:
+        return divergence(teacher / self.teacher_temperature, logits, self.divergence)
+
+
+class UniModalSoftLabels(Objective):
+    """USA: in each modality, the similarities of the uni-modal heads follow the teacher's.
+
+    ::
+
+        P^{i→i}_i = softmax((a aᵀ)_i / τ_a)      P^{t→t}_i = softmax((b bᵀ)_i / τ_b)
+        L_USA = ½ · (1/B) Σ_i [ KL(Q^I_i ‖ P^{i→i}_i) + KL(Q^T_i ‖ P^{t→t}_i) ]        Q as in CSA
+
+    ===================  =================================================================================
+    paper                argument
+    ===================  =================================================================================
+    a, b (B, D')         ``embeddings.views["uni"]``: unit rows of the uni-modal heads (``branches/heads.py``)
+    τ_a, τ_b             ``temperature`` starts both; one per modality, learned inside ``clamp``
+    τ_t                  ``teacher_temperature``, fixed
+    KL or CE             ``divergence``
+    ===================  =================================================================================
+
+    Add it to the recipe's own objective with the weight β (``Sum``). A batch of one pair has the value 0.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 0.45,
+        learned: bool = True,
+        clamp: tuple[float, float] = (0.10, 1.00),
+        teacher_temperature: float = 1.0,
+        divergence: Divergence = "kl",
+    ) -> None:
+        super().__init__()
+        self.image_temperature = Temperature(temperature, clamp, learned)
+        self.text_temperature = Temperature(temperature, clamp, learned)
+        self.teacher_temperature = _checked_teacher(teacher_temperature)
+        self.divergence = _checked_divergence(divergence)
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The term ``usa``."""
+        if UNI not in embeddings.views:
+            raise SettingsError(
+                "USA trains the view 'uni', which this model does not make: give the retriever the branch "
+                "uni=UniModalHeads(…)."
+            )
+        uni = embeddings.views[UNI]
+        x, y = teacher_cosines(batch, IMAGE_TEACHER), teacher_cosines(batch, TEXT_TEACHER)
+        images = self._distance(x, _precise(uni.image), self.image_temperature)
+        texts = self._distance(y, _precise(uni.text), self.text_temperature)
+        return {"usa": (images + texts) / 2}
+
+    def _distance(self, teacher: Tensor, rows: Tensor, temperature: Temperature) -> Tensor:
+        logits = (rows @ rows.T) / temperature()  # (B, B)
+        return divergence(teacher / self.teacher_temperature, logits, self.divergence)
+
+
+def teacher_cosines(batch: Batch, column: str) -> Tensor:
+    """Cosines (B, B) of the teacher's vectors in ``batch.targets[column]``, whatever their length; no gradient."""
+    if column not in batch.targets:
+        raise SettingsError(
+            f"the soft labels need the teacher vectors '{column}', which this run does not have: name a teacher "
+            "for images and one for texts, or switch CSA and USA off (weights 0)."
+        )
+    rows = ops.unit(_precise(batch.targets[column].detach()).flatten(1))  # (B, ·)
+    return rows @ rows.T
+
+
+def divergence(teacher: Tensor, student: Tensor, kind: Divergence = "kl") -> Tensor:
+    """Mean over rows of KL(softmax(teacher) ‖ softmax(student)), or of the cross-entropy, of (B, B) logits."""
+    log_q, log_p = torch.log_softmax(teacher, dim=1), torch.log_softmax(student, dim=1)
+    q = log_q.exp()
+    gap = log_q - log_p if kind == "kl" else -log_p
+    return (q * gap).sum(dim=1).mean()
+
+
+def _precise(x: Tensor) -> Tensor:
+    """At least float32: half precision cannot tell neighbouring soft labels apart."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _checked_teacher(temperature: float) -> float:
+    if temperature <= 0:
+        raise SettingsError(
+            f"the teacher's temperature is {temperature}: give a value above 0 (the paper: 1)."
+        )
+    return temperature
+
+
+def _checked_divergence(kind: Divergence) -> Divergence:
+    if kind not in get_args(Divergence):
+        raise SettingsError(f"the divergence is '{kind}': choose 'kl' or 'ce'.")
+    return kind
