@@ -37,12 +37,12 @@ def clustered(n: int, seed: int) -> Vectors:
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedIndex:
+@pytest.fixture(params=["graph", "codes"])
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> EmbeddedIndex:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 1000 * D * 4)
     made = EmbeddedIndex.create(tmp_path / "i", D)
     made.add([Item(f"i{n}", metadata={"n": n}) for n in range(N)], clustered(N, 0))
-    made.build_graph("image")
+    made.build_graph("image", codes=request.param == "codes")
     return made
 
 
@@ -144,7 +144,8 @@ def test_compaction_keeps_it(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPat
     assert recall(index, queries) > 0.95
     for hits in index.search_many(queries, 10, kind="image"):
         assert len(set(hits.ids)) == 10
-    assert proposals(index, queries[0], monkeypatch) == (36, 29)
+    asked = 400 if index.info.coded else 36
+    assert proposals(index, queries[0], monkeypatch) == (asked, 29)
     found = {id for hits in index.search_many(clustered(30, 8), 1, kind="image") for id in hits.ids}
     assert found >= {f"new{n}" for n in range(30) if n != 3}  # those behind the graph are scanned
     index.delete([f"i{n}" for n in range(N)])

@@ -60,6 +60,7 @@ def index_collection(
     precision: Precision | None = None,
     batch_size: int = 64,
     approximate_above: int | None = APPROXIMATE_ABOVE,
+    codes: bool | None = None,
     show_progress: bool = False,
 ) -> Built:
     """Bring an index in line with a collection, creating it if need be.
@@ -69,7 +70,8 @@ def index_collection(
     killed continues where it was. With ``texts``, the texts are items of their own beside being the full text
     of their image, so that an image finds texts and a text finds texts. A collection is told from others in
     the same index by its ``name`` and root. From ``approximate_above`` items of a kind on, the index is given
-    an approximate index of them (None: never). ``precision`` is that of a new index, float32 unless given.
+    an approximate index of them (None: never): a graph, with ``codes`` a table of
+    binary codes. ``precision`` is that of a new index, float32 unless given.
     """
     absent = _Absent()
     captions = source if isinstance(source, Captions) else open_captions(source, problems=absent)
@@ -95,6 +97,7 @@ def index_collection(
                     texts=texts,
                     batch_size=batch_size,
                     approximate_above=approximate_above,
+                    codes=codes,
                     show_progress=show_progress,
                 )
         except DiptychError:
@@ -107,7 +110,7 @@ def index_collection(
     for kind in KINDS if approximate_above is not None else ():
         if place.count(kind) >= max(1, approximate_above or 0):
             try:
-                place.build_graph(kind, show_progress=show_progress)
+                place.build_graph(kind, codes=codes, show_progress=show_progress)
             except (MissingExtra, SettingsError) as error:  # nothing that an exact search needs
                 built.notes.append(f"the {place.count(kind):,} {kind} items are searched one by one: {error}")
     return built

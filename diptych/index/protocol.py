@@ -153,6 +153,7 @@ class IndexInfo:
     columns: Mapping[str, tuple[str, ...]]
     collections: tuple[Collection, ...]
     approximate: Mapping[str, int]
+    coded: tuple[str, ...] = ()  # kinds whose approximate index is a table of binary codes
 
     def __len__(self) -> int:
         return sum(self.counts.values())
@@ -284,8 +285,13 @@ class Index(Protocol):
         """The collection of this name and root, recorded if it is new."""
         ...
 
-    def build_graph(self, kind: Kind = "image", *, show_progress: bool = False) -> None:
-        """Make the approximate index of a kind, or bring it up to date; searches then use it by default."""
+    def build_graph(
+        self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
+    ) -> None:
+        """Make the approximate index of a kind, or bring it up to date; searches then use it by default.
+
+        With ``codes`` it is a table of binary codes, otherwise a graph; None keeps what there is.
+        """
         ...
 
     def compact(self, *, show_progress: bool = False) -> int:

@@ -1,9 +1,9 @@
-"""Approximate search for large collections: a usearch graph proposes, the stored vectors decide.
+"""Approximate search for large collections: a usearch graph or binary codes propose, the stored vectors decide.
 
-A graph is derived data: it can be deleted and built again. It covers the rows that were there when it was
-built. Rows added since are scanned exactly and merged in; removed rows are dropped from its proposals; and
-where it proposes fewer than k live rows the whole collection is scanned. Proposals are scored from the stored
-vectors, so the scores that come out are those of an exact search. Compaction renames the rows in it.
+Either is called a graph here. A graph is derived data: it can be deleted and built again. It covers the rows that were
+there when it was built. Rows added since are scanned exactly and merged in; removed rows are dropped from its
+proposals; and where it proposes fewer than k live rows the whole collection is scanned. Proposals are scored from the
+stored vectors, so the scores that come out are those of an exact search. Compaction renames the rows in it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from diptych.errors import MissingExtra, SettingsError, StorageError
+from diptych.index.embedded.code_table import SUFFIX, CodeTable
 from diptych.index.embedded.scan import MARGIN, fetch, scan
 from diptych.index.embedded.segments import ROW_BITS, Layout, checksum, sync_folder
 from diptych.index.embedded.state import Graph, RowNumbers, Segment, Selection, State
@@ -32,6 +33,7 @@ NEIGHBOURS = 16  # edges of a node
 WIDTH_ADD, WIDTH_SEARCH = 128, 256  # nodes kept in sight while adding and searching
 PROPOSALS = 32  # at least, and
 FACTOR = 2  # times as many as wanted: on 100,000 vectors as good as twice as many
+CODE_PROPOSALS, CODE_FACTOR = 400, 20  # the same of codes, which are cheap to compare and coarse
 PIECE = 20_000  # rows added at once
 UNIT = 0.01  # how far the length of a vector may be from 1: about a step of 8 bits
 
@@ -56,7 +58,8 @@ class Graphs:
         segments = state.of_kind(graph.kind)
         covered = sum(min(len(s), graph.covers.get(s.number, 0)) for s in segments)
         gone = sum(len(s.gone) for s in segments) + graph.rows - covered
-        wanted = max(PROPOSALS, FACTOR * (k + MARGIN))
+        least, factor = (CODE_PROPOSALS, CODE_FACTOR) if is_codes(graph) else (PROPOSALS, FACTOR)
+        wanted = max(least, factor * (k + MARGIN))
         wanted = min(graph.rows, wanted + wanted * gone // max(1, covered))
         proposed = self._proposals(graph, queries, wanted)
         outside = _outside(segments, graph)
@@ -70,11 +73,13 @@ class Graphs:
             out.append(found)
         return out
 
-    def build(self, state: State, kind: Kind, show_progress: bool = False) -> Graph:
+    def build(self, state: State, kind: Kind, show_progress: bool = False, codes: bool = False) -> Graph:
         """A graph of what a state holds, grown from the one it has if that is whole; synced, not recorded."""
         old = self.find(state, kind)
+        if old is not None and is_codes(old) != codes:
+            old = None
         segments = state.of_kind(kind)
-        graph = self._loaded(old)
+        graph = self._loaded(old, codes)
         _keep(graph, _present(segments, _keys(graph)))
         for rows in track(_pieces(segments, old), "approximate index", None, show_progress):
             vectors = fetch(segments, self.layout, rows)
@@ -96,7 +101,7 @@ class Graphs:
                 continue
             stay = tuple(s for s in state.of_kind(kind) if all(s is not one for one in gone))
             covered, covers = _covered(old, pairs)
-            graph = self._loaded(old)
+            graph = self._loaded(old, is_codes(old))
             _keep(graph, np.concatenate([_present(stay, _keys(graph)), covered[:, 1]]))
             graph.rename(covered[:, 1].astype(np.uint64), covered[:, 0].astype(np.uint64))
             if len(graph):
@@ -114,6 +119,8 @@ class Graphs:
         view = self._view(graph)
         if view is None:  # gone since it was found: then everything is scanned
             return [np.zeros(0, np.int64) for _ in queries]
+        if isinstance(view, CodeTable):
+            return view.propose(queries, wanted)
         with self._lock:  # usearch keeps a fixed number of search contexts
             found = view.search(queries, wanted)
         if len(queries) == 1 and np.asarray(found.keys).ndim == 1:
@@ -128,18 +135,16 @@ class Graphs:
                 if path.stat().st_size != graph.size:
                     return None
                 if graph.file not in self._open:
-                    view = _new_graph(self.layout.dimension)
-                    view.view(str(path))
-                    view.expansion_search = WIDTH_SEARCH
+                    view = _opened(path, self.layout.dimension)
                     others = {file: one for file, one in self._open.items() if graph.kind not in file}
                     self._open = {graph.file: view, **others}
             except (OSError, RuntimeError):
                 return None
             return self._open[graph.file]
 
-    def _loaded(self, graph: Graph | None) -> Any:
+    def _loaded(self, graph: Graph | None, codes: bool) -> Any:
         """A graph in memory, to be changed; an empty one for None."""
-        loaded = _new_graph(self.layout.dimension)
+        loaded = CodeTable(self.layout.dimension) if codes else _new_graph(self.layout.dimension)
         if graph is not None:
             loaded.load(str(self.folder / graph.file))
         return loaded
@@ -147,7 +152,8 @@ class Graphs:
     def _saved(self, graph: Any, state: State, kind: Kind, covers: dict[int, int]) -> Graph:
         """Write a graph to a new file and sync it."""
         # no graph was recorded at this generation yet, for recording one ends it
-        path = self.folder / f"graph-{state.generation:06d}-{kind}.usearch"
+        suffix = SUFFIX if isinstance(graph, CodeTable) else ".usearch"
+        path = self.folder / f"graph-{state.generation:06d}-{kind}{suffix}"
         with storing(path):
             try:
                 graph.save(str(path))
@@ -164,12 +170,29 @@ class Graphs:
         return Graph(kind, path.name, len(graph), path.stat().st_size, covers)
 
 
+def is_codes(graph: Graph) -> bool:
+    """Whether a graph is a table of binary codes."""
+    return graph.file.endswith(SUFFIX)
+
+
 def is_stale(graph: Graph, state: State) -> bool:
     """Whether so much was added or removed since a graph was built that it should be brought up to date."""
     segments = state.of_kind(graph.kind)
     outside = sum(len(s) - graph.covers.get(s.number, 0) for s in segments)
     gone = sum(len(s.gone) for s in segments)
     return outside + gone > STALE * graph.rows
+
+
+def _opened(path: Path, dimension: int) -> Any:
+    """A graph on disk, to be searched."""
+    if path.name.endswith(SUFFIX):
+        table = CodeTable(dimension)
+        table.load(str(path))
+        return table
+    view = _new_graph(dimension)
+    view.view(str(path))
+    view.expansion_search = WIDTH_SEARCH
+    return view
 
 
 def _new_graph(dimension: int) -> Any:

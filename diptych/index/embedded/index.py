@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from diptych.index.embedded import catalog, known_columns, writing
-from diptych.index.embedded.approximate import Graphs, is_stale
+from diptych.index.embedded.approximate import Graphs, is_codes, is_stale
 from diptych.index.embedded.columns import Columns
 from diptych.index.embedded.scan import fetch, scan
 from diptych.index.embedded.segments import ROW_BITS
@@ -100,6 +100,7 @@ class EmbeddedIndex(Engine):
             columns={name: tuple(json.loads(kinds)) for name, kinds in columns},
             collections=tuple(Collection(*row) for row in collections),
             approximate={graph.kind: graph.rows for graph in state.graphs},
+            coded=tuple(graph.kind for graph in state.graphs if is_codes(graph)),
         )
 
     @property
@@ -131,13 +132,17 @@ class EmbeddedIndex(Engine):
             self._store.shrink()
         return max(0, before - self._store.size())
 
-    def build_graph(self, kind: Kind = "image", *, show_progress: bool = False) -> None:
+    def build_graph(
+        self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
+    ) -> None:
         """Make the approximate index of a kind, or bring it up to date when much was changed since."""
         with self._store.alone() as state:
             old = self._graphs.find(state, kind)
-            if state.count(kind) == 0 or (old is not None and not is_stale(old, state)):
+            codes = codes if codes is not None else old is not None and is_codes(old)
+            fresh = old is not None and is_codes(old) == codes and not is_stale(old, state)
+            if state.count(kind) == 0 or fresh:
                 return
-            graph = self._graphs.build(state, kind, show_progress)
+            graph = self._graphs.build(state, kind, show_progress, codes)
             with self._store.writing() as db:
                 self._graphs.record(db, graph)
             self._store.drop([one.file for one in state.graphs if one.kind == kind])

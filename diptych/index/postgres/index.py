@@ -150,8 +150,12 @@ class PostgresIndex(Engine):
             found = self._change(lambda db: self._tables.add_collection(db, name, root))
         return found
 
-    def build_graph(self, kind: Kind = "image", *, show_progress: bool = False) -> None:
+    def build_graph(
+        self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
+    ) -> None:
         """Make the approximate index (HNSW) of a kind; from then on it follows every change."""
+        if codes:
+            raise SettingsError("PostgreSQL keeps a graph, no table of binary codes: leave codes out.")
         limit = tables.GRAPH_LIMITS[self._precision]
         if self._dimension > limit:
             raise SettingsError(
