@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from diptych.encoders.dropping import check_rate
 from diptych.encoders.encoder import Encoder
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
@@ -19,7 +21,8 @@ class BiGRU(Encoder):
     """Token ids (B, W) → embedding → GRU → (B, W, dim); the states of the two directions are averaged.
 
     Exact in the lengths: padding never touches a state, and the backward direction starts at the last valid
-    word. ``bidirectional=False`` gives the forward states alone.
+    word. ``bidirectional=False`` gives the forward states alone. ``dropout`` zeroes entries of the embedded words
+    while training (SGRAF: 0.4).
     """
 
     def __init__(
@@ -29,9 +32,10 @@ class BiGRU(Encoder):
         dim: int = 1024,
         pad: int = 0,
         bidirectional: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.dim, self.pad = dim, pad
+        self.dim, self.pad, self.dropout = dim, pad, check_rate(dropout, "dropout")
         self.words = _embedding(vocabulary_size, word_dim)
         self.ahead = nn.GRU(word_dim, dim, batch_first=True)
         self.back = nn.GRU(word_dim, dim, batch_first=True) if bidirectional else None
@@ -39,7 +43,7 @@ class BiGRU(Encoder):
     def forward(self, inputs: Inputs) -> Features:
         """Token ids → Features (B, W, dim), the valid words first."""
         ids = _valid_first(inputs, self.pad)
-        x = self.words(ids.values)  # (B, W, word_dim)
+        x = F.dropout(self.words(ids.values), self.dropout, self.training)  # (B, W, word_dim)
         states = _run(self.ahead, x, ids)
         if self.back is not None:
             mirror = (ids.sizes[:, None] - 1 - torch.arange(x.shape[1], device=x.device)).clamp_min(0)

@@ -1,0 +1,196 @@
+"""The front that SGR and SAF share: a vector of similarity per word and image, and one for the whole pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from diptych.types import Features
+
+EPS = 1e-8  # added to every length that divides
+SLOPE = 0.1  # of the leaky ReLU
+LEAST_SQUARE = 1e-24  # of the length of a context, so that the gradient of a root at 0 is finite
+
+Weights = tuple[Tensor, Tensor]
+"""Weight and bias of a linear layer, in the type of a computation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Locals:
+    """Unit vectors of one side: ``whole`` (n, D), ``parts`` (n, L, D) with zeros at padding, ``mask`` (n, L).
+
+    ``gram`` (n, L, L) holds the products of the parts of images with each other, computed once per image.
+    """
+
+    whole: Tensor
+    parts: Tensor
+    mask: Tensor
+    gram: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __getitem__(self, rows: slice | Tensor) -> Locals:
+        gram = None if self.gram is None else self.gram[rows]
+        return Locals(self.whole[rows], self.parts[rows], self.mask[rows], gram)
+
+    def shortened(self, length: int) -> Locals:
+        """Without the positions from ``length`` on."""
+        return Locals(self.whole, self.parts[:, :length].contiguous(), self.mask[:, :length])
+
+    def with_gram(self) -> Locals:
+        """With the products of the parts."""
+        return replace(self, gram=torch.bmm(self.parts, self.parts.transpose(1, 2)))
+
+    @staticmethod
+    def of(features: Features, dtype: torch.dtype) -> Locals:
+        """The first element is the whole (``SelfAttended`` puts it there), the others are the parts, valid first."""
+        values, mask = features.values, features.mask[:, 1:]
+        order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
+        mask = mask.gather(1, order)
+        parts = values[:, 1:].gather(1, order[..., None].expand(-1, -1, values.shape[2])).to(dtype)
+        return Locals(values[:, 0].to(dtype), parts.masked_fill(~mask[..., None], 0.0), mask)
+
+
+class SimilarityVectors(nn.Module):
+    """The nodes of an image and a text: one vector of similarity for the pair, one for each word.
+
+    ::
+
+        s_rl = leaky(V_r · E_l);  s_r ← s_r / ‖s_r‖ over words
+        w_l  = softmax over regions of λ s_·l
+        c_l  = unit(Σ_r w_lr V_r)
+        n_l  = unit(W_loc (c_l − E_l)² + b_loc)        one per word
+        n_0  = unit(W_glo (g_v − g_t)² + b_glo)        the whole pair
+
+    ===================  ==================================================================================
+    paper                argument
+    ===================  ==================================================================================
+    V (R, D), E (W, D)   ``parts`` of the images and of the texts
+    g_v, g_t (D)         ``whole`` of both
+    λ                    ``sharpness``, 9
+    K                    ``nodes``, the width of a similarity vector, 256
+    ===================  ==================================================================================
+
+    Shapes: images (n, R, D), texts (m, W, D) → (n, m, 1 + W, K). Nodes of padded words are arbitrary. Padding is
+    exactly neutral: a padded word is a zero vector, so it adds nothing to a norm over words.
+
+    ‖Σ_r w_r V_r‖² = wᵀ (V Vᵀ) w, so contexts get their length before they exist, and no pass over D is needed.
+    """
+
+    def __init__(self, dim: int = 1024, nodes: int = 256, sharpness: float = 9.0) -> None:
+        super().__init__()
+        self.dim, self.nodes, self.sharpness = dim, nodes, sharpness
+        self.local = linear(dim, nodes)
+        self.overall = linear(dim, nodes)
+
+    def weights(self, dtype: torch.dtype) -> tuple[Weights, Weights]:
+        """The two layers in the type of a computation, cast once for all tiles."""
+        return cast(self.local, dtype), cast(self.overall, dtype)
+
+    def affinities(self, images: Locals, texts: Locals) -> tuple[Tensor, Tensor]:
+        """s before its normalisation (m, W, n, R), and λ / ‖s_r‖ (m, 1, n, R), in float32 or better."""
+        n, r, _ = images.parts.shape
+        m, words, _ = texts.parts.shape
+        s = product(texts.parts.flatten(0, 1), images.parts.flatten(0, 1)).view(m, words, n, r)
+        s = F.leaky_relu(s, SLOPE)
+        length = torch.linalg.vector_norm(s, dim=1, keepdim=True)
+        return s, self.sharpness / (length + EPS)
+
+    def attention(self, s: Tensor, images: Locals, mask: Tensor) -> Tensor:
+        """The weights w / ‖c‖ that give unit contexts, (n, words, R), from λ s of that shape before its softmax."""
+        if not (mask.is_cpu and bool(mask.all())):
+            s = s.masked_fill(~mask[:, None], torch.finfo(s.dtype).min)
+        w = torch.softmax(s, dim=-1)
+        gram = images.with_gram().gram if images.gram is None else images.gram
+        assert gram is not None
+        square = (torch.bmm(w, gram.to(w.dtype)) * w).sum(-1, keepdim=True)
+        return w / (square.clamp_min(LEAST_SQUARE).sqrt() + EPS)
+
+    def forward(self, images: Locals, texts: Locals, weights: tuple[Weights, Weights]) -> Tensor:
+        """The nodes of every image with every text, (n, m, 1 + W, K)."""
+        n, (m, words, _) = len(images), texts.parts.shape
+        s, scale = self.affinities(images, texts)
+        w = self.attention((s * scale).flatten(0, 1).transpose(0, 1), images, images.mask)
+        every = texts.parts.view(1, m * words, -1).expand(n, -1, -1)
+        of_words = self._local(w, images, every, weights[0]).view(n, m, words, -1)
+        of_pair = unit(squared_linear(images.whole[:, None] - texts.whole, *weights[1]))  # (n, m, K)
+        return torch.cat([of_pair[:, :, None], of_words], dim=2)
+
+    def matched(self, images: Locals, texts: Locals, weights: tuple[Weights, Weights]) -> Tensor:
+        """The nodes of image p with text p, (P, 1 + W, K)."""
+        s = F.leaky_relu(torch.bmm(texts.parts, images.parts.transpose(1, 2)), SLOPE)  # (P, W, R)
+        scale = self.sharpness / (torch.linalg.vector_norm(s, dim=1, keepdim=True) + EPS)
+        w = self.attention(s * scale, images, images.mask)
+        of_words = self._local(w, images, texts.parts, weights[0])
+        of_pair = unit(squared_linear(images.whole - texts.whole, *weights[1]))
+        return torch.cat([of_pair[:, None], of_words], dim=1)
+
+    def _local(self, w: Tensor, images: Locals, words: Tensor, weights: Weights) -> Tensor:
+        """(n, words, K): context − word in one product, then the square and its layer."""
+        difference = torch.baddbmm(words, w.to(words.dtype), images.parts, beta=-1)
+        return unit(squared_linear(difference, *weights))
+
+
+def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """A linear layer as SGRAF starts it: Xavier-uniform weights, zero bias."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.xavier_uniform_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def cast(layer: nn.Linear, dtype: torch.dtype) -> Weights:
+    """Weight and bias in the type of a computation."""
+    return layer.weight.to(dtype), layer.bias.to(dtype)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / (‖x‖ + 1e-8) over the last axis; the length is summed in float32, the type stays."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=full_type(x))
+    rows: Tensor = x * (1 / (length + EPS)).to(x.dtype)
+    return rows
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a bᵀ in float32 or better; halves are multiplied as halves, with float32 sums."""
+    if a.is_cuda and a.element_size() < 4 and not torch.is_grad_enabled():
+        out: Tensor = torch.mm(a, b.T, out_dtype=torch.float32)
+        return out
+    return (a @ b.T).to(full_type(a))
+
+
+def full_type(x: Tensor) -> torch.dtype:
+    """Float32, or float64 where x has it."""
+    return x.dtype if x.dtype == torch.float64 else torch.float32
+
+
+def squared_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """W x² + b; x is spent: without gradients it is squared in place, with them it alone is kept, not its square."""
+    if not torch.is_grad_enabled():
+        return F.linear(x.square_(), weight, bias)
+    out: Tensor = _SquaredLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _SquaredLinear(torch.autograd.Function):
+    """The square is computed again in the backward pass: half the memory of the largest tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x.square(), weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        of_weight = rows.T @ x.square().flatten(0, -2)
+        return (gradient @ weight).mul_(x).mul_(2), of_weight, rows.sum(0)
