@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,23 @@ def test_limits() -> None:
     assert parse_query("/" + "a" * 9000, paths=False).terms[0].kind == "text"
     with pytest.raises(QueryError, match="no file"):
         parse_query("/" + "a" * 9000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '1"' * 5_000,
+        "1" * 9_000 + '"',
+        '1:"' * 3_000,
+        " " * 9_000 + '"',
+        'a"' * 5_000,
+        "+-" * 5_000,
+        "\\" * 9_999,
+        '" ' * 5_000,
+    ],
+)
+def test_a_query_is_read_in_linear_time(text: str) -> None:
+    start = time.process_time()
+    with suppress(QueryError):
+        parse_query(text, paths=False)
+    assert time.process_time() - start < 0.5

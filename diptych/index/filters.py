@@ -27,10 +27,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from diptych.errors import QueryError
+from diptych.index.like import MAX_PATTERN, Like
 
 MAX_LENGTH = 10_000  # characters of a filter
 MAX_DIGITS = 300  # of a number: longer ones do not fit a float64
 MAX_DEPTH = 50  # nested parentheses and nots: keeps the recursion far from Python's limit
+NAMED, SHOWN = 100, 100  # columns an error names, and the characters it shows of each
 ITEM_COLUMNS = ("id", "path", "text", "image_id")  # columns every item has, beside its metadata
 
 Value = str | int | float | bool
@@ -51,13 +53,14 @@ class Condition:
         if self.operator == "null":
             return lambda value: value is None
         if self.operator == "like":
-            pattern = str(self.values[0]).lower()
-            return lambda value: isinstance(value, str) and _like(value.lower(), pattern)
+            like = Like(str(self.values[0]).lower())
+            return lambda value: isinstance(value, str) and like(value.lower())
         if self.operator == "contains":
             wanted = self.values[0]
             return lambda value: _contains(value, wanted)
         if self.operator in ("=", "in"):
-            return lambda value: any(_family(value) == _family(v) and value == v for v in self.values)
+            allowed = {(_family(v), v) for v in self.values}
+            return lambda value: not isinstance(value, list | tuple) and (_family(value), value) in allowed
         return lambda value: _ordered(value, self.operator, self.values[0])
 
 
@@ -101,14 +104,15 @@ def parse_filter(text: str, columns: Mapping[str, Sequence[str]] | None = None) 
 
 def check_columns(tree: Filter, columns: Mapping[str, Sequence[str]]) -> None:
     """Raise where a filter names an unknown column or compares one with a value of a kind it never holds."""
-    known = sorted({*columns, *ITEM_COLUMNS})
     for test in conditions(tree):
-        if test.column not in known:
-            close = difflib.get_close_matches(test.column, known, n=1)
+        if test.column not in columns and test.column not in ITEM_COLUMNS:
+            known = sorted({*columns, *ITEM_COLUMNS})
+            close = difflib.get_close_matches(test.column[:SHOWN], known[:NAMED], n=1)
             hint = f"did you mean '{close[0]}'?" if close else "check its spelling:"
-            listed = ", ".join(name for name in known if name in columns) or "none with metadata"
+            named = [name[:SHOWN] for name in known if name in columns]
+            listed = ", ".join(named[:NAMED]) + (", …" if len(named) > NAMED else "") or "none with metadata"
             raise QueryError(
-                f"unknown column '{test.column}' at character {test.position + 1} of the filter: {hint} "
+                f"unknown column '{test.column[:SHOWN]}' at character {test.position + 1} of the filter: {hint} "
                 f"the columns are {listed} (and {', '.join(ITEM_COLUMNS)}).",
                 test.position,
             )
@@ -194,31 +198,10 @@ def _contains(value: Any, wanted: Value) -> bool:
     )
 
 
-def _like(value: str, pattern: str) -> bool:
-    """SQL's LIKE, piece by piece: one regular expression could be made to take exponential time."""
-    pieces = [
-        re.compile("".join("." if c == "_" else re.escape(c) for c in p), re.DOTALL)
-        for p in pattern.split("%")
-    ]
-    if len(pieces) == 1:
-        return pieces[0].fullmatch(value) is not None
-    head = pieces[0].match(value)
-    if head is None:
-        return False
-    at = head.end()
-    for piece in pieces[1:-1]:
-        found = piece.search(value, at)
-        if found is None:
-            return False
-        at = found.end()
-    width = len(pattern) - pattern.rfind("%") - 1
-    return len(value) - at >= width and pieces[-1].fullmatch(value, len(value) - width) is not None
-
-
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
-      | (?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))
-      | (?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
+      | (?P<number>[+-]?(?:\d++\.?+\d*+|\.\d++)(?:[eE][+-]?\d++)?+(?![\w.]))
+      | (?P<text>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')
       | (?P<quoted>`[^`]+`)
       | (?P<name>[^\W\d][\w.\-]*)
       | (?P<operator><=|>=|!=|<>|==|=|<|>)
@@ -307,6 +290,8 @@ class _Parser:
             value = self.value()
             if value is None or (token.word == "like" and not isinstance(value, str)):
                 self.fail(place, "a text in quotes")
+            if token.word == "like" and len(str(value)) > MAX_PATTERN:
+                self.fail(place, f"a pattern of at most {MAX_PATTERN} characters")
             return _negated(Condition(column, token.word, (value,), name.position), negative)
         if negative or token.kind != "operator":
             comparison = "a comparison such as =, <, in or contains"

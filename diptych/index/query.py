@@ -23,8 +23,9 @@ from diptych.index.protocol import Query, Term
 MAX_LENGTH = 10_000  # characters of a query
 MAX_TERMS = 32
 _OPERATOR = re.compile(r'(?:(?<=\s)|(?<=")|^)([+-])(?=[\s"]|$)')
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
-_WEIGHT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*:", re.ASCII)
+_MARK = re.compile(r'[+"-]')  # where a piece may begin
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
+_WEIGHT = re.compile(r"\s*+(\d++\.?+\d*+|\.\d++)\s*+:", re.ASCII)
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
@@ -76,14 +77,16 @@ def parse_query(text: str, *, paths: bool = True) -> Query:
 
 
 def _pieces(text: str) -> Iterator[_Piece]:
-    at, bare = 0, 0
-    while at < len(text):
-        operator = _OPERATOR.match(text, at)
-        quote = text[at] == '"' and (at == 0 or text[at - 1] in ' \t\n+-"' or _is_weight(text[bare:at]))
-        if operator is None and not quote:
-            at += 1
+    """The pieces in order, each character looked at a fixed number of times, whatever they are."""
+    bare, weight = 0, _weight_end(text, 0)
+    at = 0
+    for found in _MARK.finditer(text):
+        if found.start() < at:  # inside a quote
             continue
-        prefix = text[bare:at]
+        at = found.start()
+        quote = text[at] == '"' and (at == 0 or text[at - 1] in ' \t\n+-"' or weight == at)
+        if not quote and _OPERATOR.match(text, at) is None:
+            continue
         if quote:
             quoted = _QUOTED.match(text, at)
             if quoted is None:
@@ -91,17 +94,17 @@ def _pieces(text: str) -> Iterator[_Piece]:
                     f"the query opens a quote at character {at + 1} that never closes: close it.", at
                 )
             inner = re.sub(r"\\(.)", r"\1", quoted.group(1), flags=re.DOTALL)
-            if _is_weight(prefix):  # 2:"red shoe" is "2:red shoe"
-                yield _Piece("quoted", prefix.strip() + inner, bare)
+            if weight == at:  # 2:"red shoe" is "2:red shoe"
+                yield _Piece("quoted", text[bare:at].strip() + inner, bare)
             else:
-                yield from _bare(prefix, bare)
+                yield from _bare(text[bare:at], bare)
                 yield _Piece("quoted", inner, at)
-            at = bare = quoted.end()
+            at = quoted.end()
         else:
-            yield from _bare(prefix, bare)
+            yield from _bare(text[bare:at], bare)
             yield _Piece("operator", text[at], at)
             at += 1
-            bare = at
+        bare, weight = at, _weight_end(text, at)
     yield from _bare(text[bare:], bare)
 
 
@@ -111,8 +114,10 @@ def _bare(text: str, position: int) -> Iterator[_Piece]:
         yield _Piece("bare", stripped, position + len(text) - len(text.lstrip()))
 
 
-def _is_weight(text: str) -> bool:
-    return _WEIGHT.fullmatch(text) is not None
+def _weight_end(text: str, start: int) -> int:
+    """Where a weight that begins at a place ends, −1 where none does."""
+    found = _WEIGHT.match(text, start)
+    return -1 if found is None else found.end()
 
 
 def _term(piece: _Piece, sign: float, paths: bool, weighted: bool) -> Term:

@@ -165,7 +165,7 @@ def _without_arguments(send: Any) -> Any:
 def _add_search(app: FastAPI, service: Service) -> None:
     def answer(asked: Asked) -> SearchReply:
         start = time.perf_counter()
-        with service.traffic.request():
+        with service.traffic.request(), service.limited():
             hits = service.search(asked)
         seconds = time.perf_counter() - start
         service.metrics.search_seconds.observe(seconds)
@@ -224,7 +224,8 @@ def _add_search(app: FastAPI, service: Service) -> None:
     def browse(k: int = 24, kind: str = "image", filter: str = "") -> SearchReply:
         """A look at the collection, or at what a filter leaves of it. Scores are 0."""
         start = time.perf_counter()
-        hits = service.browse(k, check_kind(kind), filter)
+        with service.limited():
+            hits = service.browse(k, check_kind(kind), filter)
         return search_reply(hits, time.perf_counter() - start)
 
 

@@ -17,13 +17,18 @@ from typing import Any, cast
 import numpy as np
 
 from diptych.errors import Unavailable
+from diptych.index import deadline
+from diptych.index.deadline import Deadline
 from diptych.index.filters import Filter
 from diptych.index.protocol import Hits, Index, Kind
 from diptych.model import Model
 
 WINDOW = 0.003  # seconds a batch waits for requests that are on their way
 LARGEST = 64  # requests in a batch
-SEARCHERS = 2  # batches searched at once: those of different filters cannot share one
+SEARCHERS = (
+    2  # filtered batches searched at once: those of different filters cannot share one; the others never wait
+)
+# behind them
 
 
 class Traffic:
@@ -45,7 +50,7 @@ class Traffic:
                 self.active -= 1
 
 
-Job = tuple[Hashable, Any, "Future[Any]"]
+Job = tuple[Hashable, Any, "Future[Any]", Deadline | None]
 
 
 class Batcher:
@@ -76,22 +81,30 @@ class Batcher:
     def __call__(self, key: Hashable, value: Any) -> Any:
         """The result for one value, computed with whatever else waits under the same key."""
         future: Future[Any] = Future()
+        limit = deadline.current()
         with self._lock:
             if self._closed:
                 raise Unavailable("the service is shutting down: try again in a moment.")
-            self._jobs.put((key, value, future))
-        return future.result()
+            self._jobs.put((key, value, future, limit))
+        try:
+            return future.result(None if limit is None else limit.left)
+        except TimeoutError:
+            if limit is None or future.done():  # what ran here raised it
+                raise
+            future.cancel()
+            raise limit.late() from None
 
-    def close(self) -> None:
-        """Finish what waits, then stop; idempotent."""
+    def close(self, patience: float | None = None) -> None:
+        """Finish what waits, then stop, after so many seconds at the latest; idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             for _ in self._threads:
                 self._jobs.put(None)
+        until = None if patience is None else time.monotonic() + patience
         for thread in self._threads:
-            thread.join()
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
         while self._work_once():
@@ -104,8 +117,12 @@ class Batcher:
         for job in batch:
             groups.setdefault(job[0], []).append(job)
         for key, jobs in groups.items():
-            self._observe(len(jobs))
-            self._finish(key, jobs)
+            # one that nobody waits for any more is not run
+            wanted = [job for job in jobs if job[2].set_running_or_notify_cancel()]
+            if wanted:
+                self._observe(len(wanted))
+                with deadline.under(_latest(wanted)):
+                    self._finish(key, wanted)
         return going
 
     def _collect(self) -> tuple[list[Job], bool]:
@@ -127,7 +144,7 @@ class Batcher:
 
     def _finish(self, key: Hashable, jobs: list[Job]) -> None:
         try:
-            results = self._run(key, [value for _, value, _ in jobs])
+            results = self._run(key, [value for _, value, _, _ in jobs])
         except BaseException as error:
             for job in jobs:
                 if len(jobs) == 1 or isinstance(error, Unavailable):
@@ -135,8 +152,14 @@ class Batcher:
                 else:
                     self._finish(key, [job])
             return
-        for (_, _, future), result in zip(jobs, results, strict=True):
+        for (_, _, future, _), result in zip(jobs, results, strict=True):
             future.set_result(result)
+
+
+def _latest(jobs: list[Job]) -> Deadline | None:
+    """The deadline of a batch: that of the request that may wait longest."""
+    limits = [limit for _, _, _, limit in jobs if limit is not None]
+    return max(limits, key=lambda limit: limit.until) if len(limits) == len(jobs) else None
 
 
 class BatchedModel:
@@ -168,9 +191,9 @@ class BatchedModel:
         """Rows (N, dim) for a list of images."""
         return self._batcher("image", list(images))
 
-    def close(self) -> None:
+    def close(self, patience: float | None = None) -> None:
         """Finish what waits, then stop."""
-        self._batcher.close()
+        self._batcher.close(patience)
 
     def _encode(self, kind: str, lists: list[list[Any]]) -> list[Any]:
         flat = [one for values in lists for one in values]
@@ -180,11 +203,15 @@ class BatchedModel:
 
 
 class BatchedIndex:
-    """An index whose concurrent searches share one pass over the vectors; the rest is the index's own."""
+    """An index whose concurrent searches share one pass over the vectors; the rest is the index's own.
+
+    Searches without a filter have a thread of their own: a filter that takes long delays none of them.
+    """
 
     def __init__(self, index: Index, traffic: Traffic, observe: Callable[[int], None]) -> None:
         self._index = index
-        self._batcher = Batcher(self._search, traffic, observe, workers=SEARCHERS)
+        self._plain = Batcher(self._search, traffic, observe)
+        self._filtered = Batcher(self._search, traffic, observe, workers=SEARCHERS)
 
     def search(
         self,
@@ -196,11 +223,13 @@ class BatchedIndex:
         exact: bool | None = None,
     ) -> Hits:
         """The k best items for one vector."""
-        return cast(Hits, self._batcher((k, kind, filter, exact), vector))
+        batcher = self._plain if filter is None else self._filtered
+        return cast(Hits, batcher((k, kind, filter, exact), vector))
 
-    def close(self) -> None:
+    def close(self, patience: float | None = None) -> None:
         """Finish what waits, then stop; the index stays open."""
-        self._batcher.close()
+        self._plain.close(patience)
+        self._filtered.close(patience)
 
     def __len__(self) -> int:
         return len(self._index)

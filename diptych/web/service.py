@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from diptych.errors import DataError, QueryError, SettingsError, Unavailable
+from diptych.index import deadline
 from diptych.index.build import PIXELS, make_thumbnail
 from diptych.index.cutoff import CHANCE
 from diptych.index.frames import one_per_video
@@ -33,6 +34,7 @@ UPLOADS = (
     "uploads"  # the collection of items that came through the service: no re-index of a folder removes them
 )
 VALUES = 50  # of a column that the page offers
+STOPPING = 0.5  # seconds that work which is told to stop has to notice
 TURN = 10.0  # seconds a change waits for those before it
 _ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 
@@ -88,6 +90,7 @@ class Service:
         self.pictures = Pictures(index, limits, roots)
         self._writer: Writer = writer or (lambda: nullcontext(index))
         self._writing = threading.Lock()
+        self._stopped = threading.Event()
         self._model = BatchedModel(model, self.traffic, self.metrics.encode_batch.observe)
         self._batched = BatchedIndex(index, self.traffic, self.metrics.search_batch.observe)
         self._values: tuple[int, dict[str, list[Any]]] | None = None
@@ -99,6 +102,12 @@ class Service:
             self.close()
             raise
         self.rerank = self._searcher.pair_scorer is not None
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """Give what runs inside the seconds that a request has; none of it goes on once the service stops."""
+        with deadline.within(self.limits.seconds, self._stopped):
+            yield
 
     def search(self, asked: Asked) -> Hits:
         """The best items for what was asked."""
@@ -198,9 +207,10 @@ class Service:
         return self._values[1]
 
     def close(self) -> None:
-        """Finish what is being answered, then stop; the index stays open."""
-        self._model.close()
-        self._batched.close()
+        """Stop, and whatever is still being answered with it; the index stays open."""
+        self._stopped.set()
+        self._model.close(STOPPING)
+        self._batched.close(STOPPING)
 
     @contextmanager
     def _changing(self) -> Iterator[Index]:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import IndexFault, StorageError
+from diptych.index import deadline
 from diptych.index.embedded.known_columns import record_columns
 from diptych.index.metadata import record
 from diptych.index.protocol import Item
 
 FILE = "index.db"
 FORMAT = 1  # of the index folder; raised when an old folder can no longer be read
+STEPS = 20_000  # of SQLite's machine between two looks at the clock: below a millisecond
 PATIENCE = 30  # seconds that a connection waits for a lock
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -101,10 +103,18 @@ class Catalog:
         with self.translating():
             db = self._borrow()
             try:
-                db.execute("BEGIN")
+                limit = deadline.current()
+                if limit is not None:
+                    db.set_progress_handler(lambda: limit.passed, STEPS)
                 try:
+                    db.execute("BEGIN")
                     yield db
+                except sqlite3.OperationalError:
+                    if limit is not None and limit.passed:
+                        limit.check()
+                    raise
                 finally:
+                    db.set_progress_handler(None, 0)
                     if db.in_transaction:  # SQLite ends it by itself on some failures
                         db.execute("ROLLBACK")
             finally:

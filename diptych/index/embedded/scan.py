@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.index import deadline
 from diptych.index.embedded.segments import ROW_BITS, Layout
 from diptych.index.embedded.state import RowNumbers, Segment, Selection
 from diptych.index.exact import MAX_TIES, TIE
@@ -84,6 +85,7 @@ def _blocks(
         return
     step = limit if segment.layout.precision == "float32" else min(limit, UNPACKED)
     for start in range(0, count, step):
+        deadline.check()
         stop = min(start + step, count)
         scores = _product(_floats(segment.layout, segment.stored[start:stop]), queries)
         wanted = gone if chosen is None else chosen
@@ -103,6 +105,7 @@ def _gathered(segment: Segment, queries: Vectors, rows: RowNumbers) -> Scores:
     step = max(1, GATHERED // layout.dimension)
     place = np.empty((min(step, len(rows)), layout.width), layout.dtype)
     for start in range(0, len(rows), step):
+        deadline.check()
         piece = rows[start : start + step]
         stored = place[: len(piece)]
         np.take(segment.stored, piece, axis=0, out=stored, mode="clip")  # "raise" would copy twice

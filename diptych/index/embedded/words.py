@@ -55,14 +55,16 @@ class Words:
         with self._lock:
             if self._generation != state.generation or len(self._common) > REMEMBERED:
                 self._generation, self._common = state.generation, {}
-            if (kind, word) not in self._common:
-                table = f"{kind}_words"
-                matching = f"SELECT 1 FROM {table} WHERE {table} MATCH ? LIMIT ?"
-                count = db.execute(f"SELECT count(*) FROM ({matching})", (f'"{word}"', most + 1)).fetchone()[
-                    0
-                ]
+            known = self._common.get((kind, word))
+        if known is not None:
+            return known
+        table = f"{kind}_words"
+        matching = f"SELECT 1 FROM {table} WHERE {table} MATCH ? LIMIT ?"
+        count = db.execute(f"SELECT count(*) FROM ({matching})", (f'"{word}"', most + 1)).fetchone()[0]
+        with self._lock:
+            if self._generation == state.generation:
                 self._common[kind, word] = count > most
-            return self._common[kind, word]
+        return bool(count > most)
 
 
 def _ranked(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError, StorageError, Unavailable
+from diptych.index import deadline
 
 try:
     import psycopg
@@ -66,7 +67,7 @@ class Database:
         A table that a compaction holds for longer than ``READ_TURN`` makes it give up.
         """
         start = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL lock_timeout = {READ_TURN}"
-        return self._run(read, lambda db: db.execute(start))
+        return self._run(read, lambda db: db.execute(start + _time_limit()))
 
     def change(self, write: Callable[[Connection], T], begin: str) -> T:
         """Run ``write`` in a transaction after ``begin``; committed when this returns, else without trace.
@@ -178,6 +179,9 @@ class Database:
             return StorageError(f"{place} cannot be written ({reason}): use a role that may write there.")
         if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
             return IndexFault(f"there is no index at {place}: index a collection there first.")
+        limit = deadline.current()
+        if isinstance(error, errors.QueryCanceled) and limit is not None and limit.passed:
+            return limit.late()
         if isinstance(error, errors.QueryCanceled | errors.LockNotAvailable | errors.TransactionRollback):
             return Unavailable(f"{place} gave up on the request ({reason}): try again.")
         if isinstance(error, errors.DataError | errors.ProgramLimitExceeded):
@@ -189,6 +193,15 @@ class Database:
         return IndexFault(
             f"{place} answered with an error ({reason}): check the index with 'diptych index verify'."
         )
+
+
+def _time_limit() -> str:
+    """What tells the server until when the answer is wanted."""
+    limit = deadline.current()
+    if limit is None:
+        return ""
+    limit.check()
+    return f"; SET LOCAL statement_timeout = {max(1, int(limit.left * 1000))}"
 
 
 def _is_gone(error: psycopg.OperationalError) -> bool:
