@@ -10,6 +10,7 @@
     ├── IndexFault         an index of another model, half copied, or locked
     │   └── Unavailable    a database or service that does not answer now; the same request may work later
     ├── QueryError         a query or filter with a mistake, and the character it is at
+    │   └── AddressError   a web address that is malformed, not public, or does not answer with an image
     ├── MissingExtra       an optional dependency that is not installed, with the command that installs it
     ├── StorageError       the disk is full or read-only while saving
     └── TrainingError      a run that cannot go on: NaN with its step, collapse when told to stop on it
@@ -55,6 +56,10 @@ class QueryError(DiptychError):
     def __init__(self, message: str, position: int | None = None) -> None:
         super().__init__(message)
         self.position = position
+
+
+class AddressError(QueryError):
+    """A web address that is malformed, not public, or does not answer with an image."""
 
 
 class StorageError(DiptychError):

@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw
 
 from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Index, Item
+from diptych.web.connections import PatientProtocol
 
 COLOURS = {
     "red": (220, 30, 40), "orange": (250, 140, 20), "yellow": (250, 220, 40), "green": (40, 160, 60),
@@ -129,7 +130,10 @@ def running(app: Any, host: str = "127.0.0.1") -> Iterator[str]:
     """The address of an application served by uvicorn on a free port, shut down cleanly afterwards."""
     listening = socket.socket()
     listening.bind((host, 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", http="h11", timeout_graceful_shutdown=5))
+    config = uvicorn.Config(
+        app, log_level="error", http=PatientProtocol, ws="none", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 import diptych.encoders.cells as cells_module
 from diptych.data import precomputed
 from diptych.data.captions import Captions, StoredImage
-from diptych.data.images import PixelInput, open_image
+from diptych.data.images import PixelInput
+from diptych.data.opening import open_image
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.extract import extract
 from diptych.errors import DataError

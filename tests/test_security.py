@@ -26,7 +26,7 @@ from written import icon, one_bit_png
 from diptych.errors import QueryError, SettingsError
 from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
-from diptych.web import uploads as pictures
+from diptych.web import addresses, uploads
 from diptych.web.app import create_app
 from diptych.web.auth import is_loopback
 from diptych.web.limits import Limits
@@ -250,8 +250,8 @@ def test_an_allowed_address_must_be_public(folder: Path, monkeypatch: pytest.Mon
             "0.0.0.0",
         ):
             answer = client.get("/api/search", params={"query": f"http://{host}/latest/meta-data"})
-            assert "not on the public internet" in refused(answer)
-        monkeypatch.setattr(pictures, "_download", lambda address, limit, until: png(20, 20))
+            assert "not on the public internet" in refused(answer, 400)
+        monkeypatch.setattr(uploads, "download", lambda address, limit, until: png(20, 20))
         found = client.get("/api/search", params={"query": "https://example.org/a.png", "k": 5}).json()[
             "hits"
         ]
@@ -280,23 +280,23 @@ def test_an_address_that_drips_is_cut_off(start: bytes, monkeypatch: pytest.Monk
                 client.sendall(b"x")
                 time.sleep(0.1)
 
-    monkeypatch.setattr(pictures, "_public", lambda host, port: "127.0.0.1")
+    monkeypatch.setattr(addresses, "find_public", lambda host, port: "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=drip, args=(listening,))
         thread.start()
         begun = time.monotonic()
         address = f"http://images.example:{listening.getsockname()[1]}/a.png"
         with pytest.raises(QueryError, match="took more than 10 seconds: upload the image instead"):
-            pictures._download(address, 10_000, begun + 0.5)
+            addresses.download(address, 10_000, begun + 0.5)
         assert time.monotonic() - begun < 5
         with pytest.raises(QueryError, match="took more than 10 seconds"):
-            pictures._download(address, 10_000, begun + 0.5)  # the next of the same query: at once
+            addresses.download(address, 10_000, begun + 0.5)  # the next of the same query: at once
         thread.join()
 
 
 def test_an_address_without_a_host_is_told() -> None:
     with pytest.raises(QueryError, match="cannot be fetched"):
-        pictures._download("http://name.invalid/x.png", 10, time.monotonic() + 10)
+        addresses.download("http://name.invalid/x.png", 10, time.monotonic() + 10)
 
 
 # ---------------------------------------------------------------------- bodies

@@ -168,7 +168,7 @@ def _printable(text: str) -> str:
 
 def _picture(index: Index, item: Item) -> Image.Image | None:
     """A thumbnail: the stored one, or one from the file; none for a text or a file that cannot be read."""
-    from diptych.data.images import open_image
+    from diptych.data.opening import open_image
     from diptych.errors import ImageError
 
     stored = index.thumbnail(item.id)
@@ -183,7 +183,7 @@ def _picture(index: Index, item: Item) -> Image.Image | None:
 
 def _asked_picture(index: Index, value: Any) -> Image.Image | None:
     """The picture that a term of a query shows."""
-    from diptych.data.images import open_image
+    from diptych.data.opening import open_image
 
     if isinstance(value, Path):
         return open_image(value, size_hint=SIDE)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from diptych.data.captions import StoredImage
-from diptych.data.images import open_image
+from diptych.data.opening import open_image
 from diptych.data.problems import Problems
 
 COMPRESSED = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".avif"})

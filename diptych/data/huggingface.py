@@ -16,7 +16,7 @@ from typing import Any
 
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.draft import Draft, Empty
-from diptych.data.images import open_image
+from diptych.data.opening import open_image
 from diptych.data.problems import Problems
 from diptych.data.rows import Columns, add_texts, gather_labels
 from diptych.data.splits import UNSPLIT, canonical_split

@@ -1,29 +1,23 @@
-"""Images as the model reads them: opened safely, turned to RGB, made into the inputs of an encoder."""
+"""Images as the model reads them: pictures and features made into the inputs of an encoder."""
 
 from __future__ import annotations
 
-import io
-import threading
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 
 from diptych.data.captions import StoredImage
-from diptych.errors import DataError, ImageError, SettingsError
+from diptych.data.opening import open_image, to_rgb
+from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.types import Features, Inputs
 
-MAX_PIXELS = 100_000_000  # a picture that claims more is refused before it is decoded
-# Pillow has more: some of them decode before they tell the size (ICO, ICNS), one starts a program (EPS). Pillow opens
-# MPO as JPEG. The suffixes of files in these formats are IMAGE_SUFFIXES in data/files.py.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DETECTOR_MEAN = (102.9801, 115.9465, 122.7717)  # BGR, 0…255: the bottom-up-attention detector
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -35,75 +29,6 @@ Items = Sequence[StoredImage] | NDArray[Any]
 """The images of a batch: a list of items, or one block of equal-sized features (B, R, D) or (B, D)."""
 
 Window = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
-_header_lock = threading.Lock()
-
-
-def open_image(
-    source: str | Path | bytes | BinaryIO,
-    *,
-    name: str | None = None,
-    max_pixels: int = MAX_PIXELS,
-    size_hint: int | None = None,
-) -> Image.Image:
-    """An RGB picture from a path, encoded bytes, or a file object; anything unreadable is an ``ImageError``.
-
-    Only the ``FORMATS`` are tried, and the size in the header is checked before a pixel is decoded. ``name`` is
-    what the error calls bytes and file objects (a tar member, say). ``size_hint`` is the side the picture will be
-    resized to: a JPEG is then decoded at the smallest of its built-in scales that is not below it, several times
-    faster for large photographs. The first frame of an animation is taken; colour profiles are ignored.
-    """
-    label = name or (str(source) if isinstance(source, str | Path) else "an image given as bytes")
-    handle: BinaryIO | None = None
-    stream: BinaryIO
-    try:
-        if isinstance(source, str | Path):
-            stream = handle = open(source, "rb")  # noqa: SIM115  closed below, after decoding
-        else:
-            stream = io.BytesIO(source) if isinstance(source, bytes) else source
-        image = _open_header(stream)
-        pixels = image.width * image.height
-        if pixels > max_pixels:
-            raise ImageError(
-                f"{label} claims {image.width}×{image.height} = {pixels:,} pixels, more than the limit of "
-                f"{max_pixels:,}: shrink it."
-            )
-        if size_hint is not None:
-            image.draft("RGB", (size_hint, size_hint))
-        return to_rgb(image, label)
-    except ImageError:
-        raise
-    except FileNotFoundError as error:
-        raise ImageError(f"{label} does not exist: check the path.") from error
-    except IsADirectoryError as error:
-        raise ImageError(f"{label} is a folder: give the path of one image.") from error
-    except UnidentifiedImageError as error:
-        raise ImageError(
-            f"{label} is no image that can be read: convert it to one of {', '.join(FORMATS)}, or remove it."
-        ) from error
-    except Exception as error:  # a damaged file can make its decoder raise anything at all
-        raise _damaged(label, error) from error
-    finally:
-        if handle is not None:
-            handle.close()
-
-
-def to_rgb(image: Image.Image, label: str = "an image") -> Image.Image:
-    """RGB and upright: EXIF orientation applied, transparency composited on white, 16 bits scaled to 8."""
-    try:
-        image.load()
-        if _orientation(image) != 1:
-            image = ImageOps.exif_transpose(image)
-        if image.mode == "RGB" and "transparency" not in image.info:
-            return image
-        if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-            return Image.fromarray(_to_8_bits(np.asarray(image))).convert("RGB")
-        if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
-            image = image.convert("RGBA")
-            white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-            return Image.alpha_composite(white, image).convert("RGB")
-        return image.convert("RGB")
-    except Exception as error:  # see open_image
-        raise _damaged(label, error) from error
 
 
 def as_item(image: ImageLike) -> StoredImage:
@@ -282,46 +207,6 @@ def _set_of_rows(item: StoredImage) -> NDArray[Any]:
 
 def _floats(array: NDArray[Any]) -> NDArray[Any]:
     return array if array.dtype in (np.float16, np.float32) else array.astype(np.float32)
-
-
-def _open_header(stream: BinaryIO) -> Image.Image:
-    """Read the header only, silently.
-
-    Pillow warns or raises at its own pixel limit while opening; ours is checked right after, so its is lifted
-    for these microseconds. That limit and the warning filters belong to the whole process, hence the lock.
-    """
-    with _header_lock, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        Image.init()  # no work but the first time; a decoder that this Pillow lacks must not be asked for
-        formats = [name for name in FORMATS if name in Image.OPEN]
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            return Image.open(stream, formats=formats)
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
-
-
-def _orientation(image: Image.Image) -> int:
-    if not any(key in image.info for key in ("exif", "Raw profile type exif")) and image.format != "TIFF":
-        return 1  # asking costs more than many a decode
-    with _header_lock, warnings.catch_warnings():  # damaged EXIF only warns: the picture itself is fine
-        warnings.simplefilter("ignore")
-        value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return value if value in range(1, 9) else 1
-
-
-def _to_8_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Deep grey to 0…255: 16-bit integers by their full range, floats in 0…1 by 255, others clipped."""
-    top = float(values.max(initial=0))
-    if np.issubdtype(values.dtype, np.floating):
-        scaled = values * 255.0 if top <= 1.0 else values
-    else:
-        scaled = values / 257.0 if top > 255 else values
-    return np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
-
-
-def _damaged(label: str, error: Exception) -> ImageError:
-    return ImageError(f"{label} is damaged and cannot be decoded ({error}): replace or remove it.")
 
 
 def _check(holds: bool, message: str) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.captions import StoredImage
-from diptych.data.images import open_image
+from diptych.data.opening import open_image
 from diptych.data.problems import Found, Problem
 from diptych.data.webdataset import Member, scan
 from diptych.errors import DataError, StorageError

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from PIL import Image
 
-from diptych.data.images import MAX_PIXELS
+from diptych.data.opening import MAX_PIXELS
 from diptych.errors import ImageError, MissingExtra
 
 VIDEO_SUFFIXES = frozenset(

@@ -16,7 +16,7 @@ from typing import Any
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.draft import Draft
 from diptych.data.files import OnDisk, content_hash, find_images, is_image, read_lines
-from diptych.data.images import open_image
+from diptych.data.opening import open_image
 from diptych.data.problems import Problems
 from diptych.data.splits import SPLIT_NAMES, UNSPLIT
 from diptych.data.video_files import Video, can_read_videos, find_videos, is_video, sample_times

@@ -22,7 +22,7 @@ from typing import Any
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.draft import Draft, Empty
 from diptych.data.files import content_hash
-from diptych.data.images import open_image
+from diptych.data.opening import open_image
 from diptych.data.problems import Problems
 from diptych.data.rows import add_texts
 from diptych.data.splits import UNSPLIT, split_in_name

@@ -9,6 +9,7 @@ from typing import Any
 from diptych.errors import DataError
 from diptych.index.protocol import Item
 
+MAX_COLUMNS = 2_000  # of an index: every filter and every page reads the list of them
 EXACT_INTEGER = 2**53  # beyond it float64 skips integers: such numbers are compared as integers
 
 
@@ -22,14 +23,22 @@ def plain(id: str, name: object, value: Any) -> Any:
         if value != value or abs(value) == float("inf"):
             raise DataError(f"item '{id}' has {value} in column '{name}': use null for a missing number.")
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not any(isinstance(one, list | tuple | dict) for one in value):
         values = [plain(id, name, one) for one in value]
-        if not any(isinstance(one, list) for one in values):
+        if not any(isinstance(one, list) for one in values):  # of arrays
             return values
     raise DataError(
         f"item '{id}' has a {type(value).__name__} in column '{name}': "
         "metadata values are numbers, texts, true, false, null, or lists of these."
     )
+
+
+def check_column_count(count: int) -> None:
+    """Raise when an index would have more columns than one can be read in a moment."""
+    if count > MAX_COLUMNS:
+        raise DataError(
+            f"the index would have {count} metadata columns, the limit is {MAX_COLUMNS}: give items the same columns."
+        )
 
 
 def held_kinds(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:

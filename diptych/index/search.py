@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from diptych.data.images import ImageLike, as_item, open_image
+from diptych.data.images import ImageLike, as_item
+from diptych.data.opening import open_image
 from diptych.errors import IndexFault, QueryError
 from diptych.index.cutoff import CHANCE, Background, background
 from diptych.index.engine import check_k, other_model

@@ -33,9 +33,12 @@ from diptych.web.replies import (
     search_reply,
 )
 from diptych.web.service import Asked, Service, Writer, check_kind, check_text, parse_items
+from diptych.web.turns import Turns
 from diptych.web.uploads import Served
 
 FILES = Path(__file__).parent
+UPLOADING, CHANGING, SHOWING, DESCRIBING, WATCHING = 4, 2, 8, 2, 4  # threads for each sort of request
+WAITING = 32  # requests of a sort that may wait for one
 PAGE = {
     "/": ("index.html", "text/html"),
     "/app.js": ("app.js", "text/javascript"),
@@ -199,6 +202,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
         )
 
     @app.post("/api/search", tags=["search"], summary="Search with uploaded images, alone or mixed with text")
+    @Turns(UPLOADING, WAITING)
     def search_with_images(
         images: Annotated[list[UploadFile], File(description="image files")] = [],  # noqa: B006
         text: Annotated[str, Form()] = "",
@@ -230,12 +234,16 @@ def _add_search(app: FastAPI, service: Service) -> None:
 
 
 def _add_items(app: FastAPI, service: Service) -> None:
+    changing, showing = Turns(CHANGING, WAITING), Turns(SHOWING, 8 * WAITING)
+
     @app.get("/api/items", tags=["items"], summary="Items by id")
     def items(id: Annotated[list[str], Query(description="one or several")]) -> list[ItemReply | None]:
         """null where there is none."""
-        return [None if item is None else item_reply(item) for item in service.items(id)]
+        with service.limited():
+            return [None if item is None else item_reply(item) for item in service.items(id)]
 
     @app.post("/api/items", tags=["items"], summary="Add or replace items")
+    @changing
     def add(
         items: Annotated[str, Form(description='JSON: [{"id", "text", "image", "image_id", "metadata"}]')],
         images: Annotated[list[UploadFile], File(description="files that items name as image")] = [],  # noqa: B006
@@ -249,23 +257,30 @@ def _add_items(app: FastAPI, service: Service) -> None:
                     400, f"two of the files are called '{name[:100]}': give each its own name."
                 )
             uploads[name] = upload.file.read()
-        return Added(added=service.add(parse_items(items), uploads))
+        with service.limited():
+            return Added(added=service.add(parse_items(items), uploads))
 
     @app.delete("/api/items", tags=["items"], summary="Remove items")
+    @changing
     def delete(id: Annotated[list[str], Query(description="one or several")]) -> Deleted:
         """Texts of a removed image go with it."""
-        return Deleted(deleted=service.delete(id))
+        with service.limited():
+            return Deleted(deleted=service.delete(id))
 
     @app.get("/api/thumbnail", tags=["items"], summary="A small JPEG of an item", response_class=Response)
+    @showing
     def thumbnail(id: str) -> Response:
         check_text(id, service.limits.query, "the id")
-        return _picture(service.pictures.thumbnail(id), id)
+        with service.limited():
+            return _picture(service.pictures.thumbnail(id), id)
 
     @app.get("/api/image", tags=["items"], summary="The picture of an item", response_class=Response)
+    @showing
     def image(id: str) -> Response:
         """Its file where it lies below the indexed folder, its thumbnail otherwise."""
         check_text(id, service.limits.query, "the id")
-        return _picture(service.pictures.image(id), id)
+        with service.limited():
+            return _picture(service.pictures.image(id), id)
 
     @app.get(
         "/api/video", tags=["items"], summary="The video that an item is a frame of", response_class=Response
@@ -273,7 +288,8 @@ def _add_items(app: FastAPI, service: Service) -> None:
     def video(id: str) -> Response:
         """Its file where it lies below the indexed folder; ranges are served, so that a player can seek."""
         check_text(id, service.limits.query, "the id")
-        found = service.pictures.video(id)
+        with service.limited():
+            found = service.pictures.video(id)
         if found is None:
             return failure(404, f"there is no video of '{id[:200]}': check the id.")
         path, media_type = found
@@ -284,6 +300,8 @@ def _add_items(app: FastAPI, service: Service) -> None:
 
 
 def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
+    watching = Turns(WATCHING, WAITING)
+
     def health_of() -> dict[str, Any]:
         info = service.index.info
         return {
@@ -295,22 +313,28 @@ def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
         }
 
     @app.get("/api/health", tags=["state"], summary="Whether the index can be read")
+    @watching
     def health() -> Health:
-        return Health(**health_of())
+        with service.limited():
+            return Health(**health_of())
 
     @app.get("/api/about", tags=["state"], summary="Columns, their common values, and limits")
+    @Turns(DESCRIBING, WAITING)
     def about() -> About:
         limits = {name: getattr(service.limits, name) for name in Limits.__dataclass_fields__}
-        columns = {name: list(kinds) for name, kinds in service.index.info.columns.items()}
-        return About(
-            **health_of(), columns=columns, values=service.values(), writable=writable, rerank=service.rerank,
-            limits=limits,
-        )  # fmt: skip
+        with service.limited():
+            columns = {name: list(kinds) for name, kinds in service.index.info.columns.items()}
+            return About(
+                **health_of(), columns=columns, values=service.values(), writable=writable,
+                rerank=service.rerank, limits=limits,
+            )  # fmt: skip
 
     @app.get("/metrics", tags=["state"], summary="Counters for Prometheus", response_class=PlainTextResponse)
+    @watching
     def metrics() -> PlainTextResponse:
         try:
-            counts = dict(service.index.info.counts)
+            with service.limited():
+                counts = dict(service.index.info.counts)
         except DiptychError:  # a database that is away: what was counted here is wanted now of all times
             counts = {}
         text = service.metrics.render(counts, service.traffic.active)
@@ -321,4 +345,6 @@ def _picture(found: Served | None, id: str) -> Response:
     if found is None:
         return failure(404, f"there is no picture of '{id[:200]}': check the id.")
     headers = {"Cache-Control": "private, max-age=600", "Content-Disposition": "inline"}
+    if isinstance(found.data, Path):  # sent a piece at a time: it may be of any size
+        return FileResponse(found.data, media_type=found.media_type, headers=headers)
     return Response(found.data, media_type=found.media_type, headers=headers)

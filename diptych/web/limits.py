@@ -20,6 +20,8 @@ class Limits:
     filter: int = setting(2_000, "characters of a filter")
     items: int = setting(256, "items added or named by one request")
     text: int = setting(20_000, "characters of an added text")
+    columns: int = setting(100, "metadata columns of an added item")
+    metadata: int = setting(20_000, "characters of the metadata of an added item")
     seconds: int = setting(10, "seconds to answer a request")
 
     def __post_init__(self) -> None:

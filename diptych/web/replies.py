@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope, Send
 
 from diptych.errors import (
+    AddressError,
     DataError,
     DiptychError,
     IndexFault,
@@ -92,6 +93,8 @@ def status_of(error: DiptychError) -> int:
         return 507
     if isinstance(error, IndexFault):
         return 409
+    if isinstance(error, AddressError):
+        return 400
     return 422 if isinstance(error, QueryError | DataError | SettingsError) else 500
 
 
@@ -133,7 +136,8 @@ def add_handlers(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first: Mapping[str, Any] = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"][1:]) or "the request"
-        given = json.dumps(first.get("input"), default=str, ensure_ascii=False)
+        given = first.get("input")
+        given = json.dumps(given[:60] if isinstance(given, str) else str(given)[:60], ensure_ascii=False)
         value = f" (given {given[:60]})" if "input" in first and first["type"] != "missing" else ""
         return failure(422, f"{name}: {first['msg']}{value}.")
 

@@ -23,14 +23,16 @@ try:
 
     from diptych.web.app import create_app
     from diptych.web.auth import LOOPBACK_NAMES, check_token, is_loopback
+    from diptych.web.connections import CONNECTIONS, PatientProtocol
     from diptych.web.limits import Limits
 except ModuleNotFoundError as missing:
     if missing.name and missing.name.startswith("diptych"):
         raise
     raise MissingExtra(str(missing.name), "serve", "The search service") from missing
 
-GRACE = 10  # seconds that requests being answered have to finish at shutdown
-CONNECTIONS = 512  # open at once; more are answered with 503
+GRACE = (
+    8  # seconds that requests being answered have to finish at shutdown; what goes on then is told to stop
+)
 ADDRESS_BYTES = 65_536  # of a request's first line and headers
 
 
@@ -86,9 +88,9 @@ def serve(
                 log_level=log_level,
                 access_log=False,
                 server_header=False,
-                http="h11",  # whose limit on the size of addresses and headers is known
+                http=PatientProtocol,  # of h11, whose limit on the size of addresses and headers is known
+                ws="none",
                 h11_max_incomplete_event_size=ADDRESS_BYTES,
-                limit_concurrency=CONNECTIONS,
                 timeout_graceful_shutdown=GRACE,
             )
             with _leaving_cleanly(), _sharing_cores():

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,14 +17,14 @@ from PIL import Image
 
 from diptych.errors import DataError, QueryError, SettingsError, Unavailable
 from diptych.index import deadline
-from diptych.index.build import PIXELS, make_thumbnail
+from diptych.index.build import make_thumbnail
 from diptych.index.cutoff import CHANCE
 from diptych.index.frames import one_per_video
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Query, Term, Vectors
 from diptych.index.query import parse_query
 from diptych.index.search import PairScorer, Searcher
 from diptych.model import Model
-from diptych.web import uploads as pictures
+from diptych.web import addresses
 from diptych.web.batching import BatchedIndex, BatchedModel, Traffic
 from diptych.web.limits import Limits
 from diptych.web.monitoring import Metrics
@@ -33,7 +33,10 @@ from diptych.web.uploads import Pictures
 UPLOADS = (
     "uploads"  # the collection of items that came through the service: no re-index of a folder removes them
 )
+PIXELS = 16_000_000  # of decoded pictures that one request holds at once
 VALUES = 50  # of a column that the page offers
+COLUMNS = 100  # whose values it offers, and
+COUNTING = 3.0  # seconds to count them: a page that waits longer shows the rest without
 STOPPING = 0.5  # seconds that work which is told to stop has to notice
 TURN = 10.0  # seconds a change waits for those before it
 _ADDRESS = re.compile(r"https?://", re.IGNORECASE)
@@ -139,6 +142,7 @@ class Service:
             check_text(item.text, self.limits.text, f"the text of '{item.id}'")
             if not item.image and not item.text.strip():
                 raise DataError(f"item '{item.id}' has neither an image nor a text: give one of them.")
+            self._check_metadata(item)
             if item.image and item.image not in uploads:
                 raise DataError(
                     f"item '{item.id}' names the image '{item.image}', which was not uploaded with it."
@@ -200,17 +204,22 @@ class Service:
     def values(self) -> dict[str, list[Any]]:
         """The common values of each column of texts or booleans, most frequent first."""
         generation = self.index.generation
-        if self._values is None or self._values[0] != generation:
+        known = self._values
+        if known is None or known[0] != generation:
             columns = [c for c, kinds in self.index.info.columns.items() if set(kinds) & {"text", "boolean"}]
-            found = {c: [value for value, _ in self.index.values(c, VALUES)] for c in columns}
-            self._values = (generation, found)
-        return self._values[1]
+            found: dict[str, list[Any]] = {c: [] for c in columns[:COLUMNS]}
+            with suppress(Unavailable), deadline.within(COUNTING, self._stopped):
+                for c in found:
+                    found[c] = [value for value, _ in self.index.values(c, VALUES)]
+            self._values = known = (generation, {c: values for c, values in found.items() if values})
+        return known[1]
 
     def close(self) -> None:
         """Stop, and whatever is still being answered with it; the index stays open."""
         self._stopped.set()
         self._model.close(STOPPING)
         self._batched.close(STOPPING)
+        self.pictures.close()
 
     @contextmanager
     def _changing(self) -> Iterator[Index]:
@@ -245,6 +254,20 @@ class Service:
         if count > self.limits.images:
             raise SettingsError(f"a query takes at most {self.limits.images} images, not {count}.")
 
+    def _check_metadata(self, item: NewItem) -> None:
+        columns = item.metadata or {}
+        if len(columns) > self.limits.columns:
+            raise DataError(
+                f"item '{item.id[:100]}' has {len(columns)} columns of metadata, the limit is {self.limits.columns}: "
+                "send fewer."
+            )
+        size = sum(len(name) + _size(value) for name, value in columns.items())
+        if size > self.limits.metadata:
+            raise DataError(
+                f"the metadata of '{item.id[:100]}' has {size} characters, the limit is {self.limits.metadata}: "
+                "send less."
+            )
+
     def _check_ids(self, ids: Sequence[str]) -> None:
         if not 0 < len(ids) <= self.limits.items:
             raise SettingsError(f"give 1 to {self.limits.items} ids at a time, not {len(ids)}.")
@@ -259,7 +282,7 @@ class Service:
             parsed = parse_query(asked.query, paths=False).terms
             if self.allow_urls:
                 self._check_images(len(asked.images) + sum(_is_address(term) for term in parsed))
-            until = time.monotonic() + pictures.PATIENCE
+            until = time.monotonic() + addresses.PATIENCE
             terms += [self._safe(term, until) for term in parsed]
         for data, name in asked.images:
             terms.append(Term(self.pictures.uploaded(data, name), "image", asked.image_weight))
@@ -318,13 +341,31 @@ def _new_item(row: dict[str, Any]) -> NewItem:
             raise DataError(f"an item has the field '{name[:40]}': the fields are {', '.join(known)}.")
     for name in known[:4]:
         if not isinstance(row.get(name, ""), str):
-            raise DataError(f"the field {name} of an item must be a text, not {json.dumps(row[name])[:60]}.")
+            shown = (
+                json.dumps(row[name])[:60]
+                if isinstance(row[name], int | float | None)
+                else "a list or object"
+            )
+            raise DataError(f"the field {name} of an item must be a text, not {shown}.")
     if not row.get("id"):
         raise DataError("an item has no id: give each a unique name.")
     metadata = row.get("metadata", {})
     if not isinstance(metadata, dict):
         raise DataError(f"the metadata of '{row['id'][:100]}' must be an object of columns and values.")
     return NewItem(row["id"], row.get("text", ""), row.get("image", ""), row.get("image_id", ""), metadata)
+
+
+def _size(value: Any) -> int:
+    """About how many characters a value takes; what is nested deeper than a list is refused elsewhere."""
+    if isinstance(value, list):
+        return sum(_size(one) if not isinstance(one, list | dict) else 1 for one in value) + 2 * len(value)
+    return (
+        len(value)
+        if isinstance(value, str)
+        else 300
+        if isinstance(value, int) and abs(value) > 1 << 64
+        else 20
+    )
 
 
 def check_text(text: str, limit: int, what: str) -> None:

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import io
-import ipaddress
-import socket
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Self
-from urllib.parse import urlsplit
 
 from PIL import Image
 
-from diptych.data.images import MAX_PIXELS, open_image
+from diptych.data.decoders import WALL_SECONDS, Decoders
+from diptych.data.opening import MAX_PIXELS
 from diptych.data.video_files import is_video
-from diptych.errors import ImageError, QueryError
+from diptych.errors import ImageError
+from diptych.index import deadline
 from diptych.index.build import THUMBNAIL, make_thumbnail
 from diptych.index.frames import frame_of
 from diptych.index.protocol import Index, Item
+from diptych.web.addresses import download
 from diptych.web.limits import Limits
 
-DECODERS = 2  # pictures decoded at once: a decoded one may take 150 MB
 LONGEST = 2048  # side of a picture handed to the model: models read a few hundred pixels
 CACHE_BYTES = 64_000_000  # of thumbnails made from files
-PATIENCE = 10  # seconds to fetch the images that a query names by address, all together
-SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
+SHOWN = (  # what browsers show, by the first bytes of a file: where they begin, and what they are
+    (0, b"\xff\xd8\xff", "image/jpeg"), (0, b"\x89PNG\r\n\x1a\n", "image/png"), (0, b"GIF87a", "image/gif"),
+    (0, b"GIF89a", "image/gif"), (8, b"WEBPVP8", "image/webp"),
+)  # fmt: skip
 PLAYED = {
     ".mp4": "video/mp4", ".m4v": "video/mp4", ".mov": "video/quicktime", ".webm": "video/webm",
     ".mkv": "video/x-matroska", ".ogv": "video/ogg", ".avi": "video/x-msvideo",
@@ -39,9 +36,9 @@ PLAYED = {
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Bytes for an answer and what they are."""
+    """Bytes for an answer, or the file that has them, and what they are."""
 
-    data: bytes
+    data: bytes | Path
     media_type: str = "image/jpeg"
 
 
@@ -51,7 +48,7 @@ class Pictures:
     def __init__(self, index: Index, limits: Limits, roots: Sequence[Path] | None) -> None:
         self.index, self.limits = index, limits
         self.roots = None if roots is None else tuple(Path(root).resolve() for root in roots)
-        self._decoding = threading.BoundedSemaphore(DECODERS)
+        self._decoders = Decoders()
         self._lock = threading.Lock()
         self._thumbnails: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
@@ -64,7 +61,7 @@ class Pictures:
 
     def fetched(self, address: str, until: float) -> Image.Image:
         """The picture at a public web address, there before the monotonic clock says ``until``."""
-        data = _download(address, self.limits.body, until)
+        data = download(address, self.limits.body, until)
         return self._open(data, f"the image at {address[:200]}", LONGEST)
 
     def thumbnail(self, id: str) -> Served | None:
@@ -95,15 +92,12 @@ class Pictures:
         if item is None or path is None or is_video(item.path):
             stored = self.index.thumbnail(id)
             return None if stored is None else Served(stored)
-        try:
-            with Image.open(path, formats=list(SHOWN)) as header:
-                media_type = SHOWN[header.format or ""]
-            return Served(path.read_bytes(), media_type)
-        except (OSError, KeyError, ValueError, SyntaxError, Image.DecompressionBombError):
-            # not what browsers show: turned into what they do
-            out = io.BytesIO()
-            self._open(path, f"the file of '{id}'", LONGEST).save(out, "JPEG", quality=90)
-            return Served(out.getvalue())
+        media_type = _shown(path)
+        if media_type is not None:
+            return Served(path, media_type)
+        out = io.BytesIO()  # not what browsers show: turned into what they do
+        self._open(path, f"the file of '{id}'", LONGEST).save(out, "JPEG", quality=90)
+        return Served(out.getvalue())
 
     def video(self, id: str) -> tuple[Path, str] | None:
         """The file of the video that an item is a frame of, and what it is."""
@@ -119,96 +113,23 @@ class Pictures:
         resolved = path.resolve()
         return resolved if any(resolved.is_relative_to(root) for root in self.roots) else None
 
+    def close(self) -> None:
+        """End the processes that decode; idempotent."""
+        self._decoders.close()
+
     def _open(self, source: bytes | Path, label: str, longest: int) -> Image.Image:
         # the limit is one of uploads: a file was indexed, and what could be is shown
         most = self.limits.pixels if isinstance(source, bytes) else MAX_PIXELS
-        with self._decoding:
-            picture = open_image(source, name=label, max_pixels=most, size_hint=longest)
-            if max(picture.size) > longest:
-                picture.thumbnail((longest, longest))
-            return picture
+        limit = deadline.current()
+        patience = WALL_SECONDS if limit is None else limit.left
+        return self._decoders.open(source, name=label, longest=longest, max_pixels=most, patience=patience)
 
 
-def _public(host: str, port: int) -> str:
-    """The number of a host, which must be on the public internet."""
-    found = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-    if not ipaddress.ip_address(found).is_global:
-        raise QueryError(f"{host} is not on the public internet: upload the image instead.")
-    return found
-
-
-def _download(address: str, limit: int, until: float) -> bytes:
-    """The bytes at an address of the public internet; no redirect is followed, no private network reached."""
-    parts = urlsplit(address)
-    host = parts.hostname or ""
-    late = QueryError(f"{address[:200]} took more than {PATIENCE} seconds: upload the image instead.")
+def _shown(path: Path) -> str | None:
+    """What a file is, if browsers show it."""
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        found = _public(host, port)
-        left = until - time.monotonic()
-        if left <= 0:
-            raise late
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(host, port, timeout=left)
-        with _Deadline(left) as deadline:
-            # the address that was checked is the one that is connected to, whatever the name means by then
-            connect = lambda _, *rest: deadline.watch(socket.create_connection((found, port), *rest))  # noqa: E731
-            connection._create_connection = connect  # type: ignore[attr-defined]
-            try:
-                target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-                connection.request("GET", target, headers={"User-Agent": "diptych", "Accept": "image/*"})
-                with connection.getresponse() as answer:
-                    if answer.status != 200:
-                        raise QueryError(
-                            f"{address[:200]} answered with status {answer.status}: give a direct address."
-                        )
-                    data = answer.read(limit + 1)
-            finally:
-                connection.close()
-    except (OSError, ValueError, HTTPException) as error:
-        if time.monotonic() >= until:
-            raise late from error
-        raise QueryError(f"{address[:200]} cannot be fetched ({error}): check the address.") from error
-    if deadline.passed:  # an answer of unknown length just ends
-        raise late
-    if len(data) > limit:
-        raise QueryError(f"{address[:200]} is larger than {limit} bytes: give a smaller image.")
-    return data
-
-
-class _Deadline:
-    """Cuts a connection off after some seconds, however slowly it goes on: a timeout begins anew with each byte."""
-
-    def __init__(self, seconds: float) -> None:
-        self.passed = False
-        self._lock = threading.Lock()
-        self._handle: socket.socket | None = None
-        self._timer = threading.Timer(seconds, self._cut)
-        self._timer.daemon = True
-
-    def watch(self, connection: socket.socket) -> socket.socket:
-        """The same connection; a second handle of it is kept, which outlives the one that TLS takes over."""
-        with self._lock:
-            if self.passed:
-                connection.close()
-                raise TimeoutError("too late")
-            self._handle = connection.dup()
-        return connection
-
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-        with self._lock:
-            if self._handle is not None:
-                self._handle.close()
-                self._handle = None
-
-    def _cut(self) -> None:
-        with self._lock:
-            self.passed = True
-            if self._handle is not None:
-                with suppress(OSError):
-                    self._handle.shutdown(socket.SHUT_RDWR)
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError as error:
+        raise ImageError(f"{path.name} cannot be read ({error.strerror}): check the file.") from error
+    return next((kind for at, start, kind in SHOWN if head[at:].startswith(start)), None)

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from diptych.index.filters import kind_of
-from diptych.index.metadata import held_kinds
+from diptych.index.metadata import check_column_count, held_kinds
 from diptych.index.protocol import Item
 
 _KINDS = {  # of metadata, by SQLite's names of JSON types
@@ -21,7 +21,10 @@ def record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
     values = ((str(name), value) for item in items for name, value in item.metadata.items())
     bare = ((name, value.tolist() if hasattr(value, "tolist") else value) for name, value in values)
     known = {name: set(json.loads(kinds)) for name, kinds in db.execute("SELECT name, kinds FROM columns")}
-    for name, kinds in held_kinds((name, kind_of(value)) for name, value in bare).items():
+    held = held_kinds((name, kind_of(value)) for name, value in bare)
+    if held.keys() - known.keys():
+        check_column_count(len(held.keys() | known.keys()))
+    for name, kinds in held.items():
         kinds = kinds | known.get(name, set())
         if name not in known or kinds != known[name]:
             db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))

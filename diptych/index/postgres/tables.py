@@ -11,7 +11,7 @@ from typing import Any
 
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.filters import kind_of
-from diptych.index.metadata import held_kinds
+from diptych.index.metadata import check_column_count, held_kinds
 from diptych.index.postgres.database import Connection, Jsonb, sql
 from diptych.index.postgres.pushdown import folded
 from diptych.index.postgres.records import COLUMNS, Record, checksum, item
@@ -330,7 +330,10 @@ class Tables:
         upsert = (
             "INSERT INTO {s}.columns VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET kinds = excluded.kinds"
         )
-        for name, kinds in held_kinds((name, kind_of(value)) for name, value in values).items():
+        held = held_kinds((name, kind_of(value)) for name, value in values)
+        if held.keys() - known.keys():
+            check_column_count(len(held.keys() | known.keys()))
+        for name, kinds in held.items():
             kinds = kinds | set(known.get(name, ()))
             if name not in known or kinds != set(known[name]):
                 db.execute(self.sql(upsert), (name, sorted(kinds)))
