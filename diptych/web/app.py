@@ -50,7 +50,7 @@ DESCRIPTION = (
     'sentence: `{"error": "…"}`. Ids travel as query parameters, since they may hold any character.'
 )
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"model": Failure} for code in (400, 401, 403, 404, 409, 413, 414, 421, 422, 500, 503, 507)
+    code: {"model": Failure} for code in (400, 401, 403, 404, 408, 409, 413, 414, 421, 422, 500, 503, 507)
 }
 
 
