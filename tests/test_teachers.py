@@ -24,6 +24,7 @@ from diptych.data.captions import StoredImage
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.backbone import Backbone
+from diptych.encoders.cache import cache_image_features
 from diptych.encoders.published_teachers import read_vectors
 from diptych.encoders.teachers import (
     ImageTeacher,
@@ -138,6 +139,18 @@ def test_a_second_run_computes_nothing(tmp_path: Path, bert: Path) -> None:
     first, second = (cache_text_vectors(text_teacher(bert), some, tmp_path) for _ in range(2))
     assert first.path == second.path
     assert len(list(tmp_path.glob("teacher-*.npy"))) == 2
+
+
+def test_cells_that_a_run_has_cached_are_not_computed_again(tmp_path: Path) -> None:
+    pictures, host = Pictures(7), image_teacher()
+    for space in ("pooled", "tokens"):
+        expected = cache_image_vectors(image_teacher(space=space), pictures, tmp_path / "other")
+        cache_image_features(host.backbone, host.image_input, pictures, tmp_path)
+        teacher = image_teacher(space=space)
+        found = cache_image_vectors(teacher, pictures, tmp_path)
+        assert isinstance(teacher.backbone, Toy)
+        assert teacher.backbone.seen == 0
+        np.testing.assert_allclose(found.rows(range(7)), expected.rows(range(7)), atol=2e-3)
 
 
 @pytest.mark.parametrize("change", ["weights", "data", "order", "space", "projection"])

@@ -58,11 +58,7 @@ def cache_image_features(
     show_progress: bool = True,
 ) -> CachedImages:
     """The cells (N, R, C) of every image of ``store``, computed on the backbone's device, unaugmented."""
-    contents = hashlib.sha256()
-    for row in range(len(store)):
-        contents.update(store.content_key(row).encode() + b"\0")
-    key = content_name(backbone.fingerprint(), json.dumps(describe(image_input)), contents.hexdigest())
-    path = cache_folder(folder) / f"images-{key}.npy"
+    path, key = _image_file(backbone, image_input, store, folder)
     with FeatureFile(path, key, overwrite=True) as file:
         if not file.finished:
             done = file.progress.done
@@ -72,6 +68,14 @@ def cache_image_features(
                 file.append(chunk.values(), chunk.images)
             file.finish()
     return CachedImages(path, store)
+
+
+def cached_image_features(
+    backbone: Backbone, image_input: ImageInput, store: ImageStore, folder: str | Path | None = None
+) -> CachedImages | None:
+    """The cells of ``store`` where an earlier run has computed them all, else None."""
+    path, key = _image_file(backbone, image_input, store, folder)
+    return CachedImages(path, store) if FeatureFile(path, key).is_whole() else None
 
 
 def cache_text_states(
@@ -102,9 +106,24 @@ def cache_text_states(
     return CachedTexts(ArrayStore(path), offsets, getattr(texts, "pad_to_multiple", 1))
 
 
+def contents_of(store: ImageStore) -> str:
+    """A hash of the content of every image of a store, in order."""
+    contents = hashlib.sha256()
+    for row in range(len(store)):
+        contents.update(store.content_key(row).encode() + b"\0")
+    return contents.hexdigest()
+
+
 def content_name(*parts: str) -> str:
     """24 hex digits that name the content the parts stand for."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _image_file(
+    backbone: Backbone, image_input: ImageInput, store: ImageStore, folder: str | Path | None
+) -> tuple[Path, str]:
+    key = content_name(backbone.fingerprint(), json.dumps(describe(image_input)), contents_of(store))
+    return cache_folder(folder) / f"images-{key}.npy", key
 
 
 def _chunks(start: int, end: int) -> list[range]:

@@ -77,6 +77,10 @@ class FeatureFile:
             self._data.close()
         self._lock.release()
 
+    def is_whole(self) -> bool:
+        """Whether a finished file of this key is there, untouched; writes nothing."""
+        return self._whole(self._read_log())
+
     def append(self, rows: NDArray[Any], items: int, notes: dict[str, str] | None = None) -> None:
         """Add the rows (n, ...) that the next ``items`` items gave, as float16; on disk when this returns."""
         assert self._data is not None

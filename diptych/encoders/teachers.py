@@ -24,7 +24,7 @@ from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput, as_item
 from diptych.data.text import TextInput
 from diptych.encoders.backbone import Backbone
-from diptych.encoders.cache import content_name
+from diptych.encoders.cache import cached_image_features, content_name, contents_of
 from diptych.encoders.cells import compute_cells
 from diptych.encoders.feature_file import FeatureFile
 from diptych.encoders.transformer import TransformerText
@@ -80,9 +80,18 @@ class ImageTeacher:
         return self.projection(flat)
 
     def chunks(
-        self, store: ImageStore, start: int, show_progress: bool
+        self, store: ImageStore, start: int, folder: str | Path | None, show_progress: bool
     ) -> Iterator[tuple[NDArray[np.float32], int]]:
-        """The vectors of images ``start``… in chunks worth writing, each with its number of images."""
+        """The vectors of images ``start``… in chunks worth writing, each with its number of images.
+
+        Where a run has cached this very backbone's cells of these images, they are read instead of computed.
+        """
+        cells = cached_image_features(self.backbone, self.image_input, store, folder)
+        if cells is not None:
+            for first in range(start, len(cells), STORED_CHUNK):
+                rows = range(first, min(first + STORED_CHUNK, len(cells)))
+                yield self.of_cells(cells.rows(rows).astype(np.float32)), len(rows)
+            return
         for chunk in compute_cells(
             self.backbone, self.image_input, store, start, label="image teacher", show_progress=show_progress
         ):
@@ -116,7 +125,7 @@ class StoredTeacher:
         return content_name("stored", self.projection.identity())
 
     def chunks(
-        self, store: ImageStore, start: int, show_progress: bool
+        self, store: ImageStore, start: int, folder: str | Path | None, show_progress: bool
     ) -> Iterator[tuple[NDArray[np.float32], int]]:
         """The vectors of images ``start``… in chunks worth writing, each with its number of images."""
         starts = range(start, len(store), STORED_CHUNK)
@@ -226,13 +235,10 @@ def cache_image_vectors(
 ) -> ArrayStore:
     """The teacher's vector of every image of ``store``, (N, dim) float16, computed once."""
     _check(teacher, store)
-    contents = hashlib.sha256()
-    for row in range(len(store)):
-        contents.update(store.content_key(row).encode() + b"\0")
-    path, key = _place(folder, "images", teacher.identity(), contents.hexdigest())
+    path, key = _place(folder, "images", teacher.identity(), contents_of(store))
     with FeatureFile(path, key, overwrite=True) as file:
         if not file.finished:
-            for vectors, images in teacher.chunks(store, file.progress.done, show_progress):
+            for vectors, images in teacher.chunks(store, file.progress.done, folder, show_progress):
                 file.append(vectors, images)
             file.finish()
     return ArrayStore(path)
