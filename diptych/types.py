@@ -177,6 +177,27 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Matches:
+    """What a fusion encoder judged of this process's rows: the pairs, and a hard negative for each image and text.
+
+    ``logits`` (3, B, 2), "no match" and "match": row i's pair, image i beside the text of row ``negatives[0, i]``,
+    text i beside the image of row ``negatives[1, i]``. ``possible`` (2, B) is False where nothing could be drawn.
+    ``temperature`` is the τ by which they were drawn.
+    """
+
+    logits: Tensor
+    negatives: Tensor  # (2, B) int64
+    possible: Tensor  # (2, B) bool
+    temperature: Tensor
+
+    def map(self, change: Change) -> Matches:
+        """Apply ``change`` to every tensor."""
+        return Matches(
+            change(self.logits), change(self.negatives), change(self.possible), change(self.temperature)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Embeddings:
     """Unit rows of both sides, (B, D) each, and what else was seen of the same rows on the way.
 
@@ -192,6 +213,7 @@ class Embeddings:
     text_features: Features | None = None
     scores: Tensor | None = None
     views: Mapping[str, Embeddings] = field(default_factory=dict)
+    matches: Matches | None = None
 
     def __len__(self) -> int:
         return len(self.image)
@@ -220,7 +242,8 @@ class Embeddings:
         texts = None if self.text_features is None else self.text_features.map(change)
         scores = None if self.scores is None else change(self.scores)
         views = {name: view.map(change) for name, view in self.views.items()}
-        return Embeddings(change(self.image), change(self.text), images, texts, scores, views)
+        matches = None if self.matches is None else self.matches.map(change)
+        return Embeddings(change(self.image), change(self.text), images, texts, scores, views, matches)
 
 
 Terms = dict[str, Tensor]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Turns a state into the one that is saved."""
 
 
 def own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -38,10 +41,11 @@ def aliases(module: nn.Module) -> dict[str, str]:
     return further
 
 
-def save_weights(module: nn.Module, file: Path) -> None:
-    """Write the state of a module; a tensor with several names goes under its first."""
+def save_weights(module: nn.Module, file: Path, change: Change | None = None) -> None:
+    """Write the state of a module, as ``change`` gives it; a tensor with several names goes under its first."""
     further = aliases(module)
-    save_file(own_tensors({k: v for k, v in module.state_dict().items() if k not in further}), file)
+    state = {k: v for k, v in module.state_dict().items() if k not in further}
+    save_file(own_tensors(change(state) if change else state), file)
 
 
 def load_weights(module: nn.Module, file: Path) -> None:

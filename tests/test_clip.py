@@ -11,8 +11,10 @@ import torch
 from dual_folders import FOLDERS, clip_folder
 from PIL import Image
 from small import bert_folder
+from small import pictures as small_pictures
 from torch import Tensor
 
+from diptych.data.formats import open_captions
 from diptych.encoders.clip import ClipImage, ClipText, clip_inputs
 from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
 from diptych.encoders.pretrained import quiet
@@ -188,6 +190,21 @@ def test_frozen_sides_stay_in_evaluation_mode_and_read_stored_vectors(folders) -
         side.unfreeze()
         assert side.model.training
         assert all(p.requires_grad for p in side.parameters())
+
+
+def test_vectors_of_a_frozen_side_are_computed_once(folders, tmp_path: Path) -> None:
+    from diptych.training.prepare import prepare
+
+    photos = tmp_path / "photos"
+    lines = [f"{path.name}\ta red dog" for path in small_pictures(photos, 3)]
+    (photos / "captions.tsv").write_text("\n".join(["image\ttext", *lines]))
+    captions = open_captions(str(photos))
+    retriever = Retriever.from_pretrained(folders("clip"))
+    expected = retriever.encode_image(captions.images)
+    retriever.image.encoder.freeze()
+    ready = prepare(retriever, captions, cache_dir=tmp_path / "cache", show_progress=False)
+    assert ready.captions.images[0].shape == (1, 12)
+    assert torch.allclose(retriever.encode_image(ready.captions.images), expected, atol=2e-3)  # float16
 
 
 def test_training_moves_every_weight_of_both_sides(folders) -> None:

@@ -15,6 +15,7 @@ from diptych.data.processors import processor_input
 from diptych.data.text import TextInput, WordPieceInput
 from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.dual_side import DualImageSide, DualSide
+from diptych.encoders.lora import add_lora
 from diptych.encoders.pretrained import (
     config_identity,
     free_name,
@@ -36,15 +37,20 @@ GRID_NUMBERS = 2  # at the end of a NaFlex patch: the height and width of its gr
 class _TransformersSide(DualSide):
     """One side of a model of transformers. Its first vector is that of ``get_image_features`` or
     ``get_text_features``; with ``local`` the projected patches or words follow, for pair scorers and other poolings.
+    With ``lora`` only adapters of that rank are trained (see ``add_lora``).
     """
 
     kind: Literal["vision", "text"]
     asset: str
 
-    def _take(self, source: str | Path | nn.Module, local: bool, pretrained: bool) -> tuple[float, float]:
+    def _take(
+        self, source: str | Path | nn.Module, local: bool, pretrained: bool, lora: int
+    ) -> tuple[float, float]:
         """This side of a model; returns the scale and bias of its logits."""
         self.model, self.projection, self.config, scale = _half(source, self.kind, pretrained)
-        self.dim, self.local = _width(self.config, self.kind), local
+        self.dim, self.local, self.adapted = _width(self.config, self.kind), local, lora != 0
+        if lora:
+            add_lora(self.model, lora)
         return scale
 
     def fingerprint(self) -> str:
@@ -55,11 +61,11 @@ class _TransformersSide(DualSide):
         """The configuration in a folder of its own; the weights travel with the model."""
         name = free_name(folder, self.asset)
         self.config.save_pretrained(folder / name)
-        return {"source": name, "pretrained": False}
+        return {"source": name, "pretrained": False, "lora": 0}
 
     def content_arguments(self) -> dict[str, object]:
         """The architecture, wherever it came from."""
-        return {"source": config_identity(self.config), "pretrained": False}
+        return {"source": config_identity(self.config), "pretrained": False, "lora": 0}
 
     def _set(self, pooled: Tensor, others: Tensor, mask: Tensor | None) -> Features:
         """The pooled vector (B, dim), then the ``others`` (B, L, dim) where they are asked for."""
@@ -85,9 +91,10 @@ class ClipImage(_TransformersSide, DualImageSide):
         trainable: bool = True,
         local: bool = False,
         pretrained: bool = True,
+        lora: int = 0,
     ) -> None:
         super().__init__()
-        self.keep_scale(*self._take(source, local, pretrained))
+        self.keep_scale(*self._take(source, local, pretrained, lora))
         vision = self.config.vision_config
         self.patch = int(vision.patch_size) ** 2 * int(getattr(vision, "num_channels", 3)) + GRID_NUMBERS
         self.let_train(trainable)
@@ -113,6 +120,10 @@ class ClipImage(_TransformersSide, DualImageSide):
         pooled = self.projection(seen.pooler_output)
         return self._set(pooled, self._patches(seen.last_hidden_state) if self.local else pooled, mask)
 
+    def frozen_part(self) -> nn.Module | None:
+        """All of it, unless it is trained; NaFlex patches differ in number, and are not cached."""
+        return None if self.config.model_type == "siglip2" else super().frozen_part()
+
     def _patches(self, states: Tensor) -> Tensor:
         """Local vectors (B, R, dim): as the pooled one is made of the class token, or SigLIP's states."""
         if self.config.model_type in FIXED_LENGTH:
@@ -137,9 +148,10 @@ class ClipText(_TransformersSide):
         trainable: bool = True,
         local: bool = False,
         pretrained: bool = True,
+        lora: int = 0,
     ) -> None:
         super().__init__()
-        self._take(source, local, pretrained)
+        self._take(source, local, pretrained, lora)
         self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:

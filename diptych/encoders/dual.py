@@ -53,12 +53,17 @@ def recorded_name(source: str | Path) -> str:
     return str(Path(name).expanduser().resolve())
 
 
-def load_dual(source: str | Path, *, local: bool = False) -> DualEncoder:
-    """A pretrained dual encoder with its own inputs; with ``local`` also the vectors of patches and words."""
+def load_dual(source: str | Path, *, local: bool = False, lora: int = 0) -> DualEncoder:
+    """A pretrained dual encoder with its own inputs.
+
+    With ``local`` also the vectors of patches and words; with ``lora`` adapters of that rank, which alone are trained.
+    """
     if open_clip_models.is_open_clip(source):
-        if local:
-            raise SettingsError(f"{source} gives no local features: use the hf: form of the model.")
+        if local or lora:
+            wanted = "local features" if local else "adapters for LoRA"
+            raise SettingsError(f"{source} has no {wanted}: use the hf: form of the model.")
         return DualEncoder(*open_clip_models.load_open_clip(source))
     images, texts = clip.clip_inputs(source)  # first: small files, and most mistakes
     model = clip.load_clip(source)
-    return DualEncoder(ClipImage(model, local=local), ClipText(model, local=local), images, texts)
+    image, text = ClipImage(model, local=local, lora=lora), ClipText(model, local=local, lora=lora)
+    return DualEncoder(image, text, images, texts)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from diptych.encoders.backbone import Backbone, weights_fingerprint
 from diptych.encoders.encoder import Encoder
+from diptych.encoders.lora import is_adapter
 from diptych.errors import DataError
 from diptych.types import Features
 
@@ -20,6 +22,7 @@ class DualSide(Encoder):
 
     dim: int
     trainable: bool = True
+    adapted: bool = False
 
     def pretrained(self) -> tuple[str, ...]:
         """All of it, where it is trained."""
@@ -34,9 +37,10 @@ class DualSide(Encoder):
         self.let_train(True)
 
     def let_train(self, trainable: bool) -> None:
-        """Freeze or unfreeze."""
+        """Freeze or unfreeze; where there are adapters, they alone are trained."""
         self.trainable = trainable
-        self.requires_grad_(trainable)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(trainable and (is_adapter(name) or not self.adapted))
         self.train(self.training)
 
     def train(self, mode: bool = True) -> DualSide:
@@ -44,6 +48,10 @@ class DualSide(Encoder):
         super().train(mode and self.trainable)
         self.training = mode
         return self
+
+    def fingerprint(self) -> str:
+        """16 hex digits of the weights and what is computed with them; where they came from does not matter."""
+        return weights_fingerprint(self, f"{type(self).__name__} {self.dim}")
 
     def stored(self, inputs: Features) -> Features:
         """Vectors that were computed before, once their width has been checked."""
@@ -55,10 +63,31 @@ class DualSide(Encoder):
         return inputs
 
 
+class Vectors(Backbone):
+    """A frozen image side as a backbone: its vectors (B, L, dim) can be computed once and cached."""
+
+    def __init__(self, side: DualSide) -> None:
+        nn.Module.__init__(self)  # the pixels are the side's own input's business
+        self.side, self.channels = side, side.dim
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Vectors (B, L, dim)."""
+        seen: Features = self.side(pixels)
+        return seen.values
+
+    def fingerprint(self) -> str:
+        """The side's."""
+        return self.side.fingerprint()
+
+
 class DualImageSide(DualSide):
     """An image side, which also keeps the scale (its logarithm) and the bias of the model's logits."""
 
     logit_scale: Tensor
+
+    def frozen_part(self) -> nn.Module | None:
+        """All of it, unless it is trained."""
+        return None if self.trainable else Vectors(self)
 
     def keep_scale(self, scale: float, bias: float) -> None:
         """Remember the scale s and bias b of the logits e^s · cosine + b; they travel with the weights."""

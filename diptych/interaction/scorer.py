@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diptych.types import Features
+from diptych.types import Batch, Embeddings, Features, Matches
 
 
 class PairScorer(nn.Module):
@@ -15,6 +15,13 @@ class PairScorer(nn.Module):
     """
 
     kind: str
+    candidates: int | None = None
+    """None: every pair is scored. A number: the towers propose so many items for each query, and the scorer judges
+    them; in training it compares chosen pairs of a batch (``compare``) instead of scoring all of them."""
+
+    def compare(self, seen: Embeddings, batch: Batch) -> Matches:
+        """What a scorer of candidates makes of a batch in training."""
+        raise NotImplementedError
 
     def forward(self, images: Features, texts: Features) -> Tensor:
         """Local features (N, R, D) and (M, W, D), as the towers' encoders give them → scores (N, M), float32."""

@@ -71,13 +71,18 @@ class InfoNCE(Objective):
             # in place and unseen by autograd: at a bound the gradient must still reach the parameter
             self.temperature.data.clamp_(*self.clamp)
         logits = embeddings.all_scores() / self.temperature  # (B, B)
-        same = ops.same_image(batch.image_ids, batch.image_ids)
-        own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
-        if self.same_image == "ignored":
-            logits = logits.masked_fill(same & ~own, -torch.inf)
-        positive = same if self.same_image == "positive" else own
-        loss = (_cross_entropy(logits, positive) + _cross_entropy(logits.T, positive)) / 2
+        loss = info_nce(logits, batch.image_ids, self.same_image)
         return {"info_nce": loss / len(logits) if self.reduction == "per_entry" else loss}
+
+
+def info_nce(logits: Tensor, image_ids: Tensor, same_image: SameImage = "positive") -> Tensor:
+    """The loss of logits (B, B), both directions averaged; see ``InfoNCE``."""
+    same = ops.same_image(image_ids, image_ids)
+    own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+    if same_image == "ignored":
+        logits = logits.masked_fill(same & ~own, -torch.inf)
+    positive = same if same_image == "positive" else own
+    return (_cross_entropy(logits, positive) + _cross_entropy(logits.T, positive)) / 2
 
 
 def _cross_entropy(logits: Tensor, positive: Tensor) -> Tensor:
