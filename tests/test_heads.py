@@ -6,9 +6,11 @@ import pytest
 import torch
 from dual_folders import clip_folder
 from small import pictures
+from torch import nn
 
+from diptych.aggregators import First
 from diptych.aggregators.head import Head
-from diptych.branches.uni import UniHeads
+from diptych.branches.heads import UniModalHeads
 from diptych.data.images import open_image
 from diptych.encoders.dual import load_dual
 from diptych.retriever import Retriever, Tower
@@ -17,9 +19,9 @@ from diptych.types import Features
 TEXTS = ["a red dog", "two big cats near a house"]
 
 
-def layer_norm_then_linear(head: Head, rows: torch.Tensor) -> torch.Tensor:
+def layer_norm_then_linear(head: nn.Sequential, rows: torch.Tensor) -> torch.Tensor:
     """W · ((x − mean) / √(var + ε) · γ + β) + b, row by row, in float64."""
-    norm, linear = head.head
+    norm, linear = head
     out = []
     for row in rows.double():
         centred = row - row.mean()
@@ -38,7 +40,9 @@ def test_a_head_is_layer_norm_and_linear_on_the_first_element() -> None:
     features = Features.whole(torch.randn(3, 5, 6))
     with torch.no_grad():
         found = head(features)
-        assert torch.allclose(found.double(), layer_norm_then_linear(head, features.values[:, 0]), atol=1e-6)
+        assert torch.allclose(
+            found.double(), layer_norm_then_linear(head.head, features.values[:, 0]), atol=1e-6
+        )
         assert torch.equal(found, head(Features.whole(features.values[:, :1])))
     assert head.dim_of(6) == 4
     assert len(Head(6, 4, norm=False).head) == 1
@@ -54,7 +58,7 @@ def with_heads(clip: Path) -> Retriever:
     torch.manual_seed(0)
     dual = load_dual(clip)
     towers = [Tower(side, Head(side.dim, side.dim)) for side in (dual.image, dual.text)]
-    uni = UniHeads(dual.image.dim, dual.text.dim, 7)
+    uni = UniModalHeads(7, dual.image.dim, dual.text.dim, True, First(), First())
     return Retriever(*towers, dual.image_input, dual.text_input, {"uni": uni}).eval()
 
 
@@ -64,7 +68,7 @@ def test_uni_modal_heads_are_a_view_beside_the_score(clip: Path, tmp_path: Path)
     raw = Retriever.from_pretrained(clip)
     with torch.no_grad():
         f = raw.image.encoder(raw.image_input([open_image(p) for p in files])).values[:, 0]
-        uni, cross = retriever.branches["uni"], retriever.image.aggregator
+        uni, cross = retriever.branches["uni"], retriever.image.aggregator.head
         expected = layer_norm_then_linear(uni.image_head, f)
         crossed = layer_norm_then_linear(cross, f)
     unit = torch.nn.functional.normalize

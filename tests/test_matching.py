@@ -73,7 +73,7 @@ def test_itm_and_its_soft_targets_follow_the_equation(alpha: float) -> None:
     generator = torch.Generator().manual_seed(3)
     x, y = (torch.randn(SIZE, 6, generator=generator) for _ in range(2))
     embeddings = seen()
-    found = ITM(alpha)(embeddings, batch(image_teacher=x, text_teacher=y))["itm"]
+    found = ITM(alpha)(embeddings, batch(teacher_image=x, teacher_text=y))["itm"]
     assert float(found.detach()) == pytest.approx(itm_loop(embeddings, alpha, x, y), abs=1e-6)
     if alpha:
         swapped = itm_loop(embeddings, alpha, y, x)  # the other modality's teacher would be noticed
@@ -97,7 +97,7 @@ def test_rows_without_a_negative_are_left_out() -> None:
 
 def test_alpha_zero_reads_no_teacher_and_alpha_above_needs_one() -> None:
     ITM(0.0)(seen(), batch())
-    with pytest.raises(SettingsError, match=r"need the teacher's vectors 'image_teacher'"):
+    with pytest.raises(SettingsError, match=r"need the teacher vectors 'teacher_image'"):
         ITM(0.3)(seen(), batch())
     with pytest.raises(SettingsError, match="no share of a match"):
         ITM(1.5)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from diptych.errors import SettingsError
 from diptych.objectives.contrastive import info_nce
 from diptych.objectives.objective import Objective
-from diptych.ops import unit
+from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER, teacher_cosines
 from diptych.types import Batch, Embeddings, Matches, Terms
 
 
@@ -37,20 +39,18 @@ class ITM(Objective):
     ===============  =================================================================================
     p                softmax of ``embeddings.matches.logits`` (3, B, 2): the pairs, each image beside a
                      wrong text, each text beside a wrong image
-    X, Y             cosines of the teachers' vectors ``batch.targets[image_teacher]``, ``[text_teacher]``
+    X, Y             cosines of the teachers' vectors ``batch.targets["teacher_image"]``, ``["teacher_text"]``
     α (CUSA)         ``alpha``; 0 is the hard target of X2-VLM
     ===============  =================================================================================
 
     A row without a negative (every pair of the batch shows its image) is left out of the mean.
     """
 
-    def __init__(
-        self, alpha: float = 0.0, image_teacher: str = "image_teacher", text_teacher: str = "text_teacher"
-    ) -> None:
+    def __init__(self, alpha: float = 0.0) -> None:
         super().__init__()
         if not 0 <= alpha <= 1:
             raise SettingsError(f"alpha={alpha} is no share of a match: give a number from 0 to 1.")
-        self.alpha, self.teachers = alpha, (image_teacher, text_teacher)
+        self.alpha = alpha
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The term ``itm``."""
@@ -59,12 +59,8 @@ class ITM(Objective):
         target = torch.zeros(logits.shape[:2], device=logits.device)  # (3, B)
         target[0] = 1.0
         if self.alpha:
-            target[1:] = torch.stack(
-                [
-                    self._soft(name, batch, drawn)
-                    for name, drawn in zip(self.teachers, matches.negatives, strict=True)
-                ]
-            )
+            teachers = zip((IMAGE_TEACHER, TEXT_TEACHER), matches.negatives, strict=True)
+            target[1:] = torch.stack([self._soft(name, batch, drawn) for name, drawn in teachers])
         logp = torch.log_softmax(logits, dim=-1)
         losses = -((1 - target) * logp[..., 0] + target * logp[..., 1])
         counted = torch.cat([torch.ones_like(matches.possible[:1]), matches.possible])
@@ -72,13 +68,11 @@ class ITM(Objective):
 
     def _soft(self, name: str, batch: Batch, drawn: Tensor) -> Tensor:
         """α · max(0, teacher's cosine) of each row of this process and the one drawn for it, (B,)."""
-        if name not in batch.targets:
-            raise SettingsError(
-                f"soft matching targets need the teacher's vectors '{name}': fill them with diptych teach, or set "
-                "alpha to 0."
-            )
-        teacher = unit(batch.targets[name][batch.own].float())
-        return self.alpha * (teacher * teacher[drawn]).sum(dim=1).clamp(min=0.0)
+        cosines = teacher_cosines(
+            replace(batch, targets={n: t[batch.own] for n, t in batch.targets.items()}), name
+        )
+        soft: Tensor = self.alpha * cosines.gather(1, drawn[:, None])[:, 0].clamp(min=0.0)
+        return soft
 
 
 def _matches(embeddings: Embeddings) -> Matches:
