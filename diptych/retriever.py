@@ -18,6 +18,7 @@ from diptych import ops
 from diptych.aggregators import First
 from diptych.aggregators.aggregator import Aggregator
 from diptych.branches.branch import Branch
+from diptych.branches.labels import label_view
 from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.images import ImageInput, ImageLike, as_item
 from diptych.data.text import TextInput, TextStore
@@ -172,6 +173,30 @@ class Retriever(nn.Module):
         ):
             out[rows] = found
         return out
+
+    def predict_labels(
+        self,
+        images: ImageLike | Sequence[ImageLike] | ImageStore | None = None,
+        texts: str | Sequence[str] | TextStore | None = None,
+        *,
+        threshold: float | None = None,
+        top: int | None = None,
+        batch_size: int = 64,
+        show_progress: bool = False,
+    ) -> list[dict[str, float]]:
+        """Labels of images, or of texts, with their scores, best first; for models that were trained with labels.
+
+        A label is told from ``threshold`` on, by default the one chosen on validation data, or among the best ``top``.
+        """
+        name, view = label_view(self._branches())
+        given: dict[str, Any] = {"view": name, "batch_size": batch_size, "show_progress": show_progress}
+        if images is not None and texts is None:
+            rows, own = self.encode_image(images, **given), float(view.thresholds[0])
+        elif texts is not None and images is None:
+            rows, own = self.encode_text(texts, **given), float(view.thresholds[1])
+        else:
+            raise SettingsError("labels are predicted of images or of texts: give one of them.")
+        return view.told(rows, own if threshold is None else threshold, top)
 
     def encode_image_features(
         self, images: ImageStore | Sequence[ImageLike], *, batch_size: int = 64, show_progress: bool = False

@@ -24,6 +24,7 @@ VERBS = {
     "data": "data",
     "extract": "data",
     "show": "show",
+    "label": "label",
     "index": "search",
     "search": "search",
     "serve": "serve",

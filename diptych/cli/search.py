@@ -65,6 +65,11 @@ def index() -> None:
     help="make the approximate index of binary codes, not a graph: no extra needed, built in seconds",
 )
 @click.option(
+    "--labels",
+    is_flag=True,
+    help="store the labels that a label-wise model predicts, to filter by, with their scores",
+)
+@click.option(
     "--batch_size",
     "--batch-size",
     default=64,
@@ -81,6 +86,7 @@ def build(
     precision: Any,
     approximate: bool | None,
     codes: bool,
+    labels: bool,
     batch_size: int,
 ) -> None:
     """Index a folder of pictures or a data set. Run again to bring it up to date.
@@ -96,7 +102,7 @@ def build(
     place = place or default_place(path)
     built, _ = _bring_up_to_date(
         run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
-        approximate_above=above, codes=codes or None,
+        approximate_above=above, codes=codes or None, labels=labels,
     )  # fmt: skip
     click.echo(
         f"{shown(place)}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, "

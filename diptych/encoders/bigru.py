@@ -42,7 +42,7 @@ class BiGRU(Encoder):
 
     def forward(self, inputs: Inputs) -> Features:
         """Token ids → Features (B, W, dim), the valid words first."""
-        ids = _valid_first(inputs, self.pad)
+        ids = valid_first(inputs, self.pad)
         x = F.dropout(self.words(ids.values), self.dropout, self.training)  # (B, W, word_dim)
         states = _run(self.ahead, x, ids)
         if self.back is not None:
@@ -68,7 +68,7 @@ class UniGRU(Encoder):
 
     def forward(self, inputs: Inputs) -> Features:
         """Token ids → Features (B, 1, dim)."""
-        ids = _valid_first(inputs, self.pad)
+        ids = valid_first(inputs, self.pad)
         states = _run(self.ahead, self.words(ids.values), ids)
         return Features.whole(_reorder(states, (ids.sizes[:, None] - 1).clamp_min(0)))
 
@@ -93,7 +93,7 @@ def _load_vectors(words: nn.Embedding, matrix: Tensor, found: Tensor) -> None:
         words.weight[found] = matrix[found].to(words.weight)
 
 
-def _valid_first(inputs: Inputs, pad: int) -> Features:
+def valid_first(inputs: Inputs, pad: int) -> Features:
     """The same ids with the valid ones moved to the front, in order, and ``pad`` behind them."""
     if not isinstance(inputs, Features) or not inputs.is_ids:
         raise DataError(

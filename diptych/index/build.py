@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from diptych.data.captions import Captions, StoredImage, StoreRows
+from diptych.data.captions import Captions, StoredImage
 from diptych.data.formats import open_captions
 from diptych.data.problems import Problems
 from diptych.data.video_files import is_video
 from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
+from diptych.index.collection_files import CollectionFiles
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.protocol import KINDS, Collection, Index, Item, Precision, Vectors
 from diptych.model import Model
@@ -29,6 +29,10 @@ APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of m
 CHUNK = 256  # images encoded and committed together: what a killed run may have to do again
 PIXELS = 64_000_000  # of decoded pictures in memory at once
 ABSENT = "it is named by the collection but not on disk."
+PREDICTED, SCORES = "predicted_labels", "label_scores"  # columns of the labels a model predicts
+SCORE_DIGITS = 4  # of a stored label score
+Labeller = Callable[..., Sequence[Mapping[str, float]]]
+"""``predict_labels`` of a model: pictures to labels with their scores, best first."""
 THUMBNAIL = 256  # longest side of a stored thumbnail, in pixels
 
 
@@ -61,6 +65,7 @@ def index_collection(
     batch_size: int = 64,
     approximate_above: int | None = APPROXIMATE_ABOVE,
     codes: bool | None = None,
+    labels: bool = False,
     show_progress: bool = False,
 ) -> Built:
     """Bring an index in line with a collection, creating it if need be.
@@ -70,8 +75,9 @@ def index_collection(
     killed continues where it was. With ``texts``, the texts are items of their own beside being the full text
     of their image, so that an image finds texts and a text finds texts. A collection is told from others in
     the same index by its ``name`` and root. From ``approximate_above`` items of a kind on, the index is given
-    an approximate index of them (None: never): a graph, with ``codes`` a table of
-    binary codes. ``precision`` is that of a new index, float32 unless given.
+    an approximate index of them (None: never): a graph, with ``codes`` a table of binary codes. ``precision`` is
+    that of a new index, float32 unless given. With ``labels``, the labels that the model predicts of an image are
+    columns of it and of its texts: ``predicted_labels`` and, in the same order, ``label_scores``.
     """
     absent = _Absent()
     captions = source if isinstance(source, Captions) else open_captions(source, problems=absent)
@@ -98,6 +104,7 @@ def index_collection(
                     batch_size=batch_size,
                     approximate_above=approximate_above,
                     codes=codes,
+                    labels=labels,
                     show_progress=show_progress,
                 )
         except DiptychError:
@@ -106,7 +113,12 @@ def index_collection(
             raise
         built.skipped = [(file, ABSENT) for file in absent.files] + built.skipped
         return built
-    built = _Sync(model, captions, place, name, texts, batch_size).run(show_progress)
+    labeller = getattr(model, "predict_labels", None) if labels else None
+    if labels and labeller is None:
+        raise SettingsError(
+            "this model predicts no labels: index with a label-wise model, or without labels."
+        )
+    built = _Sync(model, captions, place, name, texts, batch_size, labeller).run(show_progress)
     for kind in KINDS if approximate_above is not None else ():
         if place.count(kind) >= max(1, approximate_above or 0):
             try:
@@ -141,12 +153,20 @@ class _Sync:
     """One run over one collection."""
 
     def __init__(
-        self, model: Model, captions: Captions, index: Index, name: str, texts: bool, batch_size: int
+        self,
+        model: Model,
+        captions: Captions,
+        index: Index,
+        name: str,
+        texts: bool,
+        batch_size: int,
+        labeller: Labeller | None = None,
     ) -> None:
-        self.model, self.captions, self.index = model, captions, index
+        self.model, self.captions, self.index, self.labeller = model, captions, index, labeller
         self.with_texts, self.batch_size = texts, batch_size
+        self.further = [PREDICTED] if labeller else []  # columns whose values are known only after encoding
         self.texts_of = captions.texts_of()
-        self.files = _Files(captions)
+        self.files = CollectionFiles(captions)
         self.collection: Collection = index.collection(name or _own_name(captions), self.files.root)
         self.known = dict(index.contents(self.collection.number))
         self.known_images = {id for id, _ in index.contents(self.collection.number, "image")}
@@ -196,13 +216,14 @@ class _Sync:
             "".join([id, *lines, json.dumps(metadata, default=_plain, ensure_ascii=False)]).encode()
             before = self.known.get(id, "").rsplit("|", 1)[0]
             key = self.files.key(row, before)
-            content = f"{key}|{_digest([lines, metadata])}"
+            content = f"{key}|{_digest([lines, metadata, *self.further])}"
             texts = [self.text(id, n, line, metadata) for n, line in enumerate(lines * self.with_texts)]
             names = {id, *(text.id for text in texts)}
             self.check_names(names)
             changed = [text for text in texts if self.known.get(text.id) != text.content]
             # a file that was only touched, or whose texts alone changed, keeps its vector
             same = bool(before) and self.files.content(before) == self.files.content(key)
+            same = same and self.labeller is None  # labels are predicted from the picture
             work = None
             if self.known.get(id) != content or changed:
                 picture = None if same else self.captions.images[row]
@@ -246,7 +267,16 @@ class _Sync:
         """Turn pictures into vectors, and let go of them."""
         if not pending:
             return
-        rows = self.model.encode_image([work.picture for work in pending], batch_size=self.batch_size)
+        pictures = [work.picture for work in pending]
+        rows = self.model.encode_image(pictures, batch_size=self.batch_size)
+        if self.labeller is not None:
+            for work, found in zip(pending, self.labeller(pictures, batch_size=self.batch_size), strict=True):
+                told = {
+                    PREDICTED: list(found),
+                    SCORES: [round(score, SCORE_DIGITS) for score in found.values()],
+                }
+                work.item = replace(work.item, metadata={**work.item.metadata, **told})
+                work.texts = [replace(text, metadata={**text.metadata, **told}) for text in work.texts]
         for work, vector in zip(pending, np.asarray(rows, np.float32), strict=True):
             work.vector, work.picture = vector, None
 
@@ -291,7 +321,7 @@ class _Sync:
             text=line,
             image_id=image_id,
             metadata=metadata,
-            content=_digest([line, metadata]),
+            content=_digest([line, metadata, *self.further]),
             collection=self.collection.number,
         )
 
@@ -315,43 +345,6 @@ class _Absent(Problems):
         if len(files) == total:
             super().missing(files, total, where, hint)
         self.files += files
-
-
-class _Files:
-    """The files behind a collection's images, where there are any."""
-
-    def __init__(self, captions: Captions) -> None:
-        store: Any = captions.images
-        self.rows = store.rows if isinstance(store, StoreRows) else None
-        self.store: Any = store.store if isinstance(store, StoreRows) else store
-        self.captions = captions
-        root = getattr(self.store, "root", None)
-        self.root = str(Path(root).resolve()) if root is not None and hasattr(self.store, "path") else ""
-
-    def path(self, row: int) -> Path | None:
-        if not self.root:
-            return None
-        return Path(self.store.path(row if self.rows is None else int(self.rows[row])))
-
-    def relative(self, row: int) -> str:
-        """The path of an image below the root, empty when it has no file there."""
-        path = self.path(row)
-        if path is None or not path.resolve().is_relative_to(self.root):
-            return ""
-        return os.path.relpath(path.resolve(), self.root).replace(os.sep, "/")
-
-    def content(self, key: str) -> str:
-        """The part of a key that depends on the content alone."""
-        return key.rsplit(":", 1)[-1] if self.root else key
-
-    def key(self, row: int, before: str) -> str:
-        """size:time:hash of a file (hashed again only when size or time differ), else the store's key."""
-        path = self.path(row)
-        if path is None:
-            return self.captions.images.content_key(row)
-        stat = path.stat()
-        start = f"{stat.st_size}:{stat.st_mtime_ns}:"
-        return before if before.startswith(start) else start + self.captions.images.content_key(row)
 
 
 def make_thumbnail(picture: Image.Image, side: int = THUMBNAIL) -> bytes:

@@ -1,0 +1,264 @@
+"""Objectives of label-wise retrieval: label loss, consistency, DSCMR, masked prediction, and the alternating schedule.
+
+All read ``batch.targets["labels"]`` Y (B, C), zeros and ones: row i holds the labels of image i and of text i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diptych import ops
+from diptych.errors import DataError, SettingsError
+from diptych.objectives.objective import Objective
+from diptych.types import Batch, Embeddings, Terms
+
+TARGET = "labels"
+Side = Literal["image", "text"]
+SIDES: tuple[Side, ...] = get_args(Side)
+Relation = Literal["shared", "counts"]
+
+
+class LabelLoss(Objective):
+    """ℓ_label = (1/2B) Σ_n log(1 + exp(−y_nᵀ p_n)), n over the images and the texts of a batch.
+
+    =========  ==================================================================================================
+    p_n        rows (B, C) of the view ``view``: ``LabelHead``'s prediction, not normalised
+    y_n        ``batch.targets["labels"]``
+    =========  ==================================================================================================
+
+    Only positives appear; the unit norm of each token's prediction pushes the others down. ``kind="bce"`` is the mean
+    binary cross-entropy over all cells instead, on the mean of the sigmoids (``unit_tokens=False``). The terms
+    ``image`` and ``text`` add up to the loss; ``sides`` leaves one of them out.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["logistic", "bce"] = "logistic",
+        view: str = "labels",
+        sides: Sequence[Side] = SIDES,
+    ) -> None:
+        super().__init__()
+        if kind not in ("logistic", "bce"):
+            raise SettingsError(f"the label loss '{kind}' is unknown: choose logistic or bce.")
+        self.kind, self.view, self.sides = kind, view, tuple(sides)
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The terms ``image`` and ``text``."""
+        seen = embeddings.view(self.view)
+        return {side: self._loss(getattr(seen, side), batch) / len(SIDES) for side in self.sides}
+
+    def _loss(self, p: Tensor, batch: Batch) -> Tensor:
+        p = p.float() if p.dtype.itemsize < 4 else p
+        y = labels_of(batch, p)
+        if self.kind == "logistic":
+            return F.softplus(-(y * p).sum(dim=1)).mean()
+        tiny = torch.finfo(p.dtype).eps  # a sigmoid may round to 0 or 1
+        p = p.clamp(tiny, 1 - tiny)
+        return -(y * p.log() + (1 - y) * torch.log1p(-p)).mean()
+
+
+class Consistency(Objective):
+    """ℓ_con = NLL(f_I, f_I) + NLL(f_I, f_T) + NLL(f_T, f_T), the consistency loss of Eq. 2.
+
+    ::
+
+        NLL(F, G) = mean_ij [log(1 + exp(Θ_ij)) − S_ij Θ_ij],   Θ_ij = ½ cos(F_i, G_j)
+
+    =========  ==================================================================================================
+    f_I, f_T   rows (B, D) of the view ``view``: the token means before the shared encoder
+    S          1 where two items share a label (``relation="shared"``), or their number (``"counts"``, as in the
+               authors' code and DSCMR)
+    η          the weight of this objective in a ``Sum``, 0.1
+    =========  ==================================================================================================
+    """
+
+    def __init__(self, view: str = "front", relation: Relation = "shared") -> None:
+        super().__init__()
+        self.view, self.relation = view, checked_relation(relation)
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The term ``consistency``."""
+        seen = embeddings.view(self.view)
+        return {
+            "consistency": consistency(seen.image, seen.text, relations(batch, seen.image, self.relation))
+        }
+
+
+class DSCMR(Objective):
+    """Deep supervised cross-modal retrieval (Zhen et al., CVPR 2019).
+
+    ::
+
+        L = mean_i ‖p^I_i − y_i‖ + mean_i ‖p^T_i − y_i‖ + α ℓ_con(u, v) + β mean_i ‖u_i − v_i‖
+
+    =============  ==============================================================================================
+    p^I, p^T       rows (B, C) of the view ``labels``: linear scores
+    u, v           rows (B, D) of the view ``common``: the common space, not normalised
+    α = 1e-3       ``discrimination``, weight of the three NLL terms of ``Consistency``
+    β = 1e-1       ``invariance``
+    S              the number of shared labels (``relation="counts"``)
+    =============  ==============================================================================================
+
+    Norms are not squared.
+    """
+
+    def __init__(
+        self, discrimination: float = 1e-3, invariance: float = 1e-1, relation: Relation = "counts"
+    ) -> None:
+        super().__init__()
+        self.discrimination = at_least_zero(discrimination, "the weight of DSCMR's discrimination loss")
+        self.invariance = at_least_zero(invariance, "the weight of DSCMR's invariance loss")
+        self.relation = checked_relation(relation)
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The terms ``image``, ``text``, ``discrimination`` and ``invariance``."""
+        predicted, common = embeddings.view("labels"), embeddings.view("common")
+        y = labels_of(batch, predicted.image)
+        s = relations(batch, common.image, self.relation)
+        return {
+            "image": _lengths(predicted.image - y).mean(),
+            "text": _lengths(predicted.text - y).mean(),
+            "discrimination": self.discrimination * consistency(common.image, common.text, s),
+            "invariance": self.invariance * _lengths(common.image - common.text).mean(),
+        }
+
+
+class MaskedPrediction(Objective):
+    """λ (ℓ_word + ℓ_object) of Eq. 6: the mean cross-entropy of the masked words, and of the masked regions.
+
+    =========  ==================================================================================================
+    λ          ``weight``; the supplement: 0.01 on COCO, 0.1 on FLICKR25K and NUS-WIDE
+    ℓ_word     from the view ``context``, rows (B, 2) of ``ContextPrediction``: summed loss and number of masked
+    ℓ_object   tokens of each item
+    =========  ==================================================================================================
+
+    A batch without a masked token of one side has 0 there.
+    """
+
+    def __init__(self, weight: float = 0.1, view: str = "context", sides: Sequence[Side] = SIDES) -> None:
+        super().__init__()
+        self.weight = at_least_zero(weight, "λ, the weight of masked prediction")
+        self.view, self.sides = view, tuple(sides)
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The terms ``object`` (images) and ``word`` (texts)."""
+        seen = embeddings.view(self.view)
+        named = {"image": ("object", seen.image), "text": ("word", seen.text)}
+        terms = {}
+        for side in self.sides:
+            name, rows = named[side]
+            loss, count = rows.sum(dim=0)
+            terms[name] = self.weight * loss / count.clamp_min(1)
+        return terms
+
+
+class Alternate(Objective):
+    """One objective in even steps, another in odd ones (``schedule=alternate``: an image step, then a text step).
+
+    Parameters that only the other modality uses get no gradient in a step, and Adam leaves them alone. Whose turn it
+    is belongs to the checkpoint.
+    """
+
+    steps: Tensor
+
+    def __init__(self, even: Objective, odd: Objective) -> None:
+        super().__init__()
+        self.even, self.odd = even, odd
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self._odd_turn: bool | None = None  # the parity of ``steps`` without asking the device; None: ask
+
+    @property
+    def current(self) -> Objective:
+        """The objective whose turn it is."""
+        if self._odd_turn is None:
+            self._odd_turn = bool(self.steps % 2)
+        return self.odd if self._odd_turn else self.even
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The terms of the objective whose turn it is."""
+        return self.current(embeddings, batch)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Passed on to both; a resumed run reads its turn from the checkpoint."""
+        self._odd_turn = None
+        self.even.start_epoch(epoch)
+        self.odd.start_epoch(epoch)
+
+    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
+        """Passed on to the objective whose turn it was; then it is the other's."""
+        current = self.current
+        current.after_step(embeddings, batch)
+        self._odd_turn = current is self.even
+        self.steps += 1
+
+    def after_epoch(self, epoch: int) -> None:
+        """Passed on to both."""
+        self.even.after_epoch(epoch)
+        self.odd.after_epoch(epoch)
+
+    def phase(self) -> Hashable:
+        """Whose turn it is, and its own phase."""
+        return self.current is self.odd, self.current.phase()
+
+
+def consistency(f: Tensor, g: Tensor, s: Tensor) -> Tensor:
+    """NLL(f, f) + NLL(f, g) + NLL(g, g) of rows (B, D) with relations (B, B)."""
+    f, g = (
+        ops.unit(f.float() if f.dtype.itemsize < 4 else f),
+        ops.unit(g.float() if g.dtype.itemsize < 4 else g),
+    )
+
+    def nll(a: Tensor, b: Tensor) -> Tensor:
+        theta = ops.cosine_scores(a, b) / 2  # (B, B)
+        return (F.softplus(theta) - s * theta).mean()
+
+    return nll(f, f) + nll(f, g) + nll(g, g)
+
+
+def relations(batch: Batch, like: Tensor, relation: Relation) -> Tensor:
+    """S (B, B): the number of shared labels of each two items, or 1 where they share any."""
+    y = batch.targets[TARGET] if TARGET in batch.targets else labels_of(batch, like)
+    y = y.to(torch.float32 if like.dtype.itemsize < 4 else like.dtype)
+    shared = y @ y.T
+    return shared if relation == "counts" else (shared > 0).to(shared.dtype)
+
+
+def labels_of(batch: Batch, p: Tensor) -> Tensor:
+    """Y (B, C), for predictions of the same shape."""
+    if TARGET not in batch.targets:
+        raise DataError(
+            f"label-wise training needs the labels of each image, and the batch has no '{TARGET}': give data with a "
+            "column of labels."
+        )
+    y = batch.targets[TARGET]
+    if y.shape != p.shape:
+        raise DataError(
+            f"labels {tuple(y.shape)} for predictions {tuple(p.shape)}: use one label vocabulary."
+        )
+    return y.to(p.dtype)
+
+
+def at_least_zero(value: float, what: str) -> float:
+    """A weight that is not negative."""
+    if not value >= 0:
+        raise SettingsError(f"{what}, is {value}: give 0 or more.")
+    return value
+
+
+def checked_relation(relation: Relation) -> Relation:
+    """A kind of relation that exists."""
+    if relation not in get_args(Relation):
+        raise SettingsError(f"relation='{relation}' is unknown: choose {' or '.join(get_args(Relation))}.")
+    return relation
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """‖row‖ (B,), with a zero gradient at a zero row, where the norm has none."""
+    squares = rows.square().sum(dim=1)
+    zero = squares == 0
+    return torch.where(zero, 0.0, squares.masked_fill(zero, 1.0).sqrt())

@@ -1,0 +1,60 @@
+"""Predict labels of images and texts into a table: what ``diptych label`` does."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from diptych.data.formats import open_captions
+from diptych.retriever import Retriever
+from diptych.storage import write_text
+
+HEAD = ("kind", "id", "text", "labels", "scores")
+SEPARATOR = ";"  # a manifest with such a column is read back as labels
+
+
+def label_collection(
+    model: str | Path,
+    path: str | Path,
+    output: Path,
+    *,
+    texts: bool = True,
+    threshold: float | None = None,
+    top: int | None = None,
+    device: str = "auto",
+    show_progress: bool = True,
+) -> str:
+    """Write one row per image, and per text where there are any, and return how many got a label."""
+    retriever = Retriever.from_pretrained(model, device)
+    captions = open_captions(path)
+    found = retriever.predict_labels(
+        captions.images, threshold=threshold, top=top, show_progress=show_progress
+    )
+    rows = [
+        ("image", image_id, "", *_cells(one)) for image_id, one in zip(captions.image_ids, found, strict=True)
+    ]
+    labelled = sum(map(bool, found))
+    sentence = f"{output}: {labelled} of {len(found)} images"
+    if texts and len(captions.texts):
+        told = retriever.predict_labels(
+            texts=captions.texts, threshold=threshold, top=top, show_progress=show_progress
+        )
+        whose = [captions.image_ids[image] for image in captions.image_of.tolist()]
+        rows += [
+            ("text", image_id, text, *_cells(one))
+            for image_id, text, one in zip(whose, captions.texts, told, strict=True)
+        ]
+        sentence += f" and {sum(map(bool, told))} of {len(told)} texts"
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(HEAD)
+    writer.writerows(rows)
+    write_text(output, table.getvalue())
+    return f"{sentence} have a label"
+
+
+def _cells(labels: Mapping[str, float]) -> tuple[str, str]:
+    """The names and the scores, best first."""
+    return SEPARATOR.join(labels), SEPARATOR.join(f"{score:.3f}" for score in labels.values())
