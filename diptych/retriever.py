@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -33,12 +33,13 @@ from diptych.parts import describe, part, rebuild
 from diptych.progress import track
 from diptych.registry import find_parts
 from diptych.reranking import RerankedScores
-from diptych.scores import PairScores, Scores, evaluating, vector_scores
+from diptych.scores import EmbeddingScores, PairScores, Scores, evaluating, vector_scores
 from diptych.storage import recover_folder, replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
 from diptych.weights import load_weights, save_weights, update_digest
 
 T = TypeVar("T")
+POOLED = 256  # sets of stored features pooled at a time
 FORMAT = 1  # of the model folder; raised when an old folder can no longer be read
 
 
@@ -235,9 +236,8 @@ class Retriever(nn.Module):
 
         A scorer of candidates judges those that the vectors propose; every other pair scores −100.
         """
-        quick = None
-        if self.scorer is None or self.scorer.candidates is not None:
-            quick = vector_scores(
+        if self.scorer is None:
+            return vector_scores(
                 self,
                 images,
                 texts,
@@ -246,18 +246,16 @@ class Retriever(nn.Module):
                 device=device,
                 show_progress=show_progress,
             )
-        if self.scorer is None:
-            assert quick is not None
-            return quick
         start = time.perf_counter()
         image = self.encode_image_features(images, batch_size=image_batch_size, show_progress=show_progress)
         middle = time.perf_counter()
         text = self.encode_text_features(texts, batch_size=text_batch_size, show_progress=show_progress)
         seconds = middle - start, time.perf_counter() - middle
-        if quick is None or self.scorer.candidates is None:
+        if self.scorer.candidates is None:
             return PairScores(self.scorer, image, text, self.device, self.precision, seconds)
+        vectors = (self._pooled("image", image).to(self.device), self._pooled("text", text).to(self.device))
         return RerankedScores(
-            quick, self.scorer, image, text, self.scorer.candidates,
+            EmbeddingScores(*vectors), self.scorer, image, text, self.scorer.candidates,
             device=self.device, precision=self.precision, encode_seconds=seconds, show_progress=show_progress,
         )  # fmt: skip
 
@@ -333,6 +331,19 @@ class Retriever(nn.Module):
         assert seen.text_features is not None
         own: Tensor = self.scorer(ops.gather_features(seen.image_features), seen.text_features)
         return ops.gather_rows(own.T.contiguous()).T
+
+    def _pooled(self, side: Literal["image", "text"], sets: Ragged) -> Tensor:
+        """Score vectors (N, dim) of local features that were encoded before, in float16."""
+        tower: Tower = getattr(self, side)
+        out = torch.zeros(len(sets), self.dim)
+        with torch.inference_mode(), evaluating(self), autocast(self.device, self.precision):
+            for start in range(0, len(sets), POOLED):
+                rows = torch.arange(start, min(start + POOLED, len(sets)))
+                features = sets.take(rows).to(self.device)
+                vector = ops.unit(tower.aggregator(features).float())
+                views = {n: getattr(b, side)(vector, features) for n, b in self._branches() if b.weight}
+                out[rows] = self._mix(vector, views).float().cpu()
+        return out
 
     def _prepared(self, texts: str | Sequence[str] | TextStore) -> TextStore:
         if isinstance(texts, TextStore):
