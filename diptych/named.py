@@ -136,13 +136,19 @@ def backbone(name: str, image_size: int = 224) -> Backbone:
     raise SettingsError(f"there is no image encoder '{name}': use {IMAGE_HELP}.")
 
 
-def text_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, TextInput]:
-    """The text encoder and the input it reads."""
+def text_side(
+    settings: Choices, captions: Captions, drop: float, word_dropout: float = 0.0
+) -> tuple[Encoder, TextInput]:
+    """The text encoder and the input it reads; ``word_dropout`` is that of the words a BiGRU embeds."""
     name = settings.text_encoder
     if name in GRUS:
         words = _vocabulary(settings, captions)
-        kind = BiGRU if name == "bigru" else UniGRU
-        encoder = kind(len(words), settings.word_dim, settings.dim)
+        size, width = len(words), settings.word_dim
+        encoder: BiGRU | UniGRU = (
+            BiGRU(size, width, settings.dim, dropout=word_dropout)
+            if name == "bigru"
+            else UniGRU(size, width, settings.dim)
+        )
         if settings.word_vectors:
             matrix, found = word_vectors(words, settings.word_vectors, settings.word_dim)
             encoder.load_word_vectors(torch.from_numpy(matrix), torch.from_numpy(found))

@@ -383,6 +383,8 @@ TABLES: dict[str, list[str]] = {
     "vse-plus-plus": rows(RECIPES["vse-plus-plus"].settings, Infinity),
     "coder": rows(RECIPES["coder"].settings, Infinity),
     "coder-literal": rows(RECIPES["coder-literal"].settings, RECIPES["coder"].settings),
+    "sgr": rows(RECIPES["sgr"].settings, TrainingSettings),
+    "saf": rows(RECIPES["saf"].settings, RECIPES["sgr"].settings),
 }
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from diptych.recipes import coder, vse_infinity, vse_plus_plus
+from diptych.recipes import coder, sgraf, vse_infinity, vse_plus_plus
 from diptych.recipes.recipe import Recipe
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (vse_infinity.RECIPE, vse_plus_plus.RECIPE, coder.RECIPE, coder.LITERAL)
+    recipe.name: recipe
+    for recipe in (
+        vse_infinity.RECIPE,
+        vse_plus_plus.RECIPE,
+        coder.RECIPE,
+        coder.LITERAL,
+        sgraf.SGR_RECIPE,
+        sgraf.SAF_RECIPE,
+    )
 }

@@ -1,0 +1,73 @@
+"""SGR and SAF through the command line: train, evaluate alone and as an ensemble, resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import diptych
+from small import precomputed
+
+from diptych.data.formats import open_captions
+from diptych.errors import SettingsError
+from diptych.recipes import RECIPES
+from diptych.retriever import Retriever
+from diptych.runs.train import training_splits
+
+FLAGS = ["--dim", 16, "--similarity_dim", 8, "--batch_size", 12, "--min_count", 1, "--word_dim", 8]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return precomputed(tmp_path_factory.mktemp("data") / "toy_precomp")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, data: Path) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for kind in ("sgr", "saf"):
+        diptych("train", kind, "--data", data, "--output_dir", folder / kind, "--epochs", 2, *FLAGS)
+    return {kind: folder / kind for kind in ("sgr", "saf")}
+
+
+def metrics(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return found
+
+
+def test_the_ensemble_is_the_mean_of_the_score_matrices(
+    data: Path, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    held_out = training_splits(open_captions(str(data)))[1]
+    matrices = []
+    for run in runs.values():
+        scores = Retriever.from_pretrained(run).scores(held_out.images, held_out.texts)
+        assert scores.kind == run.name
+        matrices.append(scores.tile(slice(None), slice(None)))
+        assert float(matrices[-1].min()) > 0
+        assert float(matrices[-1].max()) < 1
+    diptych("evaluate", runs["sgr"], runs["saf"], "--output", tmp_path / "both.json")
+    from diptych.evaluation.retrieval import evaluate_scores
+
+    expected = evaluate_scores(torch.stack(matrices).mean(0), held_out)
+    found = json.dumps(metrics(tmp_path / "both.json"))
+    assert f'"rsum": {expected.metrics["rsum"]}' in found
+
+
+def test_a_region_too_many_is_refused(runs: dict[str, Path]) -> None:
+    from diptych.errors import DataError
+
+    model = Retriever.from_pretrained(runs["sgr"])
+    with pytest.raises(DataError, match="9 regions, this model was made for 6"):
+        model.encode_image([np.zeros((9, 16), np.float32)])
+
+
+def test_a_text_encoder_without_words_is_refused(data: Path) -> None:
+    captions = training_splits(open_captions(str(data)))[0]
+    recipe = RECIPES["sgr"]
+    with pytest.raises(SettingsError, match="a pair scorer reads words: use bigru"):
+        recipe.build(recipe.settings(text_encoder="gru"), captions)  # type: ignore[call-arg]
