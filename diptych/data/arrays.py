@@ -60,21 +60,25 @@ class ArrayStore:
         row: NDArray[Any] = self.rows([index % len(self)])[0]
         return row
 
-    def rows(self, indices: ArrayLike) -> NDArray[Any]:
-        """(len(indices), ...): a copy of these rows, in this order."""
+    def rows(self, indices: ArrayLike, *, pin_memory: bool = False) -> NDArray[Any]:
+        """(len(indices), ...): a copy of these rows, in this order; in pinned memory for a GPU, if asked."""
         starts = np.asarray(indices, dtype=np.int64)
-        return self.spans(starts, np.ones_like(starts))
+        return self.spans(starts, np.ones_like(starts), pin_memory=pin_memory)
 
-    def spans(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[Any]:
+    def spans(
+        self, starts: NDArray[np.int64], sizes: NDArray[np.int64], *, pin_memory: bool = False
+    ) -> NDArray[Any]:
         """Runs of ``sizes[i]`` consecutive rows from ``starts[i]`` on, end to end: (sum(sizes), ...)."""
         if len(starts) and (starts.min() < 0 or (starts + sizes).max() > len(self)):
             raise IndexError(f"rows outside 0…{len(self) - 1}")
+        shape = (int(sizes.sum()), *self.shape[1:])
+        out = _pinned(shape, self.dtype) if pin_memory else np.empty(shape, dtype=self.dtype)
         if self._array is not None:
-            return np.asarray(self._array[flat_index(starts, sizes)])
-        out = np.empty((int(sizes.sum()), *self.shape[1:]), dtype=self.dtype)
+            np.take(self._array, flat_index(starts, sizes), axis=0, out=out, mode="clip")  # checked above
+            return out
         view = out.reshape(-1).view(np.uint8).data
         at = 0
-        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+        for start, size in _joined(starts, sizes):  # what lies side by side is read at once
             length = size * self._row_bytes
             self._read(view[at : at + length], self._start + start * self._row_bytes)
             at += length
@@ -113,20 +117,41 @@ class ArrayStore:
         return {**self.__dict__, "_file": None}  # a file number means nothing in another process
 
 
-def read_items(store: ImageStore, indices: NDArray[np.int64]) -> Sequence[StoredImage] | NDArray[Any]:
-    """Items of a store in order, each picture read once; one block (B, ...) out of an ``ArrayStore``."""
+def read_items(
+    store: ImageStore, indices: NDArray[np.int64], *, pin_memory: bool = False
+) -> Sequence[StoredImage] | NDArray[Any]:
+    """Items of a store in order, each picture read once; one block (B, ...) out of an ``ArrayStore``.
+
+    With ``pin_memory`` such a block lies in pinned memory, from which a GPU copies while the host goes on.
+    """
     if isinstance(store, StoreRows):
-        return read_items(store.store, store.rows[indices])
+        return read_items(store.store, store.rows[indices], pin_memory=pin_memory)
     if isinstance(store, ArrayStore):
-        return store.rows(indices)  # a row met twice costs less than reordering the block
+        return store.rows(
+            indices, pin_memory=pin_memory
+        )  # a row met twice costs less than reordering the block
     if isinstance(store, Joined):
         members = np.searchsorted(store.ends, indices, side="right")
         if len(indices) and (members == members[0]).all():
             member = store.stores[members[0]]
-            return read_items(member, indices - (store.ends[members[0]] - len(member)))
+            own = indices - (store.ends[members[0]] - len(member))
+            return read_items(member, own, pin_memory=pin_memory)
     distinct, back = np.unique(indices, return_inverse=True)
     items = [store[int(i)] for i in distinct]
     return [items[i] for i in back]
+
+
+def holds_features(store: Any) -> bool:
+    """Whether a store is rows of arrays of vectors (N, R, D) or (N, D), which are read in blocks."""
+    if isinstance(store, StoreRows):
+        return holds_features(store.store)
+    if isinstance(store, Joined):
+        return all(holds_features(part) for part in store.stores)
+    return (
+        isinstance(store, ArrayStore)
+        and len(store.shape) in (2, 3)
+        and np.issubdtype(store.dtype, np.floating)
+    )
 
 
 def flat_index(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -134,6 +159,24 @@ def flat_index(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[n
     ends = np.cumsum(sizes)
     steps = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64)
     return np.asarray(steps + np.repeat(starts - (ends - sizes), sizes))
+
+
+def _joined(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Start and size of the runs, those that follow one another made one."""
+    if not len(starts):
+        return []
+    first = np.concatenate([[True], starts[1:] != starts[:-1] + sizes[:-1]])
+    totals = np.add.reduceat(sizes, np.flatnonzero(first))
+    return list(zip(starts[first].tolist(), totals.tolist(), strict=True))
+
+
+def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An empty array in memory that torch pinned, and takes back when the array is gone and copied."""
+    import torch
+
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    held: NDArray[Any] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return held.view(dtype).reshape(shape)
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from diptych.data.ahead import read_ahead
 from diptych.data.arrays import read_items
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.images import ImageInput, Items
@@ -31,11 +30,10 @@ class PairLoader:
     no state: the order comes from (seed, epoch), the augmentation of a batch from (seed, epoch, batch, rank),
     so an epoch may be entered at any batch and ``workers`` change nothing but the speed.
 
-    ``workers`` threads prepare batches ahead, each a whole batch. Threads rather than processes: reading
-    features, decoding and resizing pictures all release the interpreter, nothing is pickled or copied between
-    processes, and a container's small /dev/shm is no limit. At most ``workers + 1`` batches are held. With
-    CUDA they lie in pinned memory. Features keep the type they are stored in (see ``RegionInput``). With
-    ``pack_texts`` the token ids of a batch come packed too (see ``data.packing``).
+    ``workers`` threads prepare batches ahead, each a whole batch (see ``data.ahead``); at most ``workers + 1``
+    are held. With CUDA they lie in pinned memory, into which features are read directly. Features keep the type
+    they are stored in (see ``RegionInput``). With ``pack_texts`` the token ids of a batch come packed too (see
+    ``data.packing``).
     """
 
     def __init__(
@@ -69,21 +67,9 @@ class PairLoader:
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from batch ``start`` on."""
         order = self.order(number)
-        if self.workers == 0:
-            for step in range(start, len(self)):
-                yield self._batch(order, number, step)
-            return
-        executor = self._executor()
-        ahead: deque[Future[Batch]] = deque()
-        try:
-            for step in range(start, len(self)):
-                ahead.append(executor.submit(self._batch, order, number, step))
-                if len(ahead) > self.workers:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:  # also when the caller stops in the middle
-            executor.shutdown(cancel_futures=True)
+        steps = range(start, len(self))
+        device = torch.device("cuda", torch.cuda.current_device()) if self.pin_memory else None
+        yield from read_ahead(steps, lambda step: self._batch(order, number, step), self.workers, device)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """The texts of an epoch in the order they are seen: (M,), or as many as the data's own order takes."""
@@ -121,7 +107,7 @@ class PairLoader:
         """
         store, images = self.captions.images, self.captions.image_of[texts]
         try:
-            return texts, read_items(store, images)
+            return texts, read_items(store, images, pin_memory=self.pin_memory)
         except ImageError:
             if self.captions.unreadable == "stop":
                 raise
@@ -144,13 +130,6 @@ class PairLoader:
 
     def _texts_of_an_epoch(self) -> int:
         return len(self.captions.texts if self.captions.order is None else self.captions.order)
-
-    def _executor(self) -> ThreadPoolExecutor:
-        if not self.pin_memory:
-            return ThreadPoolExecutor(self.workers, "batches")
-        # a new thread would pin through GPU 0 and open a context on it, whichever GPU this process trains on
-        device = torch.cuda.current_device()
-        return ThreadPoolExecutor(self.workers, "batches", torch.cuda.set_device, (device,))
 
     def _check(self) -> None:
         name, images, texts = self.captions.name, len(self.captions.images), len(self.captions.texts)

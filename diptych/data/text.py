@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +24,7 @@ from diptych.parts import part
 from diptych.progress import track
 from diptych.types import Features
 
+_TOKENIZING = threading.Lock()
 CHUNK = 8192  # texts read at a time, which bounds what a tokenizer's encodings hold
 
 
@@ -52,13 +55,17 @@ class TextInput(ABC):
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TextStore:
         """Tokenise once; the store then pads any rows of it quickly."""
 
+    def read(self, texts: Sequence[str]) -> TextStore:
+        """The same without what training augmentation needs: for encoding."""
+        return self.prepare(texts)
+
     def spelled(self, ids: Sequence[int]) -> list[str]:
         """How the tokens of these ids are written, for people to read."""
         return [str(number) for number in ids]
 
     def __call__(self, texts: Sequence[str]) -> Features:
         """Token ids (B, W) of a few texts, without augmentation."""
-        return self.prepare(texts).collate(range(len(texts)))
+        return self.read(texts).collate(range(len(texts)))
 
 
 class TokenTexts:
@@ -227,6 +234,30 @@ class WordPieceInput(TextInput):
         """Rows an embedding of these pieces needs."""
         return len(self.tokenizer)
 
+    def read(self, texts: Sequence[str]) -> TokenTexts:
+        """Ids of all texts in flat arrays, a few times faster than ``prepare``: no lists are made but the ids."""
+        from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy
+
+        with _TOKENIZING:  # the tokenizer keeps these between calls
+            self.tokenizer.set_truncation_and_padding(
+                padding_strategy=PaddingStrategy.DO_NOT_PAD,
+                truncation_strategy=TruncationStrategy.LONGEST_FIRST,
+                max_length=self.max_length,
+                stride=0,
+                pad_to_multiple_of=None,
+                padding_side=None,
+            )
+            lists = [
+                encoding.ids
+                for start in range(0, len(texts), CHUNK)
+                for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(
+                    list(texts[start : start + CHUNK]), add_special_tokens=True
+                )
+            ]
+        ids, offsets = _flatten(lists)
+        pad = self.tokenizer.pad_token_id
+        return TokenTexts(ids, np.full_like(ids, -1), offsets, 0 if pad is None else pad)
+
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TokenTexts:
         """Ids and word numbers of all texts in flat arrays."""
         ids: list[list[int]] = []
@@ -313,7 +344,7 @@ def _flatten(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray
     """Lists end to end (total,), and where each begins (len + 1,)."""
     offsets = np.zeros(len(lists) + 1, dtype=np.int64)
     np.cumsum([len(one) for one in lists], out=offsets[1:])
-    flat = np.fromiter((x for one in lists for x in one), dtype=np.int32, count=int(offsets[-1]))
+    flat = np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(offsets[-1]))
     return flat, offsets
 
 

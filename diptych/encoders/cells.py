@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.data.ahead import read_ahead
 from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.images import ImageInput, as_item
 from diptych.encoders.backbone import Backbone
@@ -61,7 +61,8 @@ def compute_cells(
     size = batch_size or (CUDA_BATCH if device.type == "cuda" else CPU_BATCH)
     batches = [range(first, min(first + size, len(store))) for first in range(start, len(store), size)]
     chunk = Chunk()
-    for opened in track(_ahead(store, batches, skip), label, len(batches), show_progress):
+    ahead = read_ahead(batches, lambda batch: _open(store, batch, skip), workers=1)
+    for opened in track(ahead, label, len(batches), show_progress):
         items = [item for item in opened.values() if not isinstance(item, str)]
         if items:
             pixels = image_input(items)
@@ -76,17 +77,6 @@ def compute_cells(
             chunk = Chunk()
     if chunk.images:
         yield chunk
-
-
-def _ahead(store: ImageStore, batches: Sequence[range], skip: bool) -> Iterator[dict[int, StoredImage | str]]:
-    """The items of each batch by row, the next batch being opened in a thread; a reason where one failed."""
-    with ThreadPoolExecutor(1) as executor:
-        waiting = [executor.submit(_open, store, batch, skip) for batch in batches[:1]]
-        for batch in batches[1:]:
-            waiting.append(executor.submit(_open, store, batch, skip))
-            yield waiting.pop(0).result()
-        if waiting:
-            yield waiting.pop(0).result()
 
 
 def _open(store: ImageStore, rows: range, skip: bool) -> dict[int, StoredImage | str]:

@@ -209,7 +209,7 @@ class Live(ArrayStore):
         super().__init__(np.zeros((0, first.shape[1]), dtype=np.float32))
         self.compute, self.shape = compute, (count, first.shape[1])
 
-    def rows(self, indices: Any) -> NDArray[Any]:
+    def rows(self, indices: Any, *, pin_memory: bool = False) -> NDArray[Any]:
         """(len(indices), dim), computed now; a row asked for twice is computed once."""
         distinct, back = np.unique(np.asarray(indices, dtype=np.int64), return_inverse=True)
         return self.compute(distinct)[back]
