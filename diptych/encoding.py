@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,11 +29,14 @@ from diptych.data.captions import StoredImage
 from diptych.data.images import ImageInput, as_item
 from diptych.data.packing import LONGEST, pack
 from diptych.data.text import CachedTexts, TextInput, TextStore
+from diptych.devices import autocast
 from diptych.progress import track
+from diptych.scores import evaluating
 from diptych.types import Features, Inputs
 
 Rows = Sequence[int]
 K = TypeVar("K")
+T = TypeVar("T")
 I = TypeVar("I", Features, Inputs)  # noqa: E741
 
 CPU_THREADS = 1  # beside a model that uses all cores
@@ -43,6 +47,41 @@ PACKED_TEXTS = 1024  # of a batch without padding: some 14,000 tokens
 LONG_TEXTS = 64  # of a batch of texts that are too long to pack
 PICTURES = 4  # decoded at a time by one thread, before they are made small
 UNREAD = 3  # batches whose results are still on their way back
+
+
+def encoded_images(
+    model: Any, store: Any, encode: Callable[[Inputs], T], batch_size: int | None, show_progress: bool
+) -> Iterator[tuple[slice, T]]:
+    """Which images, and ``encode`` of them, in order."""
+    with encoding_mode(model):
+        for rows, inputs in image_batches(store, model.image_input, batch_size, model.device, show_progress):
+            yield rows, encode(inputs)
+
+
+def encoded_texts(
+    model: Any,
+    texts: Sequence[str] | TextStore,
+    encode: Callable[[Features], T],
+    batch_size: int | None,
+    show_progress: bool,
+) -> Iterator[tuple[Rows, T]]:
+    """Which texts, and ``encode`` of them."""
+    packs = model.text.encoder.packs(model.device)
+    with encoding_mode(model):
+        for rows, inputs in text_batches(
+            texts, model.text_input, batch_size, model.device, packs, show_progress
+        ):
+            yield rows, encode(inputs)
+
+
+@contextmanager
+def encoding_mode(model: Any) -> Iterator[None]:
+    """Evaluation mode, no gradients, the model's own precision, and no compiler: its shapes are those of training."""
+    compiled = any(tower.encoder._compiled_call_impl is not None for tower in (model.image, model.text))
+    # looked up only here: importing the compiler takes seconds
+    eager = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    with torch.inference_mode(), evaluating(model), autocast(model.device, model.precision), eager:
+        yield
 
 
 def image_batches(
@@ -109,7 +148,7 @@ def collect(found: Iterable[tuple[slice | Rows, Tensor]], out: Tensor) -> Tensor
         rows, vectors, copied = waiting.popleft()
         if copied is not None:
             copied.synchronize()
-        out[rows if isinstance(rows, slice) else torch.as_tensor(rows)] = vectors
+        out[rows if isinstance(rows, slice) else torch.as_tensor(rows)] = vectors.float()
 
     for rows, vectors in found:
         copied = None

@@ -22,11 +22,11 @@ class Model(Protocol):
         """A string that two models share exactly when they score alike."""
         ...
 
-    def encode_image(self, images: Any, *, batch_size: int = 64) -> Any:
+    def encode_image(self, images: Any, *, batch_size: int | None = None) -> Any:
         """Rows (N, dim) for a list or store of images."""
         ...
 
-    def encode_text(self, texts: Any, *, batch_size: int = 256) -> Any:
+    def encode_text(self, texts: Any, *, batch_size: int | None = None) -> Any:
         """Rows (M, dim) for a list or store of texts."""
         ...
 
@@ -43,8 +43,8 @@ class Scorer(Protocol):
         images: Any,
         texts: Any,
         *,
-        image_batch_size: int = ...,
-        text_batch_size: int = ...,
+        image_batch_size: int | None = ...,
+        text_batch_size: int | None = ...,
         device: torch.device | str | None = ...,
         show_progress: bool = ...,
     ) -> Scores:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,21 +20,21 @@ from diptych.aggregators import First
 from diptych.aggregators.aggregator import Aggregator
 from diptych.branches.branch import Branch
 from diptych.branches.labels import label_view
-from diptych.data.captions import ImageStore, StoredImage
-from diptych.data.images import ImageInput, ImageLike, as_item
+from diptych.data.captions import ImageStore
+from diptych.data.images import ImageInput, ImageLike
 from diptych.data.text import TextInput, TextStore
-from diptych.devices import autocast, check_precision, pick_device
+from diptych.devices import check_precision, pick_device
 from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.lora import merged
+from diptych.encoding import collect, encoded_images, encoded_texts, encoding_mode
 from diptych.errors import CheckpointError, SettingsError
 from diptych.interaction.scorer import PairScorer
 from diptych.kernels.streams import Beside, branching
 from diptych.parts import describe, part, rebuild
-from diptych.progress import track
 from diptych.registry import find_parts
 from diptych.reranking import RerankedScores
-from diptych.scores import EmbeddingScores, PairScores, Scores, evaluating, vector_scores
+from diptych.scores import EmbeddingScores, PairScores, Scores, vector_scores
 from diptych.storage import recover_folder, replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
 from diptych.weights import load_weights, save_weights, update_digest
@@ -139,41 +140,36 @@ class Retriever(nn.Module):
         images: ImageLike | Sequence[ImageLike] | ImageStore,
         *,
         view: str | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         show_progress: bool = False,
     ) -> Tensor:
         """Unit rows (N, dim) on the CPU for a path, PIL image, array, a list of these, or an image store.
 
         A single item gives a single row (1, dim). Order is kept. ``view`` names a branch whose vectors are wanted
-        instead of the model's own.
+        instead of the model's own. What comes next is read, decoded and copied meanwhile (``diptych.encoding``);
+        ``batch_size`` None suits the device.
         """
-        width = self.dim if view is None else self._branch(view).dim
         store = [images] if isinstance(images, ImageLike) else images
-        found = self._image_batches(
-            store, lambda inputs: self.image_vectors(inputs, view).float().cpu(), batch_size, show_progress
-        )
-        rows = list(found)
-        return torch.cat(rows) if rows else torch.zeros(0, width)
+        out = torch.zeros(len(store), self.dim if view is None else self._branch(view).dim)
+        encode = partial(self.image_vectors, view=view)
+        return collect(encoded_images(self, store, encode, batch_size, show_progress), out)
 
     def encode_text(
         self,
         texts: str | Sequence[str] | TextStore,
         *,
         view: str | None = None,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         show_progress: bool = False,
     ) -> Tensor:
         """Unit rows (M, dim) on the CPU for a text, a list of texts, or prepared texts; ``view`` as for images.
 
-        Batched by length so that little is padding, returned in order.
+        Batched by length so that little is padding, or packed so that nothing is; returned in order.
         """
-        store = self._prepared(texts)
-        out = torch.zeros(len(store), self.dim if view is None else self._branch(view).dim)
-        for rows, found in self._text_batches(
-            store, lambda inputs: self.text_vectors(inputs, view).float().cpu(), batch_size, show_progress
-        ):
-            out[rows] = found
-        return out
+        texts = [texts] if isinstance(texts, str) else texts
+        out = torch.zeros(len(texts), self.dim if view is None else self._branch(view).dim)
+        encode = partial(self.text_vectors, view=view)
+        return collect(encoded_texts(self, texts, encode, batch_size, show_progress), out)
 
     def predict_labels(
         self,
@@ -182,7 +178,7 @@ class Retriever(nn.Module):
         *,
         threshold: float | None = None,
         top: int | None = None,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         show_progress: bool = False,
     ) -> list[dict[str, float]]:
         """Labels of images, or of texts, with their scores, best first; for models that were trained with labels.
@@ -200,23 +196,26 @@ class Retriever(nn.Module):
         return view.told(rows, own if threshold is None else threshold, top)
 
     def encode_image_features(
-        self, images: ImageStore | Sequence[ImageLike], *, batch_size: int = 64, show_progress: bool = False
+        self,
+        images: ImageStore | Sequence[ImageLike],
+        *,
+        batch_size: int | None = None,
+        show_progress: bool = False,
     ) -> Ragged:
         """The local features of images that a pair scorer reads, in float16, on the CPU."""
-        parts = self._image_batches(
-            images, lambda inputs: _halved(self.image(inputs)[1]), batch_size, show_progress
+        parts = encoded_images(
+            self, images, lambda inputs: _halved(self.image(inputs)[1]), batch_size, show_progress
         )
-        return Ragged.joined(list(parts))
+        return Ragged.joined([found for _, found in parts])
 
     def encode_text_features(
-        self, texts: Sequence[str] | TextStore, *, batch_size: int = 256, show_progress: bool = False
+        self, texts: Sequence[str] | TextStore, *, batch_size: int | None = None, show_progress: bool = False
     ) -> Ragged:
         """The local features of texts that a pair scorer reads, in float16, on the CPU."""
-        store = self._prepared(texts)
         order: list[int] = []
         parts: list[Features] = []
-        for rows, found in self._text_batches(
-            store, lambda inputs: _halved(self.text(inputs)[1]), batch_size, show_progress
+        for rows, found in encoded_texts(
+            self, texts, lambda inputs: _halved(self.text(inputs)[1]), batch_size, show_progress
         ):
             order += rows
             parts.append(found)
@@ -227,8 +226,8 @@ class Retriever(nn.Module):
         images: ImageStore,
         texts: Sequence[str] | TextStore,
         *,
-        image_batch_size: int = 64,
-        text_batch_size: int = 256,
+        image_batch_size: int | None = None,
+        text_batch_size: int | None = None,
         device: torch.device | str | None = None,
         show_progress: bool = False,
     ) -> Scores:
@@ -288,7 +287,7 @@ class Retriever(nn.Module):
         return model
 
     def compile_encoders(self) -> None:
-        """Compile both encoders in place with torch.compile; names of weights stay as they are."""
+        """Compile both encoders in place with torch.compile, for training; names of weights stay as they are."""
         for tower in (self.image, self.text):
             tower.encoder.compile(dynamic=False)  # text lengths come in few, padded sizes
 
@@ -336,7 +335,7 @@ class Retriever(nn.Module):
         """Score vectors (N, dim) of local features that were encoded before, in float16."""
         tower: Tower = getattr(self, side)
         out = torch.zeros(len(sets), self.dim)
-        with torch.inference_mode(), evaluating(self), autocast(self.device, self.precision):
+        with encoding_mode(self):
             for start in range(0, len(sets), POOLED):
                 rows = torch.arange(start, min(start + POOLED, len(sets)))
                 features = sets.take(rows).to(self.device)
@@ -344,31 +343,6 @@ class Retriever(nn.Module):
                 views = {n: getattr(b, side)(vector, features) for n, b in self._branches() if b.weight}
                 out[rows] = self._mix(vector, views).float().cpu()
         return out
-
-    def _prepared(self, texts: str | Sequence[str] | TextStore) -> TextStore:
-        if isinstance(texts, TextStore):
-            return texts
-        return self.text_input.prepare([texts] if isinstance(texts, str) else texts)
-
-    def _image_batches(
-        self, store: Any, encode: Callable[[Inputs], T], batch_size: int, show_progress: bool
-    ) -> Iterator[T]:
-        """``encode`` of each batch of images, in order, in evaluation mode on the model's device."""
-        chunks = track(_chunks(store, batch_size), "encode images", _count(store, batch_size), show_progress)
-        with torch.inference_mode(), evaluating(self), autocast(self.device, self.precision):
-            for chunk in chunks:
-                yield encode(self.image_input(chunk).to(self.device))
-
-    def _text_batches(
-        self, store: TextStore, encode: Callable[[Features], T], batch_size: int, show_progress: bool
-    ) -> Iterator[tuple[list[int], T]]:
-        """Rows of the texts of a batch, and ``encode`` of them; texts of like length go together."""
-        order = sorted(range(len(store)), key=store.size)
-        starts = range(0, len(order), batch_size)
-        with torch.inference_mode(), evaluating(self), autocast(self.device, self.precision):
-            for start in track(starts, "encode texts", len(starts), show_progress):
-                rows = order[start : start + batch_size]
-                yield rows, encode(store.collate(rows).to(self.device))
 
     def _mix(self, vector: Tensor, views: Mapping[str, Tensor]) -> Tensor:
         if not views:
@@ -378,15 +352,6 @@ class Retriever(nn.Module):
         return torch.cat(
             [rest**0.5 * vector, *(weights[name] ** 0.5 * view for name, view in views.items())], dim=-1
         )
-
-
-def _chunks(store: Any, size: int) -> Iterator[list[StoredImage]]:
-    for start in range(0, len(store), size):
-        yield [as_item(store[i]) for i in range(start, min(start + size, len(store)))]
-
-
-def _count(store: Any, size: int) -> int:
-    return -(-len(store) // size)
 
 
 def _halved(features: Features) -> Features:

@@ -240,8 +240,8 @@ def vector_scores(
     images: Any,
     texts: Any,
     *,
-    image_batch_size: int = 64,
-    text_batch_size: int = 256,
+    image_batch_size: int | None = None,
+    text_batch_size: int | None = None,
     device: torch.device | str | None = None,
     show_progress: bool = False,
 ) -> EmbeddingScores:

@@ -98,6 +98,7 @@ def test_a_slice_of_rows_is_no_longer_packed() -> None:
     sliced = packed.map(lambda t: t[:2])
     assert type(sliced) is Features
     assert sliced.values.shape == (2, 5)
+    assert type(packed.map(lambda t: t[:3])) is Features  # all rows, but not all places
 
 
 # ------------------------------------------------------------------------------------------------------- attention

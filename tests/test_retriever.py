@@ -200,3 +200,23 @@ def test_a_damaged_model_is_refused_by_name(what: str, model: Retriever, tmp_pat
     with pytest.raises(CheckpointError, match=f"(?s){message}") as raised:
         Retriever.from_pretrained(place)
     assert str(place) in str(raised.value) or "part" in message or "Tower" in message
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when the compiler is imported
+def test_encoding_leaves_the_compiler_alone() -> None:
+    made = retriever(Regions(16, DIM, hidden=8), RegionInput(16))
+    plain = made.encode_text(["a dog"]), made.encode_image(np.ones((3, 16), dtype=np.float32))
+    made.compile_encoders()
+    torch._dynamo.utils.counters.clear()
+    again = made.encode_text(["a dog"]), made.encode_image(np.ones((3, 16), dtype=np.float32))
+    assert not torch._dynamo.utils.counters["frames"]
+    for a, b in zip(plain, again, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_batches_of_any_size_encode_alike(model: Retriever) -> None:
+    block = np.random.default_rng(0).standard_normal((9, 5, 16)).astype(np.float32)
+    every = model.encode_image(list(block))
+    for size in (1, 4, 9):
+        torch.testing.assert_close(model.encode_image(list(block), batch_size=size), every)
+        torch.testing.assert_close(model.encode_text(texts(9), batch_size=size), model.encode_text(texts(9)))

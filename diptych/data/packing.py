@@ -29,10 +29,10 @@ class PackedIds(Features):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Features:
         """Apply ``change`` to every tensor (a move, a pin); a slice of rows is no longer packed."""
-        padded = Features(change(self.values), change(self.mask))
-        if padded.values.shape != self.values.shape:
-            return padded
-        return PackedIds(padded.values, padded.mask, change(self.places), change(self.starts))
+        before = (self.values, self.mask, self.places, self.starts)
+        values, mask, places, starts = (change(tensor) for tensor in before)
+        same = all(a.shape == b.shape for a, b in zip((values, mask, places, starts), before, strict=True))
+        return PackedIds(values, mask, places, starts) if same else Features(values, mask)
 
 
 def pack(ids: Features, multiple: int = MULTIPLE) -> Features:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from diptych.types import Features, Inputs
@@ -10,8 +11,8 @@ from diptych.types import Features, Inputs
 class Encoder(nn.Module):
     """Inputs → ``Features`` (B, L, dim).
 
-    An encoder that wraps another passes the two questions on: ``frozen_part`` unchanged, ``pretrained`` with the
-    name of the wrapped one before each name.
+    An encoder that wraps another passes the questions on: ``frozen_part`` and ``packs`` unchanged, ``pretrained``
+    with the name of the wrapped one before each name.
     """
 
     dim: int
@@ -31,3 +32,7 @@ class Encoder(nn.Module):
     def pretrained(self) -> tuple[str, ...]:
         """Names of the submodules that are trained from pretrained weights, which learn with a rate of their own."""
         return ()
+
+    def packs(self, device: torch.device) -> bool:
+        """Whether texts that come packed (``data.packing``) are encoded faster on a device than padded ones."""
+        return False

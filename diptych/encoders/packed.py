@@ -34,12 +34,6 @@ def can_pack(model: nn.Module) -> bool:
     return width in WIDTHS and all(type(part) is nn.Linear for part in parts)  # no adapters
 
 
-def reads_packed(encoder: nn.Module, device: torch.device) -> bool:
-    """Whether an encoder reads packed texts faster than padded ones on a device."""
-    packs = getattr(encoder, "packs", None)
-    return packs is not None and bool(packs(device))
-
-
 def packed_states(model: Any, ids: PackedIds) -> Tensor:
     """The last hidden states of the packed tokens, (T, H); those beyond the last text are arbitrary, but finite."""
     config = model.config

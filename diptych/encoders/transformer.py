@@ -84,8 +84,8 @@ class TransformerText(Encoder):
         return Features(hidden, ids.mask)
 
     def packs(self, device: torch.device) -> bool:
-        """Whether packed ids are read faster than padded ones on a device."""
-        return self.can_pack and kernels.on_gpu(device)
+        """On NVIDIA GPUs, where the model can."""
+        return can_pack(self.model) and kernels.on_gpu(device)  # asked again: adapters may have been added
 
     def frozen_part(self) -> TransformerText | None:
         """The transformer's states, unless it is trained."""

@@ -12,7 +12,6 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.encoders.packed import reads_packed
 from diptych.errors import CheckpointError, DataError
 from diptych.recipes.recipe import Recipe
 from diptych.settings import TrainingSettings, from_json
@@ -61,7 +60,7 @@ def run_recipe(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     multiple = 1
     if settings.compile or settings.cuda_graphs:
-        packed = reads_packed(method.retriever.text.encoder, torch.device(device))
+        packed = method.retriever.text.encoder.packs(torch.device(device))
         multiple = FEW_PACKED_SHAPES if packed else FEW_SHAPES
     prepared = [
         prepare(

@@ -22,7 +22,6 @@ from torch import Tensor
 from diptych.data.captions import Captions
 from diptych.data.loading import PairLoader
 from diptych.data.text import TextStore
-from diptych.encoders.packed import reads_packed
 from diptych.errors import Interrupted, SettingsError, TrainingError
 from diptych.evaluation.retrieval import evaluate
 from diptych.objectives.objective import Objective
@@ -78,7 +77,7 @@ def train(
         rank=rank,
         world_size=accelerator.num_processes,
         workers=settings.workers,
-        pack_texts=reads_packed(method.retriever.text.encoder, device),
+        pack_texts=method.retriever.text.encoder.packs(device),
     )
     method.retriever.to(device)
     if method.twin is not None:

@@ -183,11 +183,11 @@ class BatchedModel:
         """The fingerprint of the model."""
         return self._model.fingerprint()
 
-    def encode_text(self, texts: Any, *, batch_size: int = 256) -> Any:
+    def encode_text(self, texts: Any, *, batch_size: int | None = None) -> Any:
         """Rows (M, dim) for a list of texts."""
         return self._batcher("text", list(texts))
 
-    def encode_image(self, images: Any, *, batch_size: int = 64) -> Any:
+    def encode_image(self, images: Any, *, batch_size: int | None = None) -> Any:
         """Rows (N, dim) for a list of images."""
         return self._batcher("image", list(images))
 
