@@ -382,6 +382,8 @@ TABLES: dict[str, list[str]] = {
     "vse-infinity": rows(Infinity, TrainingSettings),
     "vse-plus-plus": rows(RECIPES["vse-plus-plus"].settings, Infinity),
     "coder": rows(RECIPES["coder"].settings, Infinity),
+    "vse-infinity-video": rows(RECIPES["vse-infinity-video"].settings, Infinity),
+    "vse-plus-plus-video": rows(RECIPES["vse-plus-plus-video"].settings, Infinity),
     "coder-literal": rows(RECIPES["coder-literal"].settings, RECIPES["coder"].settings),
     "sgr": rows(RECIPES["sgr"].settings, TrainingSettings),
     "saf": rows(RECIPES["saf"].settings, RECIPES["sgr"].settings),

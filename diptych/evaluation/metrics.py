@@ -128,6 +128,45 @@ def count_ranks_of_vectors(
     return count_ranks(EmbeddingScores(image, text), image_of)
 
 
+def count_shared_ranks(
+    scores: Scores | Tensor | NDArray[Any],
+    image_of: NDArray[np.int64],
+    text_of: NDArray[np.int64],
+    tile: tuple[int, int] | None = None,
+) -> Ranks:
+    """``count_ranks`` where a text may belong to several images: the pairs are (image_of[p], text_of[p]).
+
+    The rank of a text is that of the best of its images, as the rank of an image is that of the best of its texts.
+    Texts without an image, and images without a text, are no queries but stand in the gallery.
+    """
+    scores = as_scores(scores)
+    tiles = _Tiles(scores, np.arange(scores.shape[1]), tile or TILES.get(scores.device.type, TILES["cpu"]))
+    device = scores.device
+    sides = [torch.from_numpy(np.asarray(one, np.int64)).to(device) for one in (image_of, text_of)]
+    own = torch.full(sides[0].shape, -torch.inf, device=device)
+    for rows, columns, part in tiles:
+        inside = (sides[0] >= rows.start) & (sides[0] < rows.stop)
+        inside &= (sides[1] >= columns.start) & (sides[1] < columns.stop)
+        own[inside] = part[sides[0][inside] - rows.start, sides[1][inside] - columns.start].float()
+    best, first, level = [], [], []
+    for side, other, count in zip(sides, sides[::-1], scores.shape, strict=True):
+        highest = own.new_full((count,), -torch.inf).scatter_reduce(0, side, own, "amax")
+        is_best = own == highest[side]
+        places = torch.full((count,), max(scores.shape), device=device)
+        first.append(places.scatter_reduce(0, side[is_best], other[is_best], "amin"))
+        level.append(torch.bincount(side[is_best], minlength=count))
+        best.append(highest)
+    numbers = [torch.arange(count, device=device) for count in scores.shape]
+    by_image, by_text = _Counts(scores.shape[0], 1, device), _Counts(scores.shape[1], 0, device)
+    for rows, columns, part in tiles:
+        by_image.add(rows, part, best[0][rows, None], numbers[1][columns], first[0][rows, None])
+        by_text.add(columns, part, best[1][columns], numbers[0][rows, None], first[1][columns])
+    asked = [np.unique(one) for one in (image_of, text_of)]
+    return Ranks(
+        by_image.placement(level[0], asked[0], asked[0]), by_text.placement(level[1], asked[1], asked[1])
+    )
+
+
 def recall_at(ranks: NDArray[Any], ks: Sequence[int] = KS) -> dict[int, float]:
     """R@K in percent for each K: the share of queries with an own item among the first K."""
     if not len(ranks):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diptych.recipes import coder, sgraf, vse_infinity, vse_plus_plus
+from diptych.recipes import coder, sgraf, vse_infinity, vse_plus_plus, vse_video
 from diptych.recipes.recipe import Recipe
 
 RECIPES: dict[str, Recipe] = {
@@ -14,5 +14,7 @@ RECIPES: dict[str, Recipe] = {
         coder.LITERAL,
         sgraf.SGR_RECIPE,
         sgraf.SAF_RECIPE,
+        vse_video.RECIPE,
+        vse_video.MEAN,
     )
 }

@@ -286,5 +286,5 @@ TABLES = {
     ),
 }  # fmt: skip
 
-RECIPE = Recipe("coder", "CODER: diverse contrast, momentum, concepts, prototypes", Settings, build, TABLES)
+RECIPE = Recipe("coder", "CODER: diverse contrast, momentum, concepts", Settings, build, TABLES)
 LITERAL = Recipe("coder-literal", "CODER with the printed formulas", LiteralSettings, build)
