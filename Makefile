@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test lint browser clean
+.PHONY: demo test lint docs browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/diptych demo
@@ -16,6 +16,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Tables in the docs that are made from the code.
+docs: $(VENV)/.test
+	$(BIN)/python tests/generated_docs.py
 
 $(BIN)/python:
 	$(PYTHON) -c "import sys; sys.exit('Diptych needs Python 3.11 or newer: make PYTHON=python3.11') if sys.version_info < (3, 11) else None"

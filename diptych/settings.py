@@ -28,13 +28,27 @@ class TrainingSettings:
     batch_size: int = setting(128, "pairs per step, over all processes together", low=2)
     learning_rate: float = setting(5e-4, "base learning rate", low=0)
     weight_decay: float = setting(1e-4, "AdamW weight decay", low=0)
-    decay_epoch: int = setting(15, "epoch from which the learning rate is multiplied by decay_factor", low=0)
-    decay_factor: float = setting(0.1, "factor applied from decay_epoch on", low=0)
+    decay_1d: bool = setting(True, "weight decay also on biases, norms and other 1-d parameters")
+    schedule: Literal["step", "every", "cosine", "linear"] = setting(
+        "step", "how the learning rate falls: once, every few epochs, as a cosine, as a line"
+    )
+    decay_epoch: int = setting(15, "epoch from which a step schedule applies decay_factor", low=0)
+    decay_every: int = setting(10, "epochs between two decays of the schedule 'every'", low=1)
+    decay_factor: float = setting(
+        0.1, "factor on the learning rate at a decay (schedules step and every)", low=0
+    )
+    final_factor: float = setting(0.0, "factor at the end of a cosine or linear schedule", low=0, high=1)
+    schedule_per_epoch: bool = setting(False, "change the learning rate at the beginning of epochs only")
+    warmup_share: float = setting(
+        0.0, "share of all steps during which the learning rate rises linearly from 0", low=0, high=1
+    )
     warmup_epoch: int = setting(
         -1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1
     )
     clip_norm: float = setting(2.0, "largest global gradient norm (0: no clipping)", low=0)
-    patience: int = setting(0, "stop after so many epochs without a better validation RSUM (0: never)", low=0)
+    patience: int = setting(
+        0, "stop after this many epochs without a better validation result (0: never)", low=0
+    )
     save_steps: int = setting(0, "also save the state every so many steps (0: at each epoch's end)", low=0)
     log_steps: int = setting(20, "steps between two lines of the log", low=1)
     precision: Literal["no", "bf16", "fp16"] = setting("no", "mixed precision of the forward pass")

@@ -16,7 +16,8 @@ from commands import CODER, TINY, diptych, flags, refused
 from small import precomputed
 
 from diptych.recipes import RECIPES
-from diptych.runs.ablate import SHOWN, interval
+from diptych.recipes.recipe import RECALLS
+from diptych.runs.ablate import interval
 from diptych.training.checkpoint import read_run
 from diptych.training.log import read_log
 
@@ -60,8 +61,8 @@ def test_every_row_runs_and_is_reused(recipe: str, table: str, data: Path, tmp_p
     assert known.protocol in said
     results = json.loads((tmp_path / f"table-{table}.json").read_text())
     for (name, published, measured), row in zip(shown, known.rows, strict=True):
-        assert published == [f"{row.published[key]:.1f}" if key in row.published else "" for key in SHOWN]
-        assert measured == [f"{results[name][0][key]:.1f}" for key in SHOWN]
+        assert published == [f"{row.published[key]:.1f}" if key in row.published else "" for key in RECALLS]
+        assert measured == [f"{results[name][0][key]:.1f}" for key in RECALLS]
     runs = {path.name.split("-")[0]: path for path in tmp_path.iterdir() if path.is_dir()}
     assert len(runs) == len(known.rows)
     for number, row in enumerate(known.rows, 1):

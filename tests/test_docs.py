@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import re
 import shlex
 import tomllib
-import typing
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,14 +17,13 @@ from typing import Any, NamedTuple
 
 import click
 import pytest
+from generated_docs import pages as made_pages
 from small import pictures, texts
 
 from diptych import __version__
 from diptych.cli import main
 from diptych.data.formats import open_captions
 from diptych.recipes import RECIPES
-from diptych.recipes.vse_infinity import Settings as Infinity
-from diptych.settings import TrainingSettings, literal_choices
 from diptych.training.checkpoint import FREE_TO_CHANGE
 
 ROOT = Path(__file__).parent.parent
@@ -358,55 +355,9 @@ def test_the_readme_s_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # settings
 
 
-def rows(kind: type[TrainingSettings], over: type[TrainingSettings] | None) -> list[str]:
-    """A row per setting that ``over`` lacks or that has another default there."""
-    before = {f.name: f.default for f in dataclasses.fields(over)} if over is not None else {}
-    hints = typing.get_type_hints(kind)
-    return [
-        f"| `--{f.name}` | {_shown(f.default, literal_choices(hints[f.name]))} | {f.metadata['help']} |"
-        for f in dataclasses.fields(kind)
-        if f.name not in before or before[f.name] != f.default
-    ]
-
-
-def _shown(default: object, choices: tuple[object, ...]) -> str:
-    """The default, and behind it what else may be chosen."""
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    others = [f"`{choice}`" for choice in choices if choice != default]
-    return " · ".join([f"**`{default}`**" if choices else f"`{default}`" if default != "" else "–", *others])
-
-
-TABLES: dict[str, list[str]] = {
-    "every recipe": rows(TrainingSettings, None),
-    "vse-infinity": rows(Infinity, TrainingSettings),
-    "vse-plus-plus": rows(RECIPES["vse-plus-plus"].settings, Infinity),
-    "coder": rows(RECIPES["coder"].settings, Infinity),
-    "vse-infinity-video": rows(RECIPES["vse-infinity-video"].settings, Infinity),
-    "vse-plus-plus-video": rows(RECIPES["vse-plus-plus-video"].settings, Infinity),
-    "coder-literal": rows(RECIPES["coder-literal"].settings, RECIPES["coder"].settings),
-    "sgr": rows(RECIPES["sgr"].settings, TrainingSettings),
-    "saf": rows(RECIPES["saf"].settings, RECIPES["sgr"].settings),
-}
-
-
-def marked(name: str, content: str) -> str:
-    return f"<!-- settings: {name} -->\n{content}\n<!-- end -->"
-
-
-def test_every_setting_is_documented() -> None:
-    page = TRAINING.read_text("utf-8")
-    for name, lines in TABLES.items():
-        for line in lines:
-            assert line in page, f"run 'python tests/test_docs.py': {name} lacks {line}"
-    tables = "".join(re.findall(r"<!-- settings: .*?<!-- end -->", page, re.DOTALL))
-    assert len(re.findall(r"^\| `--", tables, re.MULTILINE)) == sum(map(len, TABLES.values())), (
-        "one is of no setting"
-    )
-
-
-def test_every_recipe_has_its_table() -> None:
-    assert set(RECIPES) == set(TABLES) - {"every recipe"}
+def test_what_is_made_from_the_code_is_up_to_date() -> None:
+    for path, content in made_pages().items():
+        assert path.read_text("utf-8") == content, f"run 'make docs': {path.name} is not what the code says"
 
 
 @pytest.mark.parametrize(
@@ -415,7 +366,7 @@ def test_every_recipe_has_its_table() -> None:
         ("training/health.py", "its value when all similarities are"),
         ("training/health.py", "the loss became NaN or infinite at step"),
         ("training/health.py", "belongs to a frozen part but is in training mode"),
-        ("evaluation/report.py", "% of the queries are tied"),
+        ("evaluation/cards.py", "% of the queries are tied"),
     ],
 )
 def test_messages_are_quoted_as_they_are(module: str, phrase: str) -> None:
@@ -428,16 +379,6 @@ def test_settings_free_to_change_are_named() -> None:
     assert set(re.findall(r"--(\w+)", listed)) == FREE_TO_CHANGE
 
 
-def write_tables() -> None:
-    page = TRAINING.read_text("utf-8")
-    for name, lines in TABLES.items():
-        table = "\n".join(["| flag | default · others | |", "|---|---|---|", *lines])
-        pattern = re.escape(f"<!-- settings: {name} -->") + r".*?<!-- end -->"
-        (old,) = re.findall(pattern, page, re.DOTALL)
-        page = page.replace(old, marked(name, table))
-    TRAINING.write_text(page, "utf-8")
-
-
 # what a reader meets first, and what no reader should meet
 
 
@@ -447,9 +388,9 @@ def test_the_readme_begins_with_both_commands() -> None:
     assert any(line.startswith("$ make test") for line in first_screen)
 
 
-def test_the_readme_lists_every_extra_and_recipe() -> None:
+def test_the_readme_lists_every_extra() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
-    for name in [*project()["optional-dependencies"], *RECIPES]:
+    for name in project()["optional-dependencies"]:
         assert name == "test" or f"`{name}`" in readme, name
 
 
@@ -475,7 +416,3 @@ def test_the_changelog_knows_the_version() -> None:
 def test_the_licence_is_the_declared_one() -> None:
     assert project()["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text("utf-8")[:200]
-
-
-if __name__ == "__main__":
-    write_tables()

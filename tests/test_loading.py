@@ -12,6 +12,7 @@ from PIL import Image
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, StoredImage, StoreRows
+from diptych.data.columns import Column
 from diptych.data.images import PixelInput, RegionInput
 from diptych.data.loading import PairLoader
 from diptych.data.text import WordInput
@@ -144,7 +145,7 @@ def test_last_batch() -> None:
 def test_targets_of_images_and_texts() -> None:
     data = captions()
     labels, teacher = np.arange(12) * 10, np.random.default_rng(0).random((36, 5)).astype(np.float32)
-    made = loader(data, targets={"labels": ("image", labels), "teacher": ("text", teacher)})
+    made = loader(data, targets={"labels": Column(labels, "image"), "teacher": Column(teacher, "text")})
     for batch in made.epoch(0):
         assert torch.equal(batch.targets["labels"], batch.image_ids * 10)
         assert np.array_equal(batch.targets["teacher"].numpy(), teacher[batch.text_ids.numpy()])
@@ -176,7 +177,7 @@ def test_stopping_in_the_middle_ends_the_workers() -> None:
         ({"world_size": 2, "drop_last": False}, "drop_last=False"),
         ({"seed": -1}, "seed=-1"),
         ({"workers": -1}, "workers=-1"),
-        ({"targets": {"labels": ("word", np.zeros(3))}}, "say image or text"),
+        ({"targets": {"labels": Column(np.zeros(3), "word")}}, "say image or text"),
     ],
 )
 def test_wrong_settings(options: dict[str, object], message: str) -> None:
@@ -187,7 +188,7 @@ def test_wrong_settings(options: dict[str, object], message: str) -> None:
 def test_columns_that_do_not_fit() -> None:
     data = captions()
     with pytest.raises(DataError, match="3 rows for 12 images"):
-        loader(data, targets={"labels": ("image", np.zeros(3))})
+        loader(data, targets={"labels": Column(np.zeros(3), "image")})
     with pytest.raises(DataError, match="36 texts but 1 were prepared"):
         PairLoader(data, RegionInput(DIM), WordInput(WORDS).prepare(["a"]), 8, 0)
 

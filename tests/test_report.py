@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,9 @@ import pytest
 
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
-from diptych.evaluation.report import Card, Report, compare
+from diptych.evaluation.cards import Card, Facts
+from diptych.evaluation.compare import compare
+from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import evaluate_scores
 
 PAIRING = np.repeat(np.arange(60), 5)
@@ -22,6 +24,51 @@ def make_report(seed: int = 0, **options: object) -> Report:
     scores = rng.standard_normal((60, 300))
     scores[PAIRING, np.arange(300)] += 2.5
     return evaluate_scores(scores, PAIRING, model=f"model{seed}", **options)  # type: ignore[arg-type]
+
+
+def with_card(report: Report, card: Card) -> Report:
+    return Report((replace(report.groups[0], card=card),))
+
+
+def test_a_report_of_the_first_format_still_loads(tmp_path: Path) -> None:
+    report = make_report()
+    group = report.groups[0]
+    old = {"format": 1, "metrics": group.metrics, "card": asdict(group.card), "intervals": group.intervals,
+           "speed": group.speed}  # fmt: skip
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    loaded = Report.load(tmp_path / "old.json")
+    assert loaded.metrics == report.metrics
+    assert loaded.render() == report.render()
+
+
+def test_groups_are_printed_saved_and_compared_one_by_one(tmp_path: Path) -> None:
+    first = make_report().groups[0]
+    facts = Facts({"sets": "STS-B dev", "pairs": 1500}, {"model": "m"}, note="half is missing")
+    other = Group("sts", {"spearman": 86.7, "pearson": 87.0}, "spearman", facts)
+    report = Report((other, first))
+    assert report.primary_metric == "spearman"
+    assert report.metrics["rsum"] == first.metrics["rsum"]
+    said = report.render()
+    assert "sets STS-B dev, pairs 1,500" in said
+    assert "warning: half is missing" in said
+    assert said.index("spearman") < said.index("RSUM")
+    report.save(tmp_path / "both.json")
+    assert Report.load(tmp_path / "both.json").render() == said
+    shared = compare(report, Report((other,)))
+    assert [row[0] for row in shared.rows] == ["spearman", "pearson"]
+    with pytest.raises(SettingsError, match="no group in common"):
+        compare(Report((other,)), Report((first,)))
+    with pytest.raises(SettingsError, match="their pairs differs"):
+        compare(report, Report((replace(other, card=Facts({"sets": "STS-B dev", "pairs": 3})),)))
+
+
+def test_a_group_that_names_what_it_does_not_return_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"evaluator 'sts' names the metric 'kendall'.*are spearman"):
+        Group("sts", {"spearman": 1.0}, "kendall", Facts({}))
+    with pytest.raises(SettingsError, match="called 'a'"):
+        Report((Group("x", {"a": 1.0}, "a", Facts({})), Group("y", {"a": 2.0}, "a", Facts({}))))
+    with pytest.raises(SettingsError, match="at least one group"):
+        Report(())
 
 
 def test_replicates_are_those_of_explicit_resampling() -> None:
@@ -75,7 +122,7 @@ def test_a_report_survives_its_file(tmp_path: Path) -> None:
         ("{", "not a saved report"),
         ("[]", "not a saved report"),
         ('{"metrics": {}}', "not a saved report"),
-        ('{"format": 99}', "format 99, this version reads 1"),
+        ('{"format": 99}', "format 99, this version reads 2"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
@@ -89,7 +136,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: str, message: str) -
 def test_a_card_of_another_shape_is_refused(tmp_path: Path) -> None:
     make_report().save(tmp_path / "r.json")
     content = json.loads((tmp_path / "r.json").read_text("utf-8"))
-    del content["card"]["ties"]
+    del content["groups"][0]["card"]["ties"]
     (tmp_path / "r.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match="ties"):
         Report.load(tmp_path / "r.json")
@@ -142,7 +189,7 @@ def test_comparing_shows_the_difference() -> None:
 def test_unlike_protocols_are_never_compared(name: str) -> None:
     first = make_report()
     other = (1, 2.0, 3) if name == "texts_per_image" else "another"
-    second = replace(first, card=replace(first.card, **{name: other}))
+    second = with_card(first, replace(first.card, **{name: other}))
     with pytest.raises(SettingsError, match=f"their {name} differs"):
         compare(first, second)
     assert compare(first, second, allow=[name]).rows
@@ -151,7 +198,7 @@ def test_unlike_protocols_are_never_compared(name: str) -> None:
 def test_models_dates_and_seeds_may_differ() -> None:
     first = make_report()
     card = replace(first.card, model="b", date="2000-01-01", seed=7, bootstrap=0, version="9", data="copy")
-    assert compare(first, replace(first, card=card)).rows
+    assert compare(first, with_card(first, card)).rows
     with pytest.raises(SettingsError, match="no protocol field"):
         compare(first, first, allow=["colour"])
 

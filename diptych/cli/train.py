@@ -53,8 +53,11 @@ def _train_command(recipe: Recipe) -> click.Command:
         progress = run_recipe(recipe, settings, data, folder, resume=resume)
         if os.environ.get("RANK", "0") != "0":  # of several processes, one speaks
             return
+        from diptych.training.validation import shown
+
         click.echo(
-            f"best validation RSUM {progress.best_rsum:.1f} at epoch {progress.best_epoch + 1}: {folder / 'best'}"
+            f"best validation {shown(progress.metric)} {progress.best:.1f} at epoch {progress.best_epoch + 1}: "
+            f"{folder / 'best'}"
         )
         click.echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")
 
@@ -95,8 +98,8 @@ def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
 @click.argument("second", type=click.Path(path_type=Path))
 def compare(first: Path, second: Path) -> None:
     """Set two saved reports side by side. Unlike protocols are refused, with the field that differs."""
+    from diptych.evaluation.compare import compare as run
     from diptych.evaluation.report import Report
-    from diptych.evaluation.report import compare as run
 
     click.echo(run(Report.load(first), Report.load(second)).render())
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,14 +12,27 @@ from numpy.typing import NDArray
 from diptych.data.ahead import read_ahead
 from diptych.data.arrays import read_items
 from diptych.data.captions import Captions, StoredImage
+from diptych.data.columns import Column
 from diptych.data.images import ImageInput, Items
 from diptych.data.packing import pack
 from diptych.data.text import TextStore
 from diptych.errors import DataError, ImageError, SettingsError
-from diptych.types import Batch
+from diptych.types import Batch, Sides
 
-Targets = Mapping[str, tuple[Literal["image", "text"], NDArray[Any]]]
-"""Further columns of a batch: name → (what its rows belong to, an array with a row for each of them)."""
+
+class ViewMaker(Protocol):
+    """Makes further inputs of the rows of a batch: augmented pictures, perturbed texts."""
+
+    def __call__(
+        self,
+        items: Items,
+        texts: Sequence[int],
+        image_input: ImageInput,
+        text_store: TextStore,
+        rng: np.random.Generator,
+    ) -> Sides:
+        """Inputs of the images ``items`` and of the texts of these rows, drawn with ``rng``."""
+        ...
 
 
 class PairLoader:
@@ -47,13 +60,15 @@ class PairLoader:
         world_size: int = 1,
         workers: int = 0,
         drop_last: bool = True,
-        targets: Targets | None = None,
+        targets: Mapping[str, Column] | None = None,
+        views: Mapping[str, ViewMaker] | None = None,
         pin_memory: bool | None = None,
         pack_texts: bool = False,
     ) -> None:
         self.captions, self.image_input, self.text_store = captions, image_input, text_store
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
-        self.workers, self.drop_last, self.targets = workers, drop_last, dict(targets or {})
+        self.workers, self.drop_last = workers, drop_last
+        self.targets, self.views = dict(targets or {}), dict(views or {})
         self.pack_texts = pack_texts
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self.skipped: dict[int, str] = {}  # images that could not be read, with the reason
@@ -83,9 +98,11 @@ class PairLoader:
         share = len(texts) // self.world_size
         texts, items = self._read(texts[self.rank * share : (self.rank + 1) * share])
         images = self.captions.image_of[texts]
-        # two streams: what the pictures draw must not move what the words draw
-        streams = np.random.SeedSequence(self.seed, spawn_key=(epoch, step, self.rank)).spawn(2)
-        image_rng, text_rng = (np.random.default_rng(stream) for stream in streams)
+        # a stream each: what the pictures draw must not move what the words or a view draw
+        streams = np.random.SeedSequence(self.seed, spawn_key=(epoch, step, self.rank)).spawn(
+            2 + len(self.views)
+        )
+        image_rng, text_rng, *view_rngs = (np.random.default_rng(stream) for stream in streams)
         read = self.text_store.collate(texts.tolist(), text_rng)
         batch = Batch(
             images=self.image_input(items, image_rng),
@@ -93,8 +110,12 @@ class PairLoader:
             image_ids=torch.from_numpy(images),
             text_ids=torch.from_numpy(texts.copy()),
             targets={
-                name: torch.from_numpy(np.ascontiguousarray(values[images if of == "image" else texts]))
-                for name, (of, values) in self.targets.items()
+                name: torch.from_numpy(column.rows(images if column.of == "image" else texts))
+                for name, column in self.targets.items()
+            },
+            views={
+                name: make(items, texts.tolist(), self.image_input, self.text_store, rng)
+                for (name, make), rng in zip(self.views.items(), view_rngs, strict=True)
             },
         )
         return batch.map(torch.Tensor.pin_memory) if self.pin_memory else batch
@@ -153,9 +174,5 @@ class PairLoader:
             )
         if self.seed < 0 or self.workers < 0:
             raise SettingsError(f"seed={self.seed} and workers={self.workers} must not be negative.")
-        for column, (of, values) in self.targets.items():
-            expected = {"image": images, "text": texts}.get(of)
-            if expected is None:
-                raise SettingsError(f"target '{column}' belongs to '{of}': say image or text.")
-            if len(values) != expected:
-                raise DataError(f"target '{column}' has {len(values)} rows for {expected} {of}s of {name}.")
+        for column, values in self.targets.items():
+            values.check(column, name, images, texts)

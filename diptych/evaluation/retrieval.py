@@ -20,6 +20,7 @@ from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation import protocols
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
+from diptych.evaluation.cards import Card
 from diptych.evaluation.judgements import Judgements, coco_ids, judge_scores, load_judgements
 from diptych.evaluation.metrics import (
     DIRECTIONS,
@@ -30,7 +31,7 @@ from diptych.evaluation.metrics import (
     count_ranks,
     summary,
 )
-from diptych.evaluation.report import Card, Report
+from diptych.evaluation.report import Group, Report, retrieval_tables
 from diptych.model import Scorer
 from diptych.scores import Fold, MeanScores, Scores, Where, as_scores
 
@@ -280,7 +281,8 @@ def _report(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     speed = encoding | pairs | {"seconds": time.perf_counter() - began}
-    return Report(metrics, card, intervals, speed)
+    group = Group("retrieval", metrics, "rsum", card, intervals, speed, retrieval_tables(metrics))
+    return Report((group,))
 
 
 def _measure(

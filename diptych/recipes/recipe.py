@@ -10,6 +10,12 @@ from diptych.data.captions import Captions
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method
 
+RECALLS = {
+    "image_to_text_recall@1": "i2t R@1", "image_to_text_recall@5": "R@5", "image_to_text_recall@10": "R@10",
+    "text_to_image_recall@1": "t2i R@1", "text_to_image_recall@5": "R@5", "text_to_image_recall@10": "R@10",
+    "rsum": "RSUM",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Row:
@@ -22,11 +28,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a paper as switches of its recipe; ``protocol`` says what the published numbers were measured on."""
+    """A table of a paper as switches of its recipe; ``protocol`` says what the published numbers were measured on.
+
+    ``columns`` are the metrics it shows, each with its head.
+    """
 
     title: str
     protocol: str
     rows: tuple[Row, ...]
+    columns: Mapping[str, str] = field(default_factory=lambda: dict(RECALLS))
 
 
 @dataclass(frozen=True)

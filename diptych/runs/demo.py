@@ -10,6 +10,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.prepared import Prepared
 from diptych.errors import Interrupted
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate
@@ -24,7 +25,6 @@ from diptych.runs.train import resumed_settings, run_recipe
 from diptych.storage import write_text
 from diptych.training.checkpoint import has_state
 from diptych.training.log import read_log
-from diptych.training.loop import Prepared
 from diptych.training.prepare import prepare
 
 QUERIES = ("a cat laughing with tears", "something to drink", "rainy weather", "playing music")

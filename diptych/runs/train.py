@@ -20,6 +20,7 @@ from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.loop import train
 from diptych.training.prepare import prepare
+from diptych.training.targets import fill_targets
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 
@@ -73,7 +74,23 @@ def run_recipe(
         )
         for part in (training, validation)
     ]
-    return train(method, card, prepared[0], prepared[1], folder, resume=resume, show_progress=show_progress)
+    targets = fill_targets(
+        method.targets,
+        training,
+        device=torch.device(device),
+        cache_dir=cache_dir,
+        show_progress=show_progress,
+    )
+    return train(
+        method,
+        card,
+        prepared[0],
+        prepared[1],
+        folder,
+        targets=targets,
+        resume=resume,
+        show_progress=show_progress,
+    )
 
 
 def training_splits(captions: Captions) -> tuple[Captions, Captions]:

@@ -8,6 +8,7 @@ leaves the previous one.
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from diptych.errors import CheckpointError
 from diptych.settings import TrainingSettings, differences, from_json, to_json
 from diptych.storage import recover_folder, replace_folder, write_text
 from diptych.training.method import Method
+from diptych.training.schedules import depends_on_epochs
 from diptych.weights import own_tensors
 
 FORMAT = 1
@@ -37,11 +39,12 @@ FREE_TO_CHANGE = {
 
 @dataclass
 class Progress:
-    """Where a run stands: steps made, the best validation so far, and epochs since then."""
+    """Where a run stands: steps made, the best epoch so far and its value of the ``metric`` that decides."""
 
     step: int = 0
-    best_rsum: float = -1.0
+    best: float = -math.inf
     best_epoch: int = -1
+    metric: str = "rsum"
     history: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -105,7 +108,8 @@ def check_resumable(folder: Path, card: RunCard) -> None:
             f"{card.data_fingerprint} now): give the data of {found['data']} as it was, or start a new run."
         )
     before = from_json(type(card.settings), found["settings"])
-    changed = {k: v for k, v in differences(before, card.settings).items() if k not in FREE_TO_CHANGE}
+    free = FREE_TO_CHANGE - ({"epochs"} if depends_on_epochs(before) else set())
+    changed = {k: v for k, v in differences(before, card.settings).items() if k not in free}
     if changed:
         name, (old, new) = next(iter(changed.items()))
         raise CheckpointError(
@@ -140,7 +144,8 @@ def save_state(
             save_file(state, new / f"random-{rank}.safetensors")
         if scaler is not None:
             (new / "scaler.json").write_text(json.dumps(scaler.state_dict()), "utf-8")
-        (new / "progress.json").write_text(json.dumps(asdict(progress)), "utf-8")
+        content = {**asdict(progress), "best": progress.best if math.isfinite(progress.best) else None}
+        (new / "progress.json").write_text(json.dumps(content), "utf-8")
 
 
 def has_state(folder: Path) -> bool:
@@ -172,9 +177,15 @@ def load_state(
         _load_random(load_file(randoms))
         if scaler is not None:
             scaler.load_state_dict(json.loads((last / "scaler.json").read_text("utf-8")))
-        return Progress(**json.loads((last / "progress.json").read_text("utf-8")))
+        return _progress(json.loads((last / "progress.json").read_text("utf-8")))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the state in {last} cannot be loaded ({error}): start a new run.") from error
+
+
+def _progress(content: dict[str, Any]) -> Progress:
+    """Progress from JSON, also of runs whose one metric was RSUM; a run without validation has null for −∞."""
+    content = {"best" if name == "best_rsum" else name: value for name, value in content.items()}
+    return Progress(**{**content, "best": -math.inf if content.get("best") is None else content["best"]})
 
 
 def _parameter_names(method: Method) -> dict[int, str]:

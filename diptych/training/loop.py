@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
-import shlex
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
-from torch import Tensor
 
-from diptych.data.captions import Captions
+from diptych.data.columns import Column
 from diptych.data.loading import PairLoader
-from diptych.data.text import TextStore
-from diptych.errors import Interrupted, SettingsError, TrainingError
-from diptych.evaluation.retrieval import evaluate
+from diptych.data.prepared import Prepared
+from diptych.errors import TrainingError
 from diptych.objectives.objective import Objective
 from diptych.progress import track
 from diptych.settings import TrainingSettings
@@ -31,20 +19,15 @@ from diptych.training import checkpoint, health
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.gradient_cache import CachedStep
 from diptych.training.log import Log
+from diptych.training.meter import Meter
 from diptych.training.method import Method
-from diptych.training.optim import Schedule, build_optimizer, freeze_for_epoch, set_rates, trainable
+from diptych.training.optim import build_optimizer, freeze_for_epoch, set_rates, trainable
+from diptych.training.schedules import schedule_of
+from diptych.training.signals import interrupted, interruptible
+from diptych.training.start import start
 from diptych.training.step import GraphedStep, Step
+from diptych.training.validation import finish_epoch, stop_early
 from diptych.types import Batch, Embeddings, Terms
-
-WAIT = timedelta(hours=12)  # of the other processes for the one that clusters, evaluates or saves
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Captions whose texts are tokenised (or cached) once; ``captions.images`` may be cached features."""
-
-    captions: Captions
-    texts: TextStore
 
 
 def train(
@@ -54,12 +37,14 @@ def train(
     validation: Prepared | None,
     folder: Path,
     *,
+    targets: Mapping[str, Column] | None = None,
     resume: bool = False,
     show_progress: bool = True,
 ) -> Progress:
     """Train until the last epoch or until patience ends; returns where the run stands.
 
-    ``folder/best`` is the model of the best validation RSUM (of the last epoch when there is no validation split).
+    ``folder/best`` is the model of the epoch that the primary metric of the method's first evaluator prefers (the last
+    epoch when there is no validation split). ``targets`` are the columns of the method's target sources.
     """
     settings = card.settings
     accelerator = start(method, settings)
@@ -77,6 +62,8 @@ def train(
         rank=rank,
         world_size=accelerator.num_processes,
         workers=settings.workers,
+        targets=targets,
+        views=method.views,
         pack_texts=method.retriever.text.encoder.packs(device),
     )
     method.retriever.to(device)
@@ -103,7 +90,7 @@ def train(
         run_step = CachedStep(step, settings.micro_batch)
     # pieces are moved one by one: the whole batch stays on the host
     there = torch.device("cpu") if settings.micro_batch else device
-    schedule = Schedule(len(loader), settings.warmup_epoch, settings.decay_epoch, settings.decay_factor)
+    schedule = schedule_of(settings, len(loader))
     watch = health.Health(device)
 
     with interruptible() as interrupt:
@@ -156,76 +143,6 @@ def train(
     return progress
 
 
-def start(method: Method, settings: TrainingSettings) -> Accelerator:
-    """The accelerator of this run, with the settings that do not go together refused."""
-    waits = bool(method.train_from)
-    AcceleratorState._reset_state()  # one process may train several runs, each with its own precision
-    accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),  # else processes on a machine without a GPU would not find each other
-        mixed_precision=settings.precision,
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(find_unused_parameters=waits),
-            InitProcessGroupKwargs(timeout=WAIT),
-        ],
-    )
-    if settings.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
-        raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")
-    if settings.cuda_graphs and settings.micro_batch:
-        raise SettingsError("--micro_batch does not go with --cuda_graphs: leave one of them out.")
-    if settings.cuda_graphs and settings.precision == "fp16":
-        raise SettingsError(
-            "--cuda_graphs does not go with fp16, whose loss scale the host decides: use bf16."
-        )
-    if settings.precision == "fp16" and accelerator.device.type == "cpu":
-        raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
-    if settings.batch_size % accelerator.num_processes:
-        raise SettingsError(
-            f"--batch_size {settings.batch_size} does not divide over {accelerator.num_processes} processes."
-        )
-    if accelerator.num_processes > 1:
-        # for programs of their own; the command line ends its processes itself (diptych/cli)
-        atexit.register(accelerator.state.destroy_process_group)
-        # dropout differs between processes; weights were made from the plain seed
-        torch.manual_seed(settings.seed + accelerator.process_index)
-    return accelerator
-
-
-def finish_epoch(
-    method: Method,
-    validation: Prepared | None,
-    folder: Path,
-    epoch: int,
-    progress: Progress,
-    log: Log,
-    show_progress: bool,
-) -> None:
-    """Validate, keep the best model, and say how the epoch went."""
-    retriever, line = method.retriever, {"epoch": float(epoch)}
-    if validation is None:
-        best = True
-    else:
-        report = evaluate(
-            retriever,
-            validation.captions,
-            text_store=validation.texts,
-            bootstrap=0,
-            show_progress=show_progress,
-        )
-        line.update({f"validation_{name}": value for name, value in report.metrics.items()})
-        best = report.metrics["rsum"] > progress.best_rsum
-        if best:
-            progress.best_rsum, progress.best_epoch = report.metrics["rsum"], epoch
-    if best:
-        retriever.save_pretrained(folder / "best", card=model_card(folder, epoch, line))
-    progress.history.append(line)
-    log.write(
-        progress.step, {"epoch": epoch, **{k: v for k, v in line.items() if k != "epoch"}, "best": best}
-    )
-    if show_progress:
-        score = f"validation RSUM {line['validation_rsum']:.1f}" if validation else "no validation split"
-        print(f"epoch {epoch + 1}: {score}{' (best so far)' if best and validation else ''}", flush=True)
-
-
 def report_skipped(loader: PairLoader, accelerator: Accelerator, step: int, log: Log | None) -> None:
     """Say how many images could not be read so far, over all processes, and name one; every process must call it."""
     count = torch.tensor(len(loader.skipped), device=accelerator.device)
@@ -235,26 +152,6 @@ def report_skipped(loader: PairLoader, accelerator: Accelerator, step: int, log:
     log.write(step, {"skipped_images": total})
     example = next((f": {reason}" for reason in loader.skipped.values()), "")
     print(f"warning: {total} images could not be read and were skipped{example}", flush=True)
-
-
-def model_card(folder: Path, epoch: int, line: dict[str, float]) -> str:
-    """The README of a model folder: what it is, how it was trained, how to use it."""
-    run = checkpoint.read_run(folder)
-    settings = "\n".join(f"| {name} | {value} |" for name, value in run["settings"].items())
-    scores = "\n".join(f"| {name} | {value:.2f} |" for name, value in line.items() if name != "epoch")
-    return (
-        f"# {run['recipe']}\n\nAn image-text retriever trained with Diptych {run['diptych']} on {run['data']} "
-        f"(data {run['data_fingerprint']}), epoch {epoch + 1}.\n\n"
-        '```python\nfrom diptych import Retriever\nmodel = Retriever.from_pretrained("this folder")\n```\n\n'
-        f"| validation | |\n|---|---|\n{scores}\n\n| setting | |\n|---|---|\n{settings}\n"
-    )
-
-
-def stop_early(progress: Progress, epoch: int, settings: TrainingSettings) -> bool:
-    """Whether patience has ended."""
-    return (
-        settings.patience > 0 and progress.best_epoch >= 0 and epoch - progress.best_epoch > settings.patience
-    )
 
 
 def on_collapse(sentence: str, settings: TrainingSettings) -> None:
@@ -285,81 +182,3 @@ def share(progress: Progress, accelerator: Accelerator) -> Progress:
     box = [progress]
     torch.distributed.broadcast_object_list(box)
     return box[0]
-
-
-class Meter:
-    """Running means of the terms and the speed, kept on the device until they are read."""
-
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.sums: dict[str, Tensor] = {}
-        self.count, self.began = 0, time.perf_counter()
-
-    def add(self, terms: dict[str, Tensor]) -> None:
-        """Take in one step."""
-        for name, value in terms.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
-        self.count += 1
-
-    def read(self) -> dict[str, float]:
-        """Means since the last read: loss, terms, pairs per second."""
-        terms = {name: float(value) / self.count for name, value in self.sums.items()}
-        speed = self.count * self.batch_size / (time.perf_counter() - self.began)
-        self.reset()
-        return {"loss": sum(terms.values()), **terms, "pairs_per_second": round(speed, 1)}
-
-
-class Interrupt:
-    """Whether the user pressed Ctrl-C; a second one ends at once."""
-
-    SAME = 1.0  # seconds within which a second signal is the first one, passed on by torchrun
-    EVERY = 10  # steps after which several processes ask each other
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.since = 0.0
-
-    def handle(self, number: int, frame: Any) -> None:
-        """Remember the wish; the loop ends after the step in progress."""
-        if not self.asked:
-            self.asked, self.since = True, time.monotonic()
-        elif time.monotonic() - self.since > self.SAME:
-            raise KeyboardInterrupt
-
-    def agreed(self, accelerator: Accelerator, step: int = 0) -> bool:
-        """Whether to stop now; several processes stop at the same step, for they save together."""
-        if accelerator.num_processes == 1:
-            return self.asked
-        if step % self.EVERY:
-            return False
-        anyone = torch.tensor(int(self.asked), device=accelerator.device)
-        torch.distributed.all_reduce(anyone, torch.distributed.ReduceOp.MAX)
-        return bool(anyone)
-
-
-def interrupted(card: RunCard, folder: Path, progress: Progress) -> Interrupted:
-    """What the user is told after a run was saved on their wish."""
-    place, data = shlex.quote(str(folder)), shlex.quote(card.data)
-    return Interrupted(
-        f"saved at step {progress.step}; resume with: "
-        f"diptych train {card.recipe} --data {data} --resume_from_checkpoint {place}"
-    )
-
-
-@contextmanager
-def interruptible() -> Iterator[Interrupt]:
-    """Catch SIGINT while training, and put the old handler back."""
-    interrupt = Interrupt()
-    try:
-        before = signal.signal(signal.SIGINT, interrupt.handle)
-    except ValueError:  # not in the main thread: no handler can be set
-        yield interrupt
-        return
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
+from diptych.data.loading import ViewMaker
+from diptych.evaluation.evaluator import Evaluator, Retrieval
 from diptych.objectives.objective import Objective
 from diptych.retriever import Retriever
+from diptych.training.targets import TargetSource
 from diptych.twin import Twin
 
 
 @dataclass
 class Method:
-    """A model, its objective, and how its parts are to be optimised.
+    """A model, its objective, what the objective reads beside the pairs, how results are measured and parts optimised.
+
+    ``targets`` fill ``batch.targets``, ``views`` make further inputs of each batch (``batch.views``), ``evaluators``
+    measure the model after each epoch: the first one's primary metric decides which epoch was the best.
 
     ``multipliers`` maps a prefix of parameter names to the factor on the learning rate (0.1 for a pretrained text
     encoder); ``train_from`` maps a prefix to the epoch from which those parameters move (a CNN that waits one epoch).
@@ -26,6 +32,9 @@ class Method:
     multipliers: Mapping[str, float] = field(default_factory=dict)
     train_from: Mapping[str, int] = field(default_factory=dict)
     twin: Twin | None = None
+    targets: Sequence[TargetSource] = ()
+    views: Mapping[str, ViewMaker] = field(default_factory=dict)
+    evaluators: Sequence[Evaluator] = (Retrieval(),)
 
     def modules(self) -> dict[str, nn.Module]:
         """Everything whose state belongs in a checkpoint."""

@@ -1,9 +1,8 @@
-"""Parameter groups with learning-rate multipliers, freezing by epoch, and the schedule as a function of the step."""
+"""Parameter groups with learning-rate multipliers and weight decay, and freezing by epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,26 +15,6 @@ from diptych.training.method import Method, longest_prefix
 NORM_EPSILON = 1e-6  # as in torch's clip_grad_norm_
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The factor on every learning rate, a pure function of the step: a resumed run needs no scheduler state.
-
-    Steps of ``warmup_epoch`` rise linearly from 1/n to 1; from ``decay_epoch`` on the factor is ``decay_factor``.
-    """
-
-    steps_per_epoch: int
-    warmup_epoch: int
-    decay_epoch: int
-    decay_factor: float
-
-    def factor(self, step: int) -> float:
-        """The factor at optimiser step ``step``, counted from 0."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        decay = self.decay_factor if epoch >= self.decay_epoch else 1.0
-        warmup = (position + 1) / self.steps_per_epoch if epoch == self.warmup_epoch else 1.0
-        return decay * warmup
-
-
 def trainable(method: Method) -> dict[str, nn.Parameter]:
     """Every parameter that moves at some epoch, by name; objective parameters carry the prefix ``objective.``."""
     named = dict(method.retriever.named_parameters())
@@ -44,7 +23,7 @@ def trainable(method: Method) -> dict[str, nn.Parameter]:
 
 
 def build_optimizer(method: Method, settings: TrainingSettings, *, graphs: bool = False) -> torch.optim.AdamW:
-    """AdamW with one group per learning-rate multiplier.
+    """AdamW with one group per learning-rate multiplier and weight decay.
 
     With ``graphs`` the rates are tensors and the step is capturable, so that a replayed CUDA graph reads new rates.
     """
@@ -52,13 +31,20 @@ def build_optimizer(method: Method, settings: TrainingSettings, *, graphs: bool 
     for prefix in [*method.multipliers, *method.train_from]:
         if not any(name.startswith(prefix) for name in dict(method.retriever.named_parameters())):
             raise SettingsError(f"no parameter starts with '{prefix}': correct the multiplier's prefix.")
-    groups: dict[float, list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         own = longest_prefix(name, method.multipliers)
-        groups.setdefault(1.0 if own is None else method.multipliers[own], []).append(parameter)
+        multiplier = 1.0 if own is None else method.multipliers[own]
+        decay = settings.weight_decay if settings.decay_1d or parameter.dim() > 1 else 0.0
+        groups.setdefault((multiplier, decay), []).append(parameter)
     described = [
-        {"params": members, "multiplier": multiplier, "lr": settings.learning_rate * multiplier}
-        for multiplier, members in groups.items()
+        {
+            "params": members,
+            "multiplier": multiplier,
+            "lr": settings.learning_rate * multiplier,
+            "weight_decay": decay,
+        }
+        for (multiplier, decay), members in groups.items()
     ]
     on_cuda = next(iter(parameters.values())).is_cuda
     optimizer = torch.optim.AdamW(

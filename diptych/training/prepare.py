@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from diptych.data.captions import Captions
+from diptych.data.prepared import Prepared
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import cache_image_features, cache_text_states
 from diptych.encoders.transformer import TransformerText
 from diptych.retriever import Retriever
-from diptych.training.loop import Prepared
 
 
 def prepare(

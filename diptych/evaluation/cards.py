@@ -1,0 +1,126 @@
+"""Cards: what a group of numbers stands for, and which of its facts must be equal for a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+TIED_SHARE = 0.01  # of the queries; above it the scores hardly rank anything and the report says so
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a number stands for. Results are comparable only where every protocol field is equal."""
+
+    protocol: str
+    data: str
+    split: str
+    images: int
+    texts: int
+    texts_per_image: tuple[int, float, int]  # least, mean, most
+    folds: int
+    ties: str
+    tied_queries: Mapping[str, int]  # by direction: queries whose rank the tie rule decides
+    score: str
+    data_hash: str
+    model: str
+    bootstrap: int
+    seed: int
+    version: str
+    date: str
+
+    PROTOCOL_FIELDS: ClassVar[tuple[str, ...]] = (
+        "protocol", "split", "folds", "images", "texts", "texts_per_image", "ties", "score", "data_hash",
+    )  # fmt: skip
+
+    def protocol_fields(self) -> dict[str, Any]:
+        """What must be equal for two results to be comparable."""
+        return {name: getattr(self, name) for name in self.PROTOCOL_FIELDS}
+
+    def described(self) -> dict[str, str]:
+        """The fields in words, for a table."""
+        least, mean, most = self.texts_per_image
+        per_image = f"{mean:g}" if least == most else f"{least} to {most} (mean {mean:.2f})"
+        tied = ", ".join(f"{count:,} {direction_words(name)}" for name, count in self.tied_queries.items())
+        draws = f"95 %, {self.bootstrap:,} bootstrap resamples by image (seed {self.seed})"
+        return {
+            "protocol": self.protocol,
+            "data": self.data,
+            "split": self.split,
+            "images": f"{self.images:,}",
+            "texts": f"{self.texts:,}",
+            "texts per image": per_image,
+            "folds": str(self.folds),
+            "ties": self.ties,
+            "tied queries": tied,
+            "score": self.score,
+            "data hash": self.data_hash,
+            "model": self.model,
+            "intervals": draws if self.bootstrap else "none",
+            "diptych": self.version,
+            "date": self.date,
+        }
+
+    def lines(self) -> list[str]:
+        """The card as sentences under the tables."""
+        card = self.described()
+        return [
+            f"{card['data']}, split {card['split']}, protocol {card['protocol']} ({card['folds']} fold"
+            f"{'s' if self.folds > 1 else ''}): {card['images']} images, {card['texts']} texts, "
+            f"{card['texts per image']} per image",
+            f"ties {card['ties']} (tied: {card['tied queries']}), score {card['score']}, "
+            f"data {card['data hash']}, model {card['model']}, diptych {card['diptych']}, {card['date']}",
+            f"intervals: {card['intervals']}",
+        ]
+
+    def warning(self) -> str:
+        """A sentence where many ranks are decided by the tie rule, else empty."""
+        queries, tied = self.texts + self.images, sum(self.tied_queries.values())
+        if tied <= TIED_SHARE * queries:
+            return ""
+        return (
+            f"{100 * tied / queries:.1f} % of the queries are tied, so the tie rule decides these numbers: "
+            "the model may have collapsed, or the data repeat; compare ties='strict' and 'pessimistic'."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The card of any other group: facts by name, in the order they are printed.
+
+    ``protocol`` holds those that must be equal for two results to be comparable (the data and its hash, the split,
+    the aggregation, the depth), ``other`` the rest (the model, the date, what was skipped).
+    """
+
+    protocol: Mapping[str, Any]
+    other: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""  # a warning, if there is one
+
+    def protocol_fields(self) -> dict[str, Any]:
+        """What must be equal for two results to be comparable."""
+        return dict(self.protocol)
+
+    def described(self) -> dict[str, str]:
+        """The facts in words, for a table."""
+        return {name: _fact(value) for name, value in {**self.protocol, **self.other}.items()}
+
+    def lines(self) -> list[str]:
+        """The facts as a line under the tables."""
+        return [", ".join(f"{name} {_fact(value)}" for name, value in facts.items())
+                for facts in (self.protocol, self.other) if facts]  # fmt: skip
+
+    def warning(self) -> str:
+        """The note."""
+        return self.note
+
+
+def direction_words(direction: str) -> str:
+    """``image → text``."""
+    return direction.replace("_to_", " → ")
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

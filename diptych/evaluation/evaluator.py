@@ -1,0 +1,52 @@
+"""What measures a model: evaluators, each a group of metrics with its protocol and its primary metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from diptych.data.prepared import Prepared
+from diptych.errors import SettingsError
+from diptych.evaluation.report import Group, Report
+from diptych.evaluation.retrieval import evaluate
+from diptych.retriever import Retriever
+
+
+class Evaluator(Protocol):
+    """Measures a model on data; an object without state that changes."""
+
+    def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
+        """The metrics of the model on these captions."""
+        ...
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Recall in both directions, RSUM; see ``evaluate``. ``bootstrap`` is the number of resamples, 0 for none."""
+
+    protocol: str = "plain"
+    ties: str = "index"
+    bootstrap: int = 0
+
+    def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
+        """The group ``retrieval``; its primary metric is ``rsum``."""
+        report = evaluate(
+            model,
+            data.captions,
+            protocol=self.protocol,
+            ties=self.ties,
+            text_store=data.texts,
+            bootstrap=self.bootstrap,
+            show_progress=show_progress,
+        )
+        return report.groups[0]
+
+
+def measure(
+    evaluators: Sequence[Evaluator], model: Retriever, data: Prepared, *, show_progress: bool = False
+) -> Report:
+    """Every evaluator's group, in order; the first one's primary metric chooses between models."""
+    if not evaluators:
+        raise SettingsError("a method needs at least one evaluator: give Retrieval().")
+    return Report(tuple(evaluator(model, data, show_progress=show_progress) for evaluator in evaluators))

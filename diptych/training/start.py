@@ -1,0 +1,51 @@
+"""The accelerator of a run, once settings that do not go together have been refused."""
+
+from __future__ import annotations
+
+import atexit
+from datetime import timedelta
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+from diptych.errors import SettingsError
+from diptych.settings import TrainingSettings
+from diptych.training.method import Method
+
+WAIT = timedelta(hours=12)  # of the other processes for the one that clusters, evaluates or saves
+
+
+def start(method: Method, settings: TrainingSettings) -> Accelerator:
+    """The accelerator of this run, with the settings that do not go together refused."""
+    waits = bool(method.train_from)
+    AcceleratorState._reset_state()  # one process may train several runs, each with its own precision
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(),  # else processes on a machine without a GPU would not find each other
+        mixed_precision=settings.precision,
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=waits),
+            InitProcessGroupKwargs(timeout=WAIT),
+        ],
+    )
+    if settings.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
+        raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")
+    if settings.cuda_graphs and settings.micro_batch:
+        raise SettingsError("--micro_batch does not go with --cuda_graphs: leave one of them out.")
+    if settings.cuda_graphs and settings.precision == "fp16":
+        raise SettingsError(
+            "--cuda_graphs does not go with fp16, whose loss scale the host decides: use bf16."
+        )
+    if settings.precision == "fp16" and accelerator.device.type == "cpu":
+        raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
+    if settings.batch_size % accelerator.num_processes:
+        raise SettingsError(
+            f"--batch_size {settings.batch_size} does not divide over {accelerator.num_processes} processes."
+        )
+    if accelerator.num_processes > 1:
+        # for programs of their own; the command line ends its processes itself (diptych/cli)
+        atexit.register(accelerator.state.destroy_process_group)
+        # dropout differs between processes; weights were made from the plain seed
+        torch.manual_seed(settings.seed + accelerator.process_index)
+    return accelerator

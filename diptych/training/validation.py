@@ -1,0 +1,68 @@
+"""The end of an epoch: measure the model, keep the best one with its card, and say how it went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from diptych.data.prepared import Prepared
+from diptych.evaluation.evaluator import measure
+from diptych.settings import TrainingSettings
+from diptych.training import checkpoint
+from diptych.training.checkpoint import Progress
+from diptych.training.log import Log
+from diptych.training.method import Method
+
+
+def finish_epoch(
+    method: Method,
+    validation: Prepared | None,
+    folder: Path,
+    epoch: int,
+    progress: Progress,
+    log: Log,
+    show_progress: bool,
+) -> None:
+    """Validate, keep the best model, and say how the epoch went."""
+    retriever, line = method.retriever, {"epoch": float(epoch)}
+    best, said = True, "no validation split"
+    if validation is not None:
+        report = measure(method.evaluators, retriever, validation, show_progress=show_progress)
+        line.update({f"validation_{name}": value for name, value in report.metrics.items()})
+        progress.metric, value = report.primary_metric, report.metrics[report.primary_metric]
+        best = progress.best_epoch < 0 or value > progress.best
+        if best:
+            progress.best, progress.best_epoch = value, epoch
+        said = f"validation {shown(progress.metric)} {value:.1f}{' (best so far)' if best else ''}"
+    if best:
+        retriever.save_pretrained(folder / "best", card=model_card(folder, epoch, line))
+    progress.history.append(line)
+    log.write(
+        progress.step, {"epoch": epoch, **{k: v for k, v in line.items() if k != "epoch"}, "best": best}
+    )
+    if show_progress:
+        print(f"epoch {epoch + 1}: {said}", flush=True)
+
+
+def shown(metric: str) -> str:
+    """A metric's name in a sentence: abbreviations in capitals."""
+    return metric.upper() if metric.isalpha() and len(metric) <= 4 else metric.replace("_", " ")
+
+
+def model_card(folder: Path, epoch: int, line: dict[str, float]) -> str:
+    """The README of a model folder: what it is, how it was trained, how to use it."""
+    run = checkpoint.read_run(folder)
+    settings = "\n".join(f"| {name} | {value} |" for name, value in run["settings"].items())
+    scores = "\n".join(f"| {name} | {value:.2f} |" for name, value in line.items() if name != "epoch")
+    return (
+        f"# {run['recipe']}\n\nAn image-text retriever trained with Diptych {run['diptych']} on {run['data']} "
+        f"(data {run['data_fingerprint']}), epoch {epoch + 1}.\n\n"
+        '```python\nfrom diptych import Retriever\nmodel = Retriever.from_pretrained("this folder")\n```\n\n'
+        f"| validation | |\n|---|---|\n{scores}\n\n| setting | |\n|---|---|\n{settings}\n"
+    )
+
+
+def stop_early(progress: Progress, epoch: int, settings: TrainingSettings) -> bool:
+    """Whether patience has ended."""
+    return (
+        settings.patience > 0 and progress.best_epoch >= 0 and epoch - progress.best_epoch > settings.patience
+    )

@@ -1,0 +1,89 @@
+"""The parts of the docs that are made from the code: ``make docs`` writes them, the suite compares them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from pathlib import Path
+
+from diptych.recipes import RECIPES
+from diptych.recipes.recipe import Recipe
+from diptych.settings import TrainingSettings, literal_choices
+
+ROOT = Path(__file__).parent.parent
+HEAD = """# Recipes and their settings
+
+This page is made from the code by `make docs`. Every setting is a flag of `diptych train RECIPE`; see
+[training](training.md) for how to give them. A table lists what a recipe adds or changes against the one it builds on.
+"""
+
+
+def rows(kind: type[TrainingSettings], over: type[TrainingSettings] | None) -> list[str]:
+    """A row per setting that ``over`` lacks or that has another default there."""
+    before = {f.name: f.default for f in dataclasses.fields(over)} if over is not None else {}
+    hints = typing.get_type_hints(kind)
+    return [
+        f"| `--{f.name}` | {_shown(f.default, literal_choices(hints[f.name]))} | {f.metadata['help']} |"
+        for f in dataclasses.fields(kind)
+        if f.name not in before or before[f.name] != f.default
+    ]
+
+
+def base_of(kind: type[TrainingSettings]) -> type[TrainingSettings]:
+    """The settings that these extend: those of another recipe where there is one, else of every recipe."""
+    owners = {recipe.settings for recipe in RECIPES.values()}
+    found = [base for base in kind.__mro__[1:] if base in owners or base is TrainingSettings]
+    return typing.cast("type[TrainingSettings]", found[0])
+
+
+def recipes_page() -> str:
+    """docs/recipes.md."""
+    names = {recipe.settings: recipe.name for recipe in reversed(RECIPES.values())}
+    sections = [HEAD, "## Every recipe\n", _table(rows(TrainingSettings, None))]
+    for recipe in RECIPES.values():
+        own = names[recipe.settings] == recipe.name
+        base = base_of(recipe.settings) if own else recipe.settings
+        built_on = f"`{names[base]}`" if base in names else "what every recipe has"
+        sections.append(f"## `{recipe.name}`\n\n{recipe.title}. Builds on {built_on}.\n")
+        changed = rows(recipe.settings, base)
+        sections.append(_table(changed) if changed else "No other settings.\n")
+        if recipe.tables:
+            sections.append(_tables(recipe))
+    return "\n".join(sections)
+
+
+def readme_table() -> str:
+    """The recipes in README.md."""
+    lines = [f"| `{recipe.name}` | {recipe.title} |" for recipe in RECIPES.values()]
+    return "\n".join(["| recipe | |", "|---|---|", *lines])
+
+
+def pages() -> dict[Path, str]:
+    """Every file that is made, or holds a part that is, with its content."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    marked = f"<!-- recipes -->\n{readme_table()}\n<!-- end -->"
+    (old,) = re.findall(r"<!-- recipes -->.*?<!-- end -->", readme, re.DOTALL)
+    return {ROOT / "docs" / "recipes.md": recipes_page(), ROOT / "README.md": readme.replace(old, marked)}
+
+
+def _table(lines: list[str]) -> str:
+    return "\n".join(["| flag | default · others | |", "|---|---|---|", *lines, ""])
+
+
+def _tables(recipe: Recipe) -> str:
+    listed = [f"* `--table {name}`: {table.title}" for name, table in recipe.tables.items()]
+    return "\n".join([f"`diptych ablate {recipe.name}` runs:\n", *listed, ""])
+
+
+def _shown(default: object, choices: tuple[object, ...]) -> str:
+    """The default, and behind it what else may be chosen."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    others = [f"`{choice}`" for choice in choices if choice != default]
+    return " · ".join([f"**`{default}`**" if choices else f"`{default}`" if default != "" else "–", *others])
+
+
+if __name__ == "__main__":
+    for path, content in pages().items():
+        path.write_text(content, "utf-8")

@@ -1,0 +1,63 @@
+"""Schedules: pure functions of the step, each against its definition, and what may change on resuming."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from diptych.settings import TrainingSettings
+from diptych.training.schedules import (
+    CosineDecay,
+    EveryDecay,
+    LinearDecay,
+    Schedule,
+    StepDecay,
+    depends_on_epochs,
+    schedule_of,
+)
+
+
+def test_step_decay() -> None:
+    factors = [Schedule(4, StepDecay(2, 0.1)).factor(step) for step in range(12)]
+    assert factors == [1.0] * 8 + [0.1] * 4
+
+
+def test_decay_every_few_epochs() -> None:
+    schedule = Schedule(2, EveryDecay(3, 0.7))
+    assert [schedule.factor(2 * epoch) for epoch in (0, 2, 3, 5, 6)] == pytest.approx([1, 1, 0.7, 0.7, 0.49])
+
+
+@pytest.mark.parametrize("per_epoch", [False, True])
+def test_cosine_is_torchs(per_epoch: bool) -> None:
+    epochs, steps, final = 5, 3, 0.1
+    schedule = Schedule(steps, CosineDecay(epochs, final), per_epoch=per_epoch)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    length = epochs if per_epoch else epochs * steps
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, length, eta_min=final)
+    for step in range(epochs * steps):
+        assert schedule.factor(step) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if not per_epoch or step % steps == steps - 1:
+            theirs.step()
+
+
+def test_a_line_and_a_rise() -> None:
+    schedule = Schedule(10, LinearDecay(2, 0.0), warmup_steps=4)
+    assert [schedule.factor(step) for step in range(4)] == pytest.approx(
+        [(step + 1) / 4 * (1 - step / 20) for step in range(4)]
+    )
+    assert schedule.factor(10) == pytest.approx(0.5)
+    assert Schedule(10, LinearDecay(2, 0.2)).factor(20) == pytest.approx(0.2)
+
+
+def test_settings_choose_the_schedule() -> None:
+    base = TrainingSettings(epochs=4, schedule="cosine", final_factor=0.1, warmup_share=0.25)
+    schedule = schedule_of(base, 8)
+    assert schedule.warmup_steps == 8
+    assert schedule.factor(31) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 31 / 32)) / 2)
+    assert depends_on_epochs(base)
+    assert not depends_on_epochs(replace(base, schedule="every", warmup_share=0.0))
+    assert schedule_of(TrainingSettings(), 8).factor(0) == 1.0
