@@ -14,7 +14,7 @@ from diptych.settings import TrainingSettings, literal_choices
 ROOT = Path(__file__).parent.parent
 HEAD = """# Recipes and their settings
 
-This page is made from the code by `make docs`. Every setting is a flag of `diptych train RECIPE`; see
+This page is made from the code by `make docs`. Every setting is a flag of `train`; see
 [training](training.md) for how to give them. A table lists what a recipe adds or changes against the one it builds on.
 """
 
@@ -73,7 +73,7 @@ def _table(lines: list[str]) -> str:
 
 def _tables(recipe: Recipe) -> str:
     listed = [f"* `--table {name}`: {table.title}" for name, table in recipe.tables.items()]
-    return "\n".join([f"`diptych ablate {recipe.name}` runs:\n", *listed, ""])
+    return "\n".join(["Tables that `ablate` runs:\n", *listed, ""])
 
 
 def _shown(default: object, choices: tuple[object, ...]) -> str:
