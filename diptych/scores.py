@@ -262,11 +262,15 @@ def as_scores(scores: Scores | Tensor | NDArray[Any]) -> Scores:
 
 def checked_tile(scores: Scores, images: Where, texts: Where) -> Tensor:
     """A tile; NaN is an error, since it would silently compare as neither above nor tied."""
-    part = scores.tile(images, texts)
+    return check_scores(scores.tile(images, texts), scores.shape, images, texts)
+
+
+def check_scores(part: Tensor, shape: tuple[int, int], images: Where, texts: Where) -> Tensor:
+    """A tile of scores of that ``shape``, unless one is NaN."""
     # the sum is NaN if an entry is (or if +inf meets -inf), at a twentieth of the cost of isnan().any()
     if torch.isnan(part.sum()) and torch.isnan(part).any():
         row, column = torch.nonzero(torch.isnan(part))[0].tolist()
-        image, text = _number(images, scores.shape[0], row), _number(texts, scores.shape[1], column)
+        image, text = _number(images, shape[0], row), _number(texts, shape[1], column)
         raise DataError(f"the score of image {image} and text {text} is NaN: the model has diverged.")
     return part
 

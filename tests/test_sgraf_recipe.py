@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from commands import diptych
+from commands import diptych, refused
 from small import precomputed
 
 from diptych.data.formats import open_captions
@@ -71,3 +72,38 @@ def test_a_text_encoder_without_words_is_refused(data: Path) -> None:
     recipe = RECIPES["sgr"]
     with pytest.raises(SettingsError, match="a pair scorer reads words: use bigru"):
         recipe.build(recipe.settings(text_encoder="gru"), captions)  # type: ignore[call-arg]
+
+
+def test_a_score_matrix_gives_the_same_report(runs: dict[str, Path], tmp_path: Path) -> None:
+    diptych("evaluate", runs["sgr"], runs["saf"], "--output", tmp_path / "plain.json")
+    for _ in range(2):  # computed, then read
+        matrix = ["--score_matrix", tmp_path / "s.npy"]
+        diptych("evaluate", runs["sgr"], runs["saf"], "--output", tmp_path / "stored.json", *matrix)
+        assert rsum_of(tmp_path / "stored.json") == rsum_of(tmp_path / "plain.json")
+    assert "holds scores of another model" in refused(
+        "evaluate", runs["sgr"], "--score_matrix", tmp_path / "s.npy"
+    )
+
+
+def test_a_dual_encoder_is_reranked_by_pair_scorers(
+    data: Path, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    quick = tmp_path / "quick"
+    small = ["--dim", 16, "--batch_size", 12, "--min_count", 1, "--word_dim", 8]
+    diptych("train", "vse-infinity", "--data", data, "--output_dir", quick, "--epochs", 1, *small)
+    judged = ["--reranker", runs["sgr"], "--reranker", runs["saf"]]
+    # with as many candidates as items the judges decide alone
+    diptych("evaluate", quick, "--rerank", 100, *judged, "--output", tmp_path / "all.json")
+    diptych("evaluate", runs["sgr"], runs["saf"], "--output", tmp_path / "both.json")
+    assert rsum_of(tmp_path / "all.json") == pytest.approx(rsum_of(tmp_path / "both.json"))
+    diptych("evaluate", quick, "--rerank", 3, *judged, "--output", tmp_path / "few.json")
+    assert "go together: give both" in refused("evaluate", quick, "--rerank", 3)
+    assert "has no pair scorer to re-rank with" in refused(
+        "evaluate", quick, "--rerank", 3, "--reranker", quick
+    )
+
+
+def rsum_of(path: Path) -> float:
+    found = re.search(r'"rsum": ([\d.]+)', path.read_text("utf-8"))
+    assert found is not None
+    return float(found[1])

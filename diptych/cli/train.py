@@ -85,6 +85,31 @@ for _recipe in RECIPES.values():
 @click.option(
     "--bootstrap", default=1000, show_default=True, help="resamples of the 95 % intervals (0: none)"
 )
+@click.option(
+    "--rerank",
+    default=0,
+    type=click.IntRange(0),
+    help="let the pair scorers of --reranker judge the best so many of each query",
+)
+@click.option(
+    "--reranker",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="run with a pair scorer (may be repeated: the mean of their scores)",
+)
+@click.option(
+    "--score_matrix",
+    "--score-matrix",
+    type=click.Path(path_type=Path),
+    help="compute all scores into this .npy file first; a run that was killed goes on from there",
+)
+@click.option(
+    "--precision",
+    default="no",
+    show_default=True,
+    type=click.Choice(["no", "bf16", "fp16"]),
+    help="precision of encoders and pair scorers",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
 def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
     """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from diptych.evaluation.metrics import (
     summary,
 )
 from diptych.evaluation.report import Group, Report, retrieval_tables
+from diptych.evaluation.score_matrix import stored_scores
 from diptych.model import Scorer
 from diptych.scores import Fold, MeanScores, Scores, Where, as_scores
 
@@ -116,12 +118,15 @@ def evaluate_ensemble(
     text_batch_size: int | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
+    score_matrix: Path | None = None,
     device: torch.device | str | None = None,
     show_progress: bool = False,
 ) -> Report:
     """``evaluate`` for the mean of the scores of several models, which is never held whole.
 
     ``image_stores`` holds the same images once per model where models read different features of them.
+    With ``score_matrix``, the scores are computed once into that ``.npy`` file, resumed after a kill, and ranked
+    from there.
     """
     rules = Rules.of(protocol, ties, judgements, bootstrap, seed)
     source = _Source.of(captions, rules)
@@ -158,7 +163,12 @@ def evaluate_ensemble(
     scores = members[0] if len(members) == 1 else MeanScores(members)
     encoding = _encoding_speed(members, len(captions.images), len(captions.texts))
     model = " + ".join(retriever.fingerprint() for retriever in retrievers)
-    return _report(scores, source, rules, model, began, encoding)
+    if score_matrix is None:
+        return _report(scores, source, rules, model, began, encoding)
+    computed = _Timed(scores)
+    identity = {"model": model, "data": source.data_hash}
+    stored = stored_scores(scores, score_matrix, identity, computed.tile, show_progress=show_progress)
+    return _report(stored, source, rules, model, began, encoding, computed)
 
 
 def _encoding_speed(members: Sequence[Scores], images: int, texts: int) -> dict[str, float]:
@@ -256,11 +266,19 @@ class _Timed:
 
 
 def _report(
-    scores: Scores, source: _Source, rules: Rules, model: str, began: float, encoding: dict[str, float]
+    scores: Scores,
+    source: _Source,
+    rules: Rules,
+    model: str,
+    began: float,
+    encoding: dict[str, float],
+    computed: _Timed | None = None,
 ) -> Report:
+    """``computed`` timed the computation where ``scores`` are only read from a file."""
     timed = _Timed(scores)
     metrics, intervals, tied = _measure(timed, source, rules)
-    pairs = {"thousand_pairs_per_second": timed.pairs / timed.seconds / 1000}
+    clock = timed if computed is None else computed
+    pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
     sizes = np.bincount(source.image_of, minlength=source.images)
     card = Card(
         protocol=rules.protocol.name,

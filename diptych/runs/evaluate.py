@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,10 +13,13 @@ from diptych.data.formats import open_captions
 from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.report import Report
-from diptych.evaluation.retrieval import evaluate_ensemble
+from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
+from diptych.reranking import RerankedScores
 from diptych.retriever import Retriever
 from diptych.runs.train import training_splits
+from diptych.scores import MeanScores, Scores
 from diptych.training.checkpoint import read_run
+from diptych.training.loop import Prepared
 from diptych.training.prepare import prepare
 
 
@@ -28,31 +32,81 @@ def evaluate_runs(
     judgements: Sequence[str] = (),
     ties: str = "index",
     bootstrap: int = 1000,
+    rerank: int = 0,
+    reranker: Sequence[Path] = (),
+    score_matrix: Path | None = None,
+    precision: str = "no",
     output: Path | None = None,
     show_progress: bool = True,
 ) -> Report:
-    """The report of one model, or of several as an ensemble: the mean of their score matrices."""
-    views = views_of(runs, data, split)
+    """The report of one model, or of several as an ensemble: the mean of their score matrices.
+
+    With ``rerank`` and ``reranker``, the pair scorers of other runs judge the best of each query. ``score_matrix``
+    is a file that the scores are computed into first (see ``stored_scores``).
+    """
+    if bool(rerank) != bool(reranker):
+        raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
+    if rerank and score_matrix is not None:
+        raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
+    every = [*runs, *reranker]
+    views = views_of(every, data, split)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    models = [Retriever.from_pretrained(run, device) for run in runs]
+    models = [Retriever.from_pretrained(run, device, precision) for run in every]
+    for run, model in zip(reranker, models[len(runs) :], strict=True):
+        if model.scorer is None:
+            raise SettingsError(
+                f"{run} has no pair scorer to re-rank with: give a run of 'sgr' or 'saf', for instance."
+            )
     prepared = [
         prepare(model, view, device=device, show_progress=show_progress)
         for model, view in zip(models, views, strict=True)
     ]
-    report = evaluate_ensemble(
-        models,
-        views[0],
-        image_stores=[ready.captions.images for ready in prepared],
-        text_stores=[ready.texts for ready in prepared],
-        protocol=protocol,
-        ties=ties,
-        judgements=judgements,
-        bootstrap=bootstrap,
-        show_progress=show_progress,
-    )
+    rules: dict[str, Any] = {
+        "protocol": protocol, "ties": ties, "judgements": judgements, "bootstrap": bootstrap,
+    }  # fmt: skip
+    if reranker:
+        scores = _reranked(models, prepared, len(runs), rerank, show_progress)
+        names = [
+            " + ".join(model.fingerprint() for model in some)
+            for some in (models[: len(runs)], models[len(runs) :])
+        ]
+        report = evaluate_scores(scores, views[0], model=f"{names[0]}, best {rerank} by {names[1]}", **rules)
+    else:
+        report = evaluate_ensemble(
+            models,
+            views[0],
+            image_stores=[ready.captions.images for ready in prepared],
+            text_stores=[ready.texts for ready in prepared],
+            score_matrix=score_matrix,
+            show_progress=show_progress,
+            **rules,
+        )
     if output is not None:
         report.save(output)
     return report
+
+
+def _reranked(
+    models: Sequence[Retriever], prepared: Sequence[Prepared], quick: int, k: int, show_progress: bool
+) -> Scores:
+    """The scores of the first ``quick`` models, the best k of each query judged by the pair scorers of the others."""
+    first: list[Scores] = [
+        model.scores(ready.captions.images, ready.texts, show_progress=show_progress)
+        for model, ready in zip(models[:quick], prepared, strict=False)
+    ]
+    proposing = first[0] if quick == 1 else MeanScores(first)
+    judged: list[Scores] = []
+    for model, ready in zip(models[quick:], prepared[quick:], strict=True):
+        assert model.scorer is not None
+        images = model.encode_image_features(ready.captions.images, show_progress=show_progress)
+        texts = model.encode_text_features(ready.texts, show_progress=show_progress)
+        judged.append(
+            RerankedScores(
+                proposing, model.scorer, images, texts, k,
+                device=model.device, precision=model.precision, show_progress=show_progress,
+            )
+        )  # fmt: skip
+    return judged[0] if len(judged) == 1 else MeanScores(judged)
 
 
 def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Captions]:

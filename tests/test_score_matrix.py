@@ -1,0 +1,123 @@
+"""A score matrix on disk: equal to the scores, resumed after a kill, refused for other models or data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diptych.errors import DataError
+from diptych.evaluation import score_matrix
+from diptych.evaluation.score_matrix import stored_scores
+from diptych.interaction.saf import SAF
+from diptych.interaction.sgr import SGR
+from diptych.scores import MeanScores, PairScores, Where
+from diptych.types import Features, Ragged
+
+DIM = 8
+WHO = {"model": "abc", "data": "def"}
+
+
+def ragged(count: int, seed: int) -> Ragged:
+    torch.manual_seed(seed)
+    sizes = torch.arange(count) % 3 + 2
+    mask = torch.arange(int(sizes.max())) < sizes[:, None]
+    return Ragged.joined([Features(F.normalize(torch.randn(*mask.shape, DIM), dim=-1), mask)])
+
+
+def scores_of(
+    kind: type[SGR] | type[SAF] = SGR, precision: str = "no", n: int = 11, m: int = 13
+) -> PairScores:
+    torch.manual_seed(0)
+    scorer = kind(DIM, 4).eval()
+    with torch.no_grad():
+        for parameter in scorer.parameters():
+            parameter.mul_(3)
+    return PairScores(scorer, ragged(n, 1), ragged(m, 2), torch.device("cpu"), precision)
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_matrix, "IMAGES", 4)
+    monkeypatch.setattr(score_matrix, "TEXTS", 5)
+
+
+def whole(scores: Any) -> Tensor:
+    found: Tensor = scores.tile(slice(None), slice(None))
+    return found
+
+
+def test_the_file_holds_the_scores(tmp_path: Path) -> None:
+    scores = scores_of()
+    stored = stored_scores(scores, tmp_path / "s.npy", WHO)
+    assert stored.kind == "sgr"
+    torch.testing.assert_close(whole(stored), whole(scores), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(np.load(tmp_path / "s.npy"), whole(stored).numpy())
+
+
+class Killed:
+    """Computes so many tiles, then the process dies."""
+
+    def __init__(self, scores: PairScores, tiles: int) -> None:
+        self.scores, self.left, self.asked = scores, tiles, 0
+
+    def tile(self, images: Where, texts: Where) -> Tensor:
+        if self.asked == self.left:
+            raise KeyboardInterrupt
+        self.asked += 1
+        return self.scores.tile(images, texts)
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    scores = scores_of()
+    path = tmp_path / "s.npy"
+    first = Killed(scores, 5)  # three tiles to a block of images: the second block is half done
+    with pytest.raises(KeyboardInterrupt):
+        stored_scores(scores, path, WHO, first.tile)
+    assert json.loads((tmp_path / "s.json").read_text())["done"] == 4
+    second = Killed(scores, 100)
+    stored = stored_scores(scores, path, WHO, second.tile)
+    assert second.asked == 6  # the blocks of images 4 to 8 and 8 to 11, not the first
+    torch.testing.assert_close(whole(stored), whole(scores), rtol=0, atol=1e-6)
+    third = Killed(scores, 0)  # a finished file is read, nothing is computed
+    torch.testing.assert_close(whole(stored_scores(scores, path, WHO, third.tile)), whole(stored))
+
+
+def test_files_of_others_are_refused(tmp_path: Path) -> None:
+    scores, path = scores_of(), tmp_path / "s.npy"
+    stored_scores(scores, path, WHO)
+    before = path.read_bytes()
+    with pytest.raises(DataError, match=r"holds scores of another model \(abc, not xyz\): give another file"):
+        stored_scores(scores, path, {**WHO, "model": "xyz"})
+    with pytest.raises(DataError, match="holds scores of another shape"):
+        stored_scores(scores_of(m=12), path, WHO)
+    assert path.read_bytes() == before
+    (tmp_path / "s.json").write_text("[]")
+    with pytest.raises(DataError, match="is damaged"):
+        stored_scores(scores, path, WHO)
+    (tmp_path / "s.json").unlink()
+    with pytest.raises(DataError, match=r"s\.json beside it is not"):
+        stored_scores(scores, path, WHO)
+
+
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_half_precision_is_refined(tmp_path: Path, ensemble: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_matrix, "EXACT", 3)
+
+    def of(precision: str) -> Any:
+        both = [scores_of(kind, precision) for kind in (SGR, SAF)]
+        return MeanScores(both) if ensemble else both[0]
+
+    exact, rough = whole(of("no")), whole(of("bf16"))
+    assert not torch.equal(exact, rough)
+    stored = whole(stored_scores(of("bf16"), tmp_path / "s.npy", WHO))
+    best = stored.topk(2, dim=1).indices
+    torch.testing.assert_close(stored.gather(1, best), exact.gather(1, best), rtol=0, atol=1e-5)
+    assert torch.equal(best, exact.topk(2, dim=1).indices)
+    assert json.loads((tmp_path / "s.json").read_text())["refined"]
