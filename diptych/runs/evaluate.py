@@ -10,6 +10,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.prepared import Prepared
 from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.report import Report
@@ -19,7 +20,6 @@ from diptych.retriever import Retriever
 from diptych.runs.train import training_splits
 from diptych.scores import MeanScores, Scores
 from diptych.training.checkpoint import read_run
-from diptych.training.loop import Prepared
 from diptych.training.prepare import prepare
 
 
