@@ -50,7 +50,9 @@ def built(name: str, captions: Captions, **changes: Any) -> tuple[Method, Any]:
 
 def loader_of(method: Method, captions: Captions, settings: Any) -> PairLoader:
     texts = method.retriever.text_input.prepare(captions.texts)
-    return PairLoader(captions, method.retriever.image_input, texts, settings.batch_size, settings.seed)
+    return PairLoader(
+        captions, method.retriever.image_input, texts, settings.batch_size, settings.seed, views=method.views
+    )
 
 
 def step(method: Method, optimizer: torch.optim.Optimizer, batch: Any) -> float:

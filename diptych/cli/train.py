@@ -34,7 +34,7 @@ def _train_command(recipe: Recipe) -> click.Command:
     def command(
         data: str | None, output_dir: Path | None, resume_from_checkpoint: Path | None, **flags: Any
     ) -> None:
-        from diptych.runs.train import resumed_settings, run_recipe
+        from diptych.runs.train import inherited, resumed_settings, run_recipe
         from diptych.training.checkpoint import read_run
 
         if (output_dir is None) == (resume_from_checkpoint is None):
@@ -47,7 +47,7 @@ def _train_command(recipe: Recipe) -> click.Command:
             data = data or str(read_run(folder)["data"])
         elif data is not None and output_dir is not None:
             folder, resume = output_dir, False
-            settings = recipe.settings(**given(flags))
+            settings = recipe.settings(**inherited(recipe.settings, given(flags)))
         else:
             raise click.UsageError("a new run needs data: give --data, the path of a data set or 'emoji'.")
         progress = run_recipe(recipe, settings, data, folder, resume=resume)

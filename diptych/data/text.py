@@ -59,6 +59,10 @@ class TextInput(ABC):
         """The same without what training augmentation needs: for encoding."""
         return self.prepare(texts)
 
+    def augmentation(self, rate: float, *, keep_a_word: bool = False) -> WordAugmentation:
+        """How words are masked, replaced and deleted at this rate."""
+        raise SettingsError(f"{type(self).__name__} cannot augment words: use a BiGRU or a text transformer.")
+
     def spelled(self, ids: Sequence[int]) -> list[str]:
         """How the tokens of these ids are written, for people to read."""
         return [str(number) for number in ids]
@@ -94,6 +98,10 @@ class TokenTexts:
     def size(self, index: int) -> int:
         """Tokens of one text, specials included."""
         return int(self.offsets[index + 1] - self.offsets[index])
+
+    def augmented(self, augmentation: WordAugmentation | None) -> TokenTexts:
+        """The same texts with another augmentation; the arrays are shared."""
+        return TokenTexts(self.ids, self.words, self.offsets, self.pad_id, augmentation, self.pad_to_multiple)
 
     def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
         """Token ids (B, W) int64 of some texts; ``rng`` given = words augmented before padding."""
@@ -185,11 +193,17 @@ class WordInput(TextInput):
         ]
         ids, offsets = _flatten(lists)
         words = flat_index(np.zeros(len(lists), dtype=np.int64), np.diff(offsets)).astype(np.int32)
-        augmentation = None
-        if self.augment:
-            choices = np.arange(len(self.words), dtype=np.int64)
-            augmentation = WordAugmentation(self.augment, self._ids[MASK], choices)
+        augmentation = self.augmentation(self.augment) if self.augment else None
         return TokenTexts(ids, words, offsets, self._ids[PAD], augmentation)
+
+    def augmentation(self, rate: float, *, keep_a_word: bool = False) -> WordAugmentation:
+        """Any word of the vocabulary may stand for a replaced one."""
+        if MASK not in self._ids:
+            raise SettingsError(
+                f"word augmentation needs {MASK} in the vocabulary: append it, or set augment=0."
+            )
+        choices = np.arange(len(self.words), dtype=np.int64)
+        return WordAugmentation(rate, self._ids[MASK], choices, keep_a_word=keep_a_word)
 
     def spelled(self, ids: Sequence[int]) -> list[str]:
         """The words of these ids."""
@@ -277,11 +291,15 @@ class WordPieceInput(TextInput):
         flat_ids, offsets = _flatten(ids)
         flat_words, _ = _flatten(words)
         pad = self.tokenizer.pad_token_id
-        augmentation = None
-        if self.augment and self._mask_id is not None:
-            choices = np.fromiter(sorted(self.tokenizer.get_vocab().values()), dtype=np.int64)
-            augmentation = WordAugmentation(self.augment, self._mask_id, choices)
+        augmentation = self.augmentation(self.augment) if self.augment else None
         return TokenTexts(flat_ids, flat_words, offsets, 0 if pad is None else pad, augmentation)
+
+    def augmentation(self, rate: float, *, keep_a_word: bool = False) -> WordAugmentation:
+        """Any piece of the vocabulary may stand for a replaced one."""
+        if self._mask_id is None:
+            raise SettingsError("this tokenizer has no mask token to augment with: set augment=0.")
+        choices = np.fromiter(sorted(self.tokenizer.get_vocab().values()), dtype=np.int64)
+        return WordAugmentation(rate, self._mask_id, choices, keep_a_word=keep_a_word)
 
     def spelled(self, ids: Sequence[int]) -> list[str]:
         """The pieces of these ids."""

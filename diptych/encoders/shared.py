@@ -72,7 +72,7 @@ class TokenTransformer(nn.Module):
             raise SettingsError(f"depth={depth} is no count of layers: give 0 (none), 1 or more.")
         if dim % heads:
             raise SettingsError(f"dim={dim} does not divide over {heads} heads: choose a multiple of them.")
-        self.dim = dim
+        self.dim, self.heads = dim, heads
         check_rate(dropout, "dropout")
         self.layers = nn.ModuleList(Layer(dim, heads, feedforward, dropout) for _ in range(depth))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diptych.recipes import coder, sgraf, vse_infinity, vse_plus_plus, vse_video
+from diptych.recipes import coder, cookie, cookie_match, sgraf, vse_infinity, vse_plus_plus, vse_video
 from diptych.recipes.recipe import Recipe
 
 RECIPES: dict[str, Recipe] = {
@@ -16,5 +16,7 @@ RECIPES: dict[str, Recipe] = {
         sgraf.SAF_RECIPE,
         vse_video.RECIPE,
         vse_video.MEAN,
+        cookie.RECIPE,
+        cookie_match.RECIPE,
     )
 }

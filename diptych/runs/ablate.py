@@ -12,7 +12,7 @@ from typing import Any
 from diptych.data.formats import open_captions
 from diptych.errors import CheckpointError, Interrupted, SettingsError
 from diptych.recipes.recipe import Recipe, Row, Table
-from diptych.runs.train import resumed_settings, run_recipe, training_splits
+from diptych.runs.train import inherited, resumed_settings, run_recipe, training_splits
 from diptych.settings import from_json, to_json
 from diptych.storage import write_text
 from diptych.training.checkpoint import has_state
@@ -45,10 +45,11 @@ def ablate(
     results: dict[str, list[dict[str, float]]] = {}
     training, _ = training_splits(open_captions(data))
     for row in chosen:  # what cannot be run is refused before the first row takes its hours
-        recipe.build(from_json(recipe.settings, {**(changes or {}), **row.changes}), training)
+        values = inherited(recipe.settings, {**(changes or {}), **row.changes})
+        recipe.build(from_json(recipe.settings, values), training)
     for row in chosen:
         for seed in range(seeds):
-            values = {**(changes or {}), **row.changes, "seed": seed}
+            values = inherited(recipe.settings, {**(changes or {}), **row.changes, "seed": seed})
             run = folder / f"{numbers[row.name]}-{_slug(row.name)}-seed{seed}"
             if show_progress:
                 print(f"{row.name}, seed {seed}: {run}", flush=True)

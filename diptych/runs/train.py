@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from diptych.storage import storing
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.loop import train
-from diptych.training.prepare import prepare
+from diptych.training.prepare import prepare, ready_views
 from diptych.training.targets import fill_targets
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
@@ -74,6 +75,9 @@ def run_recipe(
         )
         for part in (training, validation)
     ]
+    method.views = ready_views(
+        method, training, device=device, cache_dir=cache_dir, show_progress=show_progress
+    )
     targets = fill_targets(
         method.targets,
         training,
@@ -126,6 +130,19 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def inherited(kind: type[TrainingSettings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of settings, where a run starts from another (``init``): with the other's shape unless they say it.
+
+    A settings class names in ``INHERITED`` what a run takes over from the one it starts from.
+    """
+    init = values.get("init")
+    if not init or not (Path(init) / "run.json").is_file():
+        return dict(values)
+    found = checkpoint.read_run(Path(init))["settings"]
+    names = getattr(kind, "INHERITED", ())
+    return {**{name: found[name] for name in names if name in found}, **values}
 
 
 def resumed_settings(recipe: Recipe, folder: Path, changes: dict[str, Any]) -> TrainingSettings:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from diptych.data.captions import Captions
+from diptych.data.loading import ViewMaker
 from diptych.data.prepared import Prepared
+from diptych.data.views import Augmented
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import cache_image_features, cache_text_states
 from diptych.encoders.transformer import TransformerText
 from diptych.retriever import Retriever
+from diptych.training.method import Method
 
 
 def prepare(
@@ -45,3 +49,34 @@ def prepare(
     if isinstance(states, TransformerText):
         texts = cache_text_states(states.to(device), texts, cache_dir, show_progress=show_progress)
     return Prepared(captions, texts)
+
+
+def ready_views(
+    method: Method,
+    captions: Captions,
+    *,
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    show_progress: bool = True,
+) -> Mapping[str, ViewMaker]:
+    """The view makers of a method, where a frozen backbone reads pictures: with copies that it has read once."""
+    frozen = method.retriever.image.encoder.frozen_part()
+    pictures = len(captions.images) > 0 and not isinstance(captions.images[0], np.ndarray)
+    if not pictures or not isinstance(frozen, Backbone):
+        return method.views
+    found: dict[str, ViewMaker] = {}
+    for name, maker in method.views.items():
+        found[name] = maker
+        if isinstance(maker, Augmented):
+            stores = [
+                cache_image_features(
+                    frozen.to(device),
+                    method.retriever.image_input,
+                    copy,
+                    cache_dir,
+                    show_progress=show_progress,
+                )
+                for copy in maker.copies_of(captions.images)
+            ]
+            found[name] = maker.with_copies(stores, captions.image_of)
+    return found
