@@ -362,7 +362,7 @@ def test_the_kernel_sorts_the_same(length: int, dtype: torch.dtype) -> None:
     mask[:, 0], mask[1, 1:] = True, False
     weights, results = torch.randn(5, 70, length), []
     for device in ("cpu", "cuda"):
-        own = values.to(device).requires_grad_()
+        own = values.clone().to(device).requires_grad_()
         ranked = sorting.sort_sets(Features(own, mask.to(device)))
         alone = sorting.sort_sets(Features(own.detach(), mask.to(device)))
         assert torch.equal(ranked.nan_to_num(9), alone.nan_to_num(9))

@@ -29,7 +29,8 @@ def read_ahead(
     if device is None or device.type != "cuda":
         executor = ThreadPoolExecutor(workers, "ahead")
     else:  # a new thread would pin through GPU 0 and open a context on it, whichever GPU this process uses
-        executor = ThreadPoolExecutor(workers, "ahead", torch.cuda.set_device, (device,))
+        number = torch.cuda.current_device() if device.index is None else device.index
+        executor = ThreadPoolExecutor(workers, "ahead", torch.cuda.set_device, (number,))
     ahead: deque[Future[T]] = deque()
     try:
         for job in jobs:
