@@ -24,6 +24,9 @@ class TrainingSettings:
     """What every recipe's training has; the recipe's own settings extend it."""
 
     seed: int = setting(0, "seed of weights, order, augmentation and dropout")
+    objective: str = setting(
+        "own", "the loss: own (the recipe's), triplet, info_nce, dcl, dcl_i, or a sum: 'own + 0.5*info_nce'"
+    )
     epochs: int = setting(25, "passes over the training texts", low=1)
     batch_size: int = setting(128, "pairs per step, over all processes together", low=2)
     learning_rate: float = setting(5e-4, "base learning rate", low=0)

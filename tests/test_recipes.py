@@ -158,11 +158,22 @@ def test_info_nce_in_the_place_of_the_hinge(captions: Captions) -> None:
     assert not any(torch.equal(a, b) for a, b in zip(before, method.objective.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_any_objective_on_any_host(name: str, captions: Captions) -> None:
+    method, settings = built(name, captions, objective="own + 0.5*info_nce + dcl")
+    batch = next(loader_of(method, captions, settings).epoch(0))
+    method.objective.start_epoch(1)
+    run = Step(method, method.retriever.train(), build_optimizer(method, settings), Accelerator(cpu=True), 0.0)
+    _, _, terms = run(batch)
+    assert {"info_nce", "dcl"} <= set(terms)
+    assert len(terms) >= 3
+
+
 def test_settings_that_coder_would_not_read_are_refused(captions: Captions) -> None:
     with pytest.raises(SettingsError, match="give DCL's as --contrast_margin"):
         built("coder", captions, margin=0.3)
-    with pytest.raises(SettingsError, match="leave out --objective info_nce"):
-        built("coder", captions, objective="info_nce")
+    with pytest.raises(SettingsError, match="give --loss triplet"):
+        built("coder", captions, objective="triplet")
 
 
 def test_settings_of_another_kind_of_images_are_refused(captions: Captions) -> None:

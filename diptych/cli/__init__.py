@@ -13,6 +13,7 @@ import click
 
 from diptych import __version__
 from diptych.errors import DiptychError, Interrupted
+from diptych.registry import import_plugins
 
 VERBS = {
     "demo": "demo",
@@ -64,6 +65,7 @@ class Verbs(click.Group):
         if not standalone_mode:
             return super().main(args, standalone_mode=False, **extra)
         try:
+            import_plugins()
             code = super().main(args, standalone_mode=False, **extra)
         except click.exceptions.NoArgsIsHelpError as help_page:
             help_page.show()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from diptych.cli.flags import device_flags, say_device
+
 
 @click.group()
 def data() -> None:
@@ -47,15 +49,33 @@ def formats() -> None:
 @click.option(
     "--batch_size", "--batch-size", type=click.IntRange(1), help="pictures at a time (default: by device)"
 )
-def extract(path: str, output_dir: Path, backbone: str, image_size: int, batch_size: int | None) -> None:
+@device_flags
+def extract(
+    path: str,
+    output_dir: Path,
+    backbone: str,
+    image_size: int,
+    batch_size: int | None,
+    device: str,
+    compute_precision: str,
+) -> None:
     """Turn images into grid features (precomputed layout). Run again to go on after an interruption."""
     from diptych import named
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
+    from diptych.devices import autocast, check_precision, pick_device
     from diptych.encoders.extract import extract as run
 
-    network = named.backbone(backbone, image_size)
-    report = run(
-        open_captions(path), network, PixelInput(**network.pixel_format), output_dir, batch_size=batch_size
-    )
+    place = pick_device(device)
+    check_precision(compute_precision, place)
+    network = named.backbone(backbone, image_size).to(place)
+    say_device(place)
+    with autocast(place, compute_precision):
+        report = run(
+            open_captions(path),
+            network,
+            PixelInput(**network.pixel_format),
+            output_dir,
+            batch_size=batch_size,
+        )
     click.echo(report)

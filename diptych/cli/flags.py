@@ -41,6 +41,31 @@ def settings_flags(kind: type[TrainingSettings]) -> Callable[[Command], Command]
     return decorate
 
 
+def device_flags(command: Command) -> Command:
+    """``--device`` and ``--compute_precision``: where a model runs, and in which precision its products are."""
+    command = click.option(
+        "--compute_precision",
+        "--compute-precision",
+        default="no",
+        show_default=True,
+        type=click.Choice(["no", "bf16", "fp16"]),
+        help="mixed precision while encoding (no: float32)",
+    )(command)
+    return click.option(
+        "--device",
+        default="auto",
+        show_default=True,
+        help="cuda, cuda:1, mps or cpu (auto: the first of these that is there)",
+    )(command)
+
+
+def say_device(device: Any) -> None:
+    """Tell the user where a model runs, beside the answers."""
+    from diptych.devices import describe_device
+
+    click.echo(f"device: {describe_device(device)}", err=True)
+
+
 def given(values: dict[str, Any]) -> dict[str, Any]:
     """The flags the user really gave."""
     return {name: value for name, value in values.items() if value is not None}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli import answers
+from diptych.cli.flags import device_flags, say_device
 
 if TYPE_CHECKING:
     from diptych.index.build import Built
@@ -77,6 +78,7 @@ def index() -> None:
     type=click.IntRange(1),
     help="pictures at a time",
 )
+@device_flags
 def build(
     run: str,
     path: str,
@@ -88,6 +90,8 @@ def build(
     codes: bool,
     labels: bool,
     batch_size: int,
+    device: str,
+    compute_precision: str,
 ) -> None:
     """Index a folder of pictures or a data set. Run again to bring it up to date.
 
@@ -102,7 +106,7 @@ def build(
     place = place or default_place(path)
     built, _ = _bring_up_to_date(
         run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
-        approximate_above=above, codes=codes or None, labels=labels,
+        approximate_above=above, codes=codes or None, labels=labels, device=device, compute_precision=compute_precision,
     )  # fmt: skip
     click.echo(
         f"{shown(place)}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, "
@@ -112,13 +116,16 @@ def build(
     click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
 
 
-def _bring_up_to_date(model: str, path: str, place: str, **options: Any) -> tuple[Built, Retriever]:
+def _bring_up_to_date(
+    model: str, path: str, place: str, *, device: str = "auto", compute_precision: str = "no", **options: Any
+) -> tuple[Built, Retriever]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
     from diptych.encoders.dual import recorded_name
     from diptych.index.build import index_collection
     from diptych.retriever import Retriever
 
-    retriever = Retriever.from_pretrained(model)
+    retriever = Retriever.from_pretrained(model, device, compute_precision)
+    say_device(retriever.device)
     built = index_collection(
         retriever, path, place, model_name=recorded_name(model), show_progress=True, **options
     )
@@ -259,12 +266,17 @@ def model_place(opened: Index, given: str | None) -> str:
     return given or recorded
 
 
-def model_of(opened: Index, given: str | None) -> tuple[Retriever, str]:
+def model_of(
+    opened: Index, given: str | None, device: str = "auto", compute_precision: str = "no"
+) -> tuple[Retriever, str]:
     """The model an index was made with, and its place."""
     from diptych.retriever import Retriever
 
     place = model_place(opened, given)
-    return Retriever.from_pretrained(place), place
+    model = Retriever.from_pretrained(place, device, compute_precision)
+    if model.device.type != "cpu":
+        say_device(model.device)
+    return model, place
 
 
 @click.command()
@@ -285,7 +297,7 @@ def model_of(opened: Index, given: str | None) -> tuple[Retriever, str]:
     "--rerank",
     default=0,
     type=click.IntRange(0),
-    help="let the model's pair scorer order the best so many anew",
+    help="re-rank the top N hits with the model's pair scorer",
 )
 @click.option(
     "--exact/--approximate",
@@ -295,7 +307,7 @@ def model_of(opened: Index, given: str | None) -> tuple[Retriever, str]:
 @click.option(
     "--chance",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="how readily a match is claimed: the chance that one is claimed where there is none (default: 0.2)",
+    help="chance of claiming a match where there is none: higher marks more answers as matches (default: 0.2)",
 )
 @click.option("--all", "everything", is_flag=True, help="also answers below the cut-off")
 @click.option("--frames", is_flag=True, help="every frame of a video (default: the best frame of each video)")
@@ -306,6 +318,7 @@ def model_of(opened: Index, given: str | None) -> tuple[Retriever, str]:
 @click.option(
     "--html", type=click.Path(path_type=Path), help="also write the answers with thumbnails to this file"
 )
+@device_flags
 def search(
     place: str,
     query: tuple[str, ...],
@@ -324,6 +337,8 @@ def search(
     as_json: bool,
     paths: bool,
     html: Path | None,
+    device: str,
+    compute_precision: str,
 ) -> None:
     """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'.
 
@@ -343,7 +358,9 @@ def search(
     if named is not None:
         place, ready = collection_of_name(named, path)
     with open_index(place) as opened:
-        retriever, name = (ready, named) if named is not None else model_of(opened, model)
+        retriever, name = (
+            (ready, named) if named is not None else model_of(opened, model, device, compute_precision)
+        )
         searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls)
         hits = searcher.search(
             asked, k, kind=kind, filter=condition, hybrid=hybrid, rerank=rerank,

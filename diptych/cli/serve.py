@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from diptych.cli.flags import Command, given
+from diptych.cli.flags import Command, device_flags, given, say_device
 from diptych.cli.search import collection_of_name, model_place, pictures_of
 from diptych.web.limits import Limits
-
-if TYPE_CHECKING:
-    from diptych.retriever import Retriever
 
 TOKEN_VARIABLE = "DIPTYCH_TOKEN"
 
@@ -58,6 +55,7 @@ def limit_flags(command: Command) -> Command:
     help="serve pictures only from below this folder (default: the indexed ones); repeatable",
 )
 @limit_flags
+@device_flags
 def serve(
     place: str,
     pictures: tuple[str, ...],
@@ -70,6 +68,8 @@ def serve(
     cors: tuple[str, ...],
     host_names: tuple[str, ...],
     roots: tuple[Path, ...],
+    device: str,
+    compute_precision: str,
     **limits: Any,
 ) -> None:
     """Search an index in the browser and over HTTP. As in: diptych serve ./photos.index.
@@ -78,9 +78,9 @@ def serve(
     """
     from diptych.encoders.dual import is_pretrained_name
     from diptych.index.opening import open_index
+    from diptych.retriever import Retriever
     from diptych.web.serve import serve
 
-    served: Retriever | str
     if is_pretrained_name(place):
         model = place
         place, served = collection_of_name(place, pictures_of(place, pictures))
@@ -88,7 +88,9 @@ def serve(
         raise click.UsageError(f"one index is served at a time: leave out {pictures[0]}.")
     else:
         with open_index(place) as opened:
-            served = model_place(opened, model)
+            served = Retriever.from_pretrained(model_place(opened, model), device, compute_precision)
+            model = model or opened.info.model
+    say_device(served.device)
     serve(
         place, served, model_name=model or "", host=host, port=port, token=token, private=private,
         allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None,

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import given, settings_flags
+from diptych.cli.flags import device_flags, given, say_device, settings_flags
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 
@@ -103,19 +103,13 @@ for _recipe in RECIPES.values():
     type=click.Path(path_type=Path),
     help="compute all scores into this .npy file first; a run that was killed goes on from there",
 )
-@click.option(
-    "--precision",
-    default="no",
-    show_default=True,
-    type=click.Choice(["no", "bf16", "fp16"]),
-    help="precision of encoders and pair scorers",
-)
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
+@device_flags
 def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
     """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores."""
     from diptych.runs.evaluate import evaluate_runs
 
-    click.echo(evaluate_runs(runs, **options).render())
+    click.echo(evaluate_runs(runs, **options, say=say_device).render())
 
 
 @click.command()

@@ -1,13 +1,25 @@
-"""A path selects the embedded engine, a URL the remote one; everything after that is the same."""
+"""A path selects the embedded engine, the scheme of a URL another one; everything after that is the same."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 from diptych.errors import SettingsError
 from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Index, Precision
+
+ENGINES: dict[str, str] = {
+    "postgresql": "diptych.index.postgres.index:PostgresIndex",
+    "postgres": "diptych.index.postgres.index:PostgresIndex",
+}
+"""The engine of each scheme, as ``module:Class``: a driver is imported when its scheme is asked for.
+
+A class has ``open``, ``create`` and ``exists``, as ``EmbeddedIndex`` does, with the URL in place of a path. A plugin
+adds its own: ``ENGINES["memory"] = "my_engine:MemoryIndex"``.
+"""
 
 
 def open_index(
@@ -17,11 +29,9 @@ def open_index(
 
     ``model`` is what the model with that fingerprint is called in the refusal.
     """
-    if (url := _database_url(place)) is not None:
-        from diptych.index.postgres.index import PostgresIndex
-
-        return PostgresIndex.open(url, writable=writable, fingerprint=fingerprint, model=model)
-    return EmbeddedIndex.open(_local(place), writable=writable, fingerprint=fingerprint, model=model)
+    engine, where = _engine(place)
+    opened: Index = engine.open(where, writable=writable, fingerprint=fingerprint, model=model)
+    return opened
 
 
 def create_index(
@@ -33,42 +43,37 @@ def create_index(
     precision: Precision = "float32",
 ) -> Index:
     """A new, empty index, open for writing."""
-    if (url := _database_url(place)) is not None:
-        from diptych.index.postgres.index import PostgresIndex
-
-        return PostgresIndex.create(url, dimension, model=model, fingerprint=fingerprint, precision=precision)
-    return EmbeddedIndex.create(
-        _local(place), dimension, model=model, fingerprint=fingerprint, precision=precision
-    )
+    engine, where = _engine(place)
+    made: Index = engine.create(where, dimension, model=model, fingerprint=fingerprint, precision=precision)
+    return made
 
 
 def index_exists(place: str | Path) -> bool:
     """Whether there is an index to open."""
-    if (url := _database_url(place)) is not None:
-        from diptych.index.postgres.index import PostgresIndex
-
-        return PostgresIndex.exists(url)
-    return (_local(place) / "index.db").is_file()
+    engine, where = _engine(place)
+    return bool(engine.exists(where))
 
 
 def shown(place: str | Path) -> str:
     """A place as messages show it: a database's URL without the password."""
-    if (url := _database_url(place)) is None:
+    if _scheme(place) is None:
         return str(place)
-    return re.sub(r"(?<=[?&]password=)[^&]*", "", re.sub(r"(://[^:@/]*):[^@/]*@", r"\1@", url, count=1))
+    hidden = re.sub(r"(://[^:@/]*):[^@/]*@", r"\1@", str(place), count=1)
+    return re.sub(r"(?<=[?&]password=)[^&]*", "", hidden)
 
 
-def _database_url(place: str | Path) -> str | None:
-    """The place when it is a PostgreSQL database, whose driver is imported only then."""
-    if isinstance(place, str) and place.startswith(("postgresql://", "postgres://")):
-        return place
-    return None
-
-
-def _local(place: str | Path) -> Path:
-    if isinstance(place, str) and "://" in place:
-        scheme = place.split("://", 1)[0]
+def _engine(place: str | Path) -> tuple[Any, str | Path]:
+    scheme = _scheme(place)
+    if scheme is None:
+        return EmbeddedIndex, Path(place).expanduser()
+    if scheme not in ENGINES:
+        known = " or ".join(f"{name}://" for name in ENGINES)
         raise SettingsError(
-            f"no index engine is known for '{scheme}://': give the path of a folder, or a postgresql:// URL."
+            f"no index engine is known for '{scheme}://': give the path of a folder, or a {known} URL."
         )
-    return Path(place).expanduser()
+    module, _, name = ENGINES[scheme].partition(":")
+    return getattr(importlib.import_module(module), name), str(place)
+
+
+def _scheme(place: str | Path) -> str | None:
+    return place.split("://", 1)[0] if isinstance(place, str) and "://" in place else None

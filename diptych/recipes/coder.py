@@ -168,9 +168,9 @@ def build(settings: Settings, captions: Captions) -> Method:
 
 def check(settings: Settings, captions: Captions) -> None:
     """Refuse settings that contradict each other, or would be paid for and not used."""
-    if settings.objective != "triplet":
+    if settings.objective == "triplet":
         raise SettingsError(
-            f"CODER's instance loss is chosen by --loss: leave out --objective {settings.objective}."
+            "CODER's instance loss is chosen by --loss: give --loss triplet, not --objective."
         )
     if settings.loss == "dcl" and settings.margin != Settings.margin:
         raise SettingsError("--margin is that of the triplet loss: give DCL's as --contrast_margin.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from diptych.data.captions import Captions
+from diptych.evaluation.evaluator import Evaluator
+from diptych.objectives.expressions import OWN, parse_objective
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method
 
@@ -41,10 +43,23 @@ class Table:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One paper: ``build(settings, training captions)`` composes the method."""
+    """One paper: ``compose(settings, training captions)`` makes the method in the paper's way.
+
+    ``evaluators(settings)`` measure its runs while they train and in ``diptych evaluate``; by default retrieval alone.
+    """
 
     name: str
     title: str
     settings: type[TrainingSettings]
-    build: Callable[[Any, Captions], Method]
+    compose: Callable[[Any, Captions], Method]
     tables: Mapping[str, Table] = field(default_factory=dict)
+    evaluators: Callable[[Any], Sequence[Evaluator]] | None = None
+
+    def build(self, settings: Any, captions: Captions) -> Method:
+        """The method for the given training data, with the loss that ``--objective`` asks for."""
+        method = self.compose(settings, captions)
+        if self.evaluators is not None:
+            method = replace(method, evaluators=self.evaluators(settings))
+        if settings.objective == OWN:
+            return method
+        return replace(method, objective=parse_objective(settings.objective, method.objective, settings))

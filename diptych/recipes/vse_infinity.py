@@ -11,10 +11,7 @@ from typing import Literal
 
 from diptych import named
 from diptych.data.captions import Captions
-from diptych.objectives.combine import SwitchAt
-from diptych.objectives.contrastive import InfoNCE
-from diptych.objectives.objective import Objective
-from diptych.objectives.triplet import Triplet
+from diptych.objectives.expressions import triplet
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.retriever import Retriever
 from diptych.settings import TrainingSettings, setting
@@ -40,7 +37,6 @@ class Settings(TrainingSettings):
         "both", "which sides lose elements (Table 2)"
     )
     drop: float = setting(0.2, "Size Augmentation's rate", low=0, high=0.95)
-    objective: Literal["triplet", "info_nce"] = setting("triplet", "hinge of the paper, or InfoNCE")
     info_nce_temperature: float = setting(
         0.07, "temperature InfoNCE starts from and learns", low=1e-3, high=1
     )
@@ -84,21 +80,10 @@ def build(settings: Settings, captions: Captions) -> Method:
     )
     return Method(
         retriever,
-        objective(settings),
+        triplet(settings),
         multipliers=named.multipliers(retriever, settings),
         train_from=named.train_from(retriever, settings),
     )
-
-
-def objective(settings: Settings) -> Objective:
-    """All negatives first, then the hardest (Eq. 1); or InfoNCE, where texts of one image are positives together."""
-    mask = settings.mask_same_image
-    if settings.objective == "info_nce":
-        same: Literal["positive", "negative"] = "positive" if mask else "negative"
-        return InfoNCE(settings.info_nce_temperature, learned=True, clamp=(0.01, 1.0), same_image=same)
-    every = Triplet(settings.margin, negatives="all", mask_same_image=mask)
-    hardest = Triplet(settings.margin, negatives="hardest", mask_same_image=mask)
-    return SwitchAt(every, hardest, epoch=settings.all_negatives_epochs)
 
 
 def _row(name: str, numbers: tuple[float, float, float, float], **changes: object) -> Row:

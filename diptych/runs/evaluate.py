@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from diptych.data.formats import open_captions
 from diptych.data.prepared import Prepared
 from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import CheckpointError, DataError, SettingsError
+from diptych.evaluation.evaluator import Evaluator, Retrieval
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
+from diptych.recipes import RECIPES
 from diptych.reranking import RerankedScores
 from diptych.retriever import Retriever
 from diptych.runs.train import training_splits
 from diptych.scores import MeanScores, Scores
+from diptych.settings import from_json
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
 
@@ -35,14 +38,17 @@ def evaluate_runs(
     rerank: int = 0,
     reranker: Sequence[Path] = (),
     score_matrix: Path | None = None,
-    precision: str = "no",
     output: Path | None = None,
+    device: str = "auto",
+    compute_precision: str = "no",
+    say: Callable[[torch.device], None] | None = None,
     show_progress: bool = True,
 ) -> Report:
     """The report of one model, or of several as an ensemble: the mean of their score matrices.
 
     With ``rerank`` and ``reranker``, the pair scorers of other runs judge the best of each query. ``score_matrix``
-    is a file that the scores are computed into first (see ``stored_scores``).
+    is a file that the scores are computed into first (see ``stored_scores``). What the recipe of a run measures
+    beside retrieval comes first. ``say`` is told the device.
     """
     if bool(rerank) != bool(reranker):
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
@@ -50,15 +56,16 @@ def evaluate_runs(
         raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
     every = [*runs, *reranker]
     views = views_of(every, data, split)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    models = [Retriever.from_pretrained(run, device, precision) for run in every]
+    models = [Retriever.from_pretrained(run, device, compute_precision) for run in every]
     for run, model in zip(reranker, models[len(runs) :], strict=True):
         if model.scorer is None:
             raise SettingsError(
                 f"{run} has no pair scorer to re-rank with: give a run of 'sgr' or 'saf', for instance."
             )
+    if say is not None:
+        say(models[0].device)
     prepared = [
-        prepare(model, view, device=device, show_progress=show_progress)
+        prepare(model, view, device=str(model.device), show_progress=show_progress)
         for model, view in zip(models, views, strict=True)
     ]
     rules: dict[str, Any] = {
@@ -81,6 +88,9 @@ def evaluate_runs(
             show_progress=show_progress,
             **rules,
         )
+    own = own_evaluators(runs[0]) if len(every) == 1 else ()
+    groups = [evaluator(models[0], prepared[0], show_progress=show_progress) for evaluator in own]
+    report = Report((*groups, *report.groups))
     if output is not None:
         report.save(output)
     return report
@@ -107,6 +117,18 @@ def _reranked(
             )
         )  # fmt: skip
     return judged[0] if len(judged) == 1 else MeanScores(judged)
+
+
+def own_evaluators(run: Path) -> Sequence[Evaluator]:
+    """What the recipe of a run measures beside retrieval."""
+    if not (run / "run.json").is_file():
+        return ()
+    found = read_run(run)
+    recipe = RECIPES.get(found["recipe"])
+    if recipe is None or recipe.evaluators is None:
+        return ()
+    evaluators = recipe.evaluators(from_json(recipe.settings, found["settings"]))
+    return [evaluator for evaluator in evaluators if not isinstance(evaluator, Retrieval)]
 
 
 def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Captions]:

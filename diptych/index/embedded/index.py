@@ -71,6 +71,11 @@ class EmbeddedIndex(Engine):
         Store.create(Path(path), dimension, precision, model, fingerprint)
         return cls(path, writable=True)
 
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        """Whether there is an index in this folder."""
+        return (Path(path) / "index.db").is_file()
+
     @classmethod
     def open(
         cls, path: str | Path, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
