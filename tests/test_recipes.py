@@ -163,7 +163,9 @@ def test_any_objective_on_any_host(name: str, captions: Captions) -> None:
     method, settings = built(name, captions, objective="own + 0.5*info_nce + dcl")
     batch = next(loader_of(method, captions, settings).epoch(0))
     method.objective.start_epoch(1)
-    run = Step(method, method.retriever.train(), build_optimizer(method, settings), Accelerator(cpu=True), 0.0)
+    run = Step(
+        method, method.retriever.train(), build_optimizer(method, settings), Accelerator(cpu=True), 0.0
+    )
     _, _, terms = run(batch)
     assert {"info_nce", "dcl"} <= set(terms)
     assert len(terms) >= 3
