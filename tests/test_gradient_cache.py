@@ -28,6 +28,7 @@ from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
 from diptych.retriever import Retriever, Tower
 from diptych.training.gradient_cache import CachedStep
+from diptych.training.log import read_log
 from diptych.training.method import Method
 from diptych.training.step import Step
 from diptych.twin import Twin
@@ -152,6 +153,22 @@ def test_two_processes_in_pieces_match_one_whole(tmp_path: Path) -> None:
     subprocess.run(command(data, one, f"--output_dir={one}", *flags), check=True, capture_output=True)
     torchrun(*command(data, two, f"--output_dir={two}", *flags, "--micro_batch=2")[3:])
     assert losses(two) == pytest.approx(losses(one), rel=1e-4)
+
+
+def test_pieces_and_processes_see_every_look(tmp_path: Path) -> None:
+    """Clean and augmented looks of two processes, gathered: in pieces as in one go."""
+    data = precomputed(tmp_path / "toy_precomp")
+    flags = ["--epochs=1", "--batch_size=12", "--dim=16", "--heads=2", "--min_count=1", "--word_dim=8", "--log_steps=1",
+             "--image_encoder=grid", "--dropout=0", "--learning_rate=0.01"]  # fmt: skip
+    found = {}
+    for name, further in (("whole", []), ("pieces", ["--micro_batch=4"])):
+        torchrun("train", "cookie", f"--data={data}", f"--output_dir={tmp_path / name}", *flags, *further)
+        lines = read_log(tmp_path / name / "log.jsonl")
+        found[name] = [
+            [line[term] for term in ("cross", "visual", "textual")] for line in lines if "cross" in line
+        ]
+    assert len(found["whole"]) == 10
+    assert found["pieces"] == [pytest.approx(line, rel=1e-4) for line in found["whole"]]
 
 
 def test_the_command_line_refuses_batch_statistics(tmp_path: Path) -> None:

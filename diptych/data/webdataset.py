@@ -105,7 +105,7 @@ def tars(path: Path) -> list[Path]:
         return [path] if _is_tar(path.name) else []
     if not _is_tar(path.name):
         return []
-    named = list(expand(str(path)))
+    named = dict.fromkeys(expand(str(path)))  # braces inside braces name some files twice
     found = [Path(name) for pattern in named for name in (sorted(glob.glob(pattern)) or [pattern])]
     # a pattern names what should be there: a shard of it that is absent is for the reader to report
     return found if any(file.exists() for file in found) else []
