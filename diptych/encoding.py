@@ -6,8 +6,8 @@
     GPU       copy in, encode                 batch 2   batch 3
     host      take results                batch 1   batch 2
 
-Batches come and go in order, a bounded number at a time. One batch alone (a search query) uses no thread. On a CPU the
-batches are those of a plain loop, so the numbers are too.
+Batches come and go in order, a bounded number at a time. One batch alone (a search query) is read by no thread. On a
+CPU the batches are those of a plain loop, so the numbers are too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -40,10 +41,14 @@ T = TypeVar("T")
 I = TypeVar("I", Features, Inputs)  # noqa: E741
 
 CPU_THREADS = 1  # beside a model that uses all cores
-GPU_THREADS = 8  # as many as keep a GPU busy with features from memory; decoding pictures takes all there are
-IMAGES = {"cpu": 64, "cuda": 256}  # of a batch
-TEXTS = {"cpu": 256, "cuda": 256}
-PACKED_TEXTS = 1024  # of a batch without padding: some 14,000 tokens
+FEATURE_THREADS = 4  # that read stored features for a GPU
+TEXT_THREADS = 2  # the tokenizer has more of its own
+PICTURE_THREADS = 8  # that decode pictures for a GPU
+IMAGES = 64  # of a batch
+GPU_PICTURES = 128
+GPU_FEATURES = 512  # launching the few kernels of such a batch takes as long as computing them
+TEXTS = 256
+PACKED_TEXTS = 2048  # of a batch without padding: some 28,000 tokens
 LONG_TEXTS = 64  # of a batch of texts that are too long to pack
 PICTURES = 4  # decoded at a time by one thread, before they are made small
 UNREAD = 3  # batches whose results are still on their way back
@@ -88,14 +93,14 @@ def image_batches(
     store: Any, image_input: ImageInput, batch_size: int | None, device: torch.device, show_progress: bool
 ) -> Iterator[tuple[slice, Inputs]]:
     """Which images, and their inputs on the device, batch by batch, in order."""
-    size = batch_size or IMAGES.get(device.type, IMAGES["cpu"])
+    pinned, features = device.type == "cuda", _are_features(store)
+    size = batch_size or ((GPU_FEATURES if features else GPU_PICTURES) if pinned else IMAGES)
     jobs = [slice(start, min(start + size, len(store))) for start in range(0, len(store), size)]
-    pinned = device.type == "cuda"
 
     def read(job: slice) -> tuple[slice, Inputs]:
         return job, _pin(_image_inputs(store, job, image_input, pinned), pinned)
 
-    threads = _threads(len(jobs), device)
+    threads = _threads(len(jobs), device, FEATURE_THREADS if features else PICTURE_THREADS)
     if isinstance(store, list | tuple) and len({id(item) for item in store}) < len(store):
         threads = min(threads, 1)  # Pillow must not load one picture in two threads
     found = read_ahead(jobs, read, threads, device)
@@ -123,7 +128,7 @@ def text_batches(
     else:
         texts = texts if isinstance(texts, TextStore) else text_input.read(texts)
         order = sorted(range(len(texts)), key=texts.size)
-        size = batch_size or TEXTS.get(device.type, TEXTS["cpu"])
+        size = batch_size or TEXTS
         jobs = [order[start : start + size] for start in range(0, len(order), size)]
     pinned = device.type == "cuda"
 
@@ -133,35 +138,35 @@ def text_batches(
             return [(job, _pin(texts.collate(job), pinned))]
         return [(rows, _pin(batch, pinned)) for rows, batch in _packed(texts, job, text_input)]
 
-    # the tokenizer has threads of its own
-    threads = min(_threads(len(jobs), device), 2)
-    found = read_ahead(jobs, read, threads, device)
+    found = read_ahead(jobs, read, _threads(len(jobs), device, TEXT_THREADS), device)
     parts = (part for parts in track(found, "encode texts", len(jobs), show_progress) for part in parts)
     yield from _moved(parts, device)
 
 
 def collect(found: Iterable[tuple[slice | Rows, Tensor]], out: Tensor) -> Tensor:
-    """``out`` with its rows filled in; vectors on a GPU are copied while it computes the next."""
-    waiting: deque[tuple[slice | Rows, Tensor, torch.cuda.Event | None]] = deque()
+    """``out`` with its rows filled in; vectors on a GPU are copied and put there while it computes the next."""
 
-    def take() -> None:
-        rows, vectors, copied = waiting.popleft()
+    def put(rows: slice | Rows, vectors: Tensor, copied: torch.cuda.Event | None) -> None:
         if copied is not None:
             copied.synchronize()
-        out[rows if isinstance(rows, slice) else torch.as_tensor(rows)] = vectors.float()
+        with torch.inference_mode():  # which a thread does not inherit
+            out[rows if isinstance(rows, slice) else torch.as_tensor(rows)] = vectors.float()
 
-    for rows, vectors in found:
-        copied = None
-        if vectors.is_cuda:
+    waiting: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1, "collect") as executor:
+        for rows, vectors in found:
+            if not vectors.is_cuda:
+                put(rows, vectors, None)
+                continue
             with torch.cuda.device(vectors.device):
-                vectors = vectors.to("cpu", non_blocking=True)  # into pinned memory
+                there = vectors.to("cpu", non_blocking=True)  # into pinned memory
                 copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 copied.record()
-        waiting.append((rows, vectors, copied))
-        if copied is None or len(waiting) > UNREAD:
-            take()
-    while waiting:
-        take()
+            waiting.append(executor.submit(put, rows, there, copied))
+            if len(waiting) > UNREAD:
+                waiting.popleft().result()
+        for last in waiting:
+            last.result()
     return out
 
 
@@ -233,8 +238,13 @@ def _moved(batches: Iterable[tuple[K, I]], device: torch.device) -> Iterator[tup
         yield key, there
 
 
-def _threads(jobs: int, device: torch.device) -> int:
+def _threads(jobs: int, device: torch.device, most: int) -> int:
     if jobs < 2:
         return 0
-    cores = os.cpu_count() or 1
-    return min(jobs, cores, GPU_THREADS) if device.type == "cuda" else CPU_THREADS
+    return min(jobs, os.cpu_count() or 1, most) if device.type == "cuda" else CPU_THREADS
+
+
+def _are_features(store: Any) -> bool:
+    if isinstance(store, list | tuple):
+        return len(store) > 0 and isinstance(store[0], np.ndarray) and store[0].dtype != np.uint8
+    return holds_features(store)
