@@ -84,6 +84,11 @@ class Ragged:
         at = torch.where(mask, starts[:, None] + places[None], 0)
         return Features(self.values[at].float(), mask)
 
+    def split(self) -> list[Tensor]:
+        """Each set alone, (L, D)."""
+        sizes: list[int] = (self.bounds[1:] - self.bounds[:-1]).tolist()
+        return list(torch.split(self.values, sizes))
+
     def permuted(self, order: Tensor) -> Ragged:
         """The same sets in another order: set i becomes the old set ``order[i]``."""
         starts, sizes = self.bounds[:-1][order], (self.bounds[1:] - self.bounds[:-1])[order]

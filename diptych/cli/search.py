@@ -71,6 +71,12 @@ def index() -> None:
     help="store the labels that a label-wise model predicts, to filter by, with their scores",
 )
 @click.option(
+    "--local_features",
+    "--local-features",
+    is_flag=True,
+    help="store what the model's pair scorer reads of each image beside the index: quick re-ranking, large files",
+)
+@click.option(
     "--batch_size",
     "--batch-size",
     default=64,
@@ -89,6 +95,7 @@ def build(
     approximate: bool | None,
     codes: bool,
     labels: bool,
+    local_features: bool,
     batch_size: int,
     device: str,
     compute_precision: str,
@@ -106,12 +113,18 @@ def build(
     place = place or default_place(path)
     built, _ = _bring_up_to_date(
         run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
-        approximate_above=above, codes=codes or None, labels=labels, device=device, compute_precision=compute_precision,
+        approximate_above=above, codes=codes or None, labels=labels, local_features=local_features, device=device,
+        compute_precision=compute_precision,
     )  # fmt: skip
     click.echo(
         f"{shown(place)}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, "
         f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped)"
     )
+    if local_features:
+        from diptych.index.local_features import features_place
+
+        file = features_place(place)
+        click.echo(f"{file}: local features, {file.stat().st_size / 1e6:.1f} MB")
     named = shlex.quote(shown(place))
     click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
 
@@ -300,6 +313,11 @@ def model_of(
     help="re-rank the top N hits with the model's pair scorer",
 )
 @click.option(
+    "--reranker",
+    multiple=True,
+    help="re-rank with the pair scorer of this run instead (may be repeated: the mean of their scores)",
+)
+@click.option(
     "--exact/--approximate",
     default=None,
     help="score every item, or use the approximate index (default: that, where the index has one)",
@@ -328,6 +346,7 @@ def search(
     like: str | None,
     hybrid: bool,
     rerank: int,
+    reranker: tuple[str, ...],
     exact: bool | None,
     chance: float | None,
     everything: bool,
@@ -351,6 +370,8 @@ def search(
 
     if as_json and paths:
         raise click.UsageError("--json and --paths do not go together: choose one.")
+    if reranker and not rerank:
+        raise click.UsageError("--reranker re-ranks the top N hits: give --rerank N too.")
     named = place if is_pretrained_name(place) else None
     if named is not None:
         path, query = pictures_of(named, query[:1]), query[1:]
@@ -361,7 +382,12 @@ def search(
         retriever, name = (
             (ready, named) if named is not None else model_of(opened, model, device, compute_precision)
         )
-        searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls)
+        judge = None
+        if rerank:
+            from diptych.index.reranking import reranker_of
+
+            judge = reranker_of(place, retriever, reranker)
+        searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls, pair_scorer=judge)
         hits = searcher.search(
             asked, k, kind=kind, filter=condition, hybrid=hybrid, rerank=rerank,
             chance=chance or (CHANCE if query else None), exact=exact, frames=frames,

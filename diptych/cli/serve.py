@@ -54,6 +54,12 @@ def limit_flags(command: Command) -> Command:
     type=click.Path(path_type=Path),
     help="serve pictures only from below this folder (default: the indexed ones); repeatable",
 )
+@click.option(
+    "--reranker",
+    "rerankers",
+    multiple=True,
+    help="re-rank with the pair scorer of this run (default: the model's own); repeatable: their mean",
+)
 @limit_flags
 @device_flags
 def serve(
@@ -68,6 +74,7 @@ def serve(
     cors: tuple[str, ...],
     host_names: tuple[str, ...],
     roots: tuple[Path, ...],
+    rerankers: tuple[str, ...],
     device: str,
     compute_precision: str,
     **limits: Any,
@@ -93,6 +100,6 @@ def serve(
     say_device(served.device)
     serve(
         place, served, model_name=model or "", host=host, port=port, token=token, private=private,
-        allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None,
+        allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None, rerankers=rerankers,
         limits=Limits(**{name.removeprefix("max_"): value for name, value in given(limits).items()}),
     )  # fmt: skip

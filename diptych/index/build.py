@@ -20,6 +20,7 @@ from diptych.data.problems import Problems
 from diptych.data.video_files import is_video
 from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
 from diptych.index.collection_files import CollectionFiles
+from diptych.index.local_features import Local, LocalFeatures, features_place
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.protocol import KINDS, Collection, Index, Item, Precision, Vectors
 from diptych.model import Model
@@ -66,6 +67,7 @@ def index_collection(
     approximate_above: int | None = APPROXIMATE_ABOVE,
     codes: bool | None = None,
     labels: bool = False,
+    local_features: LocalFeatures | bool = False,
     show_progress: bool = False,
 ) -> Built:
     """Bring an index in line with a collection, creating it if need be.
@@ -77,14 +79,20 @@ def index_collection(
     the same index by its ``name`` and root. From ``approximate_above`` items of a kind on, the index is given
     an approximate index of them (None: never): a graph, with ``codes`` a table of binary codes. ``precision`` is
     that of a new index, float32 unless given. With ``labels``, the labels that the model predicts of an image are
-    columns of it and of its texts: ``predicted_labels`` and, in the same order, ``label_scores``.
+    columns of it and of its texts: ``predicted_labels`` and, in the same order, ``label_scores``. With
+    ``local_features``, those that the model's pair scorer reads are stored beside the index, for re-ranking.
     """
     absent = _Absent()
     captions = source if isinstance(source, Captions) else open_captions(source, problems=absent)
     if len(captions.images) == 0:
         raise DataError(f"{captions.name} has no images: an index needs at least one.")
+    if local_features and getattr(model, "scorer", None) is None:
+        raise SettingsError(
+            "this model has no pair scorer, which local features are for: index without --local_features."
+        )
     if isinstance(place, str | Path):
         fingerprint = model.fingerprint()
+        beside = features_place(place) if local_features is True else None
         fresh = not index_exists(place)
         if not fresh:
             index = open_index(place, writable=True, fingerprint=fingerprint, model=model_name)
@@ -95,6 +103,8 @@ def index_collection(
         try:
             with index:
                 _check_precision(index, precision)
+                if beside is not None:
+                    local_features = LocalFeatures(beside, fingerprint, create=True)
                 built = index_collection(
                     model,
                     captions,
@@ -105,6 +115,7 @@ def index_collection(
                     approximate_above=approximate_above,
                     codes=codes,
                     labels=labels,
+                    local_features=local_features,
                     show_progress=show_progress,
                 )
         except DiptychError:
@@ -118,7 +129,8 @@ def index_collection(
         raise SettingsError(
             "this model predicts no labels: index with a label-wise model, or without labels."
         )
-    built = _Sync(model, captions, place, name, texts, batch_size, labeller).run(show_progress)
+    store = local_features if isinstance(local_features, LocalFeatures) else None
+    built = _Sync(model, captions, place, name, texts, batch_size, labeller, store).run(show_progress)
     for kind in KINDS if approximate_above is not None else ():
         if place.count(kind) >= max(1, approximate_above or 0):
             try:
@@ -147,6 +159,7 @@ class _Work:
     vector: Vectors | None
     texts: list[Item]
     count: int
+    local: Local | None = None
 
 
 class _Sync:
@@ -161,9 +174,11 @@ class _Sync:
         texts: bool,
         batch_size: int,
         labeller: Labeller | None = None,
+        local: LocalFeatures | None = None,
     ) -> None:
         self.model, self.captions, self.index, self.labeller = model, captions, index, labeller
         self.with_texts, self.batch_size = texts, batch_size
+        self.local, self.stored = local, local.contents() if local is not None else {}
         self.further = [PREDICTED] if labeller else []  # columns whose values are known only after encoding
         self.texts_of = captions.texts_of()
         self.files = CollectionFiles(captions)
@@ -204,6 +219,8 @@ class _Sync:
         gone = [id for id in self.known if id not in self.seen]
         for start in range(0, len(gone), 10_000):
             self.index.delete(gone[start : start + 10_000])
+            if self.local is not None:
+                self.local.remove(gone[start : start + 10_000])
         self.built.removed = len(self.known_images.intersection(gone))
         return self.built
 
@@ -224,8 +241,10 @@ class _Sync:
             # a file that was only touched, or whose texts alone changed, keeps its vector
             same = bool(before) and self.files.content(before) == self.files.content(key)
             same = same and self.labeller is None  # labels are predicted from the picture
+            lacking = self.local is not None and self.stored.get(id) != content
+            same = same and not lacking
             work = None
-            if self.known.get(id) != content or changed:
+            if self.known.get(id) != content or changed or lacking:
                 picture = None if same else self.captions.images[row]
                 item = Item(
                     id=id,
@@ -277,6 +296,10 @@ class _Sync:
                 }
                 work.item = replace(work.item, metadata={**work.item.metadata, **told})
                 work.texts = [replace(text, metadata={**text.metadata, **told}) for text in work.texts]
+        if self.local is not None:
+            model: Any = self.model  # a retriever with a scorer, as ``index_collection`` checked
+            for work, local in zip(pending, model.encode_image_features(pictures).split(), strict=True):
+                work.local = local.numpy()
         for work, vector in zip(pending, np.asarray(rows, np.float32), strict=True):
             work.vector, work.picture = vector, None
 
@@ -290,6 +313,8 @@ class _Sync:
         if texts:
             rows += list(np.asarray(self.model.encode_text([text.text for text in texts]), np.float32))
         self.index.update([work.item for work in works] + texts, np.stack(rows))
+        if self.local is not None:
+            self.local.put((w.item.id, w.item.content, w.local) for w in works if w.local is not None)
         updated = sum(work.item.id in self.known for work in works)
         self.built.updated += updated
         self.built.added += len(works) - updated

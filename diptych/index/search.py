@@ -40,8 +40,9 @@ class PairScorer(Protocol):
 class Searcher:
     """An index and the model it was made with.
 
-    ``pair_scorer`` (without it, the model's own attribute of that name, where it has one) re-ranks when a search
-    asks for it. ``allow_urls`` lets a query name images by address.
+    ``pair_scorer`` re-ranks when a search asks for it; without it, the model's own where it has one (a ``Retriever``
+    with a scorer computes local features from the files of the hits). ``allow_urls`` lets a query name images
+    by address.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Searcher:
         if info.fingerprint != fingerprint:
             raise other_model(info.path, (info.model, info.fingerprint), (model_name, fingerprint))
         self.index, self.model = index, model
-        self.pair_scorer: PairScorer | None = pair_scorer or getattr(model, "pair_scorer", None)
+        self.pair_scorer: PairScorer | None = pair_scorer or _own_scorer(model)
         self.allow_urls = allow_urls
         self._tokenizer = Tokenizer()
 
@@ -237,6 +238,17 @@ class Searcher:
         if not self.allow_urls:
             raise QueryError(f"{term.value} is a web address: download the image and give its path.")
         return open_image(_download(str(term.value)), name=str(term.value))
+
+
+def _own_scorer(model: Model) -> PairScorer | None:
+    found: PairScorer | None = getattr(model, "pair_scorer", None)
+    if found is None and getattr(model, "scorer", None) is not None:
+        from diptych.index.reranking import Reranker
+        from diptych.retriever import Retriever
+
+        assert isinstance(model, Retriever)
+        return Reranker([model])
+    return found
 
 
 def as_query(query: str | Query | ImageLike) -> Query:

@@ -50,13 +50,15 @@ def serve(
     hosts: Sequence[str] | None = None,
     allow_urls: bool = False,
     model_name: str = "",
+    rerankers: Sequence[str | Path] = (),
     log_level: str = "warning",
 ) -> None:
     """Serve an index (a path or a database URL) until interrupted.
 
     ``model`` is a model, or the folder of one. On any address but loopback, and wherever it is ``private``, a
     token is required, and needed for everything. Port 0 takes a free one. ``hosts`` are the names the service
-    answers to beside those of loopback; not on loopback and without them, it answers to any.
+    answers to beside those of loopback; not on loopback and without them, it answers to any. ``rerankers`` are runs
+    whose pair scorers re-rank; without them, the model's own does, where it has one.
     """
     reachable = not is_loopback(host)
     check_token(token)
@@ -71,6 +73,8 @@ def serve(
 
             model_name = model_name or str(model)
             model = Retriever.from_pretrained(model)
+        from diptych.index.reranking import reranker_of
+
         with open_index(place) as index:
             fingerprint = index.info.fingerprint  # the model's, or the application refuses the index below
             own = _shown(listening)  # the address it announces, which may be 127.0.0.2
@@ -78,6 +82,7 @@ def serve(
             app = create_app(
                 index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
                 origins=origins, allow_urls=allow_urls, model_name=model_name,
+                pair_scorer=reranker_of(place, model, rerankers),
                 writer=lambda: _writer(place, fingerprint),
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused

@@ -1,0 +1,97 @@
+"""Local features of indexed images, in a file beside the index: what re-ranking reads instead of encoding again."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.errors import IndexFault, SettingsError
+from diptych.index.protocol import Item
+from diptych.storage import storing
+
+Local = NDArray[np.float16]
+"""The elements (L, D) of one image."""
+
+SUFFIX = ".features"  # behind the name of the index
+_LAYOUT = """
+create table if not exists features (
+  model text not null, id text not null, content text not null, elements integer not null, data blob not null,
+  primary key (model, id)
+) without rowid
+"""
+
+
+def features_place(index: str | Path) -> Path:
+    """The file of an index on disk; an index in a database has none."""
+    if "://" in str(index):
+        raise SettingsError(
+            "local features lie in a file beside an index folder, and this index is in a database: leave out "
+            "--local_features, and re-ranking computes them again for every query."
+        )
+    place = Path(index).expanduser()
+    return place.with_name(place.name + SUFFIX)
+
+
+class LocalFeatures:
+    """Float16 features by model and image id, each valid for the content it was computed from.
+
+    A file of SQLite: what was written is there after a crash, and readers go on while a writer writes.
+    """
+
+    def __init__(self, path: Path, model: str, *, create: bool = False) -> None:
+        self.path, self.model = path, model
+        self._lock = threading.Lock()  # one connection, any thread
+        with storing(path):
+            try:
+                self._database = sqlite3.connect(path, check_same_thread=False)
+                if create:
+                    self._database.execute("pragma journal_mode = wal")
+                    self._database.execute(_LAYOUT)
+                    self._database.commit()
+                self._database.execute("select 1 from features limit 1")
+            except sqlite3.DatabaseError as error:
+                raise IndexFault(
+                    f"{path} is no file of local features ({error}): remove it, and index again with --local_features."
+                ) from error
+
+    def contents(self) -> dict[str, str]:
+        """The content that each image's features were computed from, by id."""
+        with self._lock:
+            return dict(
+                self._database.execute("select id, content from features where model = ?", (self.model,))
+            )
+
+    def put(self, found: Iterable[tuple[str, str, Local]]) -> None:
+        """Write features of images, (id, content, elements) each, in one transaction."""
+        rows = [(self.model, id, content, len(local), local.tobytes()) for id, content, local in found]
+        with self._lock, storing(self.path), self._database:
+            self._database.executemany("insert or replace into features values (?, ?, ?, ?, ?)", rows)
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Forget images."""
+        with self._lock, storing(self.path), self._database:
+            rows = [(self.model, id) for id in ids]
+            self._database.executemany("delete from features where model = ? and id = ?", rows)
+
+    def get(self, items: Sequence[Item]) -> Mapping[str, Local]:
+        """The features of those items that have any for their present content."""
+        found: dict[str, Local] = {}
+        with self._lock:
+            for item in items:
+                row: Any = self._database.execute(
+                    "select content, elements, data from features where model = ? and id = ?",
+                    (self.model, item.id),
+                ).fetchone()
+                if row is not None and row[0] == item.content:
+                    found[item.id] = np.frombuffer(row[2], np.float16).reshape(row[1], -1)
+        return found
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._database.close()

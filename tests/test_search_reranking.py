@@ -1,0 +1,190 @@
+"""Re-ranking of search hits by a pair scorer: stored and computed local features, the command line, bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import diptych, refused
+from small import pictures, precomputed, texts
+
+from diptych.data.formats import open_captions
+from diptych.errors import IndexFault, QueryError, SettingsError
+from diptych.index.build import index_collection
+from diptych.index.local_features import LocalFeatures, features_place
+from diptych.index.opening import open_index
+from diptych.index.protocol import Item, Query, Term
+from diptych.index.reranking import Reranker, reranker_of
+from diptych.index.search import Searcher
+from diptych.recipes import RECIPES
+from diptych.retriever import Retriever
+
+SMALL = {"dim": 16, "similarity_dim": 8, "min_count": 1, "word_dim": 8, "image_size": 64}
+
+
+def model_for(data: str, kind: str = "sgr", seed: int = 0) -> Retriever:
+    torch.manual_seed(seed)
+    recipe = RECIPES[kind]
+    model = recipe.build(recipe.settings(**SMALL), open_captions(data)).retriever.eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        for parameter in model.scorer.parameters():  # type: ignore[union-attr]
+            parameter.mul_(3)
+    return model
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for path, line in zip(pictures(folder, 6), texts(6), strict=True):
+        path.with_suffix(".txt").write_text(line + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(photos: Path) -> Retriever:
+    return model_for(str(photos))
+
+
+@pytest.fixture
+def place(photos: Path, model: Retriever, tmp_path: Path) -> Path:
+    index_collection(model, photos, tmp_path / "i.index", local_features=True)
+    return tmp_path / "i.index"
+
+
+def expected_order(model: Retriever, photos: Path, query: str) -> list[str]:
+    captions = open_captions(str(photos))
+    scores = model.scores(captions.images, [query]).tile(slice(None), slice(None))[:, 0]
+    return [str(captions.image_ids[i]) for i in scores.argsort(descending=True)]
+
+
+def test_hits_come_in_the_order_of_the_pair_scorer(place: Path, photos: Path, model: Retriever) -> None:
+    with open_index(place) as index:
+        plain = Searcher(index, model)  # computes local features from the files
+        stored = Searcher(index, model, pair_scorer=reranker_of(place, model))
+        for query in ("a red dog", "the blue house"):
+            expected = expected_order(model, photos, query)
+            found = plain.search(query, 6, rerank=6, chance=None)
+            assert found.ids == expected
+            assert stored.search(query, 6, rerank=6, chance=None).ids == expected
+            assert all({"pair", "similarity"} <= set(hit.details) for hit in found)
+        two = stored.search("a red dog", 6, rerank=2, chance=None).ids
+        nearest = stored.search("a red dog", 6, chance=None).ids
+        assert sorted(two[:2]) == sorted(nearest[:2])
+        assert two[2:] == nearest[2:]
+
+
+def test_texts_are_judged_by_a_picture(place: Path, photos: Path, model: Retriever) -> None:
+    picture = next(iter(sorted(photos.glob("*.png"))))
+    with open_index(place) as index:
+        searcher = Searcher(index, model)
+        hits = searcher.search(picture, 6, kind="text", rerank=6, chance=None)
+        lines = [hit.item.text for hit in hits]
+        scores = model.scores([picture], lines).tile(slice(None), slice(None))[0]
+        assert scores.tolist() == sorted(scores.tolist(), reverse=True)
+        with pytest.raises(QueryError, match="ask for images with words, or for texts with a picture"):
+            searcher.search(picture, 3, kind="image", rerank=3)
+
+
+def test_several_models_and_weighted_terms(place: Path, photos: Path, model: Retriever) -> None:
+    other = model_for(str(photos), "saf", seed=1)
+    with open_index(place) as index:
+        items = [item for item in index.get(sorted(p.name for p in photos.glob("*.png"))) if item is not None]
+        assert len(items) == 6
+        files = [index.file(item) for item in items]
+    terms = Query((Term("red dog"), Term("house", weight=-0.5)))
+    single = [Reranker([one])(terms, items, files) for one in (model, other)]
+    assert Reranker([model, other])(terms, items, files) == pytest.approx(np.mean(single, axis=0).tolist())
+    apart = [Reranker([model])(Query((Term(text),)), items, files) for text in ("red dog", "house")]
+    assert single[0] == pytest.approx(
+        ((np.array(apart[0]) - 0.5 * np.array(apart[1])) / 1.5).tolist(), abs=1e-6
+    )
+
+
+def test_the_file_follows_the_collection(photos: Path, model: Retriever, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in photos.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    place = tmp_path / "c.index"
+    index_collection(model, copy, place)
+    assert not features_place(place).exists()
+    index_collection(model, copy, place, local_features=True)  # an index made before gets its features
+    store = LocalFeatures(features_place(place), model.fingerprint())
+    first = store.contents()
+    assert len(first) == 6
+    (copy / sorted(first)[0]).unlink()
+    changed = copy / sorted(first)[1]
+    changed.write_bytes((copy / sorted(first)[2]).read_bytes())
+    index_collection(model, copy, place, local_features=True)
+    second = store.contents()
+    assert set(second) == set(first) - {sorted(first)[0]}
+    assert [id for id in second if second[id] != first[id]] == [changed.name]
+    stale = Item(changed.name, content=first[changed.name])
+    assert store.get([stale]) == {}  # never the features of what a file was
+    assert LocalFeatures(features_place(place), "another").contents() == {}
+
+
+def test_features_without_files_need_the_store(tmp_path: Path) -> None:
+    data = precomputed(tmp_path / "toy_precomp")
+    model = model_for(str(data))
+    index_collection(model, str(data), tmp_path / "a.index")
+    index_collection(model, str(data), tmp_path / "b.index", local_features=True)
+    with (
+        open_index(tmp_path / "a.index") as index,
+        pytest.raises(QueryError, match="index again with --local_features"),
+    ):
+        Searcher(index, model).search("red dog", 3, rerank=3)
+    with open_index(tmp_path / "b.index") as index:
+        searcher = Searcher(index, model, pair_scorer=reranker_of(tmp_path / "b.index", model))
+        assert len(searcher.search("red dog", 3, rerank=5, chance=None)) == 3
+
+
+def test_bad_input_says_so(photos: Path, model: Retriever, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    recipe = RECIPES["vse-infinity"]
+    settings = recipe.settings(dim=16, min_count=1, word_dim=8, image_size=64)  # type: ignore[call-arg]
+    dual = recipe.build(settings, open_captions(str(photos))).retriever
+    with pytest.raises(SettingsError, match="no pair scorer, which local features are for"):
+        index_collection(dual, photos, tmp_path / "x.index", local_features=True)
+    with pytest.raises(SettingsError, match="no pair scorer to re-rank with"):
+        Reranker([dual])
+    assert reranker_of(tmp_path / "x.index", dual) is None
+    with pytest.raises(SettingsError, match="this index is in a database: leave out --local_features"):
+        index_collection(model, photos, "postgresql://nowhere/x", local_features=True)
+    wrong = tmp_path / "w.index.features"
+    wrong.write_text("nothing")
+    with pytest.raises(IndexFault, match="is no file of local features"):
+        LocalFeatures(wrong, "abc")
+
+
+def test_the_command_line_reranks(photos: Path, model: Retriever, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "sgr")
+    other = model_for(str(photos), "saf", seed=1)
+    other.save_pretrained(tmp_path / "saf")
+    place = tmp_path / "p.index"
+    said = diptych("index", tmp_path / "sgr", photos, "--index", place, "--local_features").stdout
+    assert "p.index.features: local features," in said
+    found = json.loads(diptych("search", place, "a red dog", "--rerank", 6, "--all", "--json").stdout)
+    assert [hit["id"] for hit in found["hits"]] == expected_order(model, photos, "a red dog")
+    both = ["--rerank", 6, "--reranker", tmp_path / "sgr", "--reranker", tmp_path / "saf"]
+    found = json.loads(diptych("search", place, "a red dog", *both, "--all", "--json").stdout)
+    assert len(found["hits"]) == 6
+    diptych("search", place, "a red dog", "--reranker", tmp_path / "sgr", status=2)
+    assert "is not a model folder" in refused("search", place, "a", "--rerank", 2, "--reranker", photos)
+
+
+def test_the_service_reranks(place: Path, photos: Path, model: Retriever) -> None:
+    from diptych.web.limits import Limits
+    from diptych.web.service import Asked, Service
+
+    with open_index(place) as index:
+        service = Service(index, model, limits=Limits(), pair_scorer=reranker_of(place, model))
+        try:
+            assert service.rerank  # the page offers it
+            hits = service.search(Asked(text="a red dog", k=6, rerank=6))
+            assert hits.ids == expected_order(model, photos, "a red dog")
+        finally:
+            service.close()
