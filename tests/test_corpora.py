@@ -321,25 +321,28 @@ def test_two_processes_share_the_batches_of_one(two: Path) -> None:
     assert [a + b for a, b in zip(*both, strict=True)] == alone
 
 
-def test_a_run_says_how_many_images_it_skipped(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from dataclasses import replace
-
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_run_says_how_many_images_it_skipped(
+    damaged: Path, capsys: pytest.CaptureFixture[str], frozen: bool
+) -> None:
+    """Also where a frozen backbone reads every picture once: a second run knows from the cache."""
     from diptych.recipes import RECIPES
     from diptych.runs.train import run_recipe
 
-    samples = {f"{i}": (picture(i), {"caption": f"text {i}"}) for i in range(4)}
-    tar(damaged.parent / "val-0.tar", samples)
+    tar(damaged.parent / "val-0.tar", {f"{i}": (picture(i), {"caption": f"text {i}"}) for i in range(4)})
     path = manifest(damaged.parent, [{"path": "a.tar"}, {"path": "val-0.tar"}])
-    recipe = RECIPES["vse-infinity"]
+    recipe = RECIPES["cookie"]
     settings = recipe.settings(
-        epochs=1, batch_size=4, dim=16, word_dim=8, min_count=1, image_size=32, train_backbone=True
-    )
-    run_recipe(
-        recipe, replace(settings, image_pool="mean", text_pool="mean"), str(path), damaged.parent / "run"
-    )  # type: ignore[call-arg]
-    assert "warning: 2 images could not be read and were skipped: " in capsys.readouterr().out
-    log = [json.loads(line) for line in (damaged.parent / "run/log.jsonl").read_text("utf-8").splitlines()]
-    assert [line["skipped_images"] for line in log if "skipped_images" in line] == [2]
+        epochs=1, batch_size=4, dim=16, heads=2, word_dim=8, min_count=1, image_size=32, augmented_copies=1,
+        train_backbone=not frozen,
+    )  # type: ignore[call-arg]  # fmt: skip
+    for name in ("one", "two"):
+        run_recipe(recipe, settings, str(path), damaged.parent / name)
+        assert "warning: 2 images could not be read and were skipped: " in capsys.readouterr().out
+        log = [
+            json.loads(line) for line in (damaged.parent / name / "log.jsonl").read_text("utf-8").splitlines()
+        ]
+        assert [line["skipped_images"] for line in log if "skipped_images" in line] == [2]
 
 
 SPY = """
@@ -363,7 +366,7 @@ main(sys.argv[3:])
 """
 
 
-def test_a_killed_run_goes_on_at_the_exact_sample(tmp_path: Path) -> None:
+def test_a_killed_pre_training_goes_on_at_the_exact_sample(tmp_path: Path) -> None:
     for shard in range(4):
         samples = {
             f"{i}": (picture(shard + i), {"captions": [f"text {i} a", f"text {i} b"]}) for i in range(5)
@@ -371,12 +374,12 @@ def test_a_killed_run_goes_on_at_the_exact_sample(tmp_path: Path) -> None:
         tar(tmp_path / f"{'val' if shard == 3 else 'train'}-{shard}.tar", samples)
     data = manifest(tmp_path, [{"name": "all", "path": "{train,val}-*.tar"}], window=8)
     flags = ["--batch_size=4", "--save_steps=3", "--epochs=1", "--dim=8", "--word_dim=4", "--min_count=1",
-             "--workers=2", "--image_size=32", "--train_backbone", "--image_pool=mean", "--text_pool=mean"]  # fmt: skip
+             "--workers=2", "--image_size=32", "--train_backbone", "--heads=2"]  # fmt: skip
     start = [sys.executable, "-c", SPY]
-    first = [*start, str(tmp_path / "first"), "5", "train", "vse-infinity", f"--data={data}"]
+    first = [*start, str(tmp_path / "first"), "5", "train", "cookie", f"--data={data}"]
     killed = subprocess.run([*first, f"--output_dir={tmp_path / 'run'}", *flags], capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    resumed = [*start, str(tmp_path / "second"), "-1", "train", "vse-infinity"]
+    resumed = [*start, str(tmp_path / "second"), "-1", "train", "cookie"]
     subprocess.run(
         [*resumed, f"--resume_from_checkpoint={tmp_path / 'run'}"], check=True, capture_output=True
     )

@@ -127,14 +127,19 @@ class PairLoader:
         place, so that every process still has as many, and which it is depends on the data alone.
         """
         store, images = self.captions.images, self.captions.image_of[texts]
+        # a cache of features knows which pictures could not be read when it was made
+        known: Mapping[int, str] = getattr(store, "unreadable", {})
         try:
-            return texts, read_items(store, images, pin_memory=self.pin_memory)
+            if not known or not any(image in known for image in images.tolist()):
+                return texts, read_items(store, images, pin_memory=self.pin_memory)
         except ImageError:
             if self.captions.unreadable == "stop":
                 raise
         items: dict[int, StoredImage] = {}
         for image in np.unique(images).tolist():
             try:
+                if image in known:
+                    raise ImageError(known[image])
                 items[image] = store[image]
             except ImageError as error:
                 self.skipped[image] = str(error)

@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import ImageStore
+from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.images import ImageInput
 from diptych.data.text import CachedTexts, TextStore
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cells import compute_cells
 from diptych.encoders.feature_file import FeatureFile
 from diptych.encoders.transformer import TransformerText
-from diptych.errors import DataError
+from diptych.errors import DataError, ImageError
 from diptych.parts import describe
 from diptych.progress import track
-from diptych.storage import cache_folder
+from diptych.storage import cache_folder, write_text
 
 TEXT_CHUNK = 2048  # texts between two writes
 
@@ -36,12 +37,13 @@ TEXT_CHUNK = 2048  # texts between two writes
 class CachedImages(ArrayStore):
     """The cells of images, (R, C) float16 each, with the ``pictures`` they were computed from.
 
-    Content keys are those of the pictures: it is the same data.
+    Content keys are those of the pictures: it is the same data. ``unreadable`` are rows whose picture could not be
+    read, with the reason; their cells are those of a white picture.
     """
 
-    def __init__(self, path: Path, pictures: ImageStore) -> None:
+    def __init__(self, path: Path, pictures: ImageStore, unreadable: Mapping[int, str] | None = None) -> None:
         super().__init__(path)
-        self.pictures = pictures
+        self.pictures, self.unreadable = pictures, dict(unreadable or {})
 
     def content_key(self, index: int) -> str:
         """The key of the picture."""
@@ -55,19 +57,62 @@ def cache_image_features(
     folder: str | Path | None = None,
     *,
     batch_size: int | None = None,
+    skip: bool = False,
     show_progress: bool = True,
 ) -> CachedImages:
-    """The cells (N, R, C) of every image of ``store``, computed on the backbone's device, unaugmented."""
+    """The cells (N, R, C) of every image of ``store``, computed on the backbone's device, unaugmented.
+
+    An image that cannot be read is an error, or with ``skip`` remembered in ``CachedImages.unreadable``.
+    """
     path, key = _image_file(backbone, image_input, store, folder)
+    note = path.with_suffix(".unreadable.json")
     with FeatureFile(path, key, overwrite=True) as file:
         if not file.finished:
             done = file.progress.done
+            readable = Readable(store, _noted(note) if done else {})
             for chunk in compute_cells(
-                backbone, image_input, store, done, batch_size=batch_size, show_progress=show_progress
+                backbone,
+                image_input,
+                readable if skip else store,
+                done,
+                batch_size=batch_size,
+                show_progress=show_progress,
             ):
+                if readable.unreadable:
+                    write_text(note, json.dumps(readable.unreadable))
                 file.append(chunk.values(), chunk.images)
             file.finish()
-    return CachedImages(path, store)
+    return CachedImages(path, store, _noted(note) if skip else {})
+
+
+class Readable:
+    """A store whose unreadable images are white pictures, and remembered with the reason."""
+
+    def __init__(self, store: ImageStore, unreadable: dict[int, str]) -> None:
+        self.store, self.unreadable = store, unreadable
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> StoredImage:
+        try:
+            return self.store[index]
+        except ImageError as error:
+            self.unreadable[index] = str(error)
+            return Image.new("RGB", (64, 64), (255, 255, 255))
+
+    def content_key(self, index: int) -> str:
+        """The key of the image."""
+        return self.store.content_key(index)
+
+
+def _noted(note: Path) -> dict[int, str]:
+    """The images that an earlier run could not read."""
+    return (
+        {int(row): reason for row, reason in json.loads(note.read_text("utf-8")).items()}
+        if note.exists()
+        else {}
+    )
 
 
 def cached_image_features(
@@ -75,7 +120,8 @@ def cached_image_features(
 ) -> CachedImages | None:
     """The cells of ``store`` where an earlier run has computed them all, else None."""
     path, key = _image_file(backbone, image_input, store, folder)
-    return CachedImages(path, store) if FeatureFile(path, key).is_whole() else None
+    whole = FeatureFile(path, key).is_whole()
+    return CachedImages(path, store, _noted(path.with_suffix(".unreadable.json"))) if whole else None
 
 
 def cache_text_states(

@@ -40,6 +40,7 @@ def prepare(
             retriever.image_input,
             captions.images,
             cache_dir,
+            skip=captions.unreadable == "skip",
             show_progress=show_progress,
         )
         captions = replace(captions, images=store)
@@ -74,6 +75,7 @@ def ready_views(
                     method.retriever.image_input,
                     copy,
                     cache_dir,
+                    skip=captions.unreadable == "skip",
                     show_progress=show_progress,
                 )
                 for copy in maker.copies_of(captions.images)
