@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from safetensors import SafetensorError
 
@@ -30,36 +32,107 @@ def replace_folder(target: Path) -> Iterator[Path]:
     """Fill a new folder, then put it in the place of ``target``; on any failure ``target`` stays as it was.
 
     The new folder is synced before it is renamed. A crash between the two renames leaves ``target`` under the name
-    ``.old-target``, which ``recover_folder`` puts back.
+    ``.old-target``, which ``recover_folder`` puts back. Of several processes that do it at once, the last one wins.
     """
-    new = target.with_name(f".new-{target.name}")
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir()
         try:
-            yield new
-            for path in [*new.rglob("*"), new]:
-                _sync(path)
-            old = target.with_name(f".old-{target.name}")
-            if target.exists():
-                shutil.rmtree(old, ignore_errors=True)
-                target.rename(old)
-            new.rename(target)
-            _sync(target.parent)
-            shutil.rmtree(old, ignore_errors=True)
+            with _new_folder(target) as new:
+                yield new
+                _sync_all(new)
+                with _locked(target.parent):
+                    old = target.with_name(f".old-{target.name}")
+                    if target.exists():
+                        shutil.rmtree(old, ignore_errors=True)
+                        target.rename(old)
+                    new.rename(target)
+                    _sync(target.parent)
+                    shutil.rmtree(old, ignore_errors=True)
         finally:
-            shutil.rmtree(new, ignore_errors=True)
             recover_folder(target)  # where the second renaming failed
+
+
+@contextmanager
+def create_folder(target: Path) -> Iterator[Path]:
+    """Fill a new folder, then give it the name ``target``, which at most an empty folder may have.
+
+    It appears whole or not at all. Of several processes that create it at once one does, the others get a
+    ``FileExistsError``.
+    """
+    with storing(target, but=FileExistsError):
+        target = target.resolve()  # a link to an empty folder stays one
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _new_folder(target) as new:
+            yield new
+            _sync_all(new)
+            try:
+                new.rename(target)  # the system refuses it over anything but an empty folder
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
+                raise
+            _sync(target.parent)
 
 
 def recover_folder(target: Path) -> None:
     """Put back what a crash in the middle of ``replace_folder`` left under ``.old-``; call before reading."""
     old = target.with_name(f".old-{target.name}")
     if old.exists() and not target.exists():
-        old.rename(target)
+        with _locked(target.parent):  # not the one that is being replaced this moment
+            if old.exists() and not target.exists():
+                old.rename(target)
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder of a name of its own beside ``target``, removed at the end if it is still there under that name.
+
+    It is locked meanwhile: one that nobody has locked is what a crash left, and goes.
+    """
+    new = target.with_name(f".new-{target.name[:200]}-{uuid4().hex[:12]}")
+    with ExitStack() as stack:
+        with _locked(target.parent):  # or it is taken for remains before it is locked
+            for left in target.parent.glob(f"{glob.escape(new.name[:-12])}*"):
+                with suppress(OSError), _locked(left, wait=False) as free:
+                    if free:
+                        shutil.rmtree(left, ignore_errors=True)
+            new.mkdir()
+            stack.enter_context(_locked(new))
+        try:
+            yield new
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path, wait: bool = True) -> Iterator[bool]:
+    """Keep other processes from a folder; whether that was possible."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield False
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            locked = True
+        except OSError:  # locked by another, or on a file system without locks
+            locked = False
+        yield locked
+    finally:
+        os.close(handle)
+
+
+def _sync_all(folder: Path) -> None:
+    """Make a folder durable, its files as readable as the umask wants them: some libraries make them private."""
+    mode = folder.stat().st_mode & 0o666
+    for path in [*folder.rglob("*"), folder]:
+        if path.is_file() and not path.is_symlink():
+            path.chmod(mode)
+        _sync(path)
 
 
 def write_text(target: Path, text: str) -> None:
@@ -69,7 +142,7 @@ def write_text(target: Path, text: str) -> None:
 
 def write_bytes(target: Path, content: bytes) -> None:
     """Write a small file in one piece: synced, then renamed over the old one."""
-    new = target.with_name(f".new-{target.name}")
+    new = target.with_name(f".new-{target.name[:200]}-{uuid4().hex[:12]}")
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -81,11 +154,13 @@ def write_bytes(target: Path, content: bytes) -> None:
 
 
 @contextmanager
-def storing(target: Path) -> Iterator[None]:
+def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
     """Turn a full disk, one that may not be written, and a file where a folder should be into one sentence."""
     try:
         yield
     except (OSError, SafetensorError) as error:
+        if but is not None and isinstance(error, but):
+            raise
         number = error.errno if isinstance(error, OSError) else _rust_number(error)
         if number is None:
             raise

@@ -341,7 +341,7 @@ def test_a_reader_outlives_compaction(index: EmbeddedIndex) -> None:
         state = reader._store._state
         index.compact()
         assert state is not None
-        assert len(state.segments[0].stored[0]) == D
+        assert len(state.segments[0].between(0, 1)[0]) == D
         assert reader.search(query, 10).ids == expected
 
 
@@ -506,7 +506,7 @@ def test_another_format_is_refused(index: EmbeddedIndex) -> None:
     with index._store.writing() as db:
         db.execute("UPDATE meta SET value = '99' WHERE key = 'format'")
     index.close()
-    with pytest.raises(IndexFault, match="has index format 99, this version reads 1: update diptych"):
+    with pytest.raises(IndexFault, match="has index format 99, this version reads 2: update diptych"):
         EmbeddedIndex.open(index.path)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from diptych.index.embedded import scan
-from diptych.index.embedded.segments import ROW_BITS, Layout
+from diptych.index.embedded.segments import ROW_BITS, Blocks, Layout, Mapped
 from diptych.index.embedded.state import RowNumbers, Segment, Selection
+from diptych.index.exact import rescore
 from diptych.index.protocol import PRECISIONS, Precision, Vectors
 
 NONE = np.zeros(0, np.int64)
@@ -58,7 +61,7 @@ class Asked:
     def ranked(self, slots: RowNumbers, query: Vectors) -> list[tuple[float, int]]:
         """The k best of some rows, each scored alone; of equal scores, the earlier."""
         rows = scan.fetch(self.segments, self.layout, slots)
-        scores = [float(scan.rescore(row[None], query)[0]) for row in rows]
+        scores = [float(rescore(row[None], query)[0]) for row in rows]
         for row, score in zip(rows, scores, strict=True):
             products = [float(a) * float(b) for a, b in zip(row, query, strict=True)]
             assert score == pytest.approx(math.fsum(products), rel=1e-9, abs=1e-12 * sum(map(abs, products)))
@@ -75,7 +78,10 @@ def make(
     for number, size in enumerate(sizes):
         removed = np.flatnonzero(rng.random(size) < gone)
         stored = layout.pack(drawn(rng, size, layout.dimension, style))
-        segments.append(Segment(2 * number + 1, "image", "", layout, stored, removed))
+        mapped = Mapped(stored, None)
+        blocks = Blocks(Path("segment"), layout, mapped)
+        blocks.extend([(0, size, zlib.crc32(stored))] if size else [])
+        segments.append(Segment(2 * number + 1, "image", "", layout, mapped, blocks, removed))
     queries = drawn(rng, int(rng.integers(1, 4)), layout.dimension, str(rng.choice(["", "whole", "zero"])))
     selection = None
     if share is not None:

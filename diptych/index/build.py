@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from diptych.data.captions import Captions, StoredImage
 from diptych.data.formats import open_captions
 from diptych.data.problems import Problems
 from diptych.data.video_files import is_video
-from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
+from diptych.errors import DataError, DiptychError, IndexFault, MissingExtra, SettingsError
 from diptych.index.collection_files import CollectionFiles
 from diptych.index.local_features import Local, LocalFeatures, features_place
 from diptych.index.opening import create_index, index_exists, open_index
@@ -144,10 +145,9 @@ def _discard_empty(place: str | Path) -> None:
     """Remove an index on disk that holds nothing; in a database it stays."""
     if "://" in str(place):
         return
-    with open_index(place) as index:
-        empty = not any(index.count(kind) for kind in KINDS)
-    if empty:
-        shutil.rmtree(Path(place).expanduser())
+    with suppress(IndexFault), open_index(place, writable=True) as index:  # unless another writes it by now
+        if not any(index.count(kind) for kind in KINDS):
+            shutil.rmtree(Path(place).expanduser())
 
 
 @dataclass(slots=True)

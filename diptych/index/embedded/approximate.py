@@ -9,6 +9,7 @@ stored vectors, so the scores that come out are those of an exact search. Compac
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 import threading
@@ -28,6 +29,7 @@ from diptych.index.protocol import Kind, Vectors
 from diptych.progress import track
 from diptych.storage import storing
 
+LOG = logging.getLogger("diptych")
 STALE = 0.2  # share of rows outside or removed from a graph at which it is brought up to date
 NEIGHBOURS = 16  # edges of a node
 WIDTH_ADD, WIDTH_SEARCH = 128, 256  # nodes kept in sight while adding and searching
@@ -111,8 +113,9 @@ class Graphs:
 
     def record(self, db: sqlite3.Connection, graph: Graph) -> None:
         """Put a graph in the place of the one of its kind."""
-        crc = checksum(self.folder / graph.file, 0, graph.size)
-        record = (graph.kind, graph.file, graph.rows, graph.size, crc, json.dumps(graph.covers))
+        record = (
+            graph.kind, graph.file, graph.rows, graph.size, graph.checksum, json.dumps(graph.covers),
+        )  # fmt: skip
         db.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?, ?, ?)", record)
 
     def _proposals(self, graph: Graph, queries: Vectors, wanted: int) -> list[RowNumbers]:
@@ -135,7 +138,13 @@ class Graphs:
                 if path.stat().st_size != graph.size:
                     return None
                 if graph.file not in self._open:
-                    view = _opened(path, self.layout.dimension)
+                    view = None
+                    if checksum(path, 0, graph.size) == graph.checksum:  # usearch believes what a file says
+                        view = _opened(path, self.layout.dimension)
+                    else:
+                        LOG.warning(
+                            "%s is damaged: every item is scanned until 'diptych index' builds it again", path
+                        )
                     others = {file: one for file, one in self._open.items() if graph.kind not in file}
                     self._open = {graph.file: view, **others}
             except (OSError, RuntimeError):
@@ -167,7 +176,8 @@ class Graphs:
             os.fsync(handle)
             os.close(handle)
             sync_folder(self.folder)
-        return Graph(kind, path.name, len(graph), path.stat().st_size, covers)
+        size = path.stat().st_size
+        return Graph(kind, path.name, len(graph), size, covers, checksum(path, 0, size) or 0)
 
 
 def is_codes(graph: Graph) -> bool:

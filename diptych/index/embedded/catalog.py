@@ -16,12 +16,14 @@ from typing import Any
 
 from diptych.errors import IndexFault, StorageError
 from diptych.index import deadline
+from diptych.index.embedded import checksums
 from diptych.index.embedded.known_columns import record_columns
 from diptych.index.metadata import record
 from diptych.index.protocol import Item
 
 FILE = "index.db"
-FORMAT = 1  # of the index folder; raised when an old folder can no longer be read
+FORMAT = 2  # of the index folder; raised when an old folder can no longer be read
+_ANEW = "copy the whole index again, or index the collection anew."
 STEPS = 20_000  # of SQLite's machine between two looks at the clock: below a millisecond
 PATIENCE = 30  # seconds that a connection waits for a lock
 _SCHEMA = """
@@ -34,9 +36,9 @@ CREATE TABLE blocks(
 CREATE TABLE items(
   slot INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, path TEXT NOT NULL,
   text TEXT NOT NULL, image_id TEXT NOT NULL, metadata TEXT NOT NULL, content TEXT NOT NULL,
-  collection INTEGER NOT NULL);
+  collection INTEGER NOT NULL, checksum INTEGER NOT NULL, metadata_checksum INTEGER NOT NULL);
 CREATE INDEX texts_of_image ON items(image_id) WHERE image_id != '';
-CREATE TABLE thumbnails(slot INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
+CREATE TABLE thumbnails(slot INTEGER PRIMARY KEY, jpeg BLOB NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE dead(serial INTEGER PRIMARY KEY, slot INTEGER NOT NULL UNIQUE);
 CREATE TABLE columns(name TEXT PRIMARY KEY, kinds TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE collections(number INTEGER PRIMARY KEY, name TEXT NOT NULL, root TEXT NOT NULL);
@@ -50,7 +52,7 @@ CREATE VIEW {kind}_texts AS SELECT slot, text FROM items WHERE kind = '{kind}';
 CREATE VIRTUAL TABLE {kind}_words USING fts5(text, content='{kind}_texts', content_rowid='slot',
   tokenize='porter unicode61 remove_diacritics 2');
 """
-_COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection"
+COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection, checksum, metadata_checksum"
 
 
 class Catalog:
@@ -74,7 +76,7 @@ class Catalog:
         except BaseException:
             self.close()
             raise
-        if found is None or int(found[0]) != FORMAT:
+        if found is None or found[0] != str(FORMAT):
             self.close()
             raise IndexFault(
                 f"{folder} has index format {found and found[0]}, this version reads {FORMAT}: "
@@ -91,8 +93,15 @@ class Catalog:
                 db.execute("PRAGMA journal_mode = WAL")
                 script = _SCHEMA + "".join(_WORDS.format(kind=kind) for kind in ("image", "text"))
                 db.executescript(f"BEGIN IMMEDIATE; {script}")
-                base = {"format": str(FORMAT), "generation": "0", "epoch": "0", "next_segment": "1"}
+                base = {
+                    "format": str(FORMAT),
+                    "generation": "0",
+                    "epoch": "0",
+                    "next_segment": "1",
+                    "dead_sum": "0",
+                }
                 db.executemany("INSERT INTO meta VALUES (?, ?)", ({**base, **meta}).items())
+                checksums.seal(db)
                 db.execute("COMMIT")
             finally:
                 db.close()
@@ -135,6 +144,7 @@ class Catalog:
             try:
                 yield db
                 db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
+                checksums.seal(db)
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
@@ -225,13 +235,13 @@ def meta(db: sqlite3.Connection) -> dict[str, str]:
 def items_at(db: sqlite3.Connection, slots: Sequence[int]) -> list[Item | None]:
     """The items at these slots, in their order; None where a slot holds no item any more."""
     rows = _select(db, "slot", slots)
-    found = {row[0]: _item(row) for row in rows}
+    found = {row[0]: item_of(row) for row in rows}
     return [found.get(slot) for slot in slots]
 
 
 def items_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Item]:
     """id → item of those ids that are present."""
-    return {row[1]: _item(row) for row in _select(db, "id", ids)}
+    return {row[1]: item_of(row) for row in _select(db, "id", ids)}
 
 
 def slots_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, int]:
@@ -242,29 +252,38 @@ def slots_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, int]:
 
 def thumbnail_of(db: sqlite3.Connection, id: str) -> bytes | None:
     """The stored JPEG of an item."""
-    query = "SELECT jpeg FROM thumbnails JOIN items USING (slot) WHERE id IN (SELECT value FROM json_each(?))"
+    query = (
+        "SELECT slot, jpeg, thumbnails.checksum FROM thumbnails JOIN items USING (slot) "
+        "WHERE id IN (SELECT value FROM json_each(?))"
+    )
     row = db.execute(query, (_listed([id]),)).fetchone()
-    return None if row is None else bytes(row[0])
+    return None if row is None else jpeg_of(row)
 
 
 def insert_items(db: sqlite3.Connection, items: Sequence[Item], slots: Sequence[int]) -> None:
     """Rows, words, thumbnails and column names of new items."""
     records = [record(item) for item in items]
-    marks = ", ".join("?" * 9)
+    marks = ", ".join("?" * 11)
     db.executemany(
-        f"INSERT INTO items({_COLUMNS}) VALUES ({marks})",
-        ((slot, *r) for slot, r in zip(slots, records, strict=True)),
+        f"INSERT INTO items({COLUMNS}) VALUES ({marks})",
+        ((slot, *r, *_sums(slot, r)) for slot, r in zip(slots, records, strict=True)),
     )
     for kind in sorted({item.kind for item in items}):
         words = ((s, i.text) for s, i in zip(slots, items, strict=True) if i.kind == kind)
         db.executemany(f"INSERT INTO {kind}_words(rowid, text) VALUES (?, ?)", words)
-    thumbnails = ((s, i.thumbnail) for s, i in zip(slots, items, strict=True) if i.thumbnail is not None)
-    db.executemany("INSERT INTO thumbnails VALUES (?, ?)", thumbnails)
+    thumbnails = (
+        (s, i.thumbnail, checksums.sum_of_bytes(s, i.thumbnail))
+        for s, i in zip(slots, items, strict=True)
+        if i.thumbnail is not None
+    )
+    db.executemany("INSERT INTO thumbnails VALUES (?, ?, ?)", thumbnails)
     record_columns(db, items)
 
 
 def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
     """Take items out: their words and rows go, their vectors are marked dead until compaction."""
+    slots = list(slots)
+    checksums.count_dead(db, slots)
     for slot in slots:
         kind, text = db.execute("SELECT kind, text FROM items WHERE slot = ?", (slot,)).fetchone()
         db.execute(
@@ -276,7 +295,7 @@ def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
 
 
 def _select(db: sqlite3.Connection, column: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
-    query = f"SELECT {_COLUMNS} FROM items WHERE {column} IN (SELECT value FROM json_each(?))"
+    query = f"SELECT {COLUMNS} FROM items WHERE {column} IN (SELECT value FROM json_each(?))"
     return db.execute(query, (_listed(keys),)).fetchall()
 
 
@@ -285,9 +304,63 @@ def _listed(keys: Sequence[Any]) -> str:
     return json.dumps([key for key in keys if not isinstance(key, str) or "\x00" not in key])
 
 
-def _item(row: tuple[Any, ...]) -> Item:
-    _, id, kind, path, text, image_id, metadata, content, collection = row
+def item_of(row: tuple[Any, ...]) -> Item:
+    """The item of a row of ``COLUMNS``, compared with its checksums."""
+    slot, id, kind, path, text, image_id, metadata, content, collection = row[:9]
+    if _sums(slot, row[1:9]) != row[9:]:
+        raise IndexFault(f"the item '{id}' of the index is damaged: {_ANEW}")
     return Item(id, kind, path, text, image_id, json.loads(metadata), content, collection)
+
+
+def metadata_of(slot: int, metadata: str, checksum: int) -> str:
+    """The metadata of a slot as JSON, compared with its checksum."""
+    if checksums.sum_of(slot, metadata) != checksum:
+        raise IndexFault(f"the metadata of an item of the index (slot {slot}) is damaged: {_ANEW}")
+    return metadata
+
+
+def jpeg_of(row: tuple[int, bytes, int]) -> bytes:
+    """The thumbnail of (slot, bytes, checksum)."""
+    slot, data, checksum = row[0], bytes(row[1]), row[2]
+    if checksums.sum_of_bytes(slot, data) != checksum:
+        raise IndexFault(f"a thumbnail of the index (slot {slot}) is damaged: {_ANEW}")
+    return data
+
+
+def _sums(slot: int, record: tuple[Any, ...]) -> tuple[int, int]:
+    """The checksums of an item, of all but its metadata and of that."""
+    return checksums.sum_of(slot, *record[:5], *record[6:]), checksums.sum_of(slot, record[5])
+
+
+def word_faults(folder: Path) -> list[str]:
+    """What is wrong with the full text, compared with the texts of the items: one sentence per fault.
+
+    To ask for it, SQLite wants a database that may be written: this one, or a copy in memory. Nothing is written.
+    """
+    source = _connect_reader(folder / FILE)
+    db = source
+    try:
+        faults = []
+        try:
+            db = _connect(folder / FILE, "rw")
+            db.execute("PRAGMA busy_timeout = 1000")
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            db.close()
+            db = sqlite3.connect(":memory:", isolation_level=None)
+            source.backup(db)
+            db.execute("BEGIN IMMEDIATE")
+        for kind in ("image", "text"):
+            try:
+                db.execute(f"INSERT INTO {kind}_words({kind}_words, rank) VALUES ('integrity-check', 1)")
+            except sqlite3.DatabaseError as error:
+                faults.append(f"the full text of {kind} items is damaged ({error}).")
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        return faults
+    finally:
+        db.close()
+        source.close()
 
 
 def _fold_log(writer: sqlite3.Connection) -> None:
@@ -339,6 +412,8 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
 def _translating(folder: Path) -> Iterator[None]:
     try:
         yield
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise checksums.damaged(folder, str(error)) from error
     except sqlite3.Error as error:
         name = _name(error)
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
@@ -354,12 +429,12 @@ def _translating(folder: Path) -> Iterator[None]:
             raise IndexFault(
                 f"{folder} is being written by another process: try again when it has finished."
             ) from error
-        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "no such table" in str(error):
-            raise IndexFault(
-                f"{folder / FILE} is damaged or half copied ({error}): copy the whole index again, "
-                "or index the collection anew."
-            ) from error
-        raise
+        if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError):
+            raise
+        raise IndexFault(
+            f"{folder / FILE} is damaged or half copied ({error}): copy the whole index again, "
+            "or index the collection anew."
+        ) from error
 
 
 def _name(error: sqlite3.Error) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.index import deadline
+from diptych.index.embedded.catalog import COLUMNS, item_of, metadata_of
 from diptych.index.embedded.segments import slot_of
 from diptych.index.embedded.state import Segment, Selection, State
 from diptych.index.filters import ITEM_COLUMNS, And, Condition, Filter, Not, parse_filter
@@ -196,17 +197,17 @@ def known_columns(db: sqlite3.Connection) -> dict[str, list[str]]:
 def _cells(
     db: sqlite3.Connection, name: str, metadata: bool, segment: int, start: int, stop: int
 ) -> Iterator[tuple[int, Any]]:
-    expression = "metadata" if metadata else name  # one of ITEM_COLUMNS: never what a user wrote
+    wanted = "slot, metadata, metadata_checksum" if metadata else COLUMNS
     rows = db.execute(
-        f"SELECT slot, {expression} FROM items WHERE slot >= ? AND slot < ? ORDER BY slot",
+        f"SELECT {wanted} FROM items WHERE slot >= ? AND slot < ? ORDER BY slot",
         (slot_of(segment, start), slot_of(segment, stop)),
     )
     piece, first = rows.fetchall(), slot_of(segment, 0)
     if metadata:  # one parse for the piece: several times faster than one for each row
-        parsed = json.loads(f"[{','.join(text for _, text in piece)}]")
-        yield from ((slot - first, one.get(name)) for (slot, _), one in zip(piece, parsed, strict=True))
+        parsed = json.loads(f"[{','.join(metadata_of(*row) for row in piece)}]")
+        yield from ((row[0] - first, one.get(name)) for row, one in zip(piece, parsed, strict=True))
     else:
-        yield from ((slot - first, text or None) for slot, text in piece)
+        yield from ((row[0] - first, getattr(item_of(row), name) or None) for row in piece)
 
 
 def _compare(numbers: NDArray[np.float64], operator: str, value: float) -> Mask:

@@ -66,7 +66,7 @@ def fetch(segments: Sequence[Segment], layout: Layout, slots: RowNumbers) -> Vec
     for segment in segments:
         here = np.flatnonzero(numbers == segment.number)
         if len(here):
-            out[here] = layout.unpack(np.asarray(segment.stored[rows[here]]))
+            out[here] = layout.unpack(segment.take(rows[here]))
     return out
 
 
@@ -87,7 +87,7 @@ def _blocks(
     for start in range(0, count, step):
         deadline.check()
         stop = min(start + step, count)
-        scores = _product(_floats(segment.layout, segment.stored[start:stop]), queries)
+        scores = _product(_floats(segment.layout, segment.between(start, stop)), queries)
         wanted = gone if chosen is None else chosen
         inside = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, stop)]
         if chosen is not None:
@@ -108,7 +108,7 @@ def _gathered(segment: Segment, queries: Vectors, rows: RowNumbers) -> Scores:
         deadline.check()
         piece = rows[start : start + step]
         stored = place[: len(piece)]
-        np.take(segment.stored, piece, axis=0, out=stored, mode="clip")  # "raise" would copy twice
+        segment.take(piece, out=stored)
         out[:, start : start + len(piece)] = _product(_floats(layout, stored), queries)
     return out
 

@@ -7,8 +7,10 @@ overwritten.
 
 from __future__ import annotations
 
+import mmap
 import os
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import IndexFault, SettingsError
+from diptych.index import deadline
 from diptych.index.protocol import Precision, Vectors
 from diptych.storage import storing
 
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
 SEGMENT_BYTES = 1 << 29  # a full segment: half a gigabyte, so that compaction rewrites little at a time
+_ANEW = "copy the whole index again, or index the collection anew."
 _SUFFIX = {"float32": "f32", "float16": "f16", "binary": "b1"}
 _STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
@@ -102,10 +106,10 @@ def append(path: Path, layout: Layout, committed: int, rows: NDArray[Any]) -> in
     return zlib.crc32(data)
 
 
-def attach(path: Path, layout: Layout, rows: int) -> NDArray[Any]:
+def attach(path: Path, layout: Layout, rows: int) -> Mapped:
     """The committed rows of a segment, memory-mapped: nothing is read until it is used."""
     if rows == 0:
-        return np.zeros((0, layout.width), layout.dtype)
+        return Mapped(np.zeros((0, layout.width), layout.dtype), None)
     try:
         file = path.open(
             "rb"
@@ -118,13 +122,77 @@ def attach(path: Path, layout: Layout, rows: int) -> NDArray[Any]:
     with file:
         size = os.fstat(file.fileno()).st_size
         if size < rows * layout.row_bytes:
-            raise IndexFault(
-                f"{path.parent} is incomplete: {path.name} has {size} of {rows * layout.row_bytes} bytes; "
-                "copy the whole index again, or index the collection anew."
-            )
+            raise cut_short(path, size, rows * layout.row_bytes)
         # private pages of a file opened for reading: torch wants writable memory, the file stays untouched
-        mapped = np.memmap(file, layout.dtype, mode="c", shape=(rows, layout.width))
-        return np.asarray(mapped)  # a plain array: taking rows of a memmap costs several times as much
+        mapped = mmap.mmap(file.fileno(), rows * layout.row_bytes, access=mmap.ACCESS_COPY)
+    return Mapped(np.frombuffer(mapped, layout.dtype).reshape(rows, layout.width), mapped)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Rows (rows, width) of a file in memory, and the mapping, which knows how large the file is now."""
+
+    rows: NDArray[Any]
+    file: mmap.mmap | None
+
+
+class Blocks:
+    """The checksums of a segment's blocks; each block is compared with its own before it is used the first time.
+
+    Touching memory behind the end of a file that was cut short ends the process, so the size of the file is looked at
+    before every use. Safe to share between threads: two may compare the same block, and find the same.
+    """
+
+    def __init__(self, path: Path, layout: Layout, mapped: Mapped, before: Blocks | None = None) -> None:
+        self.path, self._layout, self._mapped = path, layout, mapped
+        self.known: list[tuple[int, int, int]] = [] if before is None else list(before.known)
+        self._sound: set[int] = set() if before is None else set(before._sound)
+        self._ends = np.zeros(0, np.int64)
+        self._all = False
+
+    def extend(self, blocks: Iterable[tuple[int, int, int]]) -> None:
+        """Note (start, rows, checksum) of blocks behind those that are known."""
+        self.known += blocks
+        self._ends = np.array([start + count for start, count, _ in self.known], np.int64)
+
+    def check(self, start: int, stop: int) -> None:
+        """Raise when the rows from one up to another are not what was written."""
+        self._check_size()
+        if not self._all and stop > start:
+            first, last = np.searchsorted(self._ends, [start, stop - 1], side="right").tolist()
+            self._compare(range(first, last + 1))
+            self._all = len(self._sound) == len(self.known)
+
+    def check_rows(self, rows: NDArray[np.int64]) -> None:
+        """Raise when some rows are not what was written."""
+        self._check_size()
+        if not self._all and len(rows):
+            self._compare(np.unique(np.searchsorted(self._ends, rows, side="right")).tolist())
+
+    def _compare(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if number in self._sound:
+                continue
+            deadline.check()
+            if number >= len(self.known):
+                raise IndexFault(f"{self.path} has no checksum for some of its rows: {_ANEW}")
+            start, count, expected = self.known[number]
+            if (
+                start + count > len(self._mapped.rows)
+                or zlib.crc32(self._mapped.rows[start : start + count].data) != expected
+            ):
+                raise IndexFault(f"{self.path} is damaged between rows {start} and {start + count}: {_ANEW}")
+            self._sound.add(number)
+
+    def _check_size(self) -> None:
+        file, wanted = self._mapped.file, self._mapped.rows.nbytes
+        if file is not None and (size := file.size()) < wanted:
+            raise cut_short(self.path, size, wanted)
+
+
+def cut_short(path: Path, size: int, wanted: int) -> IndexFault:
+    """The refusal of a file that lacks its end."""
+    return IndexFault(f"{path.parent} is incomplete: {path.name} has {size} of {wanted} bytes; {_ANEW}")
 
 
 def checksum(path: Path, start: int, size: int) -> int | None:

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.index.embedded.catalog import replaced
-from diptych.index.embedded.segments import ROW_BITS, Layout, attach
+from diptych.index.embedded.checksums import damaged, slot_sum, small_digest
+from diptych.index.embedded.segments import ROW_BITS, Blocks, Layout, Mapped, attach
 from diptych.index.protocol import Kind
 
 RowNumbers = NDArray[np.int64]
@@ -31,27 +32,40 @@ class Segment:
     kind: Kind
     file: str
     layout: Layout
-    stored: NDArray[Any]  # (rows, width), memory-mapped
+    mapped: Mapped
+    blocks: Blocks
     gone: RowNumbers
 
     def __len__(self) -> int:
-        return len(self.stored)
+        return len(self.mapped.rows)
 
     @property
     def alive(self) -> int:
         """Rows that are not removed."""
-        return len(self.stored) - len(self.gone)
+        return len(self) - len(self.gone)
+
+    def between(self, start: int, stop: int) -> NDArray[Any]:
+        """Stored rows (stop − start, width), memory-mapped, as they were written or an error."""
+        self.blocks.check(start, stop)
+        return self.mapped.rows[start:stop]
+
+    def take(self, rows: RowNumbers, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Stored rows (n, width), copied, as they were written or an error."""
+        self.blocks.check_rows(rows)
+        # to say "raise" would copy twice; rows are those of this segment
+        return np.take(self.mapped.rows, rows, axis=0, out=out, mode="clip")
 
     @cached_property
     def length(self) -> float:
         """How long the rows are: the longest of a few, spread evenly."""
-        some = self.layout.unpack(self.stored[:: max(1, -(-len(self) // SAMPLED))])
+        rows = np.arange(0, len(self), max(1, -(-len(self) // SAMPLED)), dtype=np.int64)
+        some = self.layout.unpack(self.take(rows))
         return float(np.linalg.norm(some, axis=1).max()) if len(some) else 0.0
 
     @cached_property
     def live_rows(self) -> RowNumbers:
         """The rows that are not removed, sorted."""
-        keep = np.ones(len(self.stored), bool)
+        keep = np.ones(len(self), bool)
         keep[self.gone] = False
         return np.flatnonzero(keep)
 
@@ -65,6 +79,7 @@ class Graph:
     rows: int
     size: int
     covers: dict[int, int]
+    checksum: int
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,7 @@ class State:
     epoch: int
     segments: tuple[Segment, ...]
     last_dead: int
+    dead_sum: int  # of the slots that are gone
     graphs: tuple[Graph, ...]
 
     def of_kind(self, kind: Kind | None) -> tuple[Segment, ...]:
@@ -98,13 +114,15 @@ def load_state(
 
     Raises when the index here is another than the one of this ``id``.
     """
-    keys = "('generation', 'epoch', 'id', 'created')"
+    keys = "('generation', 'epoch', 'id', 'created', 'dead_sum', 'digest')"
     facts = dict(db.execute(f"SELECT key, value FROM meta WHERE key IN {keys}").fetchall())
     if index_id(facts) != id:
         raise replaced(folder)
-    generation, epoch = int(facts["generation"]), int(facts["epoch"])
-    if before is not None and before.generation == generation:
+    if before is not None and str(before.generation) == facts["generation"]:
         return before
+    if facts["digest"] != small_digest(db):
+        raise damaged(folder)
+    generation, epoch = int(facts["generation"]), int(facts["epoch"])
     if before is not None and before.generation > generation:  # another thread is ahead of this snapshot
         before = None
     known = {s.number: s for s in before.segments} if before is not None and before.epoch == epoch else {}
@@ -113,21 +131,35 @@ def load_state(
         (slot for (slot,) in db.execute("SELECT slot FROM dead WHERE serial > ?", (last,))), dtype=np.int64
     )
     last = db.execute("SELECT coalesce(max(serial), 0) FROM dead").fetchone()[0]
+    total = slot_sum(dead) + (before.dead_sum if before is not None and known else 0)
+    if str(total) != facts["dead_sum"]:
+        raise damaged(folder)
     segments = []
     for number, kind, rows, file in db.execute(
         "SELECT number, kind, rows, file FROM segments ORDER BY number"
     ):
         old = known.get(number)
-        stored = old.stored if old is not None and len(old) == rows else attach(folder / file, layout, rows)
+        whole = old is not None and len(old) == rows
+        mapped = old.mapped if old is not None and whole else attach(folder / file, layout, rows)
         fresh = dead[dead >> ROW_BITS == number] & ((1 << ROW_BITS) - 1)
         gone = old.gone if old is not None else fresh[:0]
         if len(fresh):
             gone = np.union1d(gone, fresh)
-        if old is None or stored is not old.stored or gone is not old.gone:
-            old = Segment(number, kind, file, layout, stored, gone)
+        if old is None or mapped is not old.mapped or gone is not old.gone:
+            blocks = old.blocks if old is not None and whole else None
+            if blocks is None:
+                blocks = Blocks(folder / file, layout, mapped, None if old is None else old.blocks)
+                found = (
+                    "SELECT start, rows, checksum FROM blocks WHERE segment = ? AND start >= ? ORDER BY start"
+                )
+                have = 0 if old is None else len(old)
+                blocks.extend(db.execute(found, (number, have)).fetchall())
+            old = Segment(number, kind, file, layout, mapped, blocks, gone)
         segments.append(old)
     graphs = tuple(
-        Graph(kind, file, rows, size, {int(k): v for k, v in json.loads(covers).items()})
-        for kind, file, rows, size, covers in db.execute("SELECT kind, file, rows, size, covers FROM graphs")
+        Graph(kind, file, rows, size, {int(k): v for k, v in json.loads(covers).items()}, checksum)
+        for kind, file, rows, size, covers, checksum in db.execute(
+            "SELECT kind, file, rows, size, covers, checksum FROM graphs"
+        )
     )
-    return State(generation, epoch, tuple(segments), last, graphs)
+    return State(generation, epoch, tuple(segments), last, total, graphs)

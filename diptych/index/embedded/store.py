@@ -13,13 +13,13 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from diptych.errors import DiptychError, IndexFault, SettingsError
-from diptych.index.embedded import catalog
+from diptych.index.embedded import catalog, checksums
 from diptych.index.embedded.catalog import Catalog
 from diptych.index.embedded.segments import Layout
 from diptych.index.embedded.state import State, index_id, load_state
 from diptych.index.engine import new_facts
 from diptych.index.protocol import PRECISIONS, Precision
-from diptych.storage import replace_folder, storing
+from diptych.storage import create_folder, storing
 
 LOCK = "writer.lock"
 ATTEMPTS = 5  # to read while a writer compacts
@@ -39,6 +39,8 @@ class Store:
             try:
                 with self._catalog.reading() as db:
                     self.meta = catalog.meta(db)
+                    if self.meta.get("digest") != checksums.small_digest(db):
+                        raise checksums.damaged(path)
                 self._id = index_id(self.meta)
                 self.layout = Layout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
                 state = self.state  # a half-copied index is refused here, not at the first query
@@ -62,9 +64,12 @@ class Store:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             what = "is already an index" if (path / catalog.FILE).is_file() else "exists and is not empty"
             raise IndexFault(f"{path} {what}: open it, or choose another folder.")
-        with replace_folder(path) as new:
-            facts = new_facts(dimension, precision, model, fingerprint)
-            Catalog.create(new, {**facts, "id": uuid4().hex})
+        try:
+            with create_folder(path) as new:
+                facts = new_facts(dimension, precision, model, fingerprint)
+                Catalog.create(new, {**facts, "id": uuid4().hex})
+        except FileExistsError:
+            raise IndexFault(f"{path} was made by another process just now: open it.") from None
 
     @property
     def state(self) -> State:

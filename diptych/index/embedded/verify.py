@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from diptych.errors import IndexFault
+from diptych.index.embedded import catalog, checksums
 from diptych.index.embedded.segments import Layout, checksum, slot_of
 from diptych.index.embedded.state import State
 from diptych.index.protocol import KINDS
@@ -26,6 +28,7 @@ def verify(
             faults.append(
                 f"{segment.file} has {segment.alive} live rows, but the catalog lists {items} items there."
             )
+    faults += _sums(state, db, folder)
     total = _count(db, "SELECT count(*) FROM items")
     if total != state.count():
         faults.append(f"the catalog lists {total} items, but {state.count()} rows of vectors are live.")
@@ -43,6 +46,28 @@ def verify(
         elif checksum(path, 0, size) != expected:
             faults.append(f"the approximate index {file} is damaged: build it again.")
     return faults
+
+
+def _sums(state: State, db: sqlite3.Connection, folder: Path) -> list[str]:
+    """Faults of items, thumbnails, full text and the small tables."""
+    faults = []
+    readers = (
+        (f"SELECT {catalog.COLUMNS} FROM items", catalog.item_of),
+        ("SELECT slot, jpeg, checksum FROM thumbnails", catalog.jpeg_of),
+    )
+    for query, read in readers:
+        for row in db.execute(query):
+            try:
+                read(row)
+            except (IndexFault, ValueError, TypeError) as error:
+                faults.append(str(error))
+    stray = _count(db, "SELECT count(*) FROM thumbnails WHERE slot NOT IN (SELECT slot FROM items)")
+    if stray:
+        faults.append(f"{stray} thumbnails belong to no item.")
+    facts = catalog.meta(db)
+    if facts.get("columns_digest") != checksums.columns_digest(db):
+        faults.append("the list of metadata columns is damaged.")
+    return faults + catalog.word_faults(folder)
 
 
 def _blocks(db: sqlite3.Connection, path: Path, layout: Layout, segment: int, rows: int) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych.index.embedded import catalog
+from diptych.index.embedded import catalog, checksums
 from diptych.index.embedded.segments import ROW_BITS, Layout, append, slot_of
 from diptych.index.embedded.state import RowNumbers, Segment, State
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
@@ -70,6 +70,7 @@ def compact(
         db.execute("DELETE FROM segments WHERE rows = 0")
         db.execute(f"INSERT INTO {kind}_words({kind}_words) VALUES ('rebuild')")
         old += segments
+    checksums.recount_dead(db)
     if old:
         db.execute("UPDATE meta SET value = value + 1 WHERE key = 'epoch'")
     return old, moves
@@ -81,12 +82,9 @@ def _move(db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment
     live = segment.live_rows
     for start in range(0, len(live), step):
         rows = live[start : start + step]
-        slots = [
-            s for piece in _append(db, folder, layout, segment.kind, segment.stored[rows]) for s in piece
-        ]
+        slots = [s for piece in _append(db, folder, layout, segment.kind, segment.take(rows)) for s in piece]
         pairs = list(zip(slots, (rows + (segment.number << ROW_BITS)).tolist(), strict=True))
-        db.executemany("UPDATE items SET slot = ? WHERE slot = ?", pairs)
-        db.executemany("UPDATE thumbnails SET slot = ? WHERE slot = ?", pairs)
+        checksums.move(db, pairs)
         yield np.array(pairs, np.int64)
 
 
