@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import glob
+import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from safetensors import SafetensorError
@@ -133,6 +135,23 @@ def _sync_all(folder: Path) -> None:
         if path.is_file() and not path.is_symlink():
             path.chmod(mode)
         _sync(path)
+
+
+def parse_json(data: str | bytes) -> Any:
+    """The value of a JSON text; whatever is wrong with it is a ``json.JSONDecodeError``.
+
+    Python's own reader gives other errors for brackets nested too deep and for integers of thousands of digits.
+    """
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError:
+        raise
+    except UnicodeDecodeError:
+        raise
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    except ValueError as error:
+        raise json.JSONDecodeError(str(error).split(";")[0], "", 0) from error
 
 
 def write_text(target: Path, text: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import struct
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -17,6 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from diptych.data.captions import ImageStore, Joined, StoredImage, StoreRows
 from diptych.errors import DataError
 
+# what numpy's reader of headers, which evaluates a literal, raises for a damaged one
+_NO_HEADER = (
+    ValueError, TypeError, SyntaxError, TokenError, EOFError, OSError, RecursionError, MemoryError, KeyError,
+    AttributeError, OverflowError, IndexError, struct.error,
+)  # fmt: skip
 KEY_BYTES = 16_384  # of a row that enter its content key
 
 
@@ -196,8 +203,10 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
             start = file.tell()
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path.") from error
-    except (ValueError, TypeError, SyntaxError, TokenError, EOFError, OSError) as error:
+    except _NO_HEADER as error:
         raise DataError(f"{path} is not a numpy array file ({error}): write it with numpy.save.") from error
+    if any(not isinstance(side, int) or side < 0 for side in shape):
+        raise DataError(f"{path} claims the shape {shape}: write it again with numpy.save.")
     if dtype.hasobject:
         raise DataError(f"{path} holds pickled objects, not numbers: save it as a plain float array.")
     if by_columns and len(shape) > 1:
@@ -208,7 +217,7 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 def _check_size(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], start: int) -> None:
     """Raise when a file is too short for its array."""
-    expected = start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    expected = start + math.prod(shape) * dtype.itemsize  # of Python's integers, which do not overflow
     found = path.stat().st_size
     if found < expected:
         raise DataError(

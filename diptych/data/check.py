@@ -8,6 +8,7 @@ images in two splits; warnings are duplicates, near-duplicates and images withou
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,7 @@ def check(
     parts = list(_read(chosen, located(path), found, options))
     for captions in parts:
         _check_texts(captions, found)
+        _check_labels(captions, found)
         if open_images:
             _check_images(captions, found, show_progress)
     summary = {name: split for captions in parts for name, split in _summarise(captions).items()}
@@ -180,6 +182,28 @@ def _check_texts(captions: Captions, found: Found) -> None:
         if len(forms) > 1:
             said = " and ".join(f"'{form}'" for form in forms[:2])
             found.warn("near-duplicate text", name, f"{said} say the same, of {_names(captions, rows)}")
+
+
+def _check_labels(captions: Captions, found: Found) -> None:
+    for column, values in captions.labels.items():
+        for row, value in enumerate(values):
+            if not _is_label(value):
+                said = f"image {_name(captions, row)} has {type(value).__name__} {value!r:.60} in column '{column}'"
+                expected = (
+                    "a finite number, a text, true, false, or a list of these; such an image is not indexed"
+                )
+                found.warn("label", captions.name, said, expected)
+
+
+def _is_label(value: Any, nested: bool = False) -> bool:
+    """Whether an index can store a label as it is."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
+        return not math.isinf(value)
+    if isinstance(value, list | tuple) and not nested:
+        return all(_is_label(one, nested=True) for one in value)
+    return value is None or isinstance(value, str | bool | int)
 
 
 def _check_images(captions: Captions, found: Found, show_progress: bool) -> None:

@@ -8,7 +8,6 @@ words it does not know are judged by their ending and are nouns otherwise. Nothi
 
 from __future__ import annotations
 
-import json
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from diptych.data.pickles import read_pickle
 from diptych.data.vocabulary import tokenize
 from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.storage import parse_json
 
 CLASSES = ("NN", "JJ", "VB")  # objects, properties, motions, by the beginning of their Penn Treebank tags
 SHARES = (0.7, 0.2, 0.1)  # CVSE's released lists are 210 : 60 : 30 in this order
@@ -218,7 +218,7 @@ def _only(folder: Path, pattern: str) -> Path:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text("utf-8"))
+        return parse_json(path.read_text("utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: give the folder of CVSE's concept annotations.") from error
     except ValueError as error:

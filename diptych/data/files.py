@@ -6,12 +6,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from diptych.data.captions import StoredImage
 from diptych.data.opening import open_image
 from diptych.data.problems import Problems
+from diptych.errors import ImageError
+from diptych.storage import parse_json
 
 COMPRESSED = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".avif"})
 IMAGE_SUFFIXES = COMPRESSED | {".bmp", ".tif", ".tiff", ".ppm"}
@@ -57,7 +60,7 @@ def read_lines(path: Path, problems: Problems) -> list[str | None]:
 def read_json(path: Path, problems: Problems) -> Any:
     """A JSON file, or None after its fault (with line and column) was reported."""
     try:
-        return json.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+        return parse_json(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     except UnicodeDecodeError as error:
         line = bytes(error.object[: error.start]).count(b"\n") + 1
         problems.error("encoding", f"{path}:{line}", "the line is not UTF-8", "save the file as UTF-8")
@@ -93,8 +96,9 @@ def image_root(names: Sequence[str], beside: Path, given: str | Path | None) -> 
     places = [base / folder for base in (beside, beside.parent) for folder in IMAGE_FOLDERS]
     for name in (*names[:5], *names[-5:]):  # a few, in case the first is the one that is missing
         for place in places:
-            if (place / name).is_file():
-                return place
+            with suppress(OSError, ValueError):  # a name too long, or of characters no file name has
+                if (place / name).is_file():
+                    return place
     return beside
 
 
@@ -115,7 +119,7 @@ class OnDisk:
         try:
             with os.scandir(folder or ".") as entries:
                 yield from (entry.name for entry in entries if entry.is_file())
-        except OSError:
+        except (OSError, ValueError):
             return
 
 
@@ -158,7 +162,10 @@ class FileImages:
         """The hash of the file's content."""
         if index not in self._keys:
             path = self.path(index)
-            with path.open("rb") as handle:
-                size = os.fstat(handle.fileno()).st_size
-                self._keys[index] = content_hash(handle, 0, size, path.suffix)
+            try:
+                with path.open("rb") as handle:
+                    size = os.fstat(handle.fileno()).st_size
+                    self._keys[index] = content_hash(handle, 0, size, path.suffix)
+            except (OSError, ValueError) as error:
+                raise ImageError(f"{path} cannot be read ({error}): check the file.") from error
         return self._keys[index]

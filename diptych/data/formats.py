@@ -35,6 +35,18 @@ from diptych.data.problems import Problems
 from diptych.data.splits import canonical_split
 from diptych.errors import DataError, SettingsError
 
+# a file holds what it holds: a list where an object was written, a key twice, a number of any size
+_UNFORESEEN = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    OSError,
+    RecursionError,
+    MemoryError,
+)
+
 
 @dataclass(frozen=True)
 class Format:
@@ -59,12 +71,22 @@ class Format:
     def captions(self, place: Path, options: Mapping[str, Any]) -> Captions:
         """Read ``place``; the options that every format has are applied to what its reader gives."""
         own = {name: value for name, value in options.items() if name not in FURTHER}
-        captions = self.read(place, **own)
+        captions = self._read(place, own)
         if "instances" in options:
             captions = coco_instances.with_instances(captions, options["instances"])
         if "unlabelled" in options:
             captions = label_vocabulary.labelled(captions, options["unlabelled"])
         return captions
+
+    def _read(self, place: Path, options: Mapping[str, Any]) -> Captions:
+        """What the reader gives; whatever else it raises for a file that nobody foresaw becomes one sentence."""
+        try:
+            return self.read(place, **options)
+        except _UNFORESEEN as error:
+            reason = f"{type(error).__name__}: {error}"[:300]
+            raise DataError(
+                f"{place} cannot be read as {self.name} ({reason}): check the file, or name another format."
+            ) from error
 
     def refuse_unknown(self, options: Iterable[str]) -> None:
         """Refuse an option its reader does not take."""

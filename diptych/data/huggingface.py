@@ -9,7 +9,6 @@ one id are then one image.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,14 +98,29 @@ def read(path: Path, *, empty: Empty = "error", problems: Problems | None = None
     return draft.captions(lambda _: TableImages(tables, columns.image, places, str(path)))
 
 
+def _check_tables(path: Path) -> None:
+    """Raise where a table is damaged: the libraries map it, believe it, and end the process."""
+    import pyarrow
+
+    for file in sorted(path.rglob("*.arrow")):
+        try:
+            with pyarrow.memory_map(str(file)) as source:
+                for batch in pyarrow.ipc.open_stream(source):
+                    batch.validate(full=True)
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DataError(f"{file} is damaged ({first}): copy the data set again.") from error
+
+
 def _open(path: Path) -> tuple[list[str | None], list[Table]]:
     try:
         import datasets
     except ImportError as error:
         raise MissingExtra("datasets", "hf-datasets", f"reading {path}") from error
+    _check_tables(path)
     try:
         data = datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except Exception as error:  # a damaged state.json makes the library raise anything at all
         raise DataError(f"{path} cannot be opened ({error}): save it again with save_to_disk.") from error
     named: dict[str | None, Table] = dict(data) if isinstance(data, datasets.DatasetDict) else {None: data}
     tables = []

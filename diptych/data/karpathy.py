@@ -65,6 +65,9 @@ def read(
     draft = Draft(str(path), problems, empty)
     data = read_json(files[0], problems)
     entries = data.get("images") if isinstance(data, dict) else None
+    if entries is not None and not isinstance(entries, list):
+        problems.error("json", files[0], f"'images' is a {type(entries).__name__}", "a list of images")
+        entries = None
     for number, entry in enumerate(entries or []):
         where = f"{files[0]}, image {number}"
         if isinstance(entry, dict):
@@ -81,6 +84,11 @@ def _add(draft: Draft, entry: dict[str, Any], where: str, restval: str, first_fi
     if absent:
         expected = "every image has filename, split and sentences"
         draft.problems.error("json", where, f"no {' and no '.join(absent)}", expected)
+        return
+    wrong = [field for field in ("filename", "filepath") if not isinstance(entry.get(field, ""), str)]
+    if wrong or not isinstance(entry["sentences"], list):
+        what = f"{wrong[0]} is a {type(entry[wrong[0]]).__name__}" if wrong else "sentences is no list"
+        draft.problems.error("json", where, what, "names are strings, sentences a list")
         return
     split = canonical_split(str(entry["split"]))
     if split == "restval":

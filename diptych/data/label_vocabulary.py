@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from diptych.data.captions import Captions
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
+from diptych.storage import parse_json
 
 COLUMN = "labels"  # the column of a manifest that holds the labels of an image
 SEPARATORS = ";|"  # between the labels of one cell
@@ -112,7 +113,7 @@ def _names(value: Any) -> Iterator[str]:
     text = str(value)
     if isinstance(value, str) and text.strip().startswith("["):
         try:
-            yield from _names(json.loads(text))
+            yield from _names(parse_json(text))
             return
         except ValueError:
             pass  # a name that begins with a bracket

@@ -22,6 +22,7 @@ from diptych.data.problems import Problems
 from diptych.data.rows import KNOWN_COLUMNS, Columns, Row, add_rows, with_files
 from diptych.data.splits import UNSPLIT, split_in_name
 from diptych.errors import DataError
+from diptych.storage import parse_json
 
 DELIMITERS = ("\t", ",", ";", "|")
 TABLES = (".csv", ".tsv", ".txt")
@@ -80,7 +81,7 @@ def _is_manifest(path: Path) -> bool:
     if suffix == ".jsonl":
         first = head(path).split("\n", 1)[0]
         try:
-            row = json.loads(first)
+            row = parse_json(first)
         except json.JSONDecodeError:
             # a malformed file is still a manifest if it speaks of images: reading it says what is wrong
             return first.lstrip().startswith("{") and '"image' in first
@@ -179,7 +180,7 @@ def json_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
             continue
         where = f"{path}:{number}"
         try:
-            values = json.loads(line)
+            values = parse_json(line)
         except json.JSONDecodeError as error:
             problems.error(
                 "json", where, f"not JSON ({error.msg} at column {error.colno})", "one object per line"

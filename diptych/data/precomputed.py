@@ -164,7 +164,7 @@ class Part:
             problems.error("counts", path, f"{len(lines)} lines for {texts} texts", expected)
             return None
         for number, line in enumerate(lines, 1):
-            if line is None or not line.strip().isdecimal():
+            if line is None or not line.strip().isdecimal() or len(line.strip()) > 18:
                 problems.error("counts", f"{path}:{number}", f"'{line}' is no number", "the row of an image")
                 return None
         return np.asarray([int(line or 0) for line in lines], dtype=np.int64)

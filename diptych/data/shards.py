@@ -25,7 +25,7 @@ from diptych.data.opening import open_image
 from diptych.data.problems import Found, Problem
 from diptych.data.webdataset import Member, scan
 from diptych.errors import DataError, StorageError
-from diptych.storage import cache_folder, write_bytes
+from diptych.storage import cache_folder, parse_json, write_bytes
 
 Ints = NDArray[np.int64]
 FORMAT = 1  # of the index files
@@ -197,7 +197,7 @@ def _load(kept: Path, path: Path) -> Shard | None:
                 name: StringColumn(data[f"{name}_blob"].tobytes(), data[f"{name}_ends"])
                 for name in ("keys", "texts")
             }
-            skipped = tuple(Problem(**entry) for entry in json.loads(data["problems"].tobytes()))
+            skipped = tuple(Problem(**entry) for entry in parse_json(data["problems"].tobytes()))
             return Shard(
                 path, data["offsets"], data["sizes"], **columns, image_of=data["image_of"], skipped=skipped
             )

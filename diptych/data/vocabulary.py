@@ -12,7 +12,6 @@ abbreviation may be cut differently.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import DataError, SettingsError
+from diptych.storage import parse_json
 
 PAD, START, END, UNKNOWN, MASK = "<pad>", "<start>", "<end>", "<unk>", "<mask>"
 MIN_COUNT = 4  # rarer words become <unk> (published rule)
@@ -95,7 +95,7 @@ def read_vocabulary(path: str | Path) -> list[str]:
     """Words by id from a published vocabulary file, with ``<mask>`` appended where it has none."""
     path = Path(path)
     try:
-        words = vocabulary_words(json.loads(path.read_text("utf-8")))
+        words = vocabulary_words(parse_json(path.read_text("utf-8")))
     except FileNotFoundError as error:
         raise DataError(f"the vocabulary {path} does not exist: check the path.") from error
     except (UnicodeDecodeError, ValueError) as error:

@@ -26,10 +26,14 @@ from diptych.data.opening import open_image
 from diptych.data.problems import Problems
 from diptych.data.rows import add_texts
 from diptych.data.splits import UNSPLIT, split_in_name
+from diptych.errors import DataError
 from diptych.progress import track
+from diptych.storage import parse_json
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
 JSON_TEXTS = ("captions", "caption", "text", "texts")
+TEXT_BYTES = 16_000_000  # of a .txt or .json: it is read whole
+MOST_NAMES = 1_000_000  # of a brace pattern
 NOT_RANDOM = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
@@ -45,12 +49,24 @@ class Member:
 
     def bytes(self) -> bytes:
         """The content, read in place."""
-        with open(self.tar, "rb") as handle:
-            handle.seek(self.offset)
-            return handle.read(self.size)
+        try:
+            with open(self.tar, "rb") as handle:
+                handle.seek(self.offset)
+                return handle.read(self.size)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self} cannot be read ({error}): copy the tar again.") from error
 
     def __str__(self) -> str:
         return f"{self.tar}/{self.name}"
+
+
+class BoundedInfo(tarfile.TarInfo):
+    """A member whose size is not negative: Python's reader would go back over it for ever (CVE-2025-8194)."""
+
+    def _block(self, count: int) -> int:
+        if count < 0:
+            raise tarfile.ReadError("a member of negative size")
+        return super()._block(count)  # type: ignore[misc, no-any-return]
 
 
 @dataclass
@@ -125,6 +141,10 @@ def expand(pattern: str) -> Iterator[str]:
     if first is None:
         choices = choice_list.split(",")
     else:
+        if max(len(first), len(last)) > 18 or int(last) - int(first) >= MOST_NAMES:
+            raise DataError(
+                f"the pattern {found.group()[:60]} names more than {MOST_NAMES:,} files: shorten it."
+            )
         choices = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     for choice in choices:
         yield from expand(pattern[: found.start()] + choice + pattern[found.end() :])
@@ -182,7 +202,7 @@ def scan(path: Path, problems: Problems) -> list[Sample]:
         return []
     size = path.stat().st_size
     try:
-        with tarfile.open(path, "r:") as tar:
+        with tarfile.open(path, "r:", tarinfo=BoundedInfo) as tar:
             for info in tar:
                 if info.isfile() and not os.path.basename(info.name).startswith("."):
                     if info.offset_data + info.size > size:
@@ -193,7 +213,7 @@ def scan(path: Path, problems: Problems) -> list[Sample]:
                 handle.seek(tar.offset)
                 if handle.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                     raise tarfile.ReadError(f"no end mark at byte {tar.offset:,}")
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, MemoryError) as error:
         expected = f"it has {size:,} bytes; copy it again"
         problems.error("tar", path, f"the tar is truncated or damaged ({error})", expected)
     return list(samples.values())
@@ -216,6 +236,10 @@ def _place(samples: dict[str, Sample], member: Member, problems: Problems) -> No
             return
         sample.image = member
         return
+    if member.size > TEXT_BYTES:
+        expected = f"a text file has at most {TEXT_BYTES:,}"
+        problems.error("text", member, f"the member has {member.size:,} bytes", expected)
+        return
     try:
         content = member.bytes().removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
@@ -227,7 +251,7 @@ def _place(samples: dict[str, Sample], member: Member, problems: Problems) -> No
         sample.lines = [line for line in content.splitlines() if line.strip()] or [""]
         return
     try:
-        values = json.loads(content)
+        values = parse_json(content)
     except json.JSONDecodeError as error:
         problems.error("json", member, f"not JSON ({error.msg} at line {error.lineno})", "write it again")
         return

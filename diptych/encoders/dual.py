@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from diptych.encoders.clip import ClipImage, ClipText
 from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.pretrained import PREFIX
 from diptych.errors import SettingsError
+from diptych.storage import parse_json
 
 PREFIXES = (PREFIX, open_clip_models.PREFIX)
 
@@ -37,7 +37,7 @@ def is_dual_encoder(source: str | Path) -> bool:
     if is_pretrained_name(source) or open_clip_models.is_open_clip(source):
         return True
     try:
-        config = json.loads((Path(source) / "config.json").read_text("utf-8"))
+        config = parse_json((Path(source) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "model_type" in config

@@ -23,7 +23,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from diptych.errors import DataError
-from diptych.storage import storing
+from diptych.storage import parse_json, storing
 
 FORMAT = 1
 HEADER = 256  # bytes kept for the npy header, whose length must not depend on the number of rows
@@ -179,7 +179,7 @@ class FeatureFile:
         lines: list[dict[str, Any]] = []
         for text in rest[:-1]:
             try:
-                line = json.loads(text)
+                line = parse_json(text)
             except ValueError:
                 break
             if not isinstance(line, dict) or not (line.keys() >= FIELDS or "finished" in line):

@@ -22,6 +22,7 @@ from diptych.encoders.pretrained import free_name
 from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
 from diptych.parts import part
 from diptych.progress import track
+from diptych.storage import parse_json
 from diptych.types import Features, Inputs
 
 PREFIX = "open_clip:"
@@ -191,7 +192,7 @@ def _read_config(source: str | Path) -> dict[str, Any]:
     with _quiet(source):
         if name.startswith("local-dir:"):
             path = Path(name.removeprefix("local-dir:")) / CONFIG
-            return {"model_cfg": json.loads(path.read_text("utf-8"))["model_cfg"]}
+            return {"model_cfg": parse_json(path.read_text("utf-8"))["model_cfg"]}
         if name.startswith("hf-hub:"):
             from open_clip.factory import _get_hf_config
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from diptych.errors import DataError
+from diptych.storage import parse_json
 
 PREFIX = "hf:"
 PREPROCESSOR = "preprocessor_config.json"
@@ -80,7 +81,7 @@ def read_json(source: str | Path, filename: str) -> dict[str, Any] | None:
     try:
         with quiet():
             path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
-        found = None if path is None else json.loads(Path(path).read_text("utf-8"))
+        found = None if path is None else parse_json(Path(path).read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{filename} of {name} cannot be read ({error}): download it again.") from error
     return found if isinstance(found, dict) else None

@@ -16,7 +16,6 @@ the COCO test split; their files come with the package ``eccv-caption`` (extra `
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from diptych.data.captions import Captions
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation.metrics import KS
 from diptych.scores import Scores, checked_tile
+from diptych.storage import parse_json
 
 FILES = {"eccv": "eccv", "cxc": "cxc", "coco": "original"}  # our name -> the package's file names
 _SIDES = ("image_to_caption", "caption_to_image")
@@ -190,7 +190,7 @@ def _package_folder() -> Path:
 
 def _read(path: Path) -> dict[int, frozenset[int]]:
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = parse_json(path.read_text("utf-8"))
         return {int(query): frozenset(map(int, items)) for query, items in content.items()}
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing: give a folder with the files of eccv-caption.") from error

@@ -12,7 +12,7 @@ from typing import Any
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Card, Facts, direction_words
 from diptych.evaluation.metrics import DIRECTIONS, KS
-from diptych.storage import write_text
+from diptych.storage import parse_json, write_text
 
 FORMAT = 2  # of the JSON file; 1 had a single group, of retrieval
 
@@ -187,7 +187,7 @@ class Report:
     def load(path: str | Path) -> Report:
         """The report that ``save`` wrote, in this version or before it knew groups."""
         try:
-            content = json.loads(Path(path).read_text("utf-8"))
+            content = parse_json(Path(path).read_text("utf-8"))
             found = content["format"]
             if found == 1:
                 content = {"groups": [{**content, "name": "retrieval", "primary": "rsum", "kind": "Card"}]}

@@ -22,6 +22,7 @@ from diptych.data.video_files import is_video
 from diptych.errors import DataError, DiptychError, IndexFault, MissingExtra, SettingsError
 from diptych.index.collection_files import CollectionFiles
 from diptych.index.local_features import Local, LocalFeatures, features_place
+from diptych.index.metadata import check_storable
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.protocol import KINDS, Collection, Index, Item, Precision, Vectors
 from diptych.model import Model
@@ -230,6 +231,7 @@ class _Sync:
         lines = [self.captions.texts[n] for n in self.texts_of[row]]
         metadata = _metadata(self.captions, row)
         try:
+            check_storable(id, metadata)
             "".join([id, *lines, json.dumps(metadata, default=_plain, ensure_ascii=False)]).encode()
             before = self.known.get(id, "").rsplit("|", 1)[0]
             key = self.files.key(row, before)

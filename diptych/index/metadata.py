@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from diptych.errors import DataError
@@ -33,6 +33,14 @@ def plain(id: str, name: object, value: Any) -> Any:
     )
 
 
+def check_storable(id: str, metadata: Mapping[str, Any]) -> None:
+    """Raise when an id or a value of metadata cannot be stored, before an item is made of them."""
+    if "\x00" in id:
+        raise DataError(f"the id {id!r} holds a NUL, which no name may: remove it.")
+    for name, value in metadata.items():
+        plain(id, name, value)
+
+
 def check_column_count(count: int) -> None:
     """Raise when an index would have more columns than one can be read in a moment."""
     if count > MAX_COLUMNS:
@@ -51,11 +59,8 @@ def held_kinds(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
 
 def record(item: Item) -> tuple[Any, ...]:
     """The stored columns of an item after its slot; raises when they cannot be stored."""
-    if "\x00" in item.id:
-        raise DataError(f"the id {item.id!r} holds a NUL, which no name may: remove it.")
-    metadata = {}
-    for name, value in item.metadata.items():
-        metadata[str(name)] = plain(item.id, name, value)
+    check_storable(item.id, {})
+    metadata = {str(name): plain(item.id, name, value) for name, value in item.metadata.items()}
     data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
     texts = (item.id, item.kind, item.path, item.text, item.image_id, data, item.content)
     try:

@@ -14,7 +14,7 @@ from diptych.errors import CheckpointError, Interrupted, SettingsError
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.runs.train import inherited, resumed_settings, run_recipe, training_splits
 from diptych.settings import from_json, to_json
-from diptych.storage import write_text
+from diptych.storage import parse_json, write_text
 from diptych.training.checkpoint import has_state
 
 T_975 = (
@@ -60,7 +60,7 @@ def ablate(
 
 def _keep(file: Path, results: Mapping[str, Any]) -> None:
     """Write the rows that were run beside those of earlier calls."""
-    earlier = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    earlier = parse_json(file.read_text("utf-8")) if file.exists() else {}
     write_text(file, json.dumps({**earlier, **results}, indent=2))
 
 
