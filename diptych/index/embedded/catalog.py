@@ -69,7 +69,7 @@ class Catalog:
         try:
             with self.translating():
                 if writable:
-                    self._writer = _connect(self.path, "rw")
+                    self._writer = connect(self.path, "rw")
                     self._writer.execute("PRAGMA synchronous = FULL")
                 with self.reading() as db:
                     found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
@@ -88,7 +88,7 @@ class Catalog:
         """Write an empty database with its ``meta`` rows."""
         path = folder / FILE
         with _translating(folder):
-            db = _connect(path, "rwc")
+            db = connect(path, "rwc")
             try:
                 db.execute("PRAGMA journal_mode = WAL")
                 script = _SCHEMA + "".join(_WORDS.format(kind=kind) for kind in ("image", "text"))
@@ -191,7 +191,7 @@ class Catalog:
                 return self._idle.pop()
         for db in old:
             db.close()
-        return _connect_reader(self.path)
+        return connect_reader(self.path)
 
     def _give_back(self, db: sqlite3.Connection) -> None:
         with self._lock:
@@ -332,37 +332,6 @@ def _sums(slot: int, record: tuple[Any, ...]) -> tuple[int, int]:
     return checksums.sum_of(slot, *record[:5], *record[6:]), checksums.sum_of(slot, record[5])
 
 
-def word_faults(folder: Path) -> list[str]:
-    """What is wrong with the full text, compared with the texts of the items: one sentence per fault.
-
-    To ask for it, SQLite wants a database that may be written: this one, or a copy in memory. Nothing is written.
-    """
-    source = _connect_reader(folder / FILE)
-    db = source
-    try:
-        faults = []
-        try:
-            db = _connect(folder / FILE, "rw")
-            db.execute("PRAGMA busy_timeout = 1000")
-            db.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error:
-            db.close()
-            db = sqlite3.connect(":memory:", isolation_level=None)
-            source.backup(db)
-            db.execute("BEGIN IMMEDIATE")
-        for kind in ("image", "text"):
-            try:
-                db.execute(f"INSERT INTO {kind}_words({kind}_words, rank) VALUES ('integrity-check', 1)")
-            except sqlite3.DatabaseError as error:
-                faults.append(f"the full text of {kind} items is damaged ({error}).")
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        return faults
-    finally:
-        db.close()
-        source.close()
-
-
 def _fold_log(writer: sqlite3.Connection) -> None:
     """Move the log into the database as far as its readers allow; whoever reads is not waited for."""
     writer.execute("PRAGMA busy_timeout = 0")
@@ -376,9 +345,8 @@ class _Frozen(sqlite3.Connection):
     """A connection that takes the database for immutable, which may be true for one answer only: never kept."""
 
 
-def _connect(
-    path: Path, mode: str, kind: type[sqlite3.Connection] = sqlite3.Connection
-) -> sqlite3.Connection:
+def connect(path: Path, mode: str, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    """A connection that begins no transaction by itself."""
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
         uri=True,
@@ -389,9 +357,9 @@ def _connect(
     )
 
 
-def _connect_reader(path: Path) -> sqlite3.Connection:
+def connect_reader(path: Path) -> sqlite3.Connection:
     """A reading connection, also where nothing can be written and SQLite cannot index its log."""
-    db = _connect(path, "ro")
+    db = connect(path, "ro")
     try:
         db.execute("SELECT 1 FROM meta").fetchone()
         return db
@@ -405,7 +373,7 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
             f"{path.parent} was not closed by its last writer and cannot be written here: "
             "open it once where it is writable, or copy it to such a folder."
         )
-    return _connect(path, "ro&immutable=1", _Frozen)
+    return connect(path, "ro&immutable=1", _Frozen)
 
 
 @contextmanager

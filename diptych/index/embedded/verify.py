@@ -67,7 +67,38 @@ def _sums(state: State, db: sqlite3.Connection, folder: Path) -> list[str]:
     facts = catalog.meta(db)
     if facts.get("columns_digest") != checksums.columns_digest(db):
         faults.append("the list of metadata columns is damaged.")
-    return faults + catalog.word_faults(folder)
+    return faults + _word_faults(folder)
+
+
+def _word_faults(folder: Path) -> list[str]:
+    """What is wrong with the full text, compared with the texts of the items: one sentence per fault.
+
+    To ask for it, SQLite wants a database that may be written: this one, or a copy in memory. Nothing is written.
+    """
+    source = catalog.connect_reader(folder / catalog.FILE)
+    db = source
+    try:
+        faults = []
+        try:
+            db = catalog.connect(folder / catalog.FILE, "rw")
+            db.execute("PRAGMA busy_timeout = 1000")
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            db.close()
+            db = sqlite3.connect(":memory:", isolation_level=None)
+            source.backup(db)
+            db.execute("BEGIN IMMEDIATE")
+        for kind in ("image", "text"):
+            try:
+                db.execute(f"INSERT INTO {kind}_words({kind}_words, rank) VALUES ('integrity-check', 1)")
+            except sqlite3.DatabaseError as error:
+                faults.append(f"the full text of {kind} items is damaged ({error}).")
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        return faults
+    finally:
+        db.close()
+        source.close()
 
 
 def _blocks(db: sqlite3.Connection, path: Path, layout: Layout, segment: int, rows: int) -> list[str]:
