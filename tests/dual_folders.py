@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,18 @@ def siglip2_folder(folder: Path) -> Path:
     model = Siglip2Model(Siglip2Config(vision_config=vision, text_config=text))
     processor = Siglip2ImageProcessorPil(patch_size=PATCH, max_num_patches=20)
     return _save(folder, _lively(model), tokenizer, processor)
+
+
+def vit_folder(folder: Path) -> Path:
+    """A ViT with a class token, as the image side of a fusion encoder."""
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(3)
+    with quiet():
+        ViTModel(ViTConfig(**VISION), add_pooling_layer=False).save_pretrained(folder)
+    numbers = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": SIDE, "width": SIDE}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(numbers))
+    return folder
 
 
 FOLDERS = {"clip": clip_folder, "siglip": siglip_folder, "siglip2": siglip2_folder}

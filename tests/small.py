@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,17 @@ def pictures(folder: Path, count: int = 6, size: int = 48) -> list[Path]:
         paths.append(folder / f"picture{i}.png")
         Image.fromarray(pixels).save(paths[-1])
     return paths
+
+
+def photos(folder: Path, count: int = 12) -> Path:
+    """Pictures with two texts each, as a data set; every picture is its own colour."""
+    lines = [
+        json.dumps({"image": path.name, "caption": f"{text} number {number}"})
+        for path in pictures(folder, count)
+        for number, text in enumerate(texts(2, seed=len(path.name) + int(path.stem[7:])))
+    ]
+    (folder / "metadata.jsonl").write_text("\n".join(lines), "utf-8")
+    return folder
 
 
 def bert_folder(folder: Path) -> Path:

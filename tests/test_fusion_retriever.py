@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
+from dual_folders import vit_folder
 from small import bert_folder, pictures, texts
 
 from diptych.aggregators.head import Head
 from diptych.data.images import PixelInput, open_image
 from diptych.data.text import WordPieceInput
 from diptych.encoders.hub import HubBackbone
-from diptych.encoders.pretrained import quiet
 from diptych.encoders.tokens import Tokens
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError
@@ -22,23 +21,6 @@ from diptych.objectives.matching import ITC, ITM
 from diptych.reranking import OUTSIDE, RerankedScores
 from diptych.retriever import Retriever, Tower
 from diptych.types import Batch, Features
-
-SIDE = 32
-
-
-def vit_folder(folder: Path) -> Path:
-    """A tiny ViT with a class token, in the real format."""
-    from transformers import ViTConfig, ViTModel
-
-    torch.manual_seed(0)
-    tiny = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    with quiet():
-        ViTModel(ViTConfig(**tiny, image_size=SIDE, patch_size=8), add_pooling_layer=False).save_pretrained(
-            folder
-        )
-    numbers = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": SIDE, "width": SIDE}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(numbers))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from small import bert_folder, pictures, precomputed
+from dual_folders import clip_folder, vit_folder
+from small import bert_folder, photos, pictures, precomputed
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
@@ -35,10 +36,35 @@ def captions(tmp_path_factory: pytest.TempPathFactory) -> Captions:
     return training_splits(open_captions(str(data)))[0]
 
 
-def built(name: str, captions: Captions, **changes: Any) -> tuple[Method, Any]:
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Data that a recipe can read, and small models for those that start from pretrained ones."""
+
+    features: Captions
+    photos: Captions
+    models: dict[str, dict[str, Any]]
+
+    def captions(self, name: str) -> Captions:
+        return self.photos if name in self.models else self.features
+
+
+@pytest.fixture(scope="module")
+def world(captions: Captions, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    seen = training_splits(open_captions(str(photos(folder / "photos"))))[0]
+    dual = {"model": str(clip_folder(folder / "clip"))}
+    encoders = {
+        "image_encoder": str(vit_folder(folder / "vit")), "text_encoder": str(bert_folder(folder / "bert")),
+        "image_size": 32, "fusion_layers": 1, "fusion_heads": 2, "candidates": 4,
+    }  # fmt: skip
+    return World(captions, seen, {"clip": dual, "fusion": encoders})
+
+
+def built(name: str, captions: Captions, world: World | None = None, **changes: Any) -> tuple[Method, Any]:
     recipe = RECIPES[name]
     known = {field.name for field in dataclasses.fields(recipe.settings)}
-    values = {k: v for k, v in {**SMALL, **changes}.items() if k in known}
+    models = {} if world is None else world.models.get(name, {})
+    values = {k: v for k, v in {**SMALL, **models, **changes}.items() if k in known}
     if "clusters" in values:
         values["clusters"] = min(values["clusters"], SMALL["clusters"])  # the tables' K need their data
     if values["batch_size"] > SMALL["batch_size"]:
@@ -66,8 +92,9 @@ def step(method: Method, optimizer: torch.optim.Optimizer, batch: Any) -> float:
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_two_epochs_move_every_trainable_parameter(name: str, captions: Captions) -> None:
-    method, settings = built(name, captions)
+def test_two_epochs_move_every_trainable_parameter(name: str, world: World) -> None:
+    captions = world.captions(name)
+    method, settings = built(name, captions, world)
     optimizer = build_optimizer(method, settings)
     before = {k: p.detach().clone() for k, p in trainable(method).items()}
     for epoch in range(2):  # prototypes start in the second
@@ -83,8 +110,9 @@ def test_two_epochs_move_every_trainable_parameter(name: str, captions: Captions
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_save_and_load_change_nothing(name: str, captions: Captions, tmp_path: Path) -> None:
-    method, settings = built(name, captions)
+def test_save_and_load_change_nothing(name: str, world: World, tmp_path: Path) -> None:
+    captions = world.captions(name)
+    method, settings = built(name, captions, world)
     optimizer = build_optimizer(method, settings)
     for batch in loader_of(method, captions, settings).epoch(0):
         step(method, optimizer, batch)
@@ -99,10 +127,11 @@ def test_save_and_load_change_nothing(name: str, captions: Captions, tmp_path: P
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_every_table_row_builds_and_steps(name: str, captions: Captions) -> None:
+def test_every_table_row_builds_and_steps(name: str, world: World) -> None:
+    captions = world.captions(name)
     for table in RECIPES[name].tables.values():
         for row in table.rows:
-            method, settings = built(name, captions, **row.changes)
+            method, settings = built(name, captions, world, **row.changes)
             batch = next(loader_of(method, captions, settings).epoch(0))
             method.objective.start_epoch(1)
             assert step(method, build_optimizer(method, settings), batch) > 0

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from diptych.recipes import coder, cookie, cookie_match, sgraf, vse_infinity, vse_plus_plus, vse_video
+from diptych.recipes import (
+    clip,
+    coder,
+    cookie,
+    cookie_match,
+    fusion,
+    sgraf,
+    vse_infinity,
+    vse_plus_plus,
+    vse_video,
+)
 from diptych.recipes.recipe import Recipe
 
 RECIPES: dict[str, Recipe] = {
@@ -18,5 +28,7 @@ RECIPES: dict[str, Recipe] = {
         vse_video.MEAN,
         cookie.RECIPE,
         cookie_match.RECIPE,
+        clip.RECIPE,
+        fusion.RECIPE,
     )
 }

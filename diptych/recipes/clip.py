@@ -1,0 +1,96 @@
+"""CLIP fine-tuned on one's own captions with InfoNCE (Radford et al., ICML 2021; the host of CUSA, AAAI 2024).
+
+A pretrained dual encoder with its own tokenizer and image processor; texts of one image are positives together. The
+numbers are those of CUSA's CLIP baseline on Flickr30K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from diptych.aggregators import First
+from diptych.aggregators.aggregator import Aggregator
+from diptych.aggregators.head import Head
+from diptych.branches.branch import Branch
+from diptych.data.captions import Captions
+from diptych.data.cleaning import CleanedInput
+from diptych.encoders.dual import DualEncoder, load_dual
+from diptych.errors import SettingsError
+from diptych.objectives.contrastive import InfoNCE
+from diptych.recipes.recipe import Recipe
+from diptych.retriever import Retriever, Tower
+from diptych.settings import TrainingSettings, setting
+from diptych.training.method import Method
+
+CLAMP = (0.01, 0.10)  # of τ, put back before each forward pass
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """CUSA's CLIP B/32: AdamW 1e-5 → 1e-6 by a cosine, 40 epochs (COCO: 30), batch 128, no clipping."""
+
+    model: str = setting(
+        "hf:openai/clip-vit-base-patch32",
+        "dual encoder to start from: hf:ID, open_clip:ARCHITECTURE/WEIGHTS, or a folder of either",
+    )
+    tune: Literal["full", "heads", "lora"] = setting(
+        "full", "what is trained: everything, the heads on frozen encoders, or heads and low-rank adapters"
+    )
+    lora_rank: int = setting(8, "rank of the adapters of --tune lora", low=1)
+    cross_head: bool = setting(False, "put LayerNorm and a linear layer on each side, as CUSA does")
+    temperature: float = setting(
+        0.05, "temperature τ InfoNCE starts from and learns (0: the model's own)", low=0, high=CLAMP[1]
+    )
+    hard_reduction: Literal["per_entry", "per_row"] = setting(
+        "per_entry", "InfoNCE as the mean over all B × B entries (as published) or over rows"
+    )
+    clean_captions: bool = setting(True, "lower-case texts and drop their punctuation, as CUSA does")
+    epochs: int = setting(40, "passes over the training texts", low=1)
+    learning_rate: float = setting(1e-5, "base learning rate", low=0)
+    schedule: Literal["step", "every", "cosine", "linear"] = setting(
+        "cosine", "how the learning rate falls: once, every few epochs, as a cosine, as a line"
+    )
+    final_factor: float = setting(0.1, "factor at the end of a cosine or linear schedule", low=0, high=1)
+    schedule_per_epoch: bool = setting(True, "change the learning rate at the beginning of epochs only")
+    decay_1d: bool = setting(False, "weight decay also on biases, norms and other 1-d parameters")
+    clip_norm: float = setting(0.0, "largest global gradient norm (0: no clipping)", low=0)
+
+
+def build(settings: Settings, captions: Captions) -> Method:
+    """Compose the method."""
+    dual = tuned(settings)
+    return Method(retriever(settings, dual), info_nce(settings, dual))
+
+
+def tuned(settings: Settings) -> DualEncoder:
+    """The dual encoder, frozen or with adapters where the settings say so."""
+    dual = load_dual(settings.model, lora=settings.lora_rank if settings.tune == "lora" else 0)
+    if settings.tune == "heads":
+        dual.image.freeze()
+        dual.text.freeze()
+    return dual
+
+
+def retriever(settings: Settings, dual: DualEncoder, branches: dict[str, Branch] | None = None) -> Retriever:
+    """Both towers: the model's own vector, or a cross-modal head on it."""
+    if settings.tune == "heads" and not (settings.cross_head or branches):
+        raise SettingsError("--tune heads trains nothing without a head: give --cross_head as well.")
+    poolings: list[Aggregator] = [
+        Head(side.dim, side.dim) if settings.cross_head else First() for side in (dual.image, dual.text)
+    ]
+    texts = CleanedInput(dual.text_input) if settings.clean_captions else dual.text_input
+    return Retriever(
+        Tower(dual.image, poolings[0]), Tower(dual.text, poolings[1]), dual.image_input, texts, branches
+    )
+
+
+def info_nce(settings: Settings, dual: DualEncoder) -> InfoNCE:
+    """L_NCE with several positives per row; τ is learned."""
+    start = settings.temperature or dual.image.temperature
+    return InfoNCE(
+        min(max(start, CLAMP[0]), CLAMP[1]), learned=True, clamp=CLAMP, reduction=settings.hard_reduction
+    )
+
+
+RECIPE = Recipe("clip", "CLIP fine-tuned with InfoNCE", Settings, build)

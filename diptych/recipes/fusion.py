@@ -1,0 +1,97 @@
+"""A fusion re-ranker in the manner of X2-VLM (Zeng et al., 2022): two encoders retrieve, a fusion encoder judges.
+
+ITC aligns the class tokens of a vision transformer and a text transformer; ITM judges pairs and hard negatives with
+cross-attention layers on both encoders' tokens. Evaluation and search re-rank the best candidates with the match score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from diptych import named
+from diptych.aggregators.head import Head
+from diptych.branches.branch import Branch
+from diptych.data.captions import Captions
+from diptych.data.images import PixelInput
+from diptych.data.text import WordPieceInput
+from diptych.encoders.hub import HubBackbone
+from diptych.encoders.tokens import Tokens
+from diptych.encoders.transformer import TransformerText
+from diptych.interaction.fusion import Fusion
+from diptych.objectives.combine import Sum
+from diptych.objectives.matching import ITC, ITM
+from diptych.recipes.recipe import Recipe
+from diptych.retriever import Retriever, Tower
+from diptych.settings import TrainingSettings, setting
+from diptych.training.method import Method
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """X-VLM's retrieval numbers: AdamW 3e-5, weight decay 0.01, linear decay, warm-up over a tenth, 10 epochs."""
+
+    image_encoder: str = setting(
+        "hf:microsoft/beit-base-patch16-224", "vision transformer with a class token: hf:ID or a model folder"
+    )
+    text_encoder: str = setting(
+        "hf:google-bert/bert-base-uncased", "text transformer: minilm, hf:ID or a folder"
+    )
+    image_size: int = setting(384, "pixels of the square image the encoder reads", low=16)
+    text_length: int = setting(40, "most tokens of a text", low=3)
+    dim: int = setting(256, "width of the contrastive projections", low=1)
+    fusion_layers: int = setting(6, "layers with cross-attention", low=1)
+    fusion_heads: int = setting(12, "attention heads of each of them", low=1)
+    dropout: float = setting(0.1, "dropout of the fusion layers", low=0, high=0.9)
+    candidates: int = setting(128, "k: candidates of each query that are re-ranked (COCO: 256)", low=1)
+    temperature: float = setting(0.07, "temperature ITC starts from and learns", low=0.001, high=0.5)
+    new_multiplier: float = setting(2.0, "learning-rate factor of the fusion layers", low=0)
+    train_backbone: bool = setting(True, "train the vision transformer (else its tokens are cached)")
+    train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
+    epochs: int = setting(10, "passes over the training texts", low=1)
+    batch_size: int = setting(32, "pairs per step, over all processes together", low=2)
+    learning_rate: float = setting(3e-5, "base learning rate", low=0)
+    weight_decay: float = setting(0.01, "AdamW weight decay", low=0)
+    schedule: Literal["step", "every", "cosine", "linear"] = setting(
+        "linear", "how the learning rate falls: once, every few epochs, as a cosine, as a line"
+    )
+    warmup_share: float = setting(
+        0.1, "share of all steps during which the learning rate rises linearly from 0", low=0, high=1
+    )
+    decay_1d: bool = setting(False, "weight decay also on biases, norms and other 1-d parameters")
+    clip_norm: float = setting(0.0, "largest global gradient norm (0: no clipping)", low=0)
+
+
+def build(settings: Settings, captions: Captions) -> Method:
+    """Compose the method."""
+    model = retriever(settings)
+    objective = Sum({"itc": (ITC(), 1.0), "itm": (ITM(), 1.0)})
+    return Method(model, objective, multipliers={"scorer": settings.new_multiplier})
+
+
+def retriever(settings: Settings, branches: dict[str, Branch] | None = None) -> Retriever:
+    """Two encoders with contrastive projections of their first tokens, and the fusion encoder on all of them."""
+    vision = HubBackbone(settings.image_encoder, class_token=True, size=settings.image_size)
+    image = Tokens(vision, trainable=settings.train_backbone)
+    source = named.text_source(settings.text_encoder)
+    text = TransformerText(source, trainable=settings.train_text, projection=False)
+    scorer = Fusion(
+        image.dim,
+        text.dim,
+        settings.fusion_layers,
+        settings.fusion_heads,
+        settings.dropout,
+        settings.candidates,
+        settings.temperature,
+    )
+    return Retriever(
+        Tower(image, Head(image.dim, settings.dim, norm=False)),
+        Tower(text, Head(text.dim, settings.dim, norm=False)),
+        PixelInput(**vision.pixel_format),
+        WordPieceInput(source, augment=0.0, max_length=settings.text_length),
+        branches,
+        scorer,
+    )
+
+
+RECIPE = Recipe("fusion", "Fusion re-ranker in the manner of X2-VLM (ITC + ITM)", Settings, build)
