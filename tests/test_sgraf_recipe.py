@@ -107,3 +107,26 @@ def rsum_of(path: Path) -> float:
     found = re.search(r'"rsum": ([\d.]+)', path.read_text("utf-8"))
     assert found is not None
     return float(found[1])
+
+
+def test_speed_is_drawn_for_dual_encoders_pair_scorers_and_both(
+    data: Path, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    quick = tmp_path / "quick"
+    small = ["--dim", 16, "--batch_size", 12, "--min_count", 1, "--word_dim", 8]
+    diptych("train", "vse-infinity", "--data", data, "--output_dir", quick, "--epochs", 1, *small)
+    flags = ["--most", 1000, "--count", 6, "--rerank", 3, "--output", tmp_path / "speed.png"]
+    said = diptych("show", "speed", quick, runs["sgr"], runs["saf"], *flags).stdout
+    lines = [line for line in said.splitlines() if line.startswith(("quick", "sgr", "saf"))]
+    assert [re.split(r"\s{2,}", line)[0] for line in lines] == [
+        "quick",
+        "quick, top 3 by sgr + saf",
+        "sgr",
+        "saf",
+    ]
+    assert "6 images and 30 texts" in said
+    for end in ("queries", "recall"):
+        assert (tmp_path / f"speed-{end}.png").read_bytes()[:4] == b"\x89PNG"
+    flags = ["--most", 1000, "--count", 6, "--patience", 1e-9, "--output", tmp_path / "quick.svg"]
+    assert "extrapolated" in diptych("show", "speed", quick, *flags).stdout
+    assert "let its name end in" in refused("show", "speed", quick, "--output", tmp_path / "speed.txt")

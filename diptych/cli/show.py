@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import Command
+from diptych.cli.flags import Command, device_flags
 
 
 @click.group()
@@ -144,3 +144,42 @@ def knowledge(runs: tuple[Path, ...], texts: tuple[str, str], output: Path, **op
     from diptych.runs.show_attention import show_knowledge
 
     click.echo(show_knowledge(runs, texts, output, **options))
+
+
+@show.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_on_data
+@click.option(
+    "--rerank", default=50, show_default=True, type=click.IntRange(1), help="hits that pair scorers re-rank"
+)
+@click.option(
+    "--count",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(2),
+    help="images of the split that are ranked",
+)
+@click.option(
+    "--most",
+    default=100_000,
+    show_default=True,
+    type=click.IntRange(10),
+    help="images of the largest gallery",
+)
+@click.option(
+    "--patience",
+    default=20.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    help="seconds per query above which a gallery is extrapolated",
+)
+@device_flags
+@_output("speed.png")
+def speed(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
+    """Time per query by gallery, and recall by speed.
+
+    Two pictures: dual encoders, pair scorers, and dual encoders re-ranked by the pair scorers.
+    """
+    from diptych.runs.show_speed import show_speed
+
+    click.echo(show_speed(runs, output, **options))

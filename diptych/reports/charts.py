@@ -84,7 +84,7 @@ class Pooling:
 
 def check_output(output: Path) -> None:
     """Refuse a picture that could not be written at the end, before any work is done."""
-    _matplotlib()
+    figure_class()
     _format(output)
 
 
@@ -130,7 +130,7 @@ def picture_of_spaces(
     """One panel per space: images and texts in two colours, each text joined to its image; ``below`` says more."""
     from matplotlib.collections import LineCollection
 
-    figure = _matplotlib()(figsize=(PANEL * len(spaces), PANEL + 0.9), dpi=DPI, layout="constrained")
+    figure = figure_class()(figsize=(PANEL * len(spaces), PANEL + 0.9), dpi=DPI, layout="constrained")
     panels = figure.subplots(1, len(spaces), squeeze=False)[0]
     for number, space in enumerate(track(spaces, "t-SNE", show=show_progress)):
         axes = panels[number]
@@ -146,7 +146,7 @@ def picture_of_spaces(
         axes.scatter(*image.T, s=16, color=IMAGES, marker="s", label="image", zorder=3, **small)
         axes.set(xticks=[], yticks=[], aspect="equal")
         axes.set_adjustable("datalim")
-        axes.set_title(_short(space.name), parse_math=False)
+        axes.set_title(short_name(space.name), parse_math=False)
         if below is not None:
             axes.set_xlabel(below[number], parse_math=False)
     handles, labels = panels[0].get_legend_handles_labels()
@@ -186,7 +186,7 @@ def pooled_elements(theta: NDArray[np.float64]) -> float:
 
 def picture_of_poolings(poolings: Sequence[Pooling]) -> Any:
     """One row per GPO: θ over the rank for each set size, and its running sum between mean and max pooling."""
-    figure = _matplotlib()(figsize=(10, 3.1 * len(poolings) + 0.6), dpi=DPI, layout="constrained")
+    figure = figure_class()(figsize=(10, 3.1 * len(poolings) + 0.6), dpi=DPI, layout="constrained")
     rows = figure.subplots(len(poolings), 2, squeeze=False)
     for (left, right), pooling in zip(rows, poolings, strict=True):
         for colour, (size, theta) in zip(_shades(len(pooling.theta)), pooling.theta.items(), strict=True):
@@ -197,7 +197,7 @@ def picture_of_poolings(poolings: Sequence[Pooling]) -> Any:
             right.plot(np.arange(size + 1) / size, share, color=colour, marker="o", markersize=3)
         right.plot([0, 1], [0, 1], color="#6b7280", linestyle="--", linewidth=0.9, label="mean pooling")
         right.plot([0, 0, 1], [0, 1, 1], color="#6b7280", linestyle=":", linewidth=1.2, label="max pooling")
-        left.set_title(_short(pooling.name), parse_math=False, loc="left")
+        left.set_title(short_name(pooling.name), parse_math=False, loc="left")
         left.set(
             xlabel="rank of the value, largest first", ylabel="weight θ", xlim=(0.5, None), ylim=(0, None)
         )
@@ -214,7 +214,7 @@ def save_picture(figure: Any, output: Path) -> None:
     write_bytes(output, buffer.getvalue())
 
 
-def _matplotlib() -> Any:
+def figure_class() -> Any:
     """Matplotlib's Figure, which draws without a screen."""
     try:
         from matplotlib.figure import Figure
@@ -232,7 +232,8 @@ def _format(output: Path) -> str:
     return kind
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """A name that fits above a panel: its end where it is long."""
     return name if len(name) <= NAME else f"…{name[1 - NAME :]}"
 
 
