@@ -112,7 +112,7 @@ def pooling(runs: tuple[Path, ...], sizes: str, output: Path) -> None:
 )
 @_output("augmentation.png")
 def augmentation(data: str, output: Path, **options: Any) -> None:
-    """Pictures and texts after every step of pre-training's augmentation."""
+    """Pictures and texts after every step of augmentation."""
     from diptych.runs.show_augmentation import show_augmentation
 
     click.echo(show_augmentation(data, output, **options))
@@ -124,7 +124,10 @@ def augmentation(data: str, output: Path, **options: Any) -> None:
 @click.option("--count", default=4, show_default=True, type=click.IntRange(1), help="pairs drawn")
 @_output("attention.png")
 def attention(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
-    """Cells and words that the transformers of runs look at, for the same pairs."""
+    """Cells and words that transformers look at.
+
+    A row per run, for the same pairs.
+    """
     from diptych.runs.show_attention import show_attention
 
     click.echo(show_attention(runs, output, **options))
@@ -140,7 +143,7 @@ def attention(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 )
 @_output("knowledge.png")
 def knowledge(runs: tuple[Path, ...], texts: tuple[str, str], output: Path, **options: Any) -> None:
-    """How alike two sentences are to runs, and the pictures each of them calls up."""
+    """How alike two sentences are, and what each finds."""
     from diptych.runs.show_attention import show_knowledge
 
     click.echo(show_knowledge(runs, texts, output, **options))
