@@ -125,6 +125,14 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Enco
     )
 
 
+def check_pictures(captions: Captions, model: str) -> None:
+    """Refuse stored features where a model reads pictures."""
+    if len(captions.images) and isinstance(captions.images[0], np.ndarray):
+        raise SettingsError(
+            f"{model} reads pictures, {captions.name} holds features: give the data set with its pictures."
+        )
+
+
 def backbone(name: str, image_size: int = 224) -> Backbone:
     """An image backbone by name: lite0, hf:ID, timm:NAME or a folder."""
     if name == "lite0":

@@ -11,7 +11,7 @@ import torch
 from commands import diptych, flags, refused
 from dual_folders import clip_folder, vit_folder
 from safetensors.torch import load_file
-from small import bert_folder, photos
+from small import bert_folder, photos, precomputed
 
 from diptych.data.formats import open_captions
 from diptych.objectives.contrastive import InfoNCE
@@ -128,3 +128,19 @@ def test_a_fusion_run_is_evaluated_by_reranking(data: Path, tmp_path: Path) -> N
     )  # fmt: skip
     said = diptych("evaluate", run, "--data", data, "--split", "train", "--bootstrap", "0").stdout
     assert "fusion" in said  # the card names the scorer; k above the gallery means all of it
+    diptych("index", run, data, "--index", tmp_path / "index")
+    asked = ("search", tmp_path / "index", "a red dog", "--all", "-k", "20", "--json")
+    plain, judged = (json.loads(diptych(*asked, *more).stdout)["hits"] for more in ((), ("--rerank", "12")))
+    assert {hit["id"] for hit in plain} == {hit["id"] for hit in judged}
+    model = Retriever.from_pretrained(run)
+    files = [data / hit["id"] for hit in judged]
+    expected = model.scores(files, ["a red dog"]).tile(slice(None), slice(None))[:, 0]
+    assert [hit["score"] for hit in judged] == pytest.approx(expected.tolist(), abs=1e-2)
+    assert (expected.diff() <= 1e-3).all()  # best first
+
+
+def test_stored_features_are_refused(clip: Path, tmp_path: Path) -> None:
+    features = precomputed(tmp_path / "toy_precomp")
+    said = refused("train", "clip", "--data", features, "--output_dir", tmp_path / "run", "--model", clip)
+    assert "reads pictures, " in said
+    assert not (tmp_path / "run").exists()

@@ -10,6 +10,7 @@ from torch import nn
 
 from diptych.aggregators import First
 from diptych.aggregators.head import Head
+from diptych.branches.first import FirstVectors
 from diptych.branches.heads import UniModalHeads
 from diptych.data.images import open_image
 from diptych.encoders.dual import load_dual
@@ -84,3 +85,12 @@ def test_heads_are_saved_and_loaded(clip: Path, tmp_path: Path) -> None:
     for view in (None, "uni"):
         assert torch.equal(again.encode_text(TEXTS, view=view), retriever.encode_text(TEXTS, view=view))
     assert again.fingerprint() == retriever.fingerprint()
+
+
+def test_without_heads_the_encoders_own_vectors_are_the_view(clip: Path) -> None:
+    dual = load_dual(clip)
+    towers = [Tower(side, Head(side.dim, side.dim)) for side in (dual.image, dual.text)]
+    retriever = Retriever(*towers, dual.image_input, dual.text_input, {"uni": FirstVectors(12)}).eval()
+    plain = Retriever.from_pretrained(clip)
+    assert torch.allclose(retriever.encode_text(TEXTS, view="uni"), plain.encode_text(TEXTS), atol=1e-6)
+    assert not list(retriever.branches.parameters())

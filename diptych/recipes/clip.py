@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from diptych import named
 from diptych.aggregators import First
 from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.head import Head
@@ -59,12 +60,13 @@ class Settings(TrainingSettings):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method."""
-    dual = tuned(settings)
+    dual = tuned(settings, captions)
     return Method(retriever(settings, dual), info_nce(settings, dual))
 
 
-def tuned(settings: Settings) -> DualEncoder:
+def tuned(settings: Settings, captions: Captions) -> DualEncoder:
     """The dual encoder, frozen or with adapters where the settings say so."""
+    named.check_pictures(captions, settings.model)
     dual = load_dual(settings.model, lora=settings.lora_rank if settings.tune == "lora" else 0)
     if settings.tune == "heads":
         dual.image.freeze()

@@ -64,17 +64,26 @@ class Settings(TrainingSettings):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method."""
-    model = retriever(settings)
     objective = Sum({"itc": (ITC(), 1.0), "itm": (ITM(), 1.0)})
+    model = retriever(settings, *encoders(settings, captions))
     return Method(model, objective, multipliers={"scorer": settings.new_multiplier})
 
 
-def retriever(settings: Settings, branches: dict[str, Branch] | None = None) -> Retriever:
-    """Two encoders with contrastive projections of their first tokens, and the fusion encoder on all of them."""
+def encoders(settings: Settings, captions: Captions) -> tuple[Tokens, TransformerText]:
+    """The vision transformer with its class token, and the text transformer."""
+    named.check_pictures(captions, settings.image_encoder)
     vision = HubBackbone(settings.image_encoder, class_token=True, size=settings.image_size)
-    image = Tokens(vision, trainable=settings.train_backbone)
     source = named.text_source(settings.text_encoder)
-    text = TransformerText(source, trainable=settings.train_text, projection=False)
+    return (
+        Tokens(vision, trainable=settings.train_backbone),
+        TransformerText(source, trainable=settings.train_text, projection=False),
+    )
+
+
+def retriever(
+    settings: Settings, image: Tokens, text: TransformerText, branches: dict[str, Branch] | None = None
+) -> Retriever:
+    """Contrastive projections of both encoders' first tokens, and the fusion encoder on all their tokens."""
     scorer = Fusion(
         image.dim,
         text.dim,
@@ -87,8 +96,10 @@ def retriever(settings: Settings, branches: dict[str, Branch] | None = None) -> 
     return Retriever(
         Tower(image, Head(image.dim, settings.dim, norm=False)),
         Tower(text, Head(text.dim, settings.dim, norm=False)),
-        PixelInput(**vision.pixel_format),
-        WordPieceInput(source, augment=0.0, max_length=settings.text_length),
+        PixelInput(**image.backbone.pixel_format),
+        WordPieceInput(
+            named.text_source(settings.text_encoder), augment=0.0, max_length=settings.text_length
+        ),
         branches,
         scorer,
     )
