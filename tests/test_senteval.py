@@ -175,6 +175,8 @@ def test_the_three_aggregations() -> None:
     assert found["pearson_all"] == pytest.approx(100 * stats.pearsonr(*whole)[0])
     assert found["spearman_mean"] == pytest.approx(100 * np.mean(each))
     assert found["spearman_wmean"] == pytest.approx(100 * np.average(each, weights=sizes))
+    for way in ("all", "mean", "wmean"):  # COOKIE's number
+        assert found[f"both_{way}"] == pytest.approx((found[f"spearman_{way}"] + found[f"pearson_{way}"]) / 2)
     assert len({round(found[f"spearman_{way}"], 3) for way in ("all", "mean", "wmean")}) == 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -47,7 +47,10 @@ def average_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def agreement(files: Sequence[tuple[ArrayLike, ArrayLike]]) -> dict[str, float]:
-    """``spearman_all``, ``pearson_wmean``, … × 100 of sub-files, each (similarities, gold)."""
+    """``spearman_all``, ``pearson_wmean``, … × 100 of sub-files, each (similarities, gold).
+
+    ``both_all``, … is the mean of the two, which COOKIE prints.
+    """
     if not files:
         raise DataError("no pairs of sentences to correlate: give at least one file.")
     sizes = np.array([len(np.asarray(gold)) for _, gold in files], dtype=np.float64)
@@ -58,6 +61,7 @@ def agreement(files: Sequence[tuple[ArrayLike, ArrayLike]]) -> dict[str, float]:
         each = np.array([measure(*file) for file in files]) if len(files) > 1 else np.array([whole])
         values = (whole, float(each.mean()), float((each * sizes).sum() / sizes.sum()))
         found |= {f"{name}_{way}": 100 * value for way, value in zip(AGGREGATIONS, values, strict=True)}
+    found |= {f"both_{way}": (found[f"spearman_{way}"] + found[f"pearson_{way}"]) / 2 for way in AGGREGATIONS}
     return found
 
 

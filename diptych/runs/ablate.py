@@ -82,17 +82,23 @@ def _measure(
 def render(
     table: Table, rows: Sequence[Row], results: Mapping[str, list[dict[str, float]]], data: str
 ) -> str:
-    """Markdown: published numbers, then measured means with 95 % intervals over the seeds, for each row."""
+    """Markdown: published numbers, then measured means with 95 % intervals over the seeds, for each row.
+
+    A column that was neither published nor measured is left out.
+    """
+    runs = [run for row in rows for run in results[row.name]]
+    known = [*runs, *(row.published for row in rows)]
+    columns = {name: head for name, head in table.columns.items() if any(name in numbers for numbers in known)}
     lines = [
         f"{table.title}",
         f"published: {table.protocol}; measured: {data}, validation split. Unlike data: compare the order, not values.",
         "",
-        f"| row | | {' | '.join(table.columns.values())} |",
-        f"|---|---|{'---|' * len(table.columns)}",
+        f"| row | | {' | '.join(columns.values())} |",
+        f"|---|---|{'---|' * len(columns)}",
     ]
     for row in rows:
-        published = [f"{row.published[name]:.1f}" if name in row.published else "" for name in table.columns]
-        measured = [interval([run[name] for run in results[row.name]]) for name in table.columns]
+        published = [f"{row.published[name]:.1f}" if name in row.published else "" for name in columns]
+        measured = [interval([run[name] for run in results[row.name] if name in run]) for name in columns]
         lines.append(f"| {row.name} | published | " + " | ".join(published) + " |")
         lines.append("| | measured | " + " | ".join(measured) + " |")
     return "\n".join(lines)
@@ -100,8 +106,8 @@ def render(
 
 def interval(values: Sequence[float]) -> str:
     """Mean and half width of the 95 % interval of the mean over runs; the value alone for one run."""
-    if len(values) == 1:
-        return f"{values[0]:.1f}"
+    if len(values) < 2:
+        return f"{values[0]:.1f}" if values else ""
     t = T_975[len(values) - 2] if len(values) <= len(T_975) + 1 else 1.96
     return f"{mean(values):.1f} ± {t * stdev(values) / math.sqrt(len(values)):.1f}"
 

@@ -61,7 +61,7 @@ def show_attention(
         own = [panels[number] for panels in seen]
         cells = [one.cells.ravel().tolist() for one in own]
         words = [[share for _, share in one.words] for one in own]
-        near = [agreement(model, p, view.texts[t]) for p, t in zip(pictures, chosen, strict=True)]
+        near = [cosine_of_attended(model, p, view.texts[t]) for p, t in zip(pictures, chosen, strict=True)]
         table.append(
             [
                 name,
@@ -150,7 +150,7 @@ def attended(model: Retriever, picture: Image.Image, text: str) -> Attended:
 
 
 @torch.inference_mode()
-def agreement(model: Retriever, picture: Image.Image, text: str) -> float:
+def cosine_of_attended(model: Retriever, picture: Image.Image, text: str) -> float:
     """The cosine of what the two sides look at: the means of their tokens, weighted by the attention they get."""
     means = []
     for tower, inputs in (
