@@ -88,7 +88,9 @@ def render(
     """
     runs = [run for row in rows for run in results[row.name]]
     known = [*runs, *(row.published for row in rows)]
-    columns = {name: head for name, head in table.columns.items() if any(name in numbers for numbers in known)}
+    columns = {
+        name: head for name, head in table.columns.items() if any(name in numbers for numbers in known)
+    }
     lines = [
         f"{table.title}",
         f"published: {table.protocol}; measured: {data}, validation split. Unlike data: compare the order, not values.",
