@@ -191,6 +191,8 @@ def test_negatives_are_drawn_by_their_scores_and_never_of_the_own_image() -> Non
                 assert abs(measured - expected) < 0.035, (side, i, j)
                 if ids[i] == ids[j]:
                     assert counts[side, i, j] == 0
+    even = 1 / (len(ids) - 1)  # a draw that ignores the scores would be noticed
+    assert (counts[0, 0, 1:] / draws - even).abs().max() > 0.1
 
 
 def test_a_batch_of_one_image_has_no_negatives() -> None:

@@ -64,6 +64,9 @@ def test_itc_follows_the_equation() -> None:
             weights = [math.exp(cosine(rows[i], column) / tau) for column in columns]
             for j in positives:
                 total -= math.log(weights[j] / sum(weights)) / len(positives)
+    assert embeddings.matches is not None
+    warmer = replace(embeddings, matches=replace(embeddings.matches, temperature=torch.tensor(0.25)))
+    assert abs(float(ITC()(warmer, batch())["itc"]) - total / (2 * SIZE)) > 1e-2  # another τ would be noticed
     found = ITC()(embeddings, batch())["itc"]
     assert float(found.detach()) == pytest.approx(total / (2 * SIZE), abs=1e-6)
 

@@ -142,7 +142,7 @@ class Fusion(PairScorer):
         self.temperature.data.clamp_(*self.clamp)
         with torch.no_grad():
             drawn, possible = hard_negatives(seen.image @ seen.text.T, batch.image_ids, self.temperature)
-        images, texts = seen.image_features, trimmed(seen.text_features)
+        images, texts = seen.image_features, seen.text_features
         looks = self.look(images)
         own = texts.map(
             lambda t: torch.stack([t, t[drawn[0]]], dim=1)
@@ -190,8 +190,9 @@ def hard_negatives(
     weights = (torch.softmax(both.float(), dim=-1) + floor).masked_fill(same, 0.0)
     possible = ~same.all(dim=1)
     weights = torch.where(possible[:, None], weights, 1.0)  # a draw must be possible; it is not used
-    drawn = torch.multinomial(weights.flatten(0, 1), 1).view(2, -1)
-    return drawn, possible.expand(2, -1)
+    # the largest of weight / Exp(1) is a multinomial draw; torch.multinomial would make the host wait for the device
+    noise = torch.empty_like(weights).exponential_().clamp_(min=torch.finfo(weights.dtype).tiny)
+    return (weights / noise).argmax(dim=-1), possible.expand(2, -1)
 
 
 def trimmed(texts: Features) -> Features:
