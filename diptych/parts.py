@@ -22,17 +22,22 @@ be called that.
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import inspect
-import json
+import types
+import typing
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from diptych.errors import CheckpointError
+from diptych.errors import CheckpointError, DiptychError
+from diptych.storage import parse_json
 
 T = TypeVar("T")
 PARTS: dict[str, type] = {}
+LARGEST = 100_000_000  # number in a config.json: no size of a model is beyond it
 
 
 def part(cls: type[T]) -> type[T]:
@@ -154,7 +159,7 @@ class _Rebuilding:
         if "asset" in config:
             return self._asset(config["asset"])
         if set(config) == {"is"}:
-            if config["is"] not in self.made:
+            if not isinstance(config["is"], int) or config["is"] not in self.made:
                 raise CheckpointError(
                     f"this model refers to shared part {config['is']}, which its config.json does not describe: "
                     "copy the model again."
@@ -169,26 +174,111 @@ class _Rebuilding:
         if not isinstance(name, str) or name not in PARTS:
             raise CheckpointError(_unknown(name, config.get("from")))
         arguments = {k: self.of(v) for k, v in config.items() if k not in ("part", "from", "as")}
+        check_arguments(PARTS[name], arguments)
         try:
             made = PARTS[name](**arguments)
-        except TypeError as error:
+        except DiptychError:
+            raise
+        except Exception as error:  # numbers that no such part can have
             raise CheckpointError(
-                f"the part '{name}' was saved by another version of diptych ({error})."
+                f"the part '{name}' cannot be made as config.json says ({type(error).__name__}: {error}): copy the "
+                "model again, or update diptych."
             ) from error
         if "as" in config:
+            if not isinstance(config["as"], int):
+                raise CheckpointError(
+                    f"the part '{name}' has no number to be shared by: copy the model again."
+                )
             self.made[config["as"]] = made
         return made
 
-    def _asset(self, name: str) -> Any:
+    def _asset(self, name: Any) -> Any:
         if self.folder is None:
             raise CheckpointError(f"the asset '{name}' needs a model folder: pass the folder it lies in.")
-        path = self.folder / name
-        if not path.exists():
-            raise CheckpointError(f"{path} is missing: copy the whole model folder, not only its weights.")
+        path = inside(self.folder, name)
         try:
-            return json.loads(path.read_text("utf-8")) if path.suffix == ".json" else path
-        except ValueError as error:
+            if not path.exists():
+                raise CheckpointError(
+                    f"{path} is missing: copy the whole model folder, not only its weights."
+                )
+            return parse_json(path.read_bytes()) if path.suffix == ".json" else path
+        except (ValueError, OSError) as error:
             raise CheckpointError(f"{path} is damaged ({error}): copy the model again.") from error
+
+
+def inside(folder: Path, name: Any) -> Path:
+    """The path of a file in a model folder; one that leads out of it is refused."""
+    try:
+        path = (folder / name).resolve()
+        if isinstance(name, str) and path.is_relative_to(folder.resolve()):
+            return folder / name
+    except (TypeError, ValueError, OSError):
+        pass
+    raise CheckpointError(
+        f"config.json of {folder} names the file {name!r:.100}, which is not in the folder: copy the model again, or "
+        "do not trust it."
+    )
+
+
+def check_arguments(kind: type, arguments: Mapping[str, Any]) -> None:
+    """Raise where arguments read from a file are not those that a part takes: names, and types as annotated."""
+    make = kind.__init__  # type: ignore[misc]
+    parameters = dict(list(inspect.signature(make).parameters.items())[1:])
+    named = {
+        name
+        for name, p in parameters.items()
+        if p.kind is p.KEYWORD_ONLY or p.kind is p.POSITIONAL_OR_KEYWORD
+    }
+    wrong = next((name for name in arguments if name not in named), None)
+    absent = next(
+        (n for n in named if parameters[n].default is inspect.Parameter.empty and n not in arguments), None
+    )
+    if wrong is not None or absent is not None:
+        what = f"an argument {wrong!r:.60}, which it does not take" if wrong else f"no argument '{absent}'"
+        raise CheckpointError(
+            f"the part '{kind.__name__}' was saved by another version of diptych: config.json gives it {what}; copy "
+            "the model again, or update diptych."
+        )
+    try:
+        hints = typing.get_type_hints(inspect.unwrap(make))
+    except (NameError, TypeError):  # an annotation for the type checker only
+        return
+    for name, value in arguments.items():
+        if not _fits(value, hints.get(name, Any)):
+            raise CheckpointError(
+                f"config.json gives the argument {name} of the part '{kind.__name__}' the value {value!r:.60}: copy "
+                "the model again, or update diptych."
+            )
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of an annotation, as far as that can be said."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or isinstance(hint, typing.TypeVar):
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is typing.Literal:
+        return any(type(value) is type(one) and value == one for one in inner)
+    if hint is None or hint is type(None):
+        return value is None
+    if hint in (int, float):
+        number = isinstance(value, int) or (hint is float and isinstance(value, float))
+        return number and not isinstance(value, bool) and abs(value) <= LARGEST  # false for NaN too
+    if hint is Path:
+        return isinstance(value, str | Path)
+    if origin in (list, tuple, collections.abc.Sequence, collections.abc.Iterable):
+        kinds = set(inner) - {...}
+        alike = next(iter(kinds)) if len(kinds) == 1 else Any
+        return isinstance(value, list | tuple) and all(_fits(one, alike) for one in value)
+    if origin in (dict, collections.abc.Mapping):
+        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
+    if isinstance(origin or hint, type):
+        try:
+            return isinstance(value, origin or hint)
+        except TypeError:  # a protocol
+            return True
+    return True
 
 
 def _unknown(name: object, module: object) -> str:

@@ -35,7 +35,7 @@ from diptych.parts import describe, part, rebuild
 from diptych.registry import find_parts
 from diptych.reranking import RerankedScores
 from diptych.scores import EmbeddingScores, PairScores, Scores, vector_scores
-from diptych.storage import recover_folder, replace_folder
+from diptych.storage import parse_json, recover_folder, replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
 from diptych.weights import load_weights, save_weights, update_digest
 
@@ -374,9 +374,9 @@ def _loaded(folder: str | Path) -> Retriever:
             f"{folder} is not a model folder (no config.json): give the folder of a trained run."
         )
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = parse_json((folder / "config.json").read_bytes())
         found, tree = int(config["format"]), config["retriever"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
         raise CheckpointError(
             f"{folder / 'config.json'} is damaged ({error}): copy the model again."
         ) from error
@@ -384,12 +384,17 @@ def _loaded(folder: str | Path) -> Retriever:
         raise CheckpointError(
             f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
         )
-    model = rebuild(tree, folder)
+    try:
+        model = rebuild(tree, folder)
+    except RecursionError:
+        raise CheckpointError(
+            f"{folder / 'config.json'} is nested too deeply: copy the model again."
+        ) from None
     if not isinstance(model, Retriever):
         raise CheckpointError(f"{folder} does not describe a retriever: give the folder of a trained run.")
     try:
         load_weights(model, folder / "model.safetensors")
-    except (OSError, SafetensorError, RuntimeError) as error:
+    except (OSError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"the weights in {folder} do not fit its config.json ({error}): copy the model again."
         ) from error

@@ -121,6 +121,13 @@ def from_json(kind: type[S], values: dict[str, Any]) -> S:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise SettingsError(f"there is no setting called {name}{hint}.")
+    hints = typing.get_type_hints(kind)
+    for name, value in values.items():
+        wanted = plain_type(hints[name])
+        optional = type(None) in typing.get_args(hints[name])
+        fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
+        if not (value is None and optional) and (not fits or isinstance(value, bool) != (wanted is bool)):
+            raise SettingsError(f"the setting {name} is {value!r:.60}: it must be of type {wanted.__name__}.")
     return kind(**values)
 
 

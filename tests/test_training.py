@@ -233,7 +233,7 @@ def test_kill_and_interrupt_then_resume(data: Path, tmp_path: Path) -> None:
     done = len(losses(folder))
     process = subprocess.Popen(resume, **quiet)
     wait_for_steps(folder, done + 8)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # as a cluster does that wants its machine back
     _, said = process.communicate()
     assert process.returncode == 130, said
     assert "saved at step" in said

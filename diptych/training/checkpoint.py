@@ -24,12 +24,16 @@ from torch.amp.grad_scaler import GradScaler
 from diptych import __version__
 from diptych.errors import CheckpointError
 from diptych.settings import TrainingSettings, differences, from_json, to_json
-from diptych.storage import recover_folder, replace_folder, write_text
+from diptych.storage import parse_json, recover_folder, replace_folder, write_text
 from diptych.training.method import Method
 from diptych.training.schedules import depends_on_epochs
 from diptych.weights import own_tensors
 
 FORMAT = 1
+# what loading a state that somebody else wrote, or a disk damaged, may raise
+_UNLOADABLE = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError, SafetensorError,
+)  # fmt: skip
 FREE_TO_CHANGE = {
     "epochs", "patience", "save_steps", "log_steps", "workers", "tensorboard", "on_collapse", "compile", "cuda_graphs",
     "micro_batch",
@@ -78,13 +82,19 @@ def read_run(folder: Path) -> dict[str, Any]:
             f"{folder} is not a run folder (no run.json): give the --output_dir of a training run."
         )
     try:
-        content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+        content = parse_json(path.read_bytes())
+    except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is damaged ({error}): copy the run again.") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is damaged (no object): copy the run again.")
     if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"{folder} has run format {content.get('format')}, this version reads {FORMAT}."
+            f"{folder} has run format {content.get('format')!r:.40}, this version reads {FORMAT}."
         )
+    kinds = {"recipe": str, "data": str, "data_fingerprint": str, "settings": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]
+    if wrong:
+        raise CheckpointError(f"{path} is damaged (no {wrong[0]}): copy the run again.")
     return content
 
 
@@ -176,16 +186,24 @@ def load_state(
             raise CheckpointError(f"{folder} was trained by fewer processes: resume it with the same number.")
         _load_random(load_file(randoms))
         if scaler is not None:
-            scaler.load_state_dict(json.loads((last / "scaler.json").read_text("utf-8")))
-        return _progress(json.loads((last / "progress.json").read_text("utf-8")))
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            scaler.load_state_dict(parse_json((last / "scaler.json").read_bytes()))
+        return _progress(parse_json((last / "progress.json").read_bytes()))
+    except CheckpointError:
+        raise
+    except _UNLOADABLE as error:
         raise CheckpointError(f"the state in {last} cannot be loaded ({error}): start a new run.") from error
 
 
 def _progress(content: dict[str, Any]) -> Progress:
     """Progress from JSON, also of runs whose one metric was RSUM; a run without validation has null for −∞."""
     content = {"best" if name == "best_rsum" else name: value for name, value in content.items()}
-    return Progress(**{**content, "best": -math.inf if content.get("best") is None else content["best"]})
+    progress = Progress(**{**content, "best": -math.inf if content.get("best") is None else content["best"]})
+    whole = all(type(number) is int for number in (progress.step, progress.best_epoch))
+    if not whole or progress.step < 0 or type(progress.best) not in (int, float):
+        raise ValueError("progress.json says no step or no best epoch")
+    if not isinstance(progress.history, list) or not all(isinstance(one, dict) for one in progress.history):
+        raise ValueError("the history in progress.json is no list of objects")
+    return progress
 
 
 def _parameter_names(method: Method) -> dict[int, str]:
@@ -238,9 +256,9 @@ def _listed(value: Any) -> Any:
 
 def _load_random(tensors: dict[str, Tensor]) -> None:
     torch.set_rng_state(tensors["torch"])
-    version, internal, gauss = json.loads(tensors["python"].numpy().tobytes())
+    version, internal, gauss = parse_json(tensors["python"].numpy().tobytes())
     random.setstate((version, tuple(internal), gauss))
-    state = json.loads(tensors["numpy"].numpy().tobytes())
+    state = parse_json(tensors["numpy"].numpy().tobytes())
     state["state"]["key"] = np.array(state["state"]["key"], dtype=np.uint32)
     np.random.set_state(state)
     if "cuda" in tensors and torch.cuda.is_available():

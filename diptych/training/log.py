@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import MissingExtra
-from diptych.storage import storing, write_text
+from diptych.storage import parse_json, storing, write_text
 
 
 class Log:
@@ -45,11 +45,13 @@ class Log:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; a last line cut short by a crash is left out."""
-    lines = []
-    for line in path.read_text("utf-8").splitlines():
+    """The lines of a log; one that is damaged, or cut short by a crash, is left out, and no other."""
+    lines: list[dict[str, Any]] = []
+    for line in path.read_bytes().split(b"\n"):
         try:
-            lines.append(json.loads(line))
+            content = parse_json(line)
         except ValueError:
-            break
+            continue
+        if isinstance(content, dict) and isinstance(content.get("step"), int):
+            lines.append(content)
     return lines

@@ -18,7 +18,7 @@ from diptych.training.checkpoint import Progress, RunCard
 
 
 class Interrupt:
-    """Whether the user pressed Ctrl-C; a second one ends at once."""
+    """Whether the user pressed Ctrl-C, or the cluster wants the machine back (SIGTERM); a second one ends at once."""
 
     SAME = 1.0  # seconds within which a second signal is the first one, passed on by torchrun
     EVERY = 10  # steps after which several processes ask each other
@@ -56,14 +56,17 @@ def interrupted(card: RunCard, folder: Path, progress: Progress) -> Interrupted:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
-    """Catch SIGINT while training, and put the old handler back."""
+    """Catch SIGINT and SIGTERM while training, and put the old handlers back."""
     interrupt = Interrupt()
     try:
-        before = signal.signal(signal.SIGINT, interrupt.handle)
+        before = {
+            number: signal.signal(number, interrupt.handle) for number in (signal.SIGINT, signal.SIGTERM)
+        }
     except ValueError:  # not in the main thread: no handler can be set
         yield interrupt
         return
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
