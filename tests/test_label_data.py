@@ -41,9 +41,10 @@ def test_a_cell_of_a_manifest_holds_several_labels(tmp_path):
     )
     items = item_labels(captions)
     assert items == [("sky", "sea"), ("sky", "dog"), ("a", "b", "sky"), ("[odd",), ("sea",)]
-    labels = Labels.of(items)
+    labels = Labels.of(captions)
     assert labels.names == ["[odd", "a", "b", "dog", "sea", "sky"]
-    matrix = labels.matrix(items)
+    matrix = labels.rows_of(captions)
+    assert np.array_equal(matrix, labels.matrix(items))
     assert matrix.sum(1).tolist() == [2, 2, 3, 1, 1]
     assert [labels.names[c] for c in np.flatnonzero(matrix[1])] == ["dog", "sky"]
 

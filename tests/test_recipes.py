@@ -23,17 +23,21 @@ from diptych.runs.train import seed_everything, training_splits
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, trainable
 from diptych.training.step import Step
+from diptych.training.targets import fill_targets
 
 SMALL = {
     "dim": 16, "batch_size": 12, "min_count": 1, "word_dim": 8,
-    "queue_size": 30, "clusters": 6, "concept_size": 10,
+    "queue_size": 30, "clusters": 6, "concept_size": 10, "blocks": 1, "feedforward": 32, "region_clusters": 5,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def captions(tmp_path_factory: pytest.TempPathFactory) -> Captions:
     data = precomputed(tmp_path_factory.mktemp("data") / "toy_precomp")
-    return training_splits(open_captions(str(data)))[0]
+    training = training_splits(open_captions(str(data)))[0]
+    animals = [tuple(w for w in ("dog", "cat", "bird", "tree") if w in training.texts[5 * n]) or ("other",)
+               for n in range(len(training.images))]  # fmt: skip
+    return dataclasses.replace(training, labels={"labels": animals})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +80,15 @@ def built(name: str, captions: Captions, world: World | None = None, **changes: 
 
 def loader_of(method: Method, captions: Captions, settings: Any) -> PairLoader:
     texts = method.retriever.text_input.prepare(captions.texts)
+    targets = fill_targets(method.targets, captions, device=torch.device("cpu"), show_progress=False)
     return PairLoader(
-        captions, method.retriever.image_input, texts, settings.batch_size, settings.seed, views=method.views
+        captions,
+        method.retriever.image_input,
+        texts,
+        settings.batch_size,
+        settings.seed,
+        targets=targets,
+        views=method.views,
     )
 
 

@@ -29,14 +29,18 @@ class LabelView(Branch):
     """Label scores p (B, C) of both sides, the vocabulary of the labels, and the thresholds they are told at.
 
     ``image_head`` and ``text_head`` are the heads of the towers: one object for both in the paper's model. The
-    thresholds (image, text) are chosen on the validation split (micro-F1) and travel with the model.
+    thresholds (image, text) are chosen on the validation split (micro-F1) and travel with the model. ``merge_texts``
+    says that texts are tag sets: evaluation then ranks images against each distinct one once.
     """
 
     weight = 0.0
     thresholds: Tensor
 
-    def __init__(self, labels: Labels, image_head: Aggregator, text_head: Aggregator) -> None:
+    def __init__(
+        self, labels: Labels, image_head: Aggregator, text_head: Aggregator, merge_texts: bool = False
+    ) -> None:
         super().__init__()
+        self.merge_texts = merge_texts
         self.labels, self.image_head, self.text_head = labels, image_head, text_head
         self.dim = len(labels)
         self.register_buffer("thresholds", torch.full((2,), 0.5))
@@ -156,7 +160,7 @@ class ContextPrediction(Branch):
         return _or_none(None, vector)
 
 
-def label_view(branches: Iterable[tuple[str, Branch]]) -> tuple[str, LabelView]:
+def label_view(branches: Iterable[tuple[str, nn.Module]]) -> tuple[str, LabelView]:
     """The name and the branch that predicts labels, or an error where a model has none."""
     for name, branch in branches:
         if isinstance(branch, LabelView):

@@ -186,3 +186,18 @@ def speed(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
     from diptych.runs.show_speed import show_speed
 
     click.echo(show_speed(runs, output, **options))
+
+
+@show.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--data", multiple=True, help="data set (default: the run's own)")
+@click.option("--split", default="val", show_default=True, help="split to look at")
+@click.option(
+    "--count", default=12, show_default=True, type=click.IntRange(1), help="label pairs on the page"
+)
+@_output("confusions.html")
+def confusions(run: Path, output: Path, **options: Any) -> None:
+    """Labels a label-wise model confuses, with examples."""
+    from diptych.runs.confusions import show_confusions
+
+    click.echo(show_confusions(run, output, **options))

@@ -23,18 +23,25 @@ NAMED = 5  # labels or items a message names before it counts the rest
 
 @part
 class Labels:
-    """The vocabulary of labels: ``names[c]`` is column c of every label matrix."""
+    """The vocabulary of labels: ``names[c]`` is column c of every label matrix.
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = list(names)
+    ``columns`` are the columns of a data set that hold the labels.
+    """
+
+    def __init__(self, names: Sequence[str], columns: Sequence[str] = (COLUMN,)) -> None:
+        self.names, self.columns = list(names), list(columns)
         self._columns = {name: column for column, name in enumerate(self.names)}
         if len(self._columns) < len(self.names):
             raise DataError("a label vocabulary names a label twice: give each label once.")
 
     @staticmethod
-    def of(items: Sequence[Sequence[str]]) -> Labels:
-        """The labels that occur, in alphabetical order."""
-        return Labels(sorted({name for item in items for name in item}))
+    def of(captions: Captions, columns: Sequence[str] = (COLUMN,)) -> Labels:
+        """The labels of a data set, in alphabetical order."""
+        return Labels(sorted({name for item in item_labels(captions, columns) for name in item}), columns)
+
+    def rows_of(self, captions: Captions) -> NDArray[np.float32]:
+        """The labels of every image, (N, C)."""
+        return self.matrix(item_labels(captions, self.columns), captions.image_ids)
 
     def __len__(self) -> int:
         return len(self.names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from diptych.data.captions import Captions
 from diptych.evaluation.evaluator import Evaluator
@@ -29,16 +29,26 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """How a table is drawn: metrics (each with its words) over the epochs, a line per row, or over the rows."""
+
+    over: Literal["epochs", "rows"]
+    metrics: Mapping[str, str]
+    unit: str = "%"
+
+
+@dataclass(frozen=True)
 class Table:
     """A table of a paper as switches of its recipe; ``protocol`` says what the published numbers were measured on.
 
-    ``columns`` are the metrics it shows, each with its head.
+    ``columns`` are the metrics it shows, each with its head; ``figure`` says how it is drawn, if it is.
     """
 
     title: str
     protocol: str
     rows: tuple[Row, ...]
     columns: Mapping[str, str] = field(default_factory=lambda: dict(RECALLS))
+    figure: Figure | None = None
 
 
 @dataclass(frozen=True)

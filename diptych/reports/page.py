@@ -128,6 +128,19 @@ def comparison_page(
     return "\n".join([*parts, "</html>"])
 
 
+def cases_page(
+    title: str,
+    introduction: str,
+    table: tuple[Sequence[str], Sequence[Sequence[str]]],
+    cases: Mapping[str, Sequence[QueryCard]],
+) -> str:
+    """Cases in groups: a ``table`` (heads, rows) of the groups, then the queries of each with what was retrieved."""
+    parts = [f"{_head(title)}<p>{html.escape(introduction)}</p>", _table(*table)]
+    for name, queries in cases.items():
+        parts += [f"<h2>{html.escape(name)}</h2>", *map(_query, queries)]
+    return "\n".join([*parts, "</html>"])
+
+
 def chart(name: str, points: Sequence[tuple[float, float]], colour: str) -> str:
     """A line chart as inline SVG with its least and greatest values; logarithmic where they differ a hundredfold."""
     width, height, left, bottom = 420, 220, 52, 28

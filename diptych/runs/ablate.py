@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from diptych.data.formats import open_captions
 from diptych.errors import CheckpointError, Interrupted, SettingsError
 from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.reports.charts import figure_class
+from diptych.runs.figures import draw_table
+from diptych.runs.intervals import interval
 from diptych.runs.train import inherited, resumed_settings, run_recipe, training_splits
 from diptych.settings import from_json, to_json
 from diptych.storage import parse_json, write_text
-from diptych.training.checkpoint import has_state
-
-T_975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""Student's t at 97.5 % for 1, 2, … 30 degrees of freedom: intervals of a mean over few runs."""
+from diptych.training.checkpoint import Progress, has_state
 
 
 def ablate(
@@ -38,12 +33,15 @@ def ablate(
     """Run a table's rows on ``data`` and return the comparison; finished runs are reused, broken ones go on.
 
     ``changes`` apply to every row, the row's own switches win. The measured numbers are those of the validation
-    split at the epoch chosen by its RSUM; each run lies in ``folder/<number>-<row>-seed<k>``.
+    split at the best epoch; each run lies in ``folder/<number>-<row>-seed<k>``.
     """
     chosen = _chosen(recipe.tables[table], rows)
     numbers = {row.name: number for number, row in enumerate(recipe.tables[table].rows, 1)}
     results: dict[str, list[dict[str, float]]] = {}
+    histories: dict[str, list[list[dict[str, float]]]] = {}
     training, _ = training_splits(open_captions(data))
+    if recipe.tables[table].figure is not None:
+        figure_class()  # without the extra that draws, nothing is run
     for row in chosen:  # what cannot be run is refused before the first row takes its hours
         values = inherited(recipe.settings, {**(changes or {}), **row.changes})
         recipe.build(from_json(recipe.settings, values), training)
@@ -53,9 +51,17 @@ def ablate(
             run = folder / f"{numbers[row.name]}-{_slug(row.name)}-seed{seed}"
             if show_progress:
                 print(f"{row.name}, seed {seed}: {run}", flush=True)
-            results.setdefault(row.name, []).append(_measure(recipe, values, data, run, show_progress))
+            progress = _measured(recipe, values, data, run, show_progress)
+            history = [_validation(line) for line in progress.history]
+            histories.setdefault(row.name, []).append(history)
+            results.setdefault(row.name, []).append(history[progress.best_epoch])
     _keep(folder / f"table-{table}.json", results)
-    return render(recipe.tables[table], chosen, results, data)
+    said = render(recipe.tables[table], chosen, results, data)
+    if recipe.tables[table].figure is None:
+        return said
+    drawing = folder / f"figure-{table}.svg"
+    draw_table(recipe.tables[table], chosen, histories, results, drawing)
+    return f"{said}\n\n{drawing}"
 
 
 def _keep(file: Path, results: Mapping[str, Any]) -> None:
@@ -64,19 +70,20 @@ def _keep(file: Path, results: Mapping[str, Any]) -> None:
     write_text(file, json.dumps({**earlier, **results}, indent=2))
 
 
-def _measure(
-    recipe: Recipe, values: dict[str, Any], data: str, run: Path, show_progress: bool
-) -> dict[str, float]:
+def _measured(recipe: Recipe, values: dict[str, Any], data: str, run: Path, show_progress: bool) -> Progress:
     settings = from_json(recipe.settings, values)
     resume = has_state(run)
     if resume and to_json(resumed_settings(recipe, run, {})) != to_json(settings):
         raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
     try:
-        progress = run_recipe(recipe, settings, data, run, resume=resume, show_progress=show_progress)
+        return run_recipe(recipe, settings, data, run, resume=resume, show_progress=show_progress)
     except Interrupted as note:
         raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
-    best = next(line for line in progress.history if line["epoch"] == progress.best_epoch)
-    return {name.removeprefix("validation_"): value for name, value in best.items()}
+
+
+def _validation(line: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an epoch by their own names."""
+    return {name.removeprefix("validation_"): value for name, value in line.items()}
 
 
 def render(
@@ -104,14 +111,6 @@ def render(
         lines.append(f"| {row.name} | published | " + " | ".join(published) + " |")
         lines.append("| | measured | " + " | ".join(measured) + " |")
     return "\n".join(lines)
-
-
-def interval(values: Sequence[float]) -> str:
-    """Mean and half width of the 95 % interval of the mean over runs; the value alone for one run."""
-    if len(values) < 2:
-        return f"{values[0]:.1f}" if values else ""
-    t = T_975[len(values) - 2] if len(values) <= len(T_975) + 1 else 1.96
-    return f"{mean(values):.1f} ± {t * stdev(values) / math.sqrt(len(values)):.1f}"
 
 
 def _chosen(table: Table, names: Sequence[str]) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,12 @@ def evaluate_runs(
             **rules,
         )
     own = own_evaluators(runs[0]) if len(every) == 1 else ()
-    groups = [evaluator(models[0], prepared[0], show_progress=show_progress) for evaluator in own]
+    groups = [
+        _under(evaluator, protocol=protocol, bootstrap=bootstrap)(
+            models[0], prepared[0], show_progress=show_progress
+        )
+        for evaluator in own
+    ]
     report = Report((*groups, *report.groups))
     if output is not None:
         report.save(output)
@@ -129,6 +135,13 @@ def own_evaluators(run: Path) -> Sequence[Evaluator]:
         return ()
     evaluators = recipe.evaluators(from_json(recipe.settings, found["settings"]))
     return [evaluator for evaluator in evaluators if not isinstance(evaluator, Retrieval)]
+
+
+def _under(evaluator: Evaluator, **rules: Any) -> Evaluator:
+    """The evaluator with the rules that the user gave, those of them it has."""
+    known: dict[str, Any] = getattr(evaluator, "__dataclass_fields__", {})
+    chosen = {name: value for name, value in rules.items() if name in known}
+    return dataclasses.replace(evaluator, **chosen) if chosen else evaluator  # type: ignore[type-var]
 
 
 def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Captions]:

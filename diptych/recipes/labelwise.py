@@ -1,0 +1,313 @@
+"""Label-wise cross-modal retrieval by semantic sharing (Yang et al., IJCAI 2021), its baselines, and DSCMR.
+
+One transformer reads region tokens and word tokens, one head predicts the labels of both, and the prediction is the
+retrieval embedding. No loss ties an image to its text: what they share is the network (Ours). The baselines put that
+to the test: a consistency loss on top (Ours+Con), two networks (Independent, Traditional), DSCMR's common space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from diptych import named
+from diptych.aggregators import Mean
+from diptych.aggregators.aggregator import Aggregator
+from diptych.aggregators.labels import ClassScores, CommonLayer, CommonSpace, LabelHead
+from diptych.branches.branch import Branch
+from diptych.branches.labels import ContextPrediction, FrontView, LabelView, PooledView
+from diptych.data.captions import Captions
+from diptych.data.label_vocabulary import COLUMN, Labels
+from diptych.data.text import TextInput, WordInput, WordPieceInput
+from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Encoder
+from diptych.encoders.sharing import SharedBlocks, SharingEncoder
+from diptych.errors import SettingsError
+from diptych.evaluation.evaluator import Evaluator
+from diptych.evaluation.label_retrieval import LabelRetrieval
+from diptych.objectives.combine import Sum
+from diptych.objectives.labels import DSCMR, SIDES, Alternate, Consistency, LabelLoss, MaskedPrediction, Side
+from diptych.objectives.objective import Objective
+from diptych.recipes.recipe import Figure, Recipe, Row, Table
+from diptych.retriever import Retriever, Tower
+from diptych.settings import TrainingSettings, setting
+from diptych.training.label_targets import LabelTargets, RegionTargets, detector_classes
+from diptych.training.method import Method
+from diptych.training.targets import TargetSource
+
+Baseline = Literal["ours", "ours+con", "independent", "traditional", "traditional+con", "dscmr"]
+SHARED: tuple[Baseline, ...] = ("ours", "ours+con")  # one network for both modalities
+CONSISTENT: tuple[Baseline, ...] = ("ours+con", "traditional+con")
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """The supplement's numbers: Adam 1e-4, batch 64, 45 epochs, 6 blocks of 8 heads, dropout 0.1, λ = 0.1."""
+
+    epochs: int = setting(45, "passes over the training texts", low=1)
+    batch_size: int = setting(64, "pairs per step, over all processes together", low=2)
+    learning_rate: float = setting(1e-4, "base learning rate", low=0)
+    weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam)", low=0)
+    decay_epoch: int = setting(45, "epoch from which the learning rate is multiplied by decay_factor", low=0)
+    clip_norm: float = setting(0.0, "largest global gradient norm (0: no clipping)", low=0)
+    baseline: Baseline = setting(
+        "ours", "the paper's model, or one it is compared with: consistency loss added, two networks, DSCMR"
+    )
+    label_columns: str = setting(COLUMN, "columns of the data that hold the labels, with commas")
+    space: Literal["label", "feature"] = setting(
+        "label", "space of retrieval: label predictions p, or the mean of the encoder's tokens"
+    )
+    label_loss: Literal["logistic", "bce"] = setting(
+        "logistic", "label loss: log(1 + exp(−yᵀp)), or binary cross-entropy (independent: always bce)"
+    )
+    context_weight: float = setting(
+        0.1, "λ, the weight of masked prediction (COCO: 0.01; 0: nothing is masked)", low=0
+    )
+    mask_rate: float = setting(0.15, "probability that a word or region is masked", low=0, high=0.95)
+    region_clusters: int = setting(
+        100, "classes of masked regions, by k-means, where the data have no detector's classes", low=2
+    )
+    consistency_weight: float = setting(0.1, "η, the weight of the consistency loss (…+con)", low=0)
+    relation: Literal["shared", "counts"] = setting(
+        "shared", "S of the consistency loss: 1 where labels are shared, or how many (DSCMR: always counts)"
+    )
+    interactive: Literal["joint", "alternate"] = setting(
+        "joint", "both modalities in every step, or an image step and a text step in turn"
+    )
+    dim: int = setting(1024, "width of the encoder (DSCMR: of the common space)", low=1)
+    blocks: int = setting(6, "transformer blocks of the shared encoder", low=1)
+    heads: int = setting(8, "attention heads of each block", low=1)
+    feedforward: int = setting(2048, "width inside a block (DSCMR: of each side's own layer)", low=1)
+    dropout: float = setting(0.1, "dropout of the blocks", low=0, high=0.95)
+    ndcg_depth: int = setting(500, "the k of NDCG@k", low=1)
+    merge_texts: bool = setting(
+        False, "merge equal texts in the gallery (tag sets of MIRFlickr25K, NUS-WIDE)"
+    )
+    image_encoder: str = setting(
+        "auto", "grid (a linear layer on stored features), lite0, hf:ID, timm:NAME, a model folder, or auto"
+    )
+    text_encoder: str = setting("bigru", "bigru, minilm (extra 'demo'), hf:ID, or a model folder")
+    train_backbone: bool = setting(
+        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
+    )
+    backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone", low=0)
+    image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
+    unit_input: bool = setting(False, "give stored CNN vectors unit length first")
+    train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
+    text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
+    word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
+    word_vectors: str = setting(
+        "", "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file"
+    )
+    vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
+    min_count: int = setting(1, "least occurrences of a word in the vocabulary", low=1)
+
+    @property
+    def columns(self) -> list[str]:
+        """The label columns by name."""
+        return [name.strip() for name in self.label_columns.split(",") if name.strip()]
+
+    @property
+    def masks(self) -> bool:
+        """Whether tokens are masked and predicted."""
+        return self.baseline in SHARED and self.context_weight > 0 and self.mask_rate > 0
+
+
+def build(settings: Settings, captions: Captions) -> Method:
+    """Compose the method for the given training data."""
+    settings = _checked(settings, captions)
+    labels = Labels.of(captions, settings.columns)
+    image, image_input = named.image_side(settings, captions, drop=0.0)
+    text, text_input = named.text_side(settings, captions, drop=0.0)
+    if settings.baseline == "dscmr":
+        towers, branches = _dscmr(settings, image, text, labels)
+    else:
+        towers, branches = _networks(settings, image, text, text_input, labels)
+    targets: list[TargetSource] = [LabelTargets(labels)]
+    if settings.masks:
+        classes = detector_classes(captions)
+        frozen = image.frozen_part()
+        backbone = frozen if isinstance(frozen, Backbone) else None
+        targets.append(RegionTargets(settings.region_clusters, image_input, backbone, settings.seed))
+        words = text_input.vocabulary_size  # type: ignore[attr-defined]  # both kinds of text input have it
+        branches["context"] = ContextPrediction(settings.dim, words, classes or settings.region_clusters)
+    retriever = Retriever(*towers, image_input, text_input, branches)
+    return Method(
+        retriever,
+        objective(settings),
+        multipliers=named.multipliers(retriever, settings),
+        train_from=named.train_from(retriever, settings),
+        targets=targets,
+    )
+
+
+def evaluators(settings: Settings) -> Sequence[Evaluator]:
+    """NDCG both ways first; its thresholds are chosen on the validation split."""
+    return (LabelRetrieval(settings.ndcg_depth),)
+
+
+def objective(settings: Settings) -> Objective:
+    """Eq. 6 (Ours), with η · ℓ_con (Ours+Con, Eq. 2 of Traditional), BCE alone (Independent), or DSCMR's loss."""
+    if settings.baseline == "dscmr":
+        return DSCMR()
+    kind = "bce" if settings.baseline == "independent" else settings.label_loss
+
+    def members(sides: tuple[Side, ...]) -> dict[str, tuple[Objective, float]]:
+        found: dict[str, tuple[Objective, float]] = {"label": (LabelLoss(kind, sides=sides), 1.0)}
+        if settings.masks:
+            found["context"] = (MaskedPrediction(settings.context_weight, sides=sides), 1.0)
+        return found
+
+    if settings.interactive == "alternate":
+        return Alternate(Sum(members(("image",))), Sum(members(("text",))))
+    both = members(SIDES)
+    if settings.baseline in CONSISTENT:
+        both["consistency"] = (Consistency(relation=settings.relation), settings.consistency_weight)
+    return Sum(both)
+
+
+Parts = tuple[tuple[Tower, Tower], dict[str, Branch]]
+
+
+def _networks(settings: Settings, image: Encoder, text: Encoder, words: TextInput, labels: Labels) -> Parts:
+    """Front ends, blocks and label heads: one set of blocks and one head for both sides, or two of each."""
+
+    def blocks() -> SharedBlocks:
+        return SharedBlocks(
+            settings.dim, settings.blocks, settings.heads, settings.feedforward, settings.dropout
+        )
+
+    def head() -> LabelHead:
+        unit_tokens = settings.label_loss == "logistic" and settings.baseline != "independent"
+        return LabelHead(settings.dim, len(labels), unit_tokens)
+
+    shared = settings.baseline in SHARED
+    image_blocks, image_head = blocks(), head()
+    text_blocks, text_head = (image_blocks, image_head) if shared else (blocks(), head())
+    rate = settings.mask_rate if settings.masks else 0.0
+    mask_id, untouched = _special_words(words)
+    encoders = (
+        SharingEncoder(image, image_blocks, rate),
+        SharingEncoder(text, text_blocks, rate, mask_id, untouched),
+    )
+    pools: tuple[Aggregator, Aggregator] = (image_head, text_head)
+    if settings.space == "feature":
+        pools = Mean(), Mean()
+    branches: dict[str, Branch] = {"labels": LabelView(labels, image_head, text_head, settings.merge_texts)}
+    if settings.baseline in CONSISTENT:
+        branches["front"] = FrontView(settings.dim)
+    return (Tower(encoders[0], pools[0]), Tower(encoders[1], pools[1])), branches
+
+
+def _dscmr(settings: Settings, image: Encoder, text: Encoder, labels: Labels) -> Parts:
+    """DSCMR: a layer of each side's own, one common layer, one linear classifier; retrieval in the common space."""
+    common, classifier = (
+        CommonLayer(settings.feedforward, settings.dim),
+        CommonLayer(settings.dim, len(labels)),
+    )
+    spaces = [CommonSpace(settings.dim, common, settings.feedforward) for _ in range(2)]
+    scores = [ClassScores(space, classifier) for space in spaces]
+    branches: dict[str, Branch] = {
+        "labels": LabelView(labels, scores[0], scores[1], settings.merge_texts),
+        "common": PooledView(settings.dim, spaces[0], spaces[1]),
+    }
+    return (Tower(image, spaces[0]), Tower(text, spaces[1])), branches
+
+
+def _special_words(words: TextInput) -> tuple[int, list[int]]:
+    """The id of the mask, and the ids that are neither masked nor predicted."""
+    if isinstance(words, WordInput):
+        numbers = {word: number for number, word in enumerate(words.words)}
+        if MASK not in numbers:
+            raise SettingsError(f"masked prediction needs {MASK} in the vocabulary: append it to the file.")
+        return numbers[MASK], [numbers[word] for word in (PAD, START, END, UNKNOWN)]
+    assert isinstance(words, WordPieceInput)
+    mask = words.tokenizer.mask_token_id
+    if mask is None:
+        raise SettingsError(
+            "this text encoder's tokenizer has no mask token: use bigru, or --context_weight 0."
+        )
+    return int(mask), [int(number) for number in words.tokenizer.all_special_ids]
+
+
+def _checked(settings: Settings, captions: Captions) -> Settings:
+    """The settings with the image encoder named; what does not go together is refused."""
+    if not settings.columns:
+        raise SettingsError("--label_columns is empty: name the columns that hold the labels.")
+    if settings.image_encoder == "auto" and isinstance(captions.images[0], np.ndarray):
+        settings = replace(settings, image_encoder="grid")  # the paper's linear layer
+    if settings.text_encoder == "gru":
+        raise SettingsError(
+            "--text_encoder gru gives one state per text: use bigru, which gives one per word."
+        )
+    if settings.masks and settings.image_encoder == "regions":
+        raise SettingsError(
+            "--image_encoder regions mixes the regions of a batch (BatchNorm), so masked ones would leak: use grid."
+        )
+    if settings.masks and settings.text_encoder != "bigru" and not settings.train_text:
+        raise SettingsError(
+            "cached states of a text transformer have read every word, so masked ones would leak: give --train_text, "
+            "or --context_weight 0."
+        )
+    if settings.interactive == "alternate" and settings.baseline in (*CONSISTENT, "dscmr"):
+        raise SettingsError(
+            f"--interactive alternate does not go with --baseline {settings.baseline}, whose loss ties both sides: "
+            "use joint."
+        )
+    return settings
+
+
+_NDCG = {"text_to_image_ndcg@500": "text → image NDCG", "image_to_text_ndcg@500": "image → text NDCG"}
+_FLICKR = "FLICKR25K, micro-F1 × 100"
+_F1 = {"image_f1": "image F1", "text_f1": "text F1"}
+
+
+def _columns() -> dict[str, str]:
+    return {
+        **_F1,
+        "image_to_text_ndcg@500": "i2t NDCG@500",
+        "text_to_image_ndcg@500": "t2i NDCG@500",
+        "ndcg": "mean NDCG",
+    }
+
+
+def _row(name: str, image: float, text: float, **changes: object) -> Row:
+    return Row(name, changes, {"image_f1": image, "text_f1": text})
+
+
+TABLES = {
+    "1": Table(
+        "Classification and retrieval of the shared model and of those it is compared with",
+        _FLICKR,
+        (
+            _row("Independent", 67.2, 53.0, baseline="independent"),
+            _row("DSCMR", 63.4, 53.6, baseline="dscmr"),
+            _row("Ours+Con", 68.6, 54.9, baseline="ours+con"),
+            _row("Ours", 69.0, 55.6, baseline="ours"),
+        ),
+        _columns(),
+    ),
+    "consistency": Table(
+        "Consistency loss on and off in the traditional two-network method (Figure 1)",
+        "FLICKR25K, curves only",
+        (
+            Row("Consistency−", {"baseline": "traditional"}),
+            Row("Consistency+", {"baseline": "traditional+con"}),
+        ),
+        _columns(),
+        Figure("epochs", {"image_f1": "image F1", "text_f1": "text F1", **_NDCG}),
+    ),
+    "lambda": Table(
+        "λ, the weight of masked prediction (Figure 3)",
+        "NDCG, curves only",
+        tuple(Row(f"λ = {weight:g}", {"context_weight": weight}) for weight in (0, 0.001, 0.01, 0.1, 1, 10)),
+        _columns(),
+        Figure("rows", _NDCG, "NDCG@500"),
+    ),
+}
+
+RECIPE = Recipe("labelwise", "Label-wise retrieval by semantic sharing", Settings, build, TABLES, evaluators)
