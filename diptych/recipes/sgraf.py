@@ -24,11 +24,16 @@ from diptych.errors import SettingsError
 from diptych.interaction.saf import SAF
 from diptych.interaction.scorer import PairScorer
 from diptych.interaction.sgr import SGR
-from diptych.objectives.triplet import Triplet
+from diptych.objectives.combine import SwitchAt
+from diptych.objectives.objective import Objective
+from diptych.objectives.triplet import Negatives, Triplet
 from diptych.recipes.recipe import Recipe
 from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
+
+ALL: Negatives = "all"
+HARDEST: Negatives = "hardest"
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,9 @@ class Settings(TrainingSettings):
     attention_dropout: float = setting(0.4, "dropout in the self-attentions", low=0, high=0.95)
     word_dropout: float = setting(0.4, "dropout of embedded words (BiGRU)", low=0, high=0.95)
     margin: float = setting(0.2, "margin α of the hinge", low=0)
+    all_negatives_epochs: int = setting(
+        0, "first epochs that sum over all negatives (0: as published; small data may need some)", low=0
+    )
     hinge_reduction: Literal["sum", "mean"] = setting(
         "sum", "sum of the hinges over the batch (as published), or their mean"
     )
@@ -88,14 +96,20 @@ def build(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -
     retriever = host(kind, settings, captions)
     return Method(
         retriever,
-        Triplet(
-            settings.margin,
-            "hardest",
-            mask_same_image=settings.mask_same_image,
-            reduction=settings.hinge_reduction,
-        ),
+        objective(settings),
         multipliers=named.multipliers(retriever, settings),
         train_from=named.train_from(retriever, settings),
+    )
+
+
+def objective(settings: Settings) -> Objective:
+    """The hinge on the hardest negative; on all of them in the first epochs, where asked for."""
+    hinges = [
+        Triplet(settings.margin, negatives, settings.mask_same_image, settings.hinge_reduction)
+        for negatives in (ALL, HARDEST)
+    ]
+    return (
+        SwitchAt(*hinges, epoch=settings.all_negatives_epochs) if settings.all_negatives_epochs else hinges[1]
     )
 
 
