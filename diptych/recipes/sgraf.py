@@ -7,6 +7,7 @@ hardest negative. The two are trained apart; SGRAF is the mean of their scores: 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -16,6 +17,7 @@ import torch
 
 from diptych import named
 from diptych.aggregators import First
+from diptych.branches.branch import Branch
 from diptych.data.captions import Captions
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
 from diptych.encoders.cnn import Grid
@@ -113,7 +115,12 @@ def objective(settings: Settings) -> Objective:
     )
 
 
-def host(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -> Retriever:
+def host(
+    kind: Literal["sgr", "saf"],
+    settings: Settings,
+    captions: Captions,
+    branches: Mapping[str, Branch] | None = None,
+) -> Retriever:
     """Both towers and the pair scorer; the towers' vectors are the global vectors of the self-attentions."""
     if settings.text_encoder == "gru":
         raise SettingsError(
@@ -141,7 +148,8 @@ def host(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) ->
         Tower(SelfAttended(text, reading), First()),
         image_input,
         text_input,
-        scorer=scorer,
+        branches,
+        scorer,
     )
 
 
