@@ -28,14 +28,11 @@ from diptych.interaction.scorer import PairScorer
 from diptych.interaction.sgr import SGR
 from diptych.objectives.combine import SwitchAt
 from diptych.objectives.objective import Objective
-from diptych.objectives.triplet import Negatives, Triplet
+from diptych.objectives.triplet import Triplet
 from diptych.recipes.recipe import Recipe
 from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
-
-ALL: Negatives = "all"
-HARDEST: Negatives = "hardest"
 
 
 @dataclass(frozen=True)
@@ -106,12 +103,12 @@ def build(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -
 
 def objective(settings: Settings) -> Objective:
     """The hinge on the hardest negative; on all of them in the first epochs, where asked for."""
-    hinges = [
-        Triplet(settings.margin, negatives, settings.mask_same_image, settings.hinge_reduction)
-        for negatives in (ALL, HARDEST)
-    ]
-    return (
-        SwitchAt(*hinges, epoch=settings.all_negatives_epochs) if settings.all_negatives_epochs else hinges[1]
+    mask, reduction = settings.mask_same_image, settings.hinge_reduction
+    hardest = Triplet(settings.margin, "hardest", mask, reduction)
+    if not settings.all_negatives_epochs:
+        return hardest
+    return SwitchAt(
+        Triplet(settings.margin, "all", mask, reduction), hardest, epoch=settings.all_negatives_epochs
     )
 
 
