@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
 import hashing_oracles as oracle
@@ -14,9 +16,11 @@ from diptych.branches.hashing import HashHead
 from diptych.data.hash_centres import (
     BITS,
     REDRAWS,
+    TORCH_MAGIC,
     checked_centres,
     hadamard,
     hash_centres,
+    read_centres,
     sample_centres,
     tie_vector,
 )
@@ -174,9 +178,42 @@ def test_centres_out_of_a_file_are_checked() -> None:
         checked_centres([[1, 0]], "a file")
     head = HashHead(8, 16, 4)
     with pytest.raises(SettingsError, match="choose the file for these"):
-        head.use_centres(hash_centres(5, 16))
+        head.use_centres(hash_centres(3, 16))
     head.use_centres(-hash_centres(4, 16))
     assert np.array_equal(head.centres.numpy(), -hash_centres(4, 16))
+
+
+def test_centres_are_read_from_the_files_of_csq(tmp_path: Path) -> None:
+    made = hash_centres(80, 16)
+    old, new, plain = tmp_path / "16_coco_80_class.pkl", tmp_path / "new.pkl", tmp_path / "plain.pkl"
+    torch.save(torch.from_numpy(made).float(), old, _use_new_zipfile_serialization=False)  # as CSQ's are
+    torch.save(torch.from_numpy(made).float(), new)
+    plain.write_bytes(pickle.dumps(made.astype(np.float64)))
+    np.save(tmp_path / "made.npy", made)
+    assert old.read_bytes().startswith(TORCH_MAGIC)
+    for path in (old, new, plain, tmp_path / "made.npy"):
+        assert np.array_equal(read_centres(path), made)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (print, ("run",))
+
+
+def test_a_file_of_anything_else_is_refused_and_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = Evil()
+    (tmp_path / "evil.pkl").write_bytes(pickle.dumps(evil))
+    torch.save(evil, tmp_path / "evil.pt")
+    torch.save(evil, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    (tmp_path / "noise.pkl").write_bytes(b"noise")
+    (tmp_path / "cut.pkl").write_bytes(TORCH_MAGIC)
+    torch.save(torch.zeros(3, 4), tmp_path / "zeros.pkl")
+    for name in ("evil.pkl", "evil.pt", "old.pt", "noise.pkl", "cut.pkl", "zeros.pkl", "gone.pkl"):
+        with pytest.raises(DataError):
+            read_centres(tmp_path / name)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_head_gives_codes_that_ignore_padding() -> None:

@@ -77,6 +77,24 @@ def test_tie_average_is_the_mean_over_every_order(top: int) -> None:
     assert got.top == min(top, 7)
 
 
+@pytest.mark.parametrize("bits", [5, 64, 250])
+def test_leaving_one_out_ranks_all_others(bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    codes, labels = rng.normal(size=(12, bits)), rng.random((12, 3)) < 0.5
+    labels[:, 0] = True
+    got = hashing_map(codes, codes, labels, labels, top=9, leave_one_out=True)
+    values = []
+    for n in range(12):
+        others = [m for m in range(12) if m != n]
+        values.append(
+            oracle.mean_average_precision(codes[[n]], codes[others], labels[[n]], labels[others], 9)
+        )
+    assert got.map == pytest.approx(np.mean(values))
+    assert hashing_map(codes, codes, labels, labels, leave_one_out=True).top == 11
+    with pytest.raises(DataError, match="leaving one out"):
+        hashing_map(codes[:5], codes, labels[:5], labels, leave_one_out=True)
+
+
 def test_the_oracles_notice_a_mutation(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     query, database = rng.normal(size=(8, 3)), rng.normal(size=(30, 3))

@@ -57,15 +57,16 @@ class HashHead(Branch):
         self.register_buffer("ties", torch.from_numpy(tie_vector(bits, seed)))
 
     def use_centres(self, centres: Signs) -> None:
-        """Take centres from elsewhere (CSQ's files) in the place of the made ones."""
+        """Take centres from elsewhere (CSQ's files) in the place of the made ones; a file may hold more classes."""
         signs = checked_centres(centres, "the file of hash centres")
-        if signs.shape != tuple(self.centres.shape):
+        classes, bits = self.centres.shape
+        if len(signs) < classes or signs.shape[1] != bits:
             raise SettingsError(
                 f"the hash centres are of {signs.shape[0]} classes and {signs.shape[1]} bits, but "
                 f"{self.centres.shape[0]} classes and {self.centres.shape[1]} bits are needed: choose the file for "
                 "these, or leave it out."
             )
-        self.centres.copy_(torch.from_numpy(np.ascontiguousarray(signs)))
+        self.centres.copy_(torch.from_numpy(np.ascontiguousarray(signs[:classes])))
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
         """h (B, K) of images."""

@@ -74,7 +74,12 @@ for _recipe in RECIPES.values():
     "--data", multiple=True, help="data set, one for all runs or one each (default: the first run's own)"
 )
 @click.option("--split", default="val", show_default=True, help="split to evaluate")
-@click.option("--protocol", default="plain", show_default=True, help="plain, flickr30k, coco-1k or coco-5k")
+@click.option(
+    "--protocol",
+    default="plain",
+    show_default=True,
+    help="plain, flickr30k, coco-1k, coco-5k, video or hashing",
+)
 @click.option(
     "--judgements",
     multiple=True,

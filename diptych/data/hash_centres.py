@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import pickle  # for the name of its error: nothing is unpickled by it
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diptych.data.pickles import read_pickle
 from diptych.errors import DataError, SettingsError
 
 Signs = NDArray[np.int8]
 
 BITS = (16, 32, 64)  # of the papers; any power of two from 4 on has a Hadamard matrix here
+TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # how torch began its files until version 1.5
 REDRAWS = 20  # of a centre that lies too close to others
 
 
@@ -44,6 +49,30 @@ def sample_centres(labels: ArrayLike, centres: Signs, ties: Signs) -> Signs:
     """
     sums = np.asarray(labels).astype(np.int64) @ centres.astype(np.int64)  # (N, K)
     return np.where(sums == 0, ties, np.sign(sums)).astype(np.int8)
+
+
+def read_centres(path: str | Path) -> Signs:
+    """Centres (classes, bits) out of a file: CSQ's ``64_coco_80_class.pkl``, a pickled or an ``.npy`` array.
+
+    CSQ's files are tensors as older versions of torch saved them, read with torch's unpickler of weights, which makes
+    tensors and nothing else; pickled arrays go through ``data.pickles``.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(TORCH_MAGIC))
+        if start.startswith(b"PK") or start == TORCH_MAGIC:
+            import torch
+
+            values = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            values = np.load(path) if start.startswith(b"\x93NUMPY") else read_pickle(path)
+    except FileNotFoundError as error:
+        raise DataError(f"{path} does not exist: check the path of the hash centres.") from error
+    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} holds no hash centres ({reason}): give a file of −1 and +1.") from error
+    return checked_centres(values, str(path))
 
 
 def checked_centres(values: ArrayLike, source: str) -> Signs:

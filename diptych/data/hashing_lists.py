@@ -19,6 +19,7 @@ from diptych.data.rows import with_files
 
 LISTS = ("train", "test", "database")
 CLASSES = "classes.txt"
+RANKED = "database"  # the label that says of an image whether it is ranked
 UNLABELLED = "no class"
 LINE = "an image and one 0 or 1 per class, such as 'a.jpg 0 1 0'"
 
@@ -58,7 +59,7 @@ def read(path: Path, *, images: str | Path | None = None, problems: Problems | N
                 draft.image(key, name, f"{file}:{number}")  # says so where the two lists must not meet
             if name == "database":
                 ranked.add(known)
-    draft.labels = [{**labels, "database": row in ranked} for row, labels in enumerate(draft.labels)]
+    draft.labels = [{**labels, RANKED: row in ranked} for row, labels in enumerate(draft.labels)]
     return with_files(draft, path, images, problems)
 
 

@@ -40,6 +40,7 @@ def hashing_map(
     *,
     top: int = TOP,
     missing: Missing = "zero",
+    leave_one_out: bool = False,
 ) -> HashingScores:
     """MAP@top of codes (Q, K) against codes (N, K) with labels (Q, C) and (N, C) of zeros and ones.
 
@@ -53,7 +54,8 @@ def hashing_map(
     Σ_{j ≤ m} (r/n) · (R₀ + 1 + (j−1)(r−1)/(n−1)) / (N + j) with its first m places, and m·r/n relevant items.
 
     A query with no relevant item in the top has AP 0 (CSQ, DeepHash) or is left out with ``missing="skip"``
-    (HashNet). Queries without a label are left out. Numbers are binarised at 0: h ≥ 0 is +1.
+    (HashNet). Queries without a label are left out. Numbers are binarised at 0: h ≥ 0 is +1. With
+    ``leave_one_out`` the queries are the database itself, and none is ranked for itself.
     """
     if missing not in get_args(Missing):
         raise SettingsError(f"missing='{missing}' is unknown: choose {' or '.join(get_args(Missing))}.")
@@ -76,12 +78,22 @@ def hashing_map(
         )
     if not len(values[1]):
         raise DataError("the database is empty: give at least one code to rank.")
-    ranking = _Ranking(pack(values[1]), labels[1], top)
+    if leave_one_out and (len(values[0]) != len(values[1]) or len(values[1]) < 2):
+        raise DataError(
+            f"leaving one out needs the same two or more items on both sides, not {len(values[0])} queries and "
+            f"{len(values[1])} items."
+        )
+    ranking = _Ranking(pack(values[1]), labels[1], min(top, len(values[1]) - leave_one_out))
     labelled = np.flatnonzero(labels[0].any(axis=1))
     if not len(labelled):
         raise DataError(f"none of the {len(values[0])} queries has a label: hashing needs labelled queries.")
     words, wanted = pack(values[0][labelled]), pack_bits(labels[0][labelled])
-    found = np.array([ranking.precision(words[q], wanted[q]) for q in range(len(labelled))])
+    found = np.array(
+        [
+            ranking.precision(words[q], wanted[q], int(row) if leave_one_out else None)
+            for q, row in enumerate(labelled)
+        ]
+    )
     empty = np.isnan(found[:, 0])
     if missing == "skip" and empty.all():
         raise DataError("no query has a relevant item in the top: with missing='zero' each counts as 0.")
@@ -92,7 +104,7 @@ def hashing_map(
         queries=int((~empty).sum()) if missing == "skip" else len(found),
         unlabelled=len(values[0]) - len(labelled),
         without_relevant=int(empty.sum()),
-        top=min(top, len(values[1])),
+        top=ranking.top,
     )
 
 
@@ -104,9 +116,14 @@ class _Ranking:
         self.labels = np.ascontiguousarray(pack_bits(labels).T)  # (⌈C / 64⌉, N)
         self.ranks = np.arange(1, self.top + 1, dtype=np.float64)
 
-    def precision(self, code: Codes, labels: Codes) -> tuple[float, float]:
-        """AP with ties by index and with ties averaged; NaN where the top holds no relevant item."""
+    def precision(self, code: Codes, labels: Codes, without: int | None = None) -> tuple[float, float]:
+        """AP with ties by index and with ties averaged; NaN where the top holds no relevant item.
+
+        The item ``without`` is not ranked.
+        """
         distances = hamming(code, self.codes)
+        if without is not None:
+            distances[without] = np.iinfo(distances.dtype).max  # behind all others, and so outside the top
         near = np.flatnonzero(
             distances <= kth(distances, self.top)
         )  # the top, and all that tie with its last

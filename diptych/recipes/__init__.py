@@ -6,7 +6,9 @@ from diptych.recipes import (
     clip,
     coder,
     cookie,
+    cookie_hash,
     cookie_match,
+    cookie_video,
     fusion,
     labelwise,
     sgraf,
@@ -30,6 +32,8 @@ RECIPES: dict[str, Recipe] = {
         vse_video.MEAN,
         cookie.RECIPE,
         cookie_match.RECIPE,
+        cookie_video.RECIPE,
+        cookie_hash.RECIPE,
         clip.RECIPE,
         fusion.RECIPE,
     )

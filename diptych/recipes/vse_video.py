@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diptych import named
-from diptych.recipes import vse_infinity, vse_plus_plus
+from diptych.evaluation.video import VideoRetrieval
+from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
 from diptych.settings import setting
 
@@ -34,5 +35,18 @@ class MeanSettings(Settings):
     )
 
 
-RECIPE = Recipe("vse-infinity-video", "VSE∞ on frames of videos", Settings, vse_infinity.build)
-MEAN = Recipe("vse-plus-plus-video", "VSE++ on frames of videos", MeanSettings, vse_plus_plus.RECIPE.build)
+def evaluators(settings: Settings) -> tuple[VideoRetrieval, ...]:
+    """Recall over the different texts of the videos."""
+    return (VideoRetrieval(),)
+
+
+RECIPE = Recipe(
+    "vse-infinity-video", "VSE∞ on frames of videos", Settings, vse_infinity.build, evaluators=evaluators
+)
+MEAN = Recipe(
+    "vse-plus-plus-video",
+    "VSE++ on frames of videos",
+    MeanSettings,
+    vse_infinity.build,
+    evaluators=evaluators,
+)

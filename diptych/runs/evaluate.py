@@ -12,15 +12,15 @@ import torch
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.prepared import Prepared
-from diptych.encoders.dual import is_dual_encoder
-from diptych.errors import CheckpointError, DataError, SettingsError
+from diptych.errors import DataError, SettingsError
 from diptych.evaluation.evaluator import Evaluator, Retrieval
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
 from diptych.recipes import RECIPES
 from diptych.reranking import RerankedScores
 from diptych.retriever import Retriever
-from diptych.runs.train import training_splits
+from diptych.runs import downstream
+from diptych.runs.reading import places_of, split_of
 from diptych.scores import MeanScores, Scores
 from diptych.settings import from_json
 from diptych.training.checkpoint import read_run
@@ -55,6 +55,24 @@ def evaluate_runs(
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
     if rerank and score_matrix is not None:
         raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
+    if protocol in downstream.PROTOCOLS:
+        if rerank or score_matrix is not None or judgements:
+            raise SettingsError(
+                f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements."
+            )
+        report = downstream.evaluate_downstream(
+            runs,
+            protocol,
+            data=data,
+            split=split,
+            ties=ties,
+            bootstrap=bootstrap,
+            device=device,
+            compute_precision=compute_precision,
+            say=say,
+            show_progress=show_progress,
+        )
+        return _saved(report, output)
     every = [*runs, *reranker]
     views = views_of(every, data, split)
     models = [Retriever.from_pretrained(run, device, compute_precision) for run in every]
@@ -96,7 +114,10 @@ def evaluate_runs(
         )
         for evaluator in own
     ]
-    report = Report((*groups, *report.groups))
+    return _saved(Report((*groups, *report.groups)), output)
+
+
+def _saved(report: Report, output: Path | None) -> Report:
     if output is not None:
         report.save(output)
     return report
@@ -150,16 +171,7 @@ def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Capt
     ``data`` is one data set for all, one per run (region and grid features of the same images), or none: what the
     first run was trained on.
     """
-    if not data:
-        if is_dual_encoder(runs[0]):
-            raise SettingsError(
-                f"{runs[0]} was not trained here: give --data, the data set to evaluate it on."
-            )
-        if not runs[0].exists():
-            raise CheckpointError(f"{runs[0]} does not exist: give the folder of a trained run.")
-        if not (runs[0] / "run.json").exists():
-            raise SettingsError(f"{runs[0]} does not say what it was trained on: give --data.")
-        data = [str(read_run(runs[0])["data"])]
+    data = places_of(runs, data)
     if len(data) not in (1, len(runs)):
         raise SettingsError(f"{len(data)} data sets for {len(runs)} models: give one for all, or one each.")
     views = [split_of(open_captions(path), split) for path in data]
@@ -167,10 +179,3 @@ def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Capt
         if list(other.texts) != list(views[0].texts) or list(other.image_of) != list(views[0].image_of):
             raise DataError(f"{other.name} and {views[0].name} do not hold the same texts in the same order.")
     return views if len(views) == len(runs) else views * len(runs)
-
-
-def split_of(captions: Captions, name: str) -> Captions:
-    """A split by name; ``val`` is what training held out where the data has no such split."""
-    if name == "val" and "val" not in captions.splits:
-        return training_splits(captions)[1]
-    return captions.split(name)

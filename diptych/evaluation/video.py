@@ -1,0 +1,163 @@
+"""Video–text retrieval: recall over a gallery of different texts, as HGR's code measures it, and over all texts.
+
+Texts of MSR-VTT repeat between videos ("a man is talking"). HGR's code ranks each different string once, and counts it
+as right for every video that lists it. Papers in its line print that number; the plain one ranks all texts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych import __version__
+from diptych.data.captions import Captions
+from diptych.data.prepared import Prepared
+from diptych.evaluation.bootstrap import Queries, bootstrap, interval
+from diptych.evaluation.cards import Facts
+from diptych.evaluation.metrics import (
+    DIRECTIONS,
+    KS,
+    Ranks,
+    checked_ties,
+    count_ranks,
+    count_shared_ranks,
+    summary,
+)
+from diptych.evaluation.report import Group, Layout
+from diptych.retriever import Retriever
+from diptych.scores import Fold
+
+ALL = "all_texts_"  # before the names of the metrics over every text
+
+
+@dataclass(frozen=True)
+class Deduplicated:
+    """The different texts of captions: the first row of each, and the pairs (video, different text)."""
+
+    rows: NDArray[np.int64]  # (U,) of the texts that are kept
+    image_of: NDArray[np.int64]  # (P,)
+    text_of: NDArray[np.int64]  # (P,) into ``rows``
+
+
+def dedupe_captions(captions: Captions) -> Deduplicated:
+    """Each different string once, with every video that lists it."""
+    number: dict[str, int] = {}
+    rows: list[int] = []
+    pairs: dict[tuple[int, int], None] = {}
+    for row, (image, text) in enumerate(zip(captions.image_of.tolist(), captions.texts, strict=True)):
+        if text not in number:
+            number[text] = len(rows)
+            rows.append(row)
+        pairs[image, number[text]] = None
+    image_of, text_of = np.array(list(pairs), np.int64).reshape(-1, 2).T
+    return Deduplicated(np.array(rows, np.int64), image_of, text_of)
+
+
+@dataclass(frozen=True)
+class VideoRetrieval:
+    """Recall both ways over the different texts and over all; the primary metric is ``video_rsum``, of the former.
+
+    ``dedupe_captions=False`` leaves the first out. ``bootstrap`` is the number of resamples of its intervals, by
+    video; 0 for none.
+    """
+
+    dedupe_captions: bool = True
+    ties: str = "index"
+    bootstrap: int = 0
+    seed: int = 0
+
+    def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
+        """The group ``videos``."""
+        began = time.perf_counter()
+        checked_ties(self.ties)
+        captions = data.captions
+        scores = model.scores(captions.images, data.texts, show_progress=show_progress)
+        plain = count_ranks(scores, captions.image_of)
+        metrics = {f"{ALL}{_renamed(name)}": value for name, value in summary(plain, self.ties).items()}
+        ranks, texts_of = plain, captions.image_of
+        texts = len(captions.texts)
+        if self.dedupe_captions:
+            import torch
+
+            kept = dedupe_captions(captions)
+            every = torch.arange(len(captions.images), device=scores.device)
+            part = Fold(scores, every, torch.from_numpy(kept.rows).to(scores.device))
+            ranks = count_shared_ranks(part, kept.image_of, kept.text_of)
+            texts_of, texts = captions.image_of[kept.rows], len(kept.rows)
+        own = {_renamed(name): value for name, value in summary(ranks, self.ties).items()}
+        metrics = {**own, **(metrics if self.dedupe_captions else {})}
+        tied = {name: placement.tied_queries for name, placement in ranks}
+        facts = Facts(
+            {
+                "data": captions.name,
+                "split": "+".join(sorted(set(captions.splits))),
+                "videos": len(captions.images),
+                "texts": len(captions.texts),
+                "texts in the gallery": texts,
+                "gallery": "different texts" if self.dedupe_captions else "all texts",
+                "ties": self.ties,
+                "data hash": captions.fingerprint(),
+            },
+            {
+                "tied queries": sum(tied.values()),
+                "score": scores.kind,
+                "model": model.fingerprint(),
+                "bootstrap": self.bootstrap,
+                "diptych": __version__,
+                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            },
+        )
+        return Group(
+            "videos",
+            metrics,
+            "video_rsum",
+            facts,
+            self._intervals(ranks, texts_of, len(captions.images)),
+            {"seconds": time.perf_counter() - began},
+            _tables(self.dedupe_captions),
+        )
+
+    def _intervals(
+        self, ranks: Ranks, texts_of: NDArray[np.int64], videos: int
+    ) -> dict[str, tuple[float, float]]:
+        """Of the recalls and their sum; a text that several videos list comes along with the first of them."""
+        if not self.bootstrap:
+            return {}
+        queries: dict[str, Queries] = {}
+        for direction, placement in ranks:
+            rank = placement.ranks(self.ties)
+            owner = placement.queries if direction == DIRECTIONS[0] else texts_of[placement.queries]
+            queries |= {
+                _renamed(f"{direction}_recall@{k}"): Queries(np.where(rank < k, 100.0, 0.0), owner)
+                for k in KS
+            }
+        sample = bootstrap(queries, videos, self.bootstrap, np.random.default_rng(self.seed))
+        sample["video_rsum"] = np.sum(list(sample.values()), axis=0)
+        return {name: interval(values) for name, values in sample.items()}
+
+
+def _tables(deduplicated: bool) -> Sequence[Layout]:
+    words = ("video → text", "text → video")
+    head = ["different texts" if deduplicated else "all texts", *(f"R@{k}" for k in KS), "median rank"]
+    first = Layout(
+        head,
+        [
+            (word, [*(f"{name}_recall@{k}" for k in KS), f"{name}_median_rank"])
+            for word, name in zip(words, map(_renamed, DIRECTIONS), strict=True)
+        ]
+        + [("RSUM", ["video_rsum", *[""] * len(KS)])],
+    )
+    if not deduplicated:
+        return (first,)
+    rows = [(label, [name and f"{ALL}{name}" for name in cells]) for label, cells in first.rows]
+    return first, replace(first, head=["all texts", *head[1:]], rows=rows)
+
+
+def _renamed(name: str) -> str:
+    """A metric of images as one of videos: ``video_to_text_recall@1``, ``video_rsum``."""
+    return name.replace("image", "video") if "image" in name else f"video_{name}"

@@ -1,0 +1,75 @@
+"""Evaluate one run under a protocol with a measure of its own: videos, hashing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from diptych.data.captions import Captions
+from diptych.data.formats import open_captions
+from diptych.data.hash_labels import COLUMN
+from diptych.data.hashing_lists import RANKED
+from diptych.errors import DataError, SettingsError
+from diptych.evaluation.evaluator import measure
+from diptych.evaluation.hash_retrieval import HashRetrieval
+from diptych.evaluation.report import Report
+from diptych.evaluation.video import VideoRetrieval
+from diptych.retriever import Retriever
+from diptych.runs.reading import places_of, split_of
+from diptych.training.checkpoint import read_run
+from diptych.training.prepare import prepare
+
+PROTOCOLS = ("video", "hashing")
+
+
+def evaluate_downstream(
+    runs: Sequence[Path],
+    protocol: str,
+    *,
+    data: Sequence[str] = (),
+    split: str = "val",
+    ties: str = "index",
+    bootstrap: int = 1000,
+    device: str = "auto",
+    compute_precision: str = "no",
+    say: Callable[[torch.device], None] | None = None,
+    show_progress: bool = True,
+) -> Report:
+    """The report of one run: recall over the different texts of videos, or MAP@5000 of the codes of images."""
+    if len(runs) != 1:
+        raise SettingsError(
+            f"the protocol {protocol} takes one model, not {len(runs)}: evaluate them one by one."
+        )
+    (run,) = runs
+    whole = open_captions(places_of(runs, data)[0])
+    asked = split_of(whole, split)
+    others = database_of(whole, asked) if protocol == "hashing" else None
+    model = Retriever.from_pretrained(run, device, compute_precision)
+    if say is not None:
+        say(model.device)
+    ready = prepare(model, asked, device=str(model.device), show_progress=show_progress)
+    if others is None:
+        judge = VideoRetrieval(ties=ties, bootstrap=bootstrap)
+        return measure([judge], model, ready, show_progress=show_progress)
+    settings = read_run(run)["settings"] if (run / "run.json").is_file() else {}
+    database = prepare(model, others, device=str(model.device), show_progress=show_progress).captions
+    hashing = HashRetrieval(column=str(settings.get("label_column", COLUMN)))
+    return Report((hashing.ranked(model, ready.captions, database, show_progress=show_progress),))
+
+
+def database_of(whole: Captions, queries: Captions) -> Captions:
+    """The images that queries are ranked against: those that the data marks, in other data all but the queries."""
+    asked = set(queries.image_ids)
+    marked = whole.labels.get(RANKED, [True] * len(whole.images))
+    rows = [
+        n
+        for n, (id, ranked) in enumerate(zip(whole.image_ids, marked, strict=True))
+        if ranked and id not in asked
+    ]
+    if not rows:
+        raise DataError(
+            f"{whole.name} has no images beside the {len(asked)} queries: hashing needs a database to rank."
+        )
+    return whole.subset(rows)

@@ -1,0 +1,297 @@
+"""COOKIE's video matching and hashing, from a pre-trained run, through the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from commands import diptych, refused
+from PIL import Image
+from small import WORDS, precomputed
+
+from diptych.branches.hashing import HashHead
+from diptych.data.formats import open_captions
+from diptych.data.hash_centres import hash_centres
+from diptych.data.hash_labels import class_names, class_rows, class_sets
+from diptych.errors import DataError, SettingsError
+from diptych.evaluation.hash_retrieval import HashRetrieval
+from diptych.evaluation.report import Report
+from diptych.recipes import RECIPES, cookie_hash, cookie_video
+from diptych.retriever import Retriever
+from diptych.runs.downstream import database_of
+from diptych.training.hash_targets import HashTargets
+
+SMALL = ["--dim=16", "--heads=2", "--batch_size=12", "--min_count=1", "--word_dim=8"]
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 50, 220)}
+
+
+# hashing
+
+
+def draw_lists(folder: Path) -> Path:
+    """Pictures of one or two colours in the lists of the hashing literature."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    names = list(COLOURS)
+    lines: dict[str, list[str]] = {"train": [], "test": [], "database": []}
+    for n in range(54):
+        own = {n % 3, *([int(rng.integers(3))] if n % 4 == 0 else [])}
+        pixels = np.zeros((32, 32, 3), np.int64)
+        for part, c in zip(np.array_split(np.arange(32), len(own)), sorted(own), strict=True):
+            pixels[part] = COLOURS[names[c]]
+        noisy = np.clip(pixels + rng.integers(-25, 25, pixels.shape), 0, 255).astype(np.uint8)
+        Image.fromarray(noisy).save(folder / f"p{n}.png")
+        line = f"p{n}.png " + " ".join("1" if c in own else "0" for c in range(3))
+        if n < 12:
+            lines["test"].append(line)
+            continue
+        lines["database"].append(line)
+        if n < 48:
+            lines["train"].append(line)
+    lines["test"][0] = "p0.png 0 0 0"  # a query without a label
+    for name, own_lines in lines.items():
+        (folder / f"{name}.txt").write_text("\n".join(own_lines) + "\n")
+    (folder / "classes.txt").write_text("\n".join(names))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_lists(tmp_path_factory.mktemp("hashing") / "lists")
+
+
+@pytest.fixture(scope="module")
+def hashed(lists: Path) -> Path:
+    """A pre-trained run, and a hash model made from it."""
+    run = lists.parent / "cookie"
+    diptych("train", "cookie", "--data", lists, "--output_dir", run, *SMALL, "--image_size=64", "--epochs=1")
+    out = lists.parent / "hash"
+    diptych(
+        "train", "cookie-hash", "--data", lists, "--init", run, "--output_dir", out, "--bits=16", "--epochs=25",
+        "--batch_size=12", "--learning_rate=3e-3", "--tower_multiplier=1",
+    )  # fmt: skip
+    return out
+
+
+def test_hashing_learns_the_classes_and_the_codes_travel(lists: Path, hashed: Path, tmp_path: Path) -> None:
+    said = diptych(
+        "evaluate", hashed, "--protocol", "hashing", "--split", "test", "--output", tmp_path / "r.json"
+    )
+    report = Report.load(tmp_path / "r.json")
+    assert "MAP@5000" in said.stdout
+    assert "queries without a label 1" in said.stdout
+    assert report.metrics["map"] > 75
+    card = report.card.protocol_fields()
+    assert (card["queries"], card["database"], card["bits"], card["classes"]) == (12, 42, 16, 3)
+    model = Retriever.from_pretrained(hashed)
+    head = model.branches["hash"]
+    assert isinstance(head, HashHead)
+    assert np.array_equal(head.centres.numpy(), hash_centres(3, 16))
+    captions = open_captions(lists).split("test")
+    codes = model.encode_image(captions.images, view="hash")
+    assert codes.shape == (12, 16)
+    assert codes.abs().max() < 1
+    assert '"validation_map"' in (hashed / "log.jsonl").read_text()
+    assert model.encode_text("red", view="hash").shape == (1, 16)
+
+
+def test_the_value_is_that_of_the_codes(lists: Path, hashed: Path) -> None:
+    from diptych.evaluation.hashing import hashing_map
+
+    model, whole = Retriever.from_pretrained(hashed), open_captions(lists)
+    queries = whole.split("test")
+    database = database_of(whole, queries)
+    assert len(database.images) == 42
+    group = HashRetrieval().ranked(model, queries, database)
+    sets = [class_sets(part) for part in (queries, database)]
+    names = class_names([*sets[0], *sets[1]])
+    found = hashing_map(
+        model.encode_image(queries.images, view="hash").numpy(),
+        model.encode_image(database.images, view="hash").numpy(),
+        *(class_rows(one, names) for one in sets),
+    )
+    assert group.metrics["map"] == found.map
+    assert group.metrics["map_tie_averaged"] == found.map_tie_averaged
+
+
+def settings_of(**changes: Any) -> Any:
+    return cookie_hash.Settings(dim=16, heads=2, min_count=1, word_dim=8, image_size=64, **changes)
+
+
+def test_only_what_the_loss_sees_is_trained(lists: Path) -> None:
+    training = open_captions(lists).split("train")
+    method = cookie_hash.build(settings_of(bits=16), training)
+    frozen = {name.split(".")[0] for name, p in method.retriever.named_parameters() if not p.requires_grad}
+    trained = {name.split(".")[0] for name, p in method.retriever.named_parameters() if p.requires_grad}
+    assert trained == {"image", "branches"}
+    assert "text" in frozen
+    both = cookie_hash.build(settings_of(bits=16, text_codes=True), training)
+    assert all(p.requires_grad for p in both.retriever.text.parameters())
+    (source,) = method.targets
+    column = source.columns(training, device=torch.device("cpu"))["labels"]
+    assert column.of == "image"
+    assert np.array_equal(
+        np.asarray(column.values), class_rows(class_sets(training), ["blue", "green", "red"])
+    )
+
+
+def test_what_hashing_cannot_do_is_said(lists: Path, hashed: Path, tmp_path: Path) -> None:
+    plain = precomputed(tmp_path / "toy_precomp")
+    out = ["--output_dir", tmp_path / "run", *SMALL]
+    said = refused("train", "cookie-hash", "--data", plain, *out)
+    assert "has no label column 'labels'" in said
+    assert "--label_column" in said
+    said = refused("train", "cookie-hash", "--data", lists, *out, "--bits=48", "--image_size=64")
+    assert "bits=48 is not supported: choose a power of two, in the papers 16, 32, 64" in said
+    wrong = tmp_path / "centres.npy"
+    np.save(wrong, hash_centres(3, 32))
+    said = refused("train", "cookie-hash", "--data", lists, *out, "--centres", wrong, "--image_size=64")
+    assert "are needed: choose the file for these" in said
+    assert not (tmp_path / "run" / "run.json").exists()
+    said = refused("evaluate", hashed, "--protocol", "hashing", "--data", plain)
+    assert "has no label column" in said
+    said = refused("evaluate", hashed, hashed, "--protocol", "hashing")
+    assert "takes one model" in said
+    said = refused("evaluate", lists.parent / "cookie", "--protocol", "hashing", "--data", lists)
+    assert "has no hash head" in said
+    said = refused("evaluate", hashed, "--protocol", "hashing", "--judgements", "eccv")
+    assert "measure of its own" in said
+
+
+def test_classes_are_read_from_one_value_or_several() -> None:
+    assert class_names([("class 10",), ("class 2", "b")]) == ["b", "class 2", "class 10"]
+    rows = class_rows([("b", "x"), ()], ["a", "b"])
+    assert rows.tolist() == [[False, True], [False, False]]
+
+
+def test_given_centres_are_used(lists: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "c.npy", -hash_centres(5, 16))  # a file may hold more classes
+    training = open_captions(lists).split("train")
+    method = cookie_hash.build(settings_of(bits=16, centres=str(tmp_path / "c.npy")), training)
+    head = method.retriever.branches["hash"]
+    assert isinstance(head, HashHead)
+    assert np.array_equal(head.centres.numpy(), -hash_centres(5, 16)[:3])
+    assert any(torch.equal(head.centres.float(), value) for value in method.objective.state_dict().values())
+    assert isinstance(method.targets[0], HashTargets)
+
+
+# videos
+
+
+def write_videos(root: Path, width: int = 10) -> Path:
+    """Videos in HGR's layout whose frames carry the words of their texts; some texts repeat between videos."""
+    rng = np.random.default_rng(1)
+    codes = rng.standard_normal((len(WORDS), width)).astype(np.float32)
+    (root / "annotation" / "RET").mkdir(parents=True)
+    (root / "public_split").mkdir()
+    (root / "ordered_feature" / "SA" / "ft").mkdir(parents=True)
+    texts: dict[str, list[str]] = {}
+    for short, count in (("trn", 24), ("val", 10), ("tst", 10)):
+        names = [f"{short}{n}" for n in range(count)]
+        np.save(root / "public_split" / f"{short}_names.npy", np.array(names))
+        with h5py.File(root / "ordered_feature" / "SA" / "ft" / f"{short}_ft.hdf5", "w") as file:
+            for name in names:
+                words = rng.choice(len(WORDS), size=int(rng.integers(3, 8)))
+                file[name] = codes[words] + 0.1 * rng.standard_normal((len(words), width))
+                texts[name] = [" ".join(WORDS[w] for w in rng.permutation(words)) for _ in range(3)]
+                texts[name].append("a video")
+    (root / "annotation" / "RET" / "ref_captions.json").write_text(json.dumps(texts))
+    return root
+
+
+def test_video_matching_starts_from_a_run_with_a_new_projection(tmp_path: Path) -> None:
+    videos, run = write_videos(tmp_path / "msrvtt"), tmp_path / "cookie"
+    toy = precomputed(tmp_path / "toy_precomp")  # 16 numbers a region, where a frame has 10
+    diptych("train", "cookie", "--data", toy, "--output_dir", run, *SMALL, "--epochs=2")
+    out = tmp_path / "video"
+    diptych(
+        "train", "cookie-video", "--data", videos, "--init", run, "--output_dir", out, "--batch_size=12",
+        "--epochs=12", "--learning_rate=5e-3",
+    )  # fmt: skip
+    settings = json.loads((out / "run.json").read_text())["settings"]
+    assert (settings["dim"], settings["heads"], settings["image_encoder"]) == (16, 2, "grid")
+    said = diptych(
+        "evaluate",
+        out,
+        "--protocol",
+        "video",
+        "--split",
+        "test",
+        "--bootstrap",
+        20,
+        "--output",
+        tmp_path / "r.json",
+    )
+    assert "different texts" in said.stdout
+    assert "all texts" in said.stdout
+    found = Report.load(tmp_path / "r.json")
+    assert found.card.protocol_fields()["texts in the gallery"] == 31  # ten times three, and "a video" once
+    assert found.metrics["video_rsum"] > 200
+    started, source = (Retriever.from_pretrained(place) for place in (out, run))
+    widths = [
+        next(
+            v.shape[1]
+            for k, v in m.state_dict().items()
+            if k.startswith("image.encoder.inner.") and v.dim() == 2
+        )
+        for m in (started, source)
+    ]
+    assert widths == [10, 16]
+
+
+def test_a_run_with_other_words_or_shape_is_refused(tmp_path: Path) -> None:
+    videos = write_videos(tmp_path / "msrvtt")
+    toy = precomputed(tmp_path / "toy_precomp")
+    diptych("train", "cookie", "--data", toy, "--output_dir", tmp_path / "cookie", *SMALL, "--epochs=1")
+    said = refused(
+        "train", "cookie-video", "--data", videos, "--init", tmp_path / "cookie", "--output_dir", tmp_path / "out",
+        "--dim=24", "--batch_size=12",
+    )  # fmt: skip
+    assert "is another architecture" in said
+
+
+@pytest.mark.parametrize("name", ["vse-infinity-video", "vse-plus-plus-video"])
+def test_video_presets_train_on_frames(name: str, tmp_path: Path) -> None:
+    videos = write_videos(tmp_path / "msrvtt")
+    settings = RECIPES[name].settings()
+    assert (settings.epochs, settings.learning_rate, settings.decay_epoch, settings.batch_size) == (
+        35,
+        1e-4,
+        25,
+        128,
+    )
+    out = tmp_path / "run"
+    flags = [
+        "--dim=16",
+        "--batch_size=12",
+        "--min_count=1",
+        "--word_dim=8",
+        "--epochs=3",
+        "--learning_rate=5e-3",
+    ]
+    diptych("train", name, "--data", videos, "--output_dir", out, *flags)
+    said = diptych("evaluate", out, "--bootstrap", 0).stdout  # the recipe's own measure, then retrieval
+    assert "different texts" in said
+    assert "image → text" in said
+
+
+def test_paper_settings() -> None:
+    hashing, video = cookie_hash.Settings(), cookie_video.Settings()
+    assert (hashing.learning_rate, hashing.epochs, hashing.batch_size) == (1e-4, 100, 320)
+    assert (hashing.schedule, hashing.decay_every, hashing.decay_factor) == ("every", 10, 0.7)
+    assert (hashing.image_pool, hashing.quantisation, hashing.hash_dropout) == ("mean", 0.05, 0.5)
+    assert (video.learning_rate, video.epochs, video.batch_size, video.decay_epoch) == (2e-5, 10, 320, 5)
+    assert (video.margin, video.image_pool) == (0.2, "mean")
+
+
+def test_hash_errors_are_of_their_kind(lists: Path) -> None:
+    whole = open_captions(lists)
+    with pytest.raises(DataError, match="no images beside the 54 queries"):
+        database_of(whole, whole)
+    with pytest.raises(SettingsError, match="not supported"):
+        cookie_hash.build(settings_of(bits=24), open_captions(lists).split("train"))
