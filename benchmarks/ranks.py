@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report, seconds = timed(lambda: evaluate(Passing(text), captions))
     print(f"evaluate: {store.reads:,} images encoded for {images:,} images (published code: {texts:,}),")
     print(
-        f"          {seconds:.2f} s with {report.card.bootstrap:,} bootstrap resamples, {report.speed_text()}"
+        f"          {seconds:.2f} s with {report.card.bootstrap:,} bootstrap resamples, {report.groups[0].speed_text()}"
     )
 
 

@@ -12,7 +12,7 @@ parsed content of a ``.json`` asset or the path of any other; any other value re
 vocabulary, not where it lay), the same before saving and after loading.
 
 A part may name arguments in ``LATER``: those it was given after models had been saved without them. They are left out
-while they are None, so that a description, and with it a fingerprint, stays what it was.
+while they have their default, so that a description, and with it a fingerprint, stays what it was.
 
 A part that is met twice in a tree (an encoder that both towers use) is written once, with a number, ``{"part": …,
 "as": 1}``, and referred to afterwards as ``{"is": 1}``: the rebuilt tree shares it too. A part that does not belong to
@@ -120,7 +120,7 @@ class _Description:
             config["as"] = self.numbers[id(value)] = len(self.numbers) + 1
         arguments = dict(value._arguments)
         for name in getattr(value, "LATER", ()):
-            if arguments[name] is None:
+            if arguments[name] == inspect.signature(type(value)).parameters[name].default:
                 del arguments[name]
         assets: dict[str, Any] = {}
         if self.folder is None:

@@ -21,7 +21,6 @@ from diptych.data.concepts import (
     Concepts,
     count_concepts,
     find_concepts,
-    read_concept_labels,
     read_cvse,
 )
 from diptych.data.glove import WordVectors
@@ -180,22 +179,6 @@ def test_cvse_files(tmp_path: Path, protocol: int) -> None:
 def test_broken_cvse_folders(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         read_cvse(cvse_folder(tmp_path / "c", **changes))
-
-
-def test_concept_labels(tmp_path: Path) -> None:
-    path = tmp_path / "train_concept_label.json"
-    path.write_text(
-        '[{"img_id": "7", "concept_labels": [1, 0]}, {"file_name": "a.jpg", "concept_labels": []}]'
-    )
-    assert read_concept_labels(path) == {"7": [1, 0], "a.jpg": []}
-    path.write_text('[{"img_id": "7"}]')
-    with pytest.raises(DataError, match="must be a list of"):
-        read_concept_labels(path)
-    path.write_text("[")
-    with pytest.raises(DataError, match="is not JSON"):
-        read_concept_labels(path)
-    with pytest.raises(DataError, match="does not exist"):
-        read_concept_labels(tmp_path / "none.json")
 
 
 # --- graph

@@ -18,7 +18,6 @@ from diptych.evaluation import metrics
 from diptych.evaluation.metrics import (
     TIES,
     count_ranks,
-    count_ranks_of_vectors,
     mean_rank,
     median_rank,
     recall_at,
@@ -172,7 +171,7 @@ def test_equal_vectors_tie_exactly_wherever_they_stand(
 ) -> None:
     image, text, which_image, which_text = repeated_vectors(images, texts, dim, seed=images + dim)
     image_of = np.random.default_rng(3).integers(0, images, size=texts).tolist()
-    ranks = count_ranks_of_vectors(image.to(device), text.to(device), image_of)
+    ranks = count_ranks(EmbeddingScores(image.to(device), text.to(device)), image_of)
     by_image, by_text = tied_by_identity(image, text, which_image, which_text, image_of)
     assert ranks.image_to_text.tied.tolist() == by_image
     assert ranks.text_to_image.tied.tolist() == by_text

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diptych.errors import CheckpointError, SettingsError
 from diptych.objectives import clustering
-from diptych.objectives.clustering import assign, kmeans, largest_first
+from diptych.objectives.clustering import kmeans, largest_first, nearest
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.ops import unit
 from diptych.types import Batch, Embeddings, Features
@@ -38,6 +38,16 @@ def purity(labels: Tensor, which: Tensor) -> float:
 
 
 # --- k-means
+
+
+def assign(
+    rows: Tensor | np.ndarray, centroids: Tensor, chosen: np.ndarray | None = None
+) -> tuple[Tensor, Tensor]:
+    """The nearest centroid of each row, and the product with it."""
+    some = rows if chosen is None else rows[chosen]
+    block = some.float() if isinstance(some, Tensor) else torch.from_numpy(np.array(some, np.float32))
+    score, label = nearest(block, centroids)
+    return label, score
 
 
 def test_assignment_equals_a_loop(tmp_path: Path) -> None:

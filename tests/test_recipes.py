@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.loading import PairLoader
 from diptych.errors import SettingsError
+from diptych.parts import describe
 from diptych.recipes import RECIPES
 from diptych.retriever import Retriever
 from diptych.runs.train import seed_everything, training_splits
@@ -148,6 +151,20 @@ def test_every_table_row_builds_and_steps(name: str, world: World) -> None:
             assert step(method, build_optimizer(method, settings), batch) > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("vse-infinity", "c1eed6b09f6f533c"),
+        ("vse-plus-plus", "72ee3ef6bcd30c14"),
+        ("coder", "cf16ad3bf226b47f"),
+    ],
+)
+def test_models_are_described_as_ever(name: str, digest: str, captions: Captions) -> None:
+    """Indexes know their model by a fingerprint of its description and weights: a new argument goes into LATER."""
+    described = json.dumps(describe(built(name, captions)[0].retriever), sort_keys=True)
+    assert hashlib.sha256(described.encode()).hexdigest()[:16] == digest
+
+
 def test_a_changed_weight_changes_the_fingerprint(captions: Captions) -> None:
     model = built("vse-infinity", captions)[0].retriever
     other = copy.deepcopy(model)
@@ -199,8 +216,9 @@ def test_info_nce_in_the_place_of_the_hinge(captions: Captions) -> None:
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_any_objective_on_any_host(name: str, captions: Captions) -> None:
-    method, settings = built(name, captions, objective="own + 0.5*info_nce + dcl")
+def test_any_objective_on_any_host(name: str, world: World) -> None:
+    captions = world.captions(name)
+    method, settings = built(name, captions, world, objective="own + 0.5*info_nce + dcl")
     batch = next(loader_of(method, captions, settings).epoch(0))
     method.objective.start_epoch(1)
     run = Step(

@@ -189,26 +189,6 @@ def read_cvse(folder: str | Path) -> Concepts:
     )
 
 
-def read_concept_labels(path: str | Path) -> dict[str, list[int]]:
-    """CVSE's ``*_concept_label.json``: image (``img_id`` or ``file_name``) → numbers of its concepts.
-
-    They come from all texts of an image, test images included: for analysis, never an input of a model.
-    """
-    path = Path(path)
-    rows = _read_json(path)
-    try:
-        return {
-            str(row["img_id"] if "img_id" in row else row["file_name"]): [
-                int(c) for c in row["concept_labels"]
-            ]
-            for row in rows
-        }
-    except (TypeError, KeyError, ValueError) as error:
-        raise DataError(
-            f"{path} must be a list of {{img_id or file_name, concept_labels}} ({error!r})."
-        ) from error
-
-
 def _only(folder: Path, pattern: str) -> Path:
     found = sorted(folder.glob(pattern))
     if len(found) != 1:

@@ -25,6 +25,8 @@ class BiGRU(Encoder):
     while training (SGRAF: 0.4).
     """
 
+    LATER = ("dropout",)
+
     def __init__(
         self,
         vocabulary_size: int,

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.errors import DataError, SettingsError
-from diptych.scores import EmbeddingScores, Scores, Where, as_scores, checked_tile
+from diptych.scores import Scores, Where, as_scores, checked_tile
 
 Ties = Literal["index", "strict", "expected", "pessimistic"]
 TIES: tuple[str, ...] = get_args(Ties)
@@ -119,13 +119,6 @@ def count_ranks(
         by_image.placement(own_best, asked, asked),
         by_text.placement(torch.ones_like(text_number), np.argsort(order), np.arange(texts)),
     )
-
-
-def count_ranks_of_vectors(
-    image: Tensor, text: Tensor, image_of: Sequence[int] | NDArray[np.int64] | Tensor
-) -> Ranks:
-    """``count_ranks`` of the dot products of (N, D) and (M, D), which are never held whole."""
-    return count_ranks(EmbeddingScores(image, text), image_of)
 
 
 def count_shared_ranks(

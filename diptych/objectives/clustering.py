@@ -27,23 +27,6 @@ ROWS = 4096  # rows and
 COLUMNS = 4096  # centroids compared at a time: 64 MB of scores
 
 
-def assign(
-    rows: Matrix, centroids: Tensor, *, chosen: NDArray[np.int64] | None = None, show_progress: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The nearest centroid of each row by dot product, and that product: two (N,) tensors on the CPU.
-
-    ``chosen`` gives the rows to look at; all of them otherwise.
-    """
-    count = len(rows) if chosen is None else len(chosen)
-    labels, scores = torch.empty(count, dtype=torch.int64), torch.empty(count)
-    starts = range(0, count, ROWS)
-    for start in track(starts, "assign prototypes", len(starts), show_progress):
-        block = _block(rows, chosen, start, centroids.device)
-        best, label = nearest(block, centroids)
-        labels[start : start + len(block)], scores[start : start + len(block)] = label.cpu(), best.cpu()
-    return labels, scores
-
-
 def nearest(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     """The greatest dot product of each row (B, D) with the centroids (K, D), and its centroid: two (B,)."""
     best = rows.new_full((len(rows),), -torch.inf)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -102,11 +101,6 @@ class State:
         return sum(s.alive for s in self.of_kind(kind))
 
 
-def index_id(facts: Mapping[str, str]) -> str:
-    """What tells an index from every other; those made before they had one go by when they were made."""
-    return facts.get("id") or facts["created"]
-
-
 def load_state(
     db: sqlite3.Connection, folder: Path, layout: Layout, id: str, before: State | None = None
 ) -> State:
@@ -116,7 +110,7 @@ def load_state(
     """
     keys = "('generation', 'epoch', 'id', 'created', 'dead_sum', 'digest')"
     facts = dict(db.execute(f"SELECT key, value FROM meta WHERE key IN {keys}").fetchall())
-    if index_id(facts) != id:
+    if facts["id"] != id:
         raise replaced(folder)
     if before is not None and str(before.generation) == facts["generation"]:
         return before

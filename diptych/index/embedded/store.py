@@ -16,7 +16,7 @@ from diptych.errors import DiptychError, IndexFault, SettingsError
 from diptych.index.embedded import catalog, checksums
 from diptych.index.embedded.catalog import Catalog
 from diptych.index.embedded.segments import Layout
-from diptych.index.embedded.state import State, index_id, load_state
+from diptych.index.embedded.state import State, load_state
 from diptych.index.engine import new_facts
 from diptych.index.protocol import PRECISIONS, Precision
 from diptych.storage import create_folder, storing
@@ -41,7 +41,7 @@ class Store:
                     self.meta = catalog.meta(db)
                     if self.meta.get("digest") != checksums.small_digest(db):
                         raise checksums.damaged(path)
-                self._id = index_id(self.meta)
+                self._id = self.meta["id"]
                 self.layout = Layout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
                 state = self.state  # a half-copied index is refused here, not at the first query
                 if writable:
