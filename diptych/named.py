@@ -22,6 +22,7 @@ from diptych.encoders.encoder import Encoder
 from diptych.encoders.hub import HubBackbone
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.regions import Regions
+from diptych.encoders.teachers import ImageTeacher, Space, TextTeacher
 from diptych.encoders.timm_models import TimmBackbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import MissingExtra, SettingsError
@@ -165,6 +166,26 @@ def text_side(
     frozen = not settings.train_text
     text = TransformerText(source, settings.dim, trainable=settings.train_text, drop=drop if frozen else 0.0)
     return text, WordPieceInput(source, augment=0.0 if frozen else drop)
+
+
+TEACHERS = "minilm (extra 'demo'), hf:ID, or a model folder"
+
+
+def image_teacher(
+    name: str, image_size: int = 224, space: Space = "pooled", project: int = 0
+) -> ImageTeacher:
+    """An image teacher by the name of its backbone."""
+    network = backbone(name, image_size)
+    return ImageTeacher(network, PixelInput(**network.pixel_format), space, project)
+
+
+def text_teacher(name: str, project: int = 0) -> TextTeacher:
+    """A text teacher by the name of its transformer."""
+    if name in GRUS:
+        raise SettingsError(f"'{name}' knows nothing before it is trained and cannot teach: use {TEACHERS}.")
+    source = text_source(name)
+    encoder = TransformerText(source, trainable=False, projection=False)
+    return TextTeacher(encoder, WordPieceInput(source, augment=0.0), project)
 
 
 def pooled(encoder: Encoder, pool: str, settings: Pooling) -> Tower:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import hashlib
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +78,28 @@ def built(name: str, captions: Captions, world: World | None = None, **changes: 
         values["clusters"] = min(values["clusters"], SMALL["clusters"])  # the tables' K need their data
     if values["batch_size"] > SMALL["batch_size"]:
         values["batch_size"] = SMALL["batch_size"]
+    if "text_teacher" in known:
+        values["text_teacher"] = teacher()
     settings = recipe.settings(**values)
     seed_everything(settings.seed)
     return recipe.build(settings, captions), settings
 
 
+@functools.cache
+def folder() -> Path:
+    """A folder for the vectors of teachers, and for a small teacher of texts."""
+    return Path(tempfile.mkdtemp())
+
+
+@functools.cache
+def teacher() -> str:
+    return str(bert_folder(folder() / "bert"))
+
+
 def loader_of(method: Method, captions: Captions, settings: Any) -> PairLoader:
     texts = method.retriever.text_input.prepare(captions.texts)
-    targets = fill_targets(method.targets, captions, device=torch.device("cpu"), show_progress=False)
+    device = torch.device("cpu")
+    targets = fill_targets(method.targets, captions, device=device, cache_dir=folder(), show_progress=False)
     return PairLoader(
         captions,
         method.retriever.image_input,

@@ -17,6 +17,7 @@ from diptych.registry import import_plugins
 
 VERBS = {
     "demo": "demo",
+    "teach": "teach",
     "train": "train",
     "evaluate": "train",
     "compare": "train",

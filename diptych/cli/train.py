@@ -78,7 +78,7 @@ for _recipe in RECIPES.values():
     "--protocol",
     default="plain",
     show_default=True,
-    help="plain, flickr30k, coco-1k, coco-5k, video or hashing",
+    help="plain, flickr30k, coco-1k, coco-5k, video, hashing; sts, image-classes; four-directions",
 )
 @click.option(
     "--judgements",

@@ -41,17 +41,32 @@ class ClassList:
         return self.gallery_paths is None
 
 
+def is_class_list(folder: str | Path) -> bool:
+    """Whether a folder is one of the four."""
+    return Path(folder).is_dir() and _found(Path(folder)) is not None
+
+
 def open_class_list(folder: str | Path) -> ClassList:
     """The test list in ``folder``, whichever of the four it is; an image that is not there is an error."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: give the folder of CUB, SOP, In-Shop or iNaturalist.")
+    found = _found(folder)
+    if found is None:
+        names = ", ".join(_READERS)
+        raise DataError(f"{folder} is not a known list of classes (none of {names}): give its own folder.")
+    read, root = found
+    return _present(read(root))
+
+
+def _found(folder: Path) -> tuple[Callable[[Path], ClassList], Path] | None:
+    """The reader, and the folder that its marker lies in: this one or one inside it."""
+    roots = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
     for marker, read in _READERS.items():
-        for root in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        for root in roots:
             if (root / marker).exists():
-                return _present(read(root))
-    names = ", ".join(_READERS)
-    raise DataError(f"{folder} is not a known list of classes (none of {names}): give its own folder.")
+                return read, root
+    return None
 
 
 def _cub(root: Path) -> ClassList:

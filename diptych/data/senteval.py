@@ -71,6 +71,11 @@ class SentEval:
         return not self.missing
 
 
+def is_senteval(folder: str | Path) -> bool:
+    """Whether a folder is SentEval's ``data`` or its ``downstream``."""
+    return any((place / "STS").is_dir() or (place / "SICK").is_dir() for place in _places(Path(folder)))
+
+
 def read_senteval(folder: str | Path) -> SentEval:
     """Every STS set of a SentEval ``data`` folder (or of its ``downstream``), and what is missing."""
     root = _root(Path(folder))
@@ -113,12 +118,16 @@ def _root(folder: Path) -> Path:
         raise DataError(
             f"{folder} is not a folder: give the one that holds downstream/STS and downstream/SICK."
         )
-    for place in (folder / "downstream", folder):
+    for place in _places(folder):
         if (place / "STS").is_dir() or (place / "SICK").is_dir():
             return place
     raise DataError(
         f"{folder} holds no downstream/STS and no downstream/SICK: give the folder that SentEval calls data."
     )
+
+
+def _places(folder: Path) -> tuple[Path, Path]:
+    return folder / "downstream", folder
 
 
 def _input(name: str) -> str:

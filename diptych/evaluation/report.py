@@ -40,6 +40,7 @@ class Group:
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     speed: Mapping[str, float] = field(default_factory=dict)
     tables: Sequence[Layout] = ()
+    digits: int = 1  # behind the point, in tables
 
     def __post_init__(self) -> None:
         for name in (self.primary, *(cell for table in self.tables for _, row in table.rows for cell in row)):
@@ -62,7 +63,7 @@ class Group:
         if not name:
             return ""
         interval = self.interval_text(name)
-        return f"{self.metrics[name]:.1f}" + (f" ({interval})" if interval else "")
+        return f"{self.metrics[name]:.{self.digits}f}" + (f" ({interval})" if interval else "")
 
     def cells(self) -> list[list[list[str]]]:
         """Tables as rows of cells, the head first."""
@@ -216,7 +217,14 @@ def _group(content: Mapping[str, Any]) -> Group:
     )
     tables = tables or retrieval_tables(content["metrics"]) if content["kind"] == "Card" else tables
     return Group(
-        content["name"], content["metrics"], content["primary"], made, intervals, content["speed"], tables
+        content["name"],
+        content["metrics"],
+        content["primary"],
+        made,
+        intervals,
+        content["speed"],
+        tables,
+        content.get("digits", 1),
     )
 
 

@@ -9,6 +9,7 @@ from diptych.recipes import (
     cookie_hash,
     cookie_match,
     cookie_video,
+    cusa_vse_infinity,
     fusion,
     labelwise,
     sgraf,
@@ -36,5 +37,6 @@ RECIPES: dict[str, Recipe] = {
         cookie_hash.RECIPE,
         clip.RECIPE,
         fusion.RECIPE,
+        cusa_vse_infinity.RECIPE,
     )
 }

@@ -19,7 +19,7 @@ from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
 from diptych.recipes import RECIPES
 from diptych.reranking import RerankedScores
 from diptych.retriever import Retriever
-from diptych.runs import downstream
+from diptych.runs import downstream, uni_modal
 from diptych.runs.reading import places_of, split_of
 from diptych.scores import MeanScores, Scores
 from diptych.settings import from_json
@@ -49,17 +49,35 @@ def evaluate_runs(
 
     With ``rerank`` and ``reranker``, the pair scorers of other runs judge the best of each query. ``score_matrix``
     is a file that the scores are computed into first (see ``stored_scores``). What the recipe of a run measures
-    beside retrieval comes first. ``say`` is told the device.
+    beside retrieval comes first. ``say`` is told the device. Protocols of one modality, and of all four directions,
+    are those of ``runs.uni_modal``.
     """
     if bool(rerank) != bool(reranker):
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
     if rerank and score_matrix is not None:
         raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
+    special = (*downstream.PROTOCOLS, *uni_modal.PROTOCOLS)
+    if protocol in special and (rerank or score_matrix is not None or judgements):
+        raise SettingsError(
+            f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements."
+        )
+    if protocol in uni_modal.PROTOCOLS:
+        if ties != "index":
+            raise SettingsError(f"the protocol {protocol} ranks ties by index: leave out --ties.")
+        report = uni_modal.evaluate_uni_modal(
+            runs,
+            data,
+            protocol,
+            lambda paths: views_of(runs, paths, split)[0],
+            bootstrap=bootstrap,
+            device=device,
+            compute_precision=compute_precision,
+            show_progress=show_progress,
+        )
+        if output is not None:
+            report.save(output)
+        return report
     if protocol in downstream.PROTOCOLS:
-        if rerank or score_matrix is not None or judgements:
-            raise SettingsError(
-                f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements."
-            )
         report = downstream.evaluate_downstream(
             runs,
             protocol,

@@ -1,0 +1,232 @@
+"""What CUSA costs: time per step, peak memory and disk, with cached teacher vectors and with live teachers.
+
+Run: ``python benchmarks/cusa_step.py``. The host is ``vse-infinity`` on cached EfficientNet-Lite0 cells and a BiGRU,
+batch 128, 1024 dimensions; teachers are Lite0 and all-MiniLM-L6-v2; pictures and texts are random. A step includes
+reading its batch. The rows take turns, so that a busy machine slows all of them alike; the table shows medians. Peak
+memory is that of a process of its own per row (the GPU's where there is one). It fails when CUSA with a warm cache
+adds more than 3 % to the host's step. ``--tiny`` only checks that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from diptych.data.captions import Captions, StoredImage
+from diptych.data.loading import PairLoader
+from diptych.recipes import RECIPES
+from diptych.training.optim import build_optimizer
+from diptych.training.prepare import prepare
+from diptych.training.step import Step
+from diptych.training.targets import fill_targets
+from diptych.types import Batch
+
+LIMIT = 3  # percent that CUSA may add to a step of its host when its cache is warm
+OFF: dict[str, Any] = {"csa": 0.0, "usa": 0.0}
+ROWS: dict[str, dict[str, Any]] = {
+    "host": OFF,
+    "+ CSA, cached": {"usa": 0.0},
+    "+ USA, cached": {"csa": 0.0},
+    "+ CUSA, cached": {},
+    "+ CUSA, live teachers": {"teacher_mode": "live"},
+}
+WORDS = [f"word{i}" for i in range(2000)]
+
+
+class Pictures:
+    """Random pictures."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size = count, size
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> StoredImage:
+        rng = np.random.default_rng(index)
+        return Image.fromarray(rng.integers(0, 255, (self.size, self.size, 3)).astype(np.uint8))
+
+    def content_key(self, index: int) -> str:
+        return f"{index} {self.size}"
+
+
+def make_captions(count: int, size: int) -> Captions:
+    """Random pictures with two texts of about twelve words each."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, rng.integers(8, 16))) for _ in range(2 * count)]
+    return Captions(
+        Pictures(count, size),
+        texts,
+        np.arange(2 * count) // 2,
+        [str(i) for i in range(count)],
+        ["train"] * count,
+    )
+
+
+class Run:
+    """One row: its method, its batches, and its step."""
+
+    def __init__(
+        self, changes: dict[str, Any], captions: Captions, cache: Path, options: argparse.Namespace
+    ) -> None:
+        recipe = RECIPES["cusa-vse-infinity"]
+        settings = recipe.settings(
+            **{
+                "dim": options.dim,
+                "batch_size": options.batch,
+                "min_count": 1,
+                "image_size": options.size,
+                **changes,
+            }
+        )
+        torch.manual_seed(0)
+        method = recipe.build(settings, captions)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        ready = prepare(method.retriever, captions, device=str(device), cache_dir=cache, show_progress=False)
+        targets = fill_targets(method.targets, captions, device=device, cache_dir=cache, show_progress=False)
+        method.retriever.to(device).train()
+        method.objective.to(device)
+        method.objective.start_epoch(1)
+        loader = PairLoader(
+            ready.captions, method.retriever.image_input, ready.texts, settings.batch_size, 0, targets=targets
+        )
+        self.device, self.batches = device, self._forever(loader)
+        accelerator = Accelerator(cpu=device.type == "cpu")
+        self.one = Step(
+            method, method.retriever, build_optimizer(method, settings), accelerator, settings.clip_norm
+        )
+
+    def step(self) -> float:
+        """Seconds of one step, its batch included."""
+        began = time.perf_counter()
+        self.one(next(self.batches).to(self.device, non_blocking=True))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    @staticmethod
+    def _forever(loader: PairLoader) -> Iterator[Batch]:
+        for epoch in itertools.count():
+            yield from loader.epoch(epoch)
+
+
+def peak_memory(name: str, cache: Path, options: argparse.Namespace) -> float:
+    """Peak MB of a process that runs this row alone."""
+    command = [sys.executable, __file__, "--only", name, "--cache", str(cache)]
+    command += [f"--{key}={getattr(options, key)}" for key in ("batch", "dim", "size", "images")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def only(name: str, cache: Path, options: argparse.Namespace) -> None:
+    """Run one row for three steps and print its peak memory in MB."""
+    run = Run(ROWS[name], make_captions(options.images, options.size), cache, options)
+    for _ in range(3):
+        run.step()
+    if run.device.type == "cuda":
+        print(torch.cuda.max_memory_allocated() / 2**20)
+    else:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+def modules(cache: Path, options: argparse.Namespace) -> list[tuple[str, float]]:
+    """Milliseconds of each module for one batch: teachers live and from disk, similarities."""
+    from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER
+    from diptych.training.teachers import Teachers
+
+    captions = make_captions(options.images, options.size)
+    rows = np.random.default_rng(0).permutation(options.images)[: options.batch]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = []
+    for live in (True, False):
+        teachers = Teachers(image_size=options.size, live=live)
+        columns = teachers.columns(captions, device=device, cache_dir=cache, show_progress=False)
+        where = "live" if live else "from disk"
+        for name, column in ((IMAGE_TEACHER, "image"), (TEXT_TEACHER, "text")):
+            read = columns[name].rows
+            found.append((f"{column} teacher, {where}", timed(lambda read=read: read(rows), options.steps)))
+            if not live:
+                vectors = torch.from_numpy(read(rows)).to(device).float()
+                label = "similarity I2I" if column == "image" else "similarity T2T"
+                found.append((label, timed(lambda v=vectors: v @ v.T, options.steps)))
+    return found
+
+
+def timed(work: Callable[[], object], times: int) -> float:
+    """Median milliseconds."""
+    work()
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        taken.append(1000 * (time.perf_counter() - began))
+    return statistics.median(taken)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--dim", type=int, default=1024)
+    parser.add_argument("--size", type=int, default=224, help="pixels of a picture")
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--only", choices=list(ROWS), help="print the peak memory of one row")
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    if options.tiny:
+        options.steps, options.batch, options.dim, options.size, options.images = 2, 8, 16, 64, 12
+    if options.only:
+        only(options.only, options.cache, options)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder)
+        captions = make_captions(options.images, options.size)
+        runs = {name: Run(changes, captions, cache, options) for name, changes in ROWS.items()}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for turn in range(options.steps + 2):
+            for name, run in runs.items():
+                if turn < 2 or "live" not in name or turn < 5:  # live steps are long, and far from the limit
+                    taken = run.step()
+                    if turn >= 2:
+                        times[name].append(1000 * taken)
+        del runs
+        middle = {name: statistics.median(taken) for name, taken in times.items()}
+        print(f"{'step':24} {'ms':>8} {'beside the host':>16} {'peak MB':>9}")
+        for name, value in middle.items():
+            # of steps in the same turn, so that what slows the machine for a while slows both
+            ratio = statistics.median(a / b for a, b in zip(times[name], times["host"], strict=False))
+            memory = peak_memory(name, cache, options)
+            print(f"{name:24} {value:8.1f} {100 * (ratio - 1):+15.1f}% {memory:9.0f}")
+        print(f"\n{'module, one batch':24} {'ms':>8}")
+        for name, value in modules(cache, options):
+            print(f"{name:24} {value:8.2f}")
+        per_image = sum(path.stat().st_size for path in cache.glob("teacher-images-*.npy")) / options.images
+        per_text = sum(path.stat().st_size for path in cache.glob("teacher-texts-*.npy")) / (
+            2 * options.images
+        )
+        print(f"\ndisk: {per_image / 1024:.1f} kB per image, {per_text / 1024:.1f} kB per text")
+        warm = statistics.median(a / b for a, b in zip(times["+ CUSA, cached"], times["host"], strict=True))
+    if not options.tiny and 100 * (warm - 1) > LIMIT:
+        sys.exit(f"CUSA with a warm cache adds {100 * (warm - 1):.1f} %, more than {LIMIT} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""teach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from diptych.training.teachers import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
+
+
+@click.command()
+@click.argument("data")
+@click.option(
+    "--image_teacher", "--image-teacher", default="auto", show_default=True, help=IMAGE_TEACHER_HELP
+)
+@click.option("--text_teacher", "--text-teacher", default="minilm", show_default=True, help=TEXT_TEACHER_HELP)
+@click.option(
+    "--image_teacher_space",
+    "--image-teacher-space",
+    default="pooled",
+    show_default=True,
+    type=click.Choice(["pooled", "tokens"]),
+    help="the mean of the image teacher's cells, or all cells end to end",
+)
+@click.option(
+    "--teacher_projection",
+    "--teacher-projection",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="project teacher vectors to so many dimensions (0: none)",
+)
+@click.option(
+    "--image_size", "--image-size", default=224, show_default=True, help="pixels of the image teacher's input"
+)
+def teach(data: str, **options: Any) -> None:
+    """Compute the teacher vectors of a data set once (CUSA). Run again to go on after an interruption."""
+    from diptych.runs.teach import teach as run
+    from diptych.training.teachers import Teachers
+
+    teachers = Teachers(
+        options["image_teacher"],
+        options["text_teacher"],
+        space=options["image_teacher_space"],
+        project=options["teacher_projection"],
+        image_size=options["image_size"],
+    )
+    for taught in run(teachers, data):
+        click.echo(str(taught))

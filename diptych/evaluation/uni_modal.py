@@ -1,0 +1,137 @@
+"""Uni-modal retrieval: image ↔ image by class lists, and both modalities on ordinary image-text data."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych import named
+from diptych.data.captions import Captions
+from diptych.data.class_lists import ClassList, open_class_list
+from diptych.data.files import FileImages
+from diptych.data.prepared import Prepared
+from diptych.encoders.teachers import cache_text_vectors
+from diptych.evaluation.cards import Facts
+from diptych.evaluation.classes import class_recall
+from diptych.evaluation.correlation import neighbour_agreement
+from diptych.evaluation.metrics import KS
+from diptych.evaluation.report import Group, Layout
+from diptych.evaluation.views import uni_view
+from diptych.retriever import Retriever
+
+
+@dataclass(frozen=True)
+class ImageClasses:
+    """R@1 of class-based image retrieval on the lists of CUB, SOP, In-Shop or iNaturalist, and their mean."""
+
+    folders: Sequence[str | Path]
+
+    def __call__(
+        self, model: Retriever, data: Prepared | None = None, *, show_progress: bool = False
+    ) -> Group:
+        """The group ``image-classes``; ``data`` plays no part."""
+        view = uni_view(model)
+        lists = [open_class_list(folder) for folder in self.folders]
+        metrics: dict[str, float] = {}
+        rows: list[tuple[str, list[str]]] = []
+        for one in lists:
+            images = model.encode_image(_images(one.paths), view=view, show_progress=show_progress)
+            gallery = None
+            if one.gallery_paths is not None:
+                gallery = model.encode_image(
+                    _images(one.gallery_paths), view=view, show_progress=show_progress
+                )
+            found = class_recall(images, one.classes, gallery, one.gallery_classes)
+            metrics[f"{one.name}_image_to_image_recall@1"] = found[1]
+            rows.append((_described(one), [f"{one.name}_image_to_image_recall@1"]))
+        metrics["image_classes_average"] = float(np.mean(list(metrics.values())))
+        rows.append(("mean", ["image_classes_average"]))
+        return Group(
+            "image-classes",
+            metrics,
+            "image_classes_average",
+            Facts(
+                {"protocol": "image-classes", "data": ", ".join(_digest(one) for one in lists)},
+                {"vectors": "uni-modal heads" if view else "the towers' own", "model": model.fingerprint()},
+            ),
+            tables=(Layout(["image → image by class", "R@1"], rows),),
+        )
+
+
+@dataclass(frozen=True)
+class UniModal:
+    """Both modalities on image-text data, by the uni-modal heads (the towers' own vectors without them).
+
+    ============================  ==========================================================================
+    ``text_to_text_recall@K``     does a text find another text of its image among the first K other texts?
+    ``image_to_image_agreement``  do images order their neighbours as a text teacher orders their texts? Mean over
+                                  images of Spearman's ρ × 100 between the cosines of images and those of the
+                                  mean teacher vectors of their texts
+    ============================  ==========================================================================
+
+    The teacher's vectors are computed once and cached (``cache_dir``).
+    """
+
+    text_teacher: str = "minilm"
+    cache_dir: Path | None = None
+
+    def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
+        """The group ``uni-modal``."""
+        captions, view = data.captions, uni_view(model)
+        texts = model.encode_text(data.texts, view=view, show_progress=show_progress)
+        images = model.encode_image(captions.images, view=view, show_progress=show_progress)
+        recall = class_recall(texts, captions.image_of, ks=KS)
+        described = np.unique(captions.image_of)  # images that have a text
+        gold = self._gold(captions, model, show_progress)
+        metrics = {f"text_to_text_recall@{k}": value for k, value in recall.items()}
+        metrics["image_to_image_agreement"] = neighbour_agreement(images.numpy()[described], gold[described])
+        rows = [
+            ("text → text (same image)", [f"text_to_text_recall@{k}" for k in KS] + [""]),
+            (f"image → image (as {self.text_teacher})", [""] * len(KS) + ["image_to_image_agreement"]),
+        ]
+        return Group(
+            "uni-modal",
+            metrics,
+            "text_to_text_recall@1",
+            Facts(
+                {
+                    "protocol": "uni-modal",
+                    "split": "+".join(sorted(set(captions.splits))),
+                    "teacher": self.text_teacher,
+                    "data": captions.fingerprint(),
+                },
+                {"vectors": "uni-modal heads" if view else "the towers' own", "model": model.fingerprint()},
+            ),
+            tables=(Layout(["", *(f"R@{k}" for k in KS), "Spearman"], rows),),
+        )
+
+    def _gold(self, captions: Captions, model: Retriever, show_progress: bool) -> NDArray[np.float32]:
+        """The mean teacher vector of each image's texts, (N, E)."""
+        teacher = named.text_teacher(self.text_teacher)
+        teacher.encoder.to(model.device)
+        store = cache_text_vectors(teacher, captions.texts, self.cache_dir, show_progress=show_progress)
+        vectors = store.rows(np.arange(len(store))).astype(np.float32)
+        total = np.zeros((len(captions.images), vectors.shape[1]), dtype=np.float32)
+        np.add.at(total, captions.image_of, vectors)
+        return total
+
+
+def _images(paths: Sequence[Path]) -> FileImages:
+    return FileImages(Path(), [str(path) for path in paths])
+
+
+def _described(one: ClassList) -> str:
+    if one.gallery_paths is None:
+        return f"{one.name} ({len(one.paths):,} images, each against the others)"
+    return f"{one.name} ({len(one.paths):,} queries, gallery {len(one.gallery_paths):,})"
+
+
+def _digest(one: ClassList) -> str:
+    names = [path.name for path in (*one.paths, *(one.gallery_paths or ()))]
+    digest = hashlib.sha256("\0".join(names).encode() + one.classes.tobytes())
+    return f"{one.name} {digest.hexdigest()[:16]}"

@@ -1,0 +1,113 @@
+"""CUSA: soft labels of two uni-modal teachers on top of a host (Huang et al., AAAI 2024). What its hosts share.
+
+A host's recipe mixes ``SoftLabelSettings`` into its own settings, gives its retriever ``uni_modal_heads``, wraps its
+objective ``with_soft_labels`` and hands ``teachers`` to the method. With both weights 0 it is the host, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from diptych.branches.branch import Branch
+from diptych.branches.heads import UniModalHeads
+from diptych.objectives.combine import Sum
+from diptych.objectives.objective import Objective
+from diptych.objectives.soft_labels import UNI, CrossModalSoftLabels, UniModalSoftLabels
+from diptych.recipes.recipe import Row
+from diptych.settings import setting
+from diptych.training.teachers import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP, Teachers
+
+
+@dataclass(frozen=True)
+class SoftLabelSettings:
+    """α, β, temperatures and teachers, in the words of the paper where it has them."""
+
+    csa: float = setting(0.6, "weight α of the cross-modal soft labels (0: off)", low=0)
+    usa: float = setting(
+        0.75, "weight β of the uni-modal soft labels (0: off, without uni-modal heads)", low=0
+    )
+    soft_temperature: float = setting(
+        0.45, "temperature τ that CSA and USA start from and learn", low=0.1, high=0.99
+    )
+    teacher_temperature: float = setting(1.0, "temperature of the teachers' softmax, fixed", low=1e-3)
+    soft_mode: Literal["each", "add", "dot"] = setting(
+        "each", "what CSA follows: the teacher of the query, the mean of both, or the root of their product"
+    )
+    soft_divergence: Literal["kl", "ce"] = setting(
+        "kl", "KL divergence, or cross-entropy (the same gradient)"
+    )
+    image_teacher: str = setting("auto", IMAGE_TEACHER_HELP)
+    text_teacher: str = setting("minilm", TEXT_TEACHER_HELP)
+    image_teacher_space: Literal["pooled", "tokens"] = setting(
+        "pooled", "the teacher's vector: the mean of its cells, or all cells end to end (the paper)"
+    )
+    teacher_projection: int = setting(
+        0, "project teacher vectors to so many dimensions (2048; 0: none)", low=0
+    )
+    teacher_mode: Literal["cached", "live"] = setting(
+        "cached", "teacher vectors computed once and kept on disk, or in every step"
+    )
+
+    @property
+    def soft(self) -> bool:
+        """Whether a teacher is needed."""
+        return self.csa > 0 or self.usa > 0
+
+
+def uni_modal_heads(settings: SoftLabelSettings, dim: int, **options: object) -> dict[str, Branch]:
+    """The branch that USA trains, where USA is on; ``options`` are those of ``UniModalHeads``."""
+    return {UNI: UniModalHeads(dim, **options)} if settings.usa else {}  # type: ignore[arg-type]
+
+
+def with_soft_labels(hard: Objective, settings: SoftLabelSettings, scale: float = 1.0) -> Objective:
+    """L_hard + scale · (α L_CSA + β L_USA); the hard objective itself where both weights are 0.
+
+    α and β are quoted beside a hard loss that is a mean over queries (a hinge) or over all entries (InfoNCE). Beside
+    one that is B times as large, ``scale`` = B keeps their balance.
+    """
+    members: dict[str, tuple[Objective, float]] = {"hard": (hard, 1.0)}
+    if settings.csa:
+        members["csa"] = (
+            CrossModalSoftLabels(
+                settings.soft_temperature,
+                teacher_temperature=settings.teacher_temperature,
+                mode=settings.soft_mode,
+                divergence=settings.soft_divergence,
+            ),
+            scale * settings.csa,
+        )
+    if settings.usa:
+        members["usa"] = (
+            UniModalSoftLabels(
+                settings.soft_temperature,
+                teacher_temperature=settings.teacher_temperature,
+                divergence=settings.soft_divergence,
+            ),
+            scale * settings.usa,
+        )
+    return Sum(members) if settings.soft else hard
+
+
+def teachers(settings: SoftLabelSettings, image_size: int = 224) -> tuple[Teachers, ...]:
+    """The targets of the run; none where both weights are 0."""
+    if not settings.soft:
+        return ()
+    return (
+        Teachers(
+            settings.image_teacher,
+            settings.text_teacher,
+            live=settings.teacher_mode == "live",
+            space=settings.image_teacher_space,
+            project=settings.teacher_projection,
+            image_size=image_size,
+        ),
+    )
+
+
+def rows(published: Sequence[Mapping[str, float]] = ({}, {}, {}, {})) -> tuple[Row, ...]:
+    """base, + CSA, + USA, + CUSA, with the published numbers of each; the weights are the recipe's own."""
+    changes: tuple[dict[str, float], ...] = ({"csa": 0.0, "usa": 0.0}, {"usa": 0.0}, {"csa": 0.0}, {})
+    names = ("base", "+ CSA", "+ USA", "+ CUSA")
+    return tuple(Row(*row) for row in zip(names, changes, published, strict=True))

@@ -1,0 +1,108 @@
+"""CUSA's teachers as targets of a run: a vector for every training image and every training text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from diptych import named
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import Captions
+from diptych.data.columns import Column
+from diptych.encoders.published_teachers import read_vectors
+from diptych.encoders.teachers import (
+    ImageTeacher,
+    Space,
+    StoredTeacher,
+    cache_image_vectors,
+    cache_text_vectors,
+    live_image_vectors,
+    live_text_vectors,
+)
+from diptych.errors import SettingsError
+from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER
+
+IMAGE_TEACHER_HELP = (
+    "image teacher: lite0, hf:ID, timm:NAME, a model folder, stored (the mean of stored features), a file of "
+    "vectors, or auto: stored for stored features, lite0 for pictures"
+)
+TEXT_TEACHER_HELP = f"text teacher, the mean of its token states: {named.TEACHERS}"
+VECTOR_FILES = (".npy", ".pkl", ".pickle")
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """The columns ``teacher_image`` and ``teacher_text``.
+
+    With ``live`` the teachers look at every batch; else their vectors are computed once, kept as one float16 matrix
+    each in the cache folder, and shared by all processes and all later runs.
+    """
+
+    image: str = "auto"
+    text: str = "minilm"
+    live: bool = False
+    space: Space = "pooled"
+    project: int = 0
+    image_size: int = 224
+
+    def columns(
+        self,
+        captions: Captions,
+        *,
+        device: torch.device,
+        cache_dir: Path | None = None,
+        show_progress: bool = True,
+    ) -> dict[str, Column]:
+        """A vector per image and per text of ``captions``."""
+        images = self.image_vectors(captions, device=device, cache_dir=cache_dir, show_progress=show_progress)
+        texts = self.text_vectors(captions, device=device, cache_dir=cache_dir, show_progress=show_progress)
+        return {IMAGE_TEACHER: Column(images, "image"), TEXT_TEACHER: Column(texts, "text")}
+
+    def image_vectors(
+        self,
+        captions: Captions,
+        *,
+        device: torch.device,
+        cache_dir: Path | None = None,
+        show_progress: bool = True,
+    ) -> ArrayStore:
+        """(N, dim), a row per image."""
+        name = self.image
+        if name.endswith(VECTOR_FILES):
+            if self.live:
+                raise SettingsError(
+                    f"{name} holds vectors already: live teachers need a model, give its name."
+                )
+            return read_vectors(
+                name, captions.image_ids, cache_dir, project=self.project, show_progress=show_progress
+            )
+        stored = len(captions.images) > 0 and isinstance(captions.images[0], np.ndarray)
+        if name == "auto":
+            name = "stored" if stored else "lite0"
+        teacher: ImageTeacher | StoredTeacher
+        if name == "stored":
+            teacher = StoredTeacher(self.project)
+        else:
+            teacher = named.image_teacher(name, self.image_size, self.space, self.project)
+            teacher.backbone.to(device)
+        if self.live:
+            return live_image_vectors(teacher, captions.images)
+        return cache_image_vectors(teacher, captions.images, cache_dir, show_progress=show_progress)
+
+    def text_vectors(
+        self,
+        captions: Captions,
+        *,
+        device: torch.device,
+        cache_dir: Path | None = None,
+        show_progress: bool = True,
+    ) -> ArrayStore:
+        """(M, dim), a row per text."""
+        teacher = named.text_teacher(self.text, self.project)
+        teacher.encoder.to(device)
+        if self.live:
+            return live_text_vectors(teacher, captions.texts)
+        return cache_text_vectors(teacher, captions.texts, cache_dir, show_progress=show_progress)
