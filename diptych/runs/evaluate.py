@@ -74,9 +74,7 @@ def evaluate_runs(
             compute_precision=compute_precision,
             show_progress=show_progress,
         )
-        if output is not None:
-            report.save(output)
-        return report
+        return _saved(report, output)
     if protocol in downstream.PROTOCOLS:
         report = downstream.evaluate_downstream(
             runs,
