@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
+if TYPE_CHECKING:  # pictures are read ahead without torch too
+    import torch
 
 J = TypeVar("J")
 T = TypeVar("T")
@@ -28,7 +29,10 @@ def read_ahead(
         return
     if device is None or device.type != "cuda":
         executor = ThreadPoolExecutor(workers, "ahead")
-    else:  # a new thread would pin through GPU 0 and open a context on it, whichever GPU this process uses
+    else:
+        import torch
+
+        # a new thread would pin through GPU 0 and open a context on it, whichever GPU this process uses
         number = torch.cuda.current_device() if device.index is None else device.index
         executor = ThreadPoolExecutor(workers, "ahead", torch.cuda.set_device, (number,))
     ahead: deque[Future[T]] = deque()

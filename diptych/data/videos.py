@@ -66,6 +66,8 @@ class FrameImages:
     The video that was read last stays open: frames asked for in order are decoded once.
     """
 
+    sequential = True  # frames of a video are quickest one after the other
+
     def __init__(self, root: Path, names: Sequence[str], times: Sequence[float | None]) -> None:
         self.root, self.names, self.times = root, names, times
         self._keys: dict[str, str] = {}

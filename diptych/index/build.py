@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -15,28 +13,31 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from diptych.data.ahead import read_ahead
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.formats import open_captions
 from diptych.data.problems import Problems
 from diptych.data.video_files import is_video
 from diptych.errors import DataError, DiptychError, IndexFault, MissingExtra, SettingsError
-from diptych.index.collection_files import CollectionFiles
-from diptych.index.local_features import Local, LocalFeatures, features_place
+from diptych.index.collection_files import CollectionFiles, digest, metadata_of, own_name, plain_value
+from diptych.index.local_features import LocalFeatures, features_place
 from diptych.index.metadata import check_storable
 from diptych.index.opening import create_index, index_exists, open_index
+from diptych.index.overlap import Overlap, decoders
 from diptych.index.protocol import KINDS, Collection, Index, Item, Precision, Vectors
+from diptych.index.thumbnails import make_thumbnail
+from diptych.index.works import Read, Work, has_vector, reason_of
 from diptych.model import Model
 from diptych.progress import track
 
 APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of milliseconds on two cores
-CHUNK = 256  # images encoded and committed together: what a killed run may have to do again
-PIXELS = 64_000_000  # of decoded pictures in memory at once
+CHUNK = 256  # images committed together: a killed run may have to encode two chunks again
+PIXELS = 64_000_000  # of the decoded pictures of a batch; one is encoded while the next is read
 ABSENT = "it is named by the collection but not on disk."
 PREDICTED, SCORES = "predicted_labels", "label_scores"  # columns of the labels a model predicts
 SCORE_DIGITS = 4  # of a stored label score
 Labeller = Callable[..., Sequence[Mapping[str, float]]]
 """``predict_labels`` of a model: pictures to labels with their scores, best first."""
-THUMBNAIL = 256  # longest side of a stored thumbnail, in pixels
 
 
 @dataclass(slots=True)
@@ -151,18 +152,6 @@ def _discard_empty(place: str | Path) -> None:
             shutil.rmtree(Path(place).expanduser())
 
 
-@dataclass(slots=True)
-class _Work:
-    """An image and those of its ``count`` texts that are to be written; a vector is None until it is encoded."""
-
-    item: Item
-    picture: StoredImage | None
-    vector: Vectors | None
-    texts: list[Item]
-    count: int
-    local: Local | None = None
-
-
 class _Sync:
     """One run over one collection."""
 
@@ -183,35 +172,39 @@ class _Sync:
         self.further = [PREDICTED] if labeller else []  # columns whose values are known only after encoding
         self.texts_of = captions.texts_of()
         self.files = CollectionFiles(captions)
-        self.collection: Collection = index.collection(name or _own_name(captions), self.files.root)
+        self.collection: Collection = index.collection(name or own_name(captions), self.files.root)
         self.known = dict(index.contents(self.collection.number))
         self.known_images = {id for id, _ in index.contents(self.collection.number, "image")}
         self.seen: set[str] = set()
         self.built = Built()
 
     def run(self, show_progress: bool) -> Built:
-        waiting: list[_Work] = []
-        pending: list[_Work] = []  # of those waiting, the ones whose picture is in memory
+        """Images are read ahead in threads, encoded in another, and written in this one."""
+        rows = range(len(self.captions.images))
+        waiting: list[Work] = []
+        pending: list[Work] = []  # of those waiting, the ones whose picture is in memory
         pixels = 0
-        for row in track(range(len(self.captions.images)), "index", None, show_progress):
-            work = self.examine(row)
-            if work is None:
-                continue
-            waiting.append(work)
-            if work.picture is not None:
-                pending.append(work)
-                pixels += (
-                    work.picture.width * work.picture.height if isinstance(work.picture, Image.Image) else 0
-                )
-            if len(pending) >= self.batch_size or pixels >= PIXELS:
-                self.encode(pending)
-                pending, pixels = [], 0
-            if len(waiting) >= CHUNK:
-                self.encode(pending)
-                self.commit(waiting)
-                waiting, pending, pixels = [], [], 0
-        self.encode(pending)
-        self.commit(waiting)
+        with Overlap(self.encode, self.encode_texts, self.commit) as overlap:
+            ahead = read_ahead(rows, self.read, decoders(self.files.store))
+            for read in track(ahead, "index", len(rows), show_progress):
+                overlap.commit_if_ready()
+                work = self.examine(read)
+                if work is None:
+                    continue
+                waiting.append(work)
+                if work.picture is not None:
+                    pending.append(work)
+                    picture = work.picture
+                    pixels += picture.width * picture.height if isinstance(picture, Image.Image) else 0
+                if len(pending) >= self.batch_size or pixels >= PIXELS or len(waiting) >= CHUNK:
+                    overlap.encode(pending)
+                    pending, pixels = [], 0
+                if len(waiting) >= CHUNK:
+                    overlap.close_chunk(waiting)
+                    waiting = []
+            overlap.encode(pending)
+            overlap.close_chunk(waiting)
+            overlap.commit()
         if self.built.images == 0:  # a drive that is not there, say: no reason to forget what it had
             id, reason = self.built.skipped[0]
             raise DataError(
@@ -225,50 +218,70 @@ class _Sync:
         self.built.removed = len(self.known_images.intersection(gone))
         return self.built
 
-    def examine(self, row: int) -> _Work | None:
-        """What must be written for one image; None when it is in line already or cannot be read."""
-        id = self.name(str(self.captions.image_ids[row]))
-        lines = [self.captions.texts[n] for n in self.texts_of[row]]
-        metadata = _metadata(self.captions, row)
+    def read(self, row: int) -> Read:
+        """What a thread finds out of one image, without the index: whether it changed, and then its picture."""
+        read = Read(row, self.name(str(self.captions.image_ids[row])), metadata_of(self.captions, row))
+        read.lines = [self.captions.texts[n] for n in self.texts_of[row]]
         try:
-            check_storable(id, metadata)
-            "".join([id, *lines, json.dumps(metadata, default=_plain, ensure_ascii=False)]).encode()
-            before = self.known.get(id, "").rsplit("|", 1)[0]
+            check_storable(read.id, read.metadata)
+            written = json.dumps(read.metadata, default=plain_value, ensure_ascii=False)
+            "".join([read.id, *read.lines, written]).encode()
+            before = self.known.get(read.id, "").rsplit("|", 1)[0]
             key = self.files.key(row, before)
-            content = f"{key}|{_digest([lines, metadata, *self.further])}"
-            texts = [self.text(id, n, line, metadata) for n, line in enumerate(lines * self.with_texts)]
-            names = {id, *(text.id for text in texts)}
-            self.check_names(names)
-            changed = [text for text in texts if self.known.get(text.id) != text.content]
+            read.content = f"{key}|{digest([read.lines, read.metadata, *self.further])}"
+            read.texts = [
+                self.text(read.id, n, line, read.metadata)
+                for n, line in enumerate(read.lines * self.with_texts)
+            ]
             # a file that was only touched, or whose texts alone changed, keeps its vector
-            same = bool(before) and self.files.content(before) == self.files.content(key)
-            same = same and self.labeller is None  # labels are predicted from the picture
-            lacking = self.local is not None and self.stored.get(id) != content
-            same = same and not lacking
-            work = None
-            if self.known.get(id) != content or changed or lacking:
-                picture = None if same else self.captions.images[row]
+            read.same = bool(before) and self.files.content(before) == self.files.content(key)
+            read.same = read.same and self.labeller is None  # labels are predicted from the picture
+            read.lacking = self.local is not None and self.stored.get(read.id) != read.content
+            read.same = read.same and not read.lacking
+        except (UnicodeError, DataError, OSError) as error:
+            read.refused = reason_of(error)
+            return read
+        try:
+            if self.is_changed(read) and not read.same:
+                read.picture = self.captions.images[row]
+        except (UnicodeError, DataError, OSError) as error:
+            read.unread = reason_of(error)
+        return read
+
+    def is_changed(self, read: Read) -> bool:
+        """Whether something of an image must be written."""
+        own = self.known.get(read.id) != read.content
+        return own or read.lacking or any(self.known.get(text.id) != text.content for text in read.texts)
+
+    def examine(self, read: Read) -> Work | None:
+        """What must be written for one image; None when it is in line already or cannot be read."""
+        names = {read.id, *(text.id for text in read.texts)}
+        work = None
+        try:
+            if read.refused:
+                raise DataError(read.refused)
+            self.check_names(names)
+            if read.unread:
+                raise DataError(read.unread)
+            if self.is_changed(read):
                 item = Item(
-                    id=id,
-                    path=self.files.relative(row),
-                    text="\n".join(lines),
-                    metadata=metadata,
-                    content=content,
+                    id=read.id,
+                    path=self.files.relative(read.row),
+                    text="\n".join(read.lines),
+                    metadata=read.metadata,
+                    content=read.content,
                     collection=self.collection.number,
-                    thumbnail=self.thumbnail(id, row, picture),
+                    thumbnail=self.thumbnail(read.id, read.row, read.picture),
                 )
-                work = _Work(
-                    item, picture, self.index.vectors([id])[0] if same else None, changed, len(texts)
-                )
-        except UnicodeError:
-            self.skip(id, "its name, texts or metadata are not valid Unicode: rename the file, or mend them.")
-            return None
-        except (DataError, OSError) as error:
-            self.skip(id, str(error))
+                vector = self.index.vectors([read.id])[0] if read.same else None
+                changed = [text for text in read.texts if self.known.get(text.id) != text.content]
+                work = Work(item, read.picture, vector, changed, len(read.texts))
+        except (UnicodeError, DataError, OSError) as error:
+            self.skip(read.id, reason_of(error))
             return None
         self.seen |= names
         self.built.images += 1
-        self.built.texts += len(texts)
+        self.built.texts += len(read.texts)
         self.built.unchanged += work is None
         return work
 
@@ -284,7 +297,7 @@ class _Sync:
                 f"the index has another item of the id '{min(taken)}': index it into another place."
             )
 
-    def encode(self, pending: list[_Work]) -> None:
+    def encode(self, pending: list[Work]) -> None:
         """Turn pictures into vectors, and let go of them."""
         if not pending:
             return
@@ -305,15 +318,19 @@ class _Sync:
         for work, vector in zip(pending, np.asarray(rows, np.float32), strict=True):
             work.vector, work.picture = vector, None
 
-    def commit(self, waiting: list[_Work]) -> None:
-        """Encode the texts, then write images and texts in one transaction."""
+    def encode_texts(self, waiting: list[Work]) -> Vectors | None:
+        """Vectors of the texts that go with images that have one; None without such texts."""
+        texts = [text.text for work in waiting if has_vector(work) for text in work.texts]
+        return np.asarray(self.model.encode_text(texts), np.float32) if texts else None
+
+    def commit(self, waiting: list[Work], of_texts: Vectors | None) -> None:
+        """Write images and texts in one transaction."""
         works = [work for work in waiting if self.is_encoded(work)]
         if not works:
             return
         texts = [text for work in works for text in work.texts]
         rows = [work.vector for work in works if work.vector is not None]
-        if texts:
-            rows += list(np.asarray(self.model.encode_text([text.text for text in texts]), np.float32))
+        rows += [] if of_texts is None else list(of_texts)
         self.index.update([work.item for work in works] + texts, np.stack(rows))
         if self.local is not None:
             self.local.put((w.item.id, w.item.content, w.local) for w in works if w.local is not None)
@@ -321,9 +338,9 @@ class _Sync:
         self.built.updated += updated
         self.built.added += len(works) - updated
 
-    def is_encoded(self, work: _Work) -> bool:
+    def is_encoded(self, work: Work) -> bool:
         """Whether the model made numbers of an image; if not, it is skipped and leaves the index."""
-        if work.vector is not None and np.isfinite(work.vector).all():
+        if has_vector(work):
             return True
         id = work.item.id
         self.seen -= {id, *(f"{id}#text{n}" for n in range(work.count))}
@@ -348,7 +365,7 @@ class _Sync:
             text=line,
             image_id=image_id,
             metadata=metadata,
-            content=_digest([line, metadata, *self.further]),
+            content=digest([line, metadata, *self.further]),
             collection=self.collection.number,
         )
 
@@ -374,21 +391,6 @@ class _Absent(Problems):
         self.files += files
 
 
-def make_thumbnail(picture: Image.Image, side: int = THUMBNAIL) -> bytes:
-    """A JPEG of a picture, at most ``side`` pixels long."""
-    small = picture.convert("RGB")
-    small.thumbnail((side, side))
-    out = io.BytesIO()
-    small.save(out, "JPEG", quality=85)
-    return out.getvalue()
-
-
-def _own_name(captions: Captions) -> str:
-    """The name of a collection: where it lies, however that was written, else what it is called."""
-    place = Path(captions.name)
-    return str(place.resolve()) if place.exists() else captions.name
-
-
 def _check_precision(index: Index, precision: Precision | None) -> None:
     """Raise when vectors are wanted in another precision than an index has."""
     if precision is not None and index.info.precision != precision:
@@ -396,22 +398,3 @@ def _check_precision(index: Index, precision: Precision | None) -> None:
             f"{index.info.path} stores {index.info.precision} vectors, not {precision}: "
             "leave the precision out, or index into another place."
         )
-
-
-def _metadata(captions: Captions, row: int) -> Mapping[str, Any]:
-    metadata = {str(name): values[row] for name, values in captions.labels.items()}
-    metadata.setdefault("split", captions.splits[row])
-    return {name: None if _is_nan(value) else value for name, value in metadata.items()}
-
-
-def _digest(facts: Any) -> str:
-    return hashlib.blake2b(json.dumps(facts, default=_plain).encode(), digest_size=8).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    """A numpy value as JSON knows it; a value that JSON does not know is refused by the index, by name."""
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
-
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float | np.floating) and bool(np.isnan(value))

@@ -1,10 +1,15 @@
-"""The files behind a collection: where each lies, and a key that tells when one has changed."""
+"""The files and columns behind a collection: where each lies, and a key that tells when one has changed."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from diptych.data.captions import Captions, StoreRows
 
@@ -45,3 +50,30 @@ class CollectionFiles:
         stat = path.stat()
         start = f"{stat.st_size}:{stat.st_mtime_ns}:"
         return before if before.startswith(start) else start + self.captions.images.content_key(row)
+
+
+def own_name(captions: Captions) -> str:
+    """The name of a collection: where it lies, however that was written, else what it is called."""
+    place = Path(captions.name)
+    return str(place.resolve()) if place.exists() else captions.name
+
+
+def metadata_of(captions: Captions, row: int) -> Mapping[str, Any]:
+    """The columns of one image, its split among them; NaN is no value."""
+    metadata = {str(name): values[row] for name, values in captions.labels.items()}
+    metadata.setdefault("split", captions.splits[row])
+    return {name: None if _is_nan(value) else value for name, value in metadata.items()}
+
+
+def digest(facts: Any) -> str:
+    """16 hex digits of facts that JSON can write."""
+    return hashlib.blake2b(json.dumps(facts, default=plain_value).encode(), digest_size=8).hexdigest()
+
+
+def plain_value(value: Any) -> Any:
+    """A numpy value as JSON knows it; a value that JSON does not know is refused by the index, by name."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))

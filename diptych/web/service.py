@@ -17,12 +17,12 @@ from PIL import Image
 
 from diptych.errors import DataError, QueryError, SettingsError, Unavailable
 from diptych.index import deadline
-from diptych.index.build import make_thumbnail
 from diptych.index.cutoff import CHANCE
 from diptych.index.frames import one_per_video
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Query, Term, Vectors
 from diptych.index.query import parse_query
 from diptych.index.search import PairScorer, Searcher
+from diptych.index.thumbnails import make_thumbnail
 from diptych.model import Model
 from diptych.web import addresses
 from diptych.web.batching import BatchedIndex, BatchedModel, Traffic

@@ -16,9 +16,9 @@ from diptych.data.opening import MAX_PIXELS
 from diptych.data.video_files import is_video
 from diptych.errors import ImageError
 from diptych.index import deadline
-from diptych.index.build import THUMBNAIL, make_thumbnail
 from diptych.index.frames import frame_of
 from diptych.index.protocol import Index, Item
+from diptych.index.thumbnails import THUMBNAIL, make_thumbnail
 from diptych.web.addresses import download
 from diptych.web.limits import Limits
 

@@ -1,0 +1,54 @@
+"""An image on its way into an index: as it was read, and what is to be written of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from diptych.data.captions import StoredImage
+from diptych.index.local_features import Local
+from diptych.index.protocol import Item, Vectors
+
+
+@dataclass(slots=True)
+class Work:
+    """An image and those of its ``count`` texts that are to be written; a vector is None until it is encoded."""
+
+    item: Item
+    picture: StoredImage | None
+    vector: Vectors | None
+    texts: list[Item]
+    count: int
+    local: Local | None = None
+
+
+@dataclass(slots=True)
+class Read:
+    """One image as a thread found it; ``refused`` or ``unread`` say why it cannot be indexed."""
+
+    row: int
+    id: str
+    metadata: Mapping[str, Any]
+    lines: list[str] = field(default_factory=list)
+    content: str = ""
+    texts: list[Item] = field(default_factory=list)
+    same: bool = False  # the picture, whose vector stays
+    lacking: bool = False  # local features of it are to be stored
+    picture: StoredImage | None = None
+    refused: str = ""
+    unread: str = ""
+
+
+def has_vector(work: Work) -> bool:
+    """Whether the model made numbers of an image."""
+    return work.vector is not None and bool(np.isfinite(work.vector).all())
+
+
+def reason_of(error: Exception) -> str:
+    """Why an image cannot be indexed."""
+    if isinstance(error, UnicodeError):
+        return "its name, texts or metadata are not valid Unicode: rename the file, or mend them."
+    return str(error)
