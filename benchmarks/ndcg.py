@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from sys import path
 
@@ -78,11 +79,11 @@ def _summed(gains: NDArray[np.float32]) -> float:
     return total
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print one line per direction, the ratio of both together, and the memory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="500 images and 2,500 texts")
-    images = 500 if parser.parse_args().small else 5000
+    images = 500 if parser.parse_args(arguments).small else 5000
     labels, image, text = collection(images, 5, 80)
     text_labels = np.repeat(labels, 5, axis=0)
     scores = EmbeddingScores(image, text)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diptych.aggregators.labels import ClassScores, CommonLayer, CommonSpace, LabelHead
-from diptych.branches.labels import ContextPrediction, FrontView, LabelView
+from diptych.branches.labels import ContextPrediction, FrontView, LabelView, token_losses
 from diptych.data.label_vocabulary import Labels
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import PrecomputedGrid
@@ -265,6 +265,10 @@ def test_the_context_is_the_cross_entropy_of_what_stood_there():
                 total += math.log(sum(map(math.exp, logits))) - logits[int(target[row, place])]
                 count += 1
             assert rows[row].tolist() == pytest.approx([total, count], abs=1e-4)
+        known = states.chosen & (target >= 0)
+        both = [token_losses(head, states, known, target, whole) for whole in (True, False)]
+        assert torch.allclose(*both, atol=1e-5)
+        assert torch.allclose(both[0], rows, atol=1e-5)
     assert found.image[0].tolist() == [0, 0]
     assert found.text[:, 1].sum() > 0
     with pytest.raises(DataError, match="no 'region_classes': train with λ = 0"):

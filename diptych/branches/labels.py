@@ -146,9 +146,10 @@ class ContextPrediction(Branch):
             target = batch.targets[REGION_TARGET][
                 :, : regions.mask.shape[1]
             ]  # columns are as wide as the largest set
-            image = _losses(self.region, regions, regions.chosen & (target != UNKNOWN_CLASS), target)
+            known = regions.chosen & (target != UNKNOWN_CLASS)
+            image = token_losses(self.region, regions, known, target, whole=target.is_cuda)
         if words.chosen is not None and words.words is not None:
-            text = _losses(self.word, words, words.chosen, words.words)
+            text = token_losses(self.word, words, words.chosen, words.words, whole=words.chosen.is_cuda)
         return Embeddings(_or_none(image, seen.image), _or_none(text, seen.text))
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
@@ -168,13 +169,22 @@ def label_view(branches: Iterable[tuple[str, nn.Module]]) -> tuple[str, LabelVie
     raise SettingsError("this model predicts no labels: train one with labels, such as 'labelwise'.")
 
 
-def _losses(head: nn.Linear, states: TokenStates, chosen: Tensor, target: Tensor) -> Tensor:
-    """(B, 2): summed cross-entropy and number of the chosen tokens."""
-    valid = states.mask[..., None]
-    logits = head(states.values.masked_fill(~valid, 0)).float()  # (B, L, classes)
-    loss = F.cross_entropy(logits.transpose(1, 2), target.clamp_min(0), reduction="none")  # (B, L)
-    kept = chosen.to(loss.dtype)
-    return torch.stack([(loss * kept).sum(dim=1), kept.sum(dim=1)], dim=1)
+def token_losses(head: nn.Linear, states: TokenStates, chosen: Tensor, target: Tensor, whole: bool) -> Tensor:
+    """(B, 2): summed cross-entropy and number of the chosen tokens.
+
+    ``whole`` computes the logits of every token: shapes that do not depend on the draw, which a CUDA graph needs.
+    """
+    if whole:
+        logits = head(states.values.masked_fill(~states.mask[..., None], 0)).float()  # (B, L, classes)
+        loss = F.cross_entropy(logits.transpose(1, 2), target.clamp_min(0), reduction="none")  # (B, L)
+        sums = (loss * chosen).sum(dim=1)
+    else:
+        rows, places = chosen.nonzero(as_tuple=True)
+        loss = F.cross_entropy(
+            head(states.values[rows, places]).float(), target[rows, places], reduction="none"
+        )
+        sums = loss.new_zeros(len(chosen)).index_add(0, rows, loss)
+    return torch.stack([sums, chosen.sum(dim=1).to(sums.dtype)], dim=1)
 
 
 def _or_none(rows: Tensor | None, like: Tensor) -> Tensor:
