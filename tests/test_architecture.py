@@ -115,6 +115,12 @@ def test_no_import_cycle_inside_any_folder() -> None:
         visit(name, ())
 
 
+def test_reports_import_no_model_class() -> None:
+    models = ("retriever", "encoders", "aggregators", "branches", "interaction", "recipes", "twin", "named")
+    for path in (PACKAGE / "reports").glob("*.py"):
+        assert not imported_layers(path) & set(models), f"{path.name} imports a model"
+
+
 def test_recipe_names_stay_in_recipes() -> None:
     names = [
         "vse-infinity",

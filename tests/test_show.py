@@ -29,13 +29,13 @@ from diptych.reports.charts import (
     Space,
     drawn_images,
     flattened,
-    learned_poolings,
     picture_of_spaces,
     pooled_elements,
 )
 from diptych.reports.grids import Compared, chosen_queries
 from diptych.reports.page import comparison_page
 from diptych.retriever import Retriever
+from diptych.runs.poolings import learned_poolings
 from diptych.runs.show import model_at_start, show_pooling, show_space
 from diptych.runs.train import run_recipe
 from diptych.scores import MatrixScores

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diptych.aggregators import GPO, Generator
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.progress import track
 from diptych.reports.page import COLOURS
-from diptych.retriever import Retriever
 from diptych.scores import EmbeddingScores
 from diptych.storage import write_bytes
 
@@ -156,26 +154,6 @@ def picture_of_spaces(
     for handle in legend.legend_handles:
         handle.set_alpha(1)
     return figure
-
-
-def learned_poolings(name: str, retriever: Retriever, sizes: Sequence[int]) -> list[Pooling]:
-    """The coefficients of every GPO of a model whose weights depend on the size of a set alone.
-
-    Coefficients per dimension are averaged over the dimensions.
-    """
-    found = []
-    for path, module in retriever.named_modules():
-        if isinstance(module, GPO) and isinstance(module.generator, Generator):
-            theta = {}
-            with torch.no_grad():
-                for size in sizes:
-                    row = module.coefficients(torch.tensor([size], device=retriever.device), size)[
-                        0
-                    ]  # (size, K)
-                    theta[size] = row.mean(dim=1).double().cpu().numpy()
-            where = {"image.aggregator": "images", "text.aggregator": "texts"}.get(path)
-            found.append(Pooling(f"{name}, {where or path.replace('.', ' ').replace('_', ' ')}", theta))
-    return found
 
 
 def pooled_elements(theta: NDArray[np.float64]) -> float:

@@ -18,7 +18,6 @@ from diptych.reports.charts import (
     Space,
     check_output,
     drawn_images,
-    learned_poolings,
     picture_of_poolings,
     picture_of_spaces,
     pooled_elements,
@@ -28,6 +27,7 @@ from diptych.reports.grids import Compared, has_pictures
 from diptych.reports.page import Comparison, comparison_page
 from diptych.retriever import Retriever
 from diptych.runs.evaluate import views_of
+from diptych.runs.poolings import learned_poolings
 from diptych.runs.train import captions_fingerprint, resumed_settings, seed_everything, training_splits
 from diptych.scores import EmbeddingScores
 from diptych.storage import write_text
