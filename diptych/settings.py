@@ -52,13 +52,15 @@ class TrainingSettings:
     patience: int = setting(
         0, "stop after this many epochs without a better validation result (0: never)", low=0
     )
-    save_steps: int = setting(0, "also save the state every so many steps (0: at each epoch's end)", low=0)
+    save_steps: int = setting(
+        0, "save the state every N steps as well (0: only at the end of an epoch)", low=0
+    )
     log_steps: int = setting(20, "steps between two lines of the log", low=1)
     precision: Literal["no", "bf16", "fp16"] = setting("no", "mixed precision of the forward pass")
     compile: bool = setting(False, "compile the encoders with torch.compile")
     micro_batch: int = setting(
         0,
-        "encode a process's share of a batch in pieces of so many pairs, by gradient caching (0: whole)",
+        "encode a process's share of a batch in pieces of N pairs, by gradient caching (0: whole)",
         low=0,
     )
     cuda_graphs: bool = setting(False, "replay each training step as a CUDA graph (one GPU)")

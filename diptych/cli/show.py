@@ -30,7 +30,7 @@ def _on_data(command: Command) -> Command:
             default=0,
             show_default=True,
             type=click.IntRange(0, 2**32 - 1),
-            help="seed of what is drawn",
+            help="seed of the random choice of items",
         ),
     ]
     for option in reversed(options):
@@ -108,7 +108,11 @@ def pooling(runs: tuple[Path, ...], sizes: str, output: Path) -> None:
 @click.option("--count", default=3, show_default=True, type=click.IntRange(1), help="pictures")
 @click.option("--draws", default=2, show_default=True, type=click.IntRange(1), help="rows for each picture")
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="seed of what is drawn"
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 2**32 - 1),
+    help="seed of the random choice of items",
 )
 @_output("augmentation.png")
 def augmentation(data: str, output: Path, **options: Any) -> None:

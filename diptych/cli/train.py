@@ -94,7 +94,7 @@ for _recipe in RECIPES.values():
     "--rerank",
     default=0,
     type=click.IntRange(0),
-    help="let the pair scorers of --reranker judge the best so many of each query",
+    help="re-rank the top N of each query with the pair scorers of --reranker",
 )
 @click.option(
     "--reranker",

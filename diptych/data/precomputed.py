@@ -1,8 +1,8 @@
 """Precomputed features as SCAN, VSE∞ and CVSE share them: ``f30k_precomp``, ``coco_precomp``.
 
 ``{train,dev,test,testall}_ims.npy`` (M, 36, 2048) regions, or (M, D) one vector per image (vsepp: 4096 or
-2048); ``*_caps.txt`` one text per line, UTF-8; ``*_ids.txt`` one id per line, optional. The arrays are
-memory-mapped.
+2048); ``*_caps.txt`` one text per line, UTF-8; ``*_ids.txt`` one id per line, optional. The arrays stay
+on disk and are read row by row.
 
 * With k texts per image (five), M·k == texts means each image is stored once, M == texts that each is
   repeated k times; anything else is refused. Either way each image is one image of the result.

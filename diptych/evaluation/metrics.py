@@ -37,7 +37,7 @@ TIES: tuple[str, ...] = get_args(Ties)
 KS = (1, 5, 10)
 DIRECTIONS = ("image_to_text", "text_to_image")
 TILES = {"cpu": (512, 1024), "cuda": (4096, 8192)}  # images and texts of one tile, by device
-KEPT_BYTES = 256 * 2**20  # of the tiles that hold own pairs, kept between the two passes over them
+KEPT_BYTES = 256 * 2**20  # memory for cached tiles that contain matched pairs, between the two passes
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,13 @@ class Settings(TrainingSettings):
     pool_k: int = setting(2, "k of the kmax aggregator", low=1)
     gpo_sequence: Literal["bigru", "transformer", "mlp"] = setting("bigru", "sequence model of GPO (Table 3)")
     gpo_per_dimension: bool = setting(False, "coefficients per dimension (Table 7)")
-    gpo_data_dependent: bool = setting(False, "the features too go into the coefficient generator (Table 8)")
-    size_augmentation: Literal["both", "visual", "none"] = setting(
-        "both", "which sides lose elements (Table 2)"
+    gpo_data_dependent: bool = setting(
+        False, "feed the features into the coefficient generator as well (Table 8)"
     )
-    drop: float = setting(0.2, "Size Augmentation's rate", low=0, high=0.95)
+    size_augmentation: Literal["both", "visual", "none"] = setting(
+        "both", "sides whose elements are dropped at random while training (Table 2)"
+    )
+    drop: float = setting(0.2, "share of elements that Size Augmentation drops", low=0, high=0.95)
     info_nce_temperature: float = setting(
         0.07, "temperature InfoNCE starts from and learns", low=1e-3, high=1
     )

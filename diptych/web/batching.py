@@ -111,7 +111,7 @@ class Batcher:
             pass
 
     def _work_once(self) -> bool:
-        """One batch, nothing of which is held on to while the next is waited for; False once there is none."""
+        """Run one batch and release it before waiting for the next; False when there are no more jobs."""
         batch, going = self._collect()
         groups: dict[Hashable, list[Job]] = {}
         for job in batch:

@@ -81,7 +81,7 @@ class Database:
     def compact(self, statements: Iterable[Any]) -> None:
         """Run statements that want a table for themselves and no transaction around them (VACUUM FULL).
 
-        Whoever comes while one waits for its table waits behind it: after ``COMPACT_TURN`` it gives up.
+        Later clients queue behind a compaction that waits for its table, so it gives up after ``COMPACT_TURN``.
         """
         with self._translating():
             db, _ = self._borrow()
