@@ -20,7 +20,7 @@ from PIL import Image
 from diptych.data.formats import open_captions
 from diptych.index.build import index_collection
 from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.frames import Frame, frame_of, one_per_video
+from diptych.index.frames import Frame, frame_of, one_per_video, picture_of
 from diptych.index.protocol import Hit, Item
 from diptych.index.search import Searcher
 from diptych.recipes import RECIPES
@@ -121,6 +121,17 @@ def test_only_frames_count_as_frames() -> None:
     same = [Hit(Item(str(n), path="a.mp4", metadata={"time": n}, collection=n % 2), -n) for n in range(4)]
     pictures = [Hit(Item(f"p{n}", path="p.jpg"), 0) for n in range(2)]
     assert [hit.item.id for hit in one_per_video([*same, *pictures])] == ["0", "1", "p0", "p1"]
+
+
+def test_the_picture_of_an_item_is_its_frame_or_its_file(made: Path) -> None:
+    with EmbeddedIndex(made / "index") as index:
+        items = index.get(["day/a.mp4#t=2", "still.png"])
+        for item, colour in zip(items, ((0, 255, 0), (255, 0, 0)), strict=True):
+            assert item is not None
+            file = index.file(item)
+            assert file is not None
+            mean = np.asarray(picture_of(item, file), np.float64).reshape(-1, 3).mean(0)
+            assert np.abs(mean - colour).max() < 40
 
 
 def test_the_service_gives_times_and_opens_the_video(made: Path) -> None:

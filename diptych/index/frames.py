@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from diptych.data.video_files import is_video
+from diptych.data.video_files import Video, is_video
 from diptych.index.protocol import Hit, Item
+
+if TYPE_CHECKING:  # opening an index must not cost the memory of torch
+    from diptych.data.captions import StoredImage
 
 TIME = "time"  # the column of a frame's seconds
 
@@ -28,6 +33,17 @@ def frame_of(item: Item) -> Frame | None:
     if isinstance(time, bool) or not isinstance(time, int | float):
         return None
     return Frame(item.collection, item.path, float(time))
+
+
+def picture_of(item: Item, file: Path) -> StoredImage:
+    """The picture of an item from its file: the file itself, or the frame of a video at its time."""
+    frame = frame_of(item)
+    if frame is None:
+        from diptych.data.images import as_item
+
+        return as_item(file)
+    with Video(file) as video:
+        return video.frame(frame.time)
 
 
 def one_per_video(hits: Iterable[Hit]) -> list[Hit]:

@@ -12,6 +12,7 @@ import torch
 
 from diptych.data.images import as_item
 from diptych.errors import QueryError, SettingsError
+from diptych.index.frames import picture_of
 from diptych.index.local_features import LocalFeatures, features_place
 from diptych.index.protocol import Item, Query, Term
 from diptych.retriever import Retriever
@@ -105,7 +106,7 @@ def _local_features(
 ) -> Ragged:
     """The local features of images: the stored ones, and the others computed from their files."""
     known = dict(store.get(items)) if store is not None else {}
-    missing: list[tuple[str, Path]] = []
+    missing: list[tuple[Item, Path]] = []
     for item, file in zip(items, files, strict=True):
         if item.id in known:
             continue
@@ -114,10 +115,10 @@ def _local_features(
                 f"'{item.id}' has no stored local features, and no file to compute them from: index again with "
                 "--local_features."
             )
-        missing.append((item.id, file))
+        missing.append((item, file))
     if missing:
-        computed = model.encode_image_features([as_item(file) for _, file in missing]).split()
-        known |= {id: local.numpy() for (id, _), local in zip(missing, computed, strict=True)}
+        computed = model.encode_image_features([picture_of(*one) for one in missing]).split()
+        known |= {item.id: local.numpy() for (item, _), local in zip(missing, computed, strict=True)}
     sets = [torch.from_numpy(np.array(known[item.id])) for item in items]
     ends = torch.tensor([0, *(len(one) for one in sets)]).cumsum(0)
     return Ragged(torch.cat(sets), ends)
