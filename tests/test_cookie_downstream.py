@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from clips import colour_video
 from commands import diptych, refused
 from PIL import Image
 from small import WORDS, precomputed
@@ -253,6 +254,40 @@ def test_a_run_with_other_words_or_shape_is_refused(tmp_path: Path) -> None:
         "--dim=24", "--batch_size=12",
     )  # fmt: skip
     assert "is another architecture" in said
+
+
+def test_own_videos_become_frame_features_that_train(tmp_path: Path) -> None:
+    films = tmp_path / "films"
+    names = {"red": "red", "lime": "green", "blue": "blue", "white": "white"}
+    for n, colour in enumerate([*names, *names, *names]):
+        split = "val" if n >= 8 else "train"
+        colour_video(films / split / f"c{n}.mp4", [colour, "black"])
+        (films / split / f"c{n}.txt").write_text(f"a {names[colour]} film\nit is {names[colour]}\n")
+    (films / "train" / "broken.mp4").write_bytes(b"no")
+    out = tmp_path / "features"
+    said = diptych("extract", films, "--frames", "--image_size", 32, "--output_dir", out).stdout
+    assert "12 videos, 24 frames (0 were there already)" in said
+    assert "skipped train/broken.mp4: " in said
+    captions = open_captions(out)
+    assert len(captions.images) == 12
+    assert captions.texts[0] == "a red film"
+    assert sorted(set(captions.splits)) == ["train", "val"]
+    assert np.asarray(captions.images[0]).shape == (2, 1280)
+    before = (out / "features" / "train__c0.mp4.npy").read_bytes()
+    colour_video(films / "train" / "c1.mp4", ["blue"] * 3)
+    (out / "features" / "train__c2.mp4.key").unlink()  # as after an interruption
+    said = diptych("extract", films, "--frames", "--image_size", 32, "--output_dir", out).stdout
+    assert "12 videos, 25 frames (10 were there already)" in said
+    assert (out / "features" / "train__c0.mp4.npy").read_bytes() == before
+    run = tmp_path / "run"
+    diptych(
+        "train", "cookie-video", "--data", out, "--output_dir", run, *SMALL, "--batch_size=8", "--epochs=2"
+    )
+    assert "different texts" in diptych("evaluate", run, "--protocol", "video", "--bootstrap", 0).stdout
+    (tmp_path / "stills").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "stills" / "a.png")
+    said = refused("extract", tmp_path / "stills", "--frames", "--output_dir", tmp_path / "no")
+    assert "holds no videos: leave --frames out" in said
 
 
 @pytest.mark.parametrize("name", ["vse-infinity-video", "vse-plus-plus-video"])

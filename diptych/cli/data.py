@@ -49,6 +49,7 @@ def formats() -> None:
 @click.option(
     "--batch_size", "--batch-size", type=click.IntRange(1), help="pictures at a time (default: by device)"
 )
+@click.option("--frames", is_flag=True, help="one set of frame vectors per video, for video recipes")
 @device_flags
 def extract(
     path: str,
@@ -56,6 +57,7 @@ def extract(
     backbone: str,
     image_size: int,
     batch_size: int | None,
+    frames: bool,
     device: str,
     compute_precision: str,
 ) -> None:
@@ -64,13 +66,15 @@ def extract(
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
     from diptych.devices import autocast, check_precision, pick_device
-    from diptych.encoders.extract import extract as run
+    from diptych.encoders.extract import extract as extract_grid
+    from diptych.encoders.extract_frames import extract_frames
 
     place = pick_device(device)
     check_precision(compute_precision, place)
     network = named.backbone(backbone, image_size).to(place)
     say_device(place)
     with autocast(place, compute_precision):
+        run = extract_frames if frames else extract_grid
         report = run(
             open_captions(path),
             network,
