@@ -336,3 +336,21 @@ def test_refined_scores_rank_as_in_full_precision(
     changed = refined != rough
     torch.testing.assert_close(refined[changed], expected[changed], rtol=0, atol=1e-5)
     assert int(changed.sum()) < refined.numel()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU")
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_equal_the_plain_operations(kind: type[SimilarityScorer], half: torch.dtype) -> None:
+    torch.manual_seed(0)
+    scorer: Any = kind(64, 64).cuda().eval()  # type: ignore[call-arg]
+    sizes = torch.randint(1, 20, (40,))
+    mask = torch.arange(21) <= sizes[:, None]
+    texts = Features(F.normalize(torch.randn(40, 21, 64), dim=-1), mask).to("cuda")
+    images = Features.whole(F.normalize(torch.randn(30, 37, 64), dim=-1)).to("cuda")
+    images.mask[3, -5:] = False
+    with torch.inference_mode():
+        expected = scorer(images, texts)
+        with torch.autocast("cuda", half):
+            found = scorer(images, texts)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-3 if half == torch.float16 else 1e-2)
