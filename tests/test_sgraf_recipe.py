@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from commands import diptych, refused
 from small import precomputed
 
@@ -18,6 +19,7 @@ from diptych.errors import SettingsError
 from diptych.recipes import RECIPES
 from diptych.retriever import Retriever
 from diptych.runs.train import training_splits
+from diptych.types import Batch
 
 FLAGS = ["--dim", 16, "--similarity_dim", 8, "--batch_size", 12, "--min_count", 1, "--word_dim", 8]
 
@@ -130,3 +132,48 @@ def test_speed_is_drawn_for_dual_encoders_pair_scorers_and_both(
     flags = ["--most", 1000, "--count", 6, "--patience", 1e-9, "--output", tmp_path / "quick.svg"]
     assert "extrapolated" in diptych("show", "speed", quick, *flags).stdout
     assert "let its name end in" in refused("show", "speed", quick, "--output", tmp_path / "speed.txt")
+
+
+@pytest.mark.parametrize("kind", ["sgr", "saf"])
+def test_soft_labels_reach_the_scorer_and_the_heads(kind: str, data: Path) -> None:
+    captions = training_splits(open_captions(str(data)))[0]
+    recipe = RECIPES[f"cusa-{kind}"]
+    settings: Any = recipe.settings(dim=16, similarity_dim=8, min_count=1, word_dim=8)  # type: ignore[call-arg]
+    assert (settings.csa, settings.usa) == ({"sgr": 0.6, "saf": 1.0}[kind], 0.75)
+    assert settings.learning_rate * settings.final_factor == pytest.approx(1e-5)
+    method = recipe.build(settings, captions)
+    retriever = method.retriever.train()
+    batch = Batch(
+        retriever.image_input([captions.images[row] for row in range(6)]),
+        retriever.text_input.prepare(captions.texts[:30:5]).collate(range(6)),
+        torch.arange(6),
+        torch.arange(0, 30, 5),
+        {"teacher_image": torch.randn(6, 5), "teacher_text": torch.randn(6, 5)},
+    )
+    seen = retriever(batch)
+    assert seen.scores.shape == (6, 6)
+    # the heads read the global vectors
+    torch.testing.assert_close(
+        seen.views["uni"].image,
+        F.normalize(retriever.branches["uni"].image_head(seen.image), dim=1),
+        rtol=0,
+        atol=1e-5,
+    )
+    terms = method.objective(seen, batch)
+    soft = {name: value for name, value in terms.items() if "sa" in name}
+    assert len(soft) == 2
+    for value, reached in zip(soft.values(), ("scorer", "branches"), strict=True):
+        retriever.zero_grad()
+        value.backward(retain_graph=True)
+        moved = {
+            name.split(".")[0]
+            for name, p in retriever.named_parameters()
+            if p.grad is not None and p.grad.any()
+        }
+        assert reached in moved
+        assert {"scorer", "branches"} - moved == {"scorer", "branches"} - {reached}
+    bare = recipe.build(
+        recipe.settings(dim=16, similarity_dim=8, min_count=1, word_dim=8, csa=0.0, usa=0.0), captions
+    )  # type: ignore[call-arg]
+    assert not bare.targets
+    assert not bare.retriever.branches

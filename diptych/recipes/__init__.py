@@ -9,6 +9,7 @@ from diptych.recipes import (
     cookie_hash,
     cookie_match,
     cookie_video,
+    cusa_sgraf,
     cusa_vse_infinity,
     fusion,
     labelwise,
@@ -38,5 +39,7 @@ RECIPES: dict[str, Recipe] = {
         clip.RECIPE,
         fusion.RECIPE,
         cusa_vse_infinity.RECIPE,
+        cusa_sgraf.SGR_RECIPE,
+        cusa_sgraf.SAF_RECIPE,
     )
 }
