@@ -126,7 +126,8 @@ class PairScores:
         precision: str = "no",
         encode_seconds: tuple[float, float] | None = None,
     ) -> None:
-        self.scorer, self.images, self.texts = scorer, images, texts
+        # on a GPU the features of a collection are sent once, not with every tile
+        self.scorer, self.images, self.texts = scorer, images.near(device), texts.near(device)
         self.device, self.precision, self.encode_seconds = device, precision, encode_seconds
         self.kind = scorer.kind
 

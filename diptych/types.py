@@ -77,17 +77,26 @@ class Ragged:
         return len(self.bounds) - 1
 
     def take(self, rows: Tensor) -> Features:
-        """Some of the sets as a padded batch, in float32."""
+        """Some of the sets as a padded batch, in float32, where the values are."""
         starts, sizes = self.bounds[:-1][rows], (self.bounds[1:] - self.bounds[:-1])[rows]
         places = torch.arange(int(sizes.max()) if len(sizes) else 0)
         mask = places[None] < sizes[:, None]  # (B, L)
         at = torch.where(mask, starts[:, None] + places[None], 0)
-        return Features(self.values[at].float(), mask)
+        device = self.values.device
+        return Features(self.values[at.to(device)].float(), mask.to(device))
 
     def split(self) -> list[Tensor]:
         """Each set alone, (L, D)."""
         sizes: list[int] = (self.bounds[1:] - self.bounds[:-1]).tolist()
         return list(torch.split(self.values, sizes))
+
+    def near(self, device: torch.device, share: float = 0.25) -> Ragged:
+        """The same sets with their values on a GPU, where they take no more than a share of its free memory."""
+        if device.type != "cuda":
+            return self
+        free, _ = torch.cuda.mem_get_info(device)
+        fits = self.values.numel() * self.values.element_size() <= share * free
+        return Ragged(self.values.to(device), self.bounds) if fits else self
 
     def permuted(self, order: Tensor) -> Ragged:
         """The same sets in another order: set i becomes the old set ``order[i]``."""
