@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from encoding_help import ids, lengths, rebuilt, tiny_bert
 from torch import Tensor, nn
 
 from diptych.encoders.backbone import Backbone
@@ -17,43 +17,14 @@ from diptych.encoders.lite0 import Lite0
 from diptych.encoders.regions import MaskedBatchNorm, Regions
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, SettingsError
-from diptych.parts import describe, rebuild
 from diptych.types import Features
 
 SIZE = 64  # of the pictures in these tests
 
 
-def lengths(*sizes: int, longest: int | None = None) -> Tensor:
-    return torch.arange(longest or max(sizes)) < torch.tensor(sizes)[:, None]
-
-
-def ids(*sizes: int, longest: int | None = None, vocabulary: int = 50) -> Features:
-    mask = lengths(*sizes, longest=longest)
-    return Features(torch.randint(4, vocabulary, mask.shape) * mask, mask)
-
-
-def rebuilt(module: nn.Module, folder: Path) -> nn.Module:
-    """What a saved model does: the description through JSON, then the weights, strictly."""
-    config = json.loads(json.dumps(describe(module, folder)))
-    made: nn.Module = rebuild(config, folder)
-    made.load_state_dict(module.state_dict(), strict=True)
-    return made.train(module.training)
-
-
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import BertConfig, BertModel
-
-    from diptych.encoders.pretrained import quiet
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("bert")
-    config = BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8
-    )
-    with quiet():
-        BertModel(config).save_pretrained(folder)
-    return folder
+    return tiny_bert(tmp_path_factory.mktemp("bert"))
 
 
 # ----------------------------------------------------------------------------------------- size augmentation

@@ -16,8 +16,7 @@ from diptych.data.draft import Draft, Empty
 from diptych.data.files import head, read_json
 from diptych.data.problems import Problems
 from diptych.data.rows import IMAGE_COLUMNS, Columns, Row, add_rows, with_files
-from diptych.data.splits import UNSPLIT, split_in_name
-from diptych.errors import DataError
+from diptych.data.splits import UNSPLIT, split_of_each
 
 _OPENING = re.compile(r"\s*\[\s*\{.*?\"(?:" + "|".join(IMAGE_COLUMNS) + r")\"\s*:", re.DOTALL)
 
@@ -44,10 +43,7 @@ def read(
     """Read JSON lists; ``images`` is the folder of their images, found beside them if not given."""
     problems = problems or Problems()
     files = lists(path)
-    splits = [split_in_name(file.stem) for file in files]
-    if len(files) > 1 and (None in splits or len(set(splits)) < len(files)):
-        names = ", ".join(file.name for file in files)
-        raise DataError(f"{path} holds several lists ({names}): keep one per split, or pass the path of one.")
+    splits = split_of_each(path, files, "lists")
     rows: list[Row] = []
     for file, split in zip(files, splits, strict=True):
         entries = read_json(file, problems)

@@ -20,8 +20,7 @@ from diptych.data.draft import Draft, Empty
 from diptych.data.files import head, read_lines
 from diptych.data.problems import Problems
 from diptych.data.rows import KNOWN_COLUMNS, Columns, Row, add_rows, with_files
-from diptych.data.splits import UNSPLIT, split_in_name
-from diptych.errors import DataError
+from diptych.data.splits import UNSPLIT, split_of_each
 from diptych.storage import parse_json
 
 DELIMITERS = ("\t", ",", ";", "|")
@@ -44,10 +43,7 @@ def read(
     """Read a manifest; ``images`` is the folder of its images, found beside it if not given."""
     problems = problems or Problems()
     files = manifests(path)
-    splits = [split_in_name(file.stem) for file in files]
-    if len(files) > 1 and (None in splits or len(set(splits)) < len(files)):
-        names = ", ".join(file.name for file in files)
-        raise DataError(f"{path} holds several manifests ({names}): pass the path of the one to read.")
+    splits = split_of_each(path, files, "manifests")
     draft = Draft(str(path), problems, empty)
     rows = [
         row

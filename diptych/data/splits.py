@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from diptych.errors import DataError
 
 SPLIT_NAMES = {
     "train": "train",
@@ -35,6 +39,17 @@ def split_in_name(name: str) -> str | None:
     """The split a file or folder is named after: ``flickr30k_train.json`` and ``val-0001.tar`` name one."""
     words = [SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_NAMES]
     return words[0] if words else None
+
+
+def split_of_each(path: Path, files: Sequence[Path], what: str) -> list[str | None]:
+    """The split that each of several files is named after; two files that cannot be told apart are refused."""
+    splits = [split_in_name(file.stem) for file in files]
+    if len(files) > 1 and (None in splits or len(set(splits)) < len(files)):
+        names = ", ".join(file.name for file in files)
+        raise DataError(
+            f"{path} holds several {what} ({names}): keep one per split, or pass the path of the one to read."
+        )
+    return splits
 
 
 def split_by_hash(key: str, val: float, test: float) -> str:

@@ -72,7 +72,25 @@ class TextInput(ABC):
         return self.read(texts).collate(range(len(texts)))
 
 
-class TokenTexts:
+class FlatTexts:
+    """Many texts end to end in flat arrays: text i lies from ``offsets[i]`` to ``offsets[i + 1]``."""
+
+    offsets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def size(self, index: int) -> int:
+        """Tokens of one text, specials included."""
+        return int(self.offsets[index + 1] - self.offsets[index])
+
+    def runs(self, rows: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where some texts begin, and how long they are."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        return self.offsets[chosen], self.offsets[chosen + 1] - self.offsets[chosen]
+
+
+class TokenTexts(FlatTexts):
     """Token ids of many texts in flat arrays: text i is ``ids[offsets[i]:offsets[i+1]]``.
 
     ``words`` numbers the words of each text, so that the pieces of one word are augmented together, with −1
@@ -92,35 +110,26 @@ class TokenTexts:
         self.ids, self.words, self.offsets = ids, words, offsets
         self.pad_id, self.augmentation, self.pad_to_multiple = pad_id, augmentation, pad_to_multiple
 
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def size(self, index: int) -> int:
-        """Tokens of one text, specials included."""
-        return int(self.offsets[index + 1] - self.offsets[index])
-
     def augmented(self, augmentation: WordAugmentation | None) -> TokenTexts:
         """The same texts with another augmentation; the arrays are shared."""
         return TokenTexts(self.ids, self.words, self.offsets, self.pad_id, augmentation, self.pad_to_multiple)
 
     def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
         """Token ids (B, W) int64 of some texts; ``rng`` given = words augmented before padding."""
-        chosen = np.asarray(rows, dtype=np.int64)
-        starts = self.offsets[chosen]
-        sizes = self.offsets[chosen + 1] - starts
+        starts, sizes = self.runs(rows)
         where = flat_index(starts, sizes)
         ids = self.ids[where].astype(np.int64)
-        row_of = np.repeat(np.arange(len(chosen)), sizes)
+        row_of = np.repeat(np.arange(len(starts)), sizes)
         if rng is not None and self.augmentation is not None:
             ids, row_of = self.augmentation(ids, self.words[where].astype(np.int64), row_of, rng)
-            sizes = np.bincount(row_of, minlength=len(chosen))
+            sizes = np.bincount(row_of, minlength=len(starts))
         mask = _mask(sizes, self.pad_to_multiple)
         values = np.full(mask.shape, self.pad_id, dtype=np.int64)
         values[mask] = ids  # both are in row order
         return Features(torch.from_numpy(values), torch.from_numpy(mask))
 
 
-class CachedTexts:
+class CachedTexts(FlatTexts):
     """Token states of a frozen transformer: text i is ``states[offsets[i]:offsets[i+1]]``, (W_i, H).
 
     ``states`` (total, H), float16 or float32, may be an array, a memory map, or a ``ArrayStore`` of an
@@ -142,18 +151,9 @@ class CachedTexts:
                 "the cache is incomplete, delete it and run again."
             )
 
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def size(self, index: int) -> int:
-        """Tokens of one text, specials included."""
-        return int(self.offsets[index + 1] - self.offsets[index])
-
     def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
         """States (B, W, H) float32; ``rng`` changes nothing, since the encoder drops cached words by mask."""
-        chosen = np.asarray(rows, dtype=np.int64)
-        starts = self.offsets[chosen]
-        sizes = self.offsets[chosen + 1] - starts
+        starts, sizes = self.runs(rows)
         mask = _mask(sizes, self.pad_to_multiple)
         values = np.zeros((*mask.shape, self.states.shape[1]), dtype=np.float32)
         values[mask] = self.states.spans(starts, sizes)
