@@ -12,6 +12,10 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test browser lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
+# Half an hour of hostile input for every reader, model folder, index file, route and parser; see SECURITY.md.
+attack: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/attack/watch.py --minutes 30
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -391,16 +391,3 @@ def test_a_service_does_not_write_into_an_index_of_another_model(tmp_path: Path)
     EmbeddedIndex.create(tmp_path / "i", model.dim, model="other", fingerprint="f00d").close()
     with pytest.raises(IndexFault, match=r"made with the model 'other' \(fingerprint f00d\)"):
         _writer(tmp_path / "i", model)
-
-
-def test_an_index_without_an_id_keeps_working(index: EmbeddedIndex) -> None:
-    with index._store.writing() as db:
-        assert db.execute("DELETE FROM meta WHERE key = 'id'").rowcount == 1
-    index.close()
-    with EmbeddedIndex.open(index.path, writable=True) as again:
-        again.add(items(5, 50), rows(5, seed=2))
-        assert len(again) == 55
-        with again._store.writing() as db:  # of another moment, and so another index
-            db.execute("UPDATE meta SET value = '2001-01-01T00:00:00+00:00' WHERE key = 'created'")
-        with pytest.raises(IndexFault, match="was replaced"):
-            again.count()

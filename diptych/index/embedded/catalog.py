@@ -61,6 +61,7 @@ class Catalog:
     def __init__(self, folder: Path, writable: bool) -> None:
         self.folder, self.path = folder, folder / FILE
         check_present(folder)
+        checksums.check_length(self.path)
         self._file = _identity(self.path)
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()

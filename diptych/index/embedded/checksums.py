@@ -36,6 +36,23 @@ def damaged(folder: Path, what: str = "its catalog") -> IndexFault:
     )
 
 
+def check_length(path: Path) -> None:
+    """Raise when a database that nobody writes is shorter than its first page says: SQLite fills up with zeros."""
+    log = path.with_name(path.name + "-wal")
+    if log.exists() and log.stat().st_size:
+        return
+    with path.open("rb") as file:
+        head = file.read(100)
+        size = file.seek(0, 2)
+    page = int.from_bytes(head[16:18], "big")
+    page = 65_536 if page == 1 else page
+    if len(head) == 100 and head[24:28] == head[92:96] and size < page * int.from_bytes(head[28:32], "big"):
+        raise IndexFault(
+            f"{path} is damaged or half copied (it has only {size} bytes): copy the whole index again, or index the "
+            "collection anew."
+        )
+
+
 def sum_of(slot: int, *fields: object) -> int:
     """The checksum of some fields of the item at a slot."""
     data = "\x1f".join(map(str, fields)).encode("utf-8", "surrogatepass")

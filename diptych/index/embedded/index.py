@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from diptych.index.embedded import catalog, known_columns, writing
+from diptych.index.embedded import catalog, checksums, known_columns, writing
 from diptych.index.embedded.approximate import Graphs, is_codes, is_stale
 from diptych.index.embedded.columns import Columns
 from diptych.index.embedded.scan import fetch, scan
@@ -229,9 +229,8 @@ class EmbeddedIndex(Engine):
         def read(state: State, db: Any) -> Hits:
             chosen = None if filter is None else self._columns.select(state, db, filter, kind)
             found = self._words.best(state, db, text, k, kind, chosen)
-            items = catalog.items_at(db, [slot for slot, _ in found])
-            pairs = zip(items, found, strict=True)
-            return Hits(tuple(Hit(item, score) for item, (_, score) in pairs if item is not None))
+            items = self._items(db, [slot for slot, _ in found])
+            return Hits(tuple(Hit(item, score) for item, (_, score) in zip(items, found, strict=True)))
 
         return self._read(read)
 
@@ -259,7 +258,7 @@ class EmbeddedIndex(Engine):
 
         def read(state: State, db: Any) -> list[Item]:
             slots = self._spread(state, db, kind, filter, size)
-            return [item for item in catalog.items_at(db, slots.tolist()) if item is not None]
+            return self._items(db, slots.tolist())
 
         return self._read(read)
 
@@ -281,9 +280,9 @@ class EmbeddedIndex(Engine):
             scores, first, second = best_pairs(
                 slots, lambda some: fetch(segments, self._layout, some), threshold, limit, show_progress
             )
-            items = catalog.items_at(db, [*first.tolist(), *second.tolist()])
+            items = self._items(db, [*first.tolist(), *second.tolist()])
             pairs = zip(items[: len(first)], items[len(first) :], scores.tolist(), strict=True)
-            return [Pair(a, b, score) for a, b, score in pairs if a is not None and b is not None]
+            return [Pair(a, b, score) for a, b, score in pairs]
 
         return self._read(read)
 
@@ -334,6 +333,13 @@ class EmbeddedIndex(Engine):
         of_texts = [s.number for s in state.of_kind("text")]
         texts = np.isin(slots >> ROW_BITS, of_texts) if of_texts else np.zeros(len(slots), bool)
         best = np.lexsort((slots, texts, -scores))[:k]
-        items = catalog.items_at(db, slots[best].tolist())
+        items = self._items(db, slots[best].tolist())
         pairs = zip(items, scores[best].tolist(), strict=True)
-        return Hits(tuple(Hit(item, score) for item, score in pairs if item is not None), exact)
+        return Hits(tuple(Hit(item, score) for item, score in pairs), exact)
+
+    def _items(self, db: Any, slots: Sequence[int]) -> list[Item]:
+        """The items at live slots of this moment: each has one, or the catalog has lost it."""
+        found = catalog.items_at(db, slots)
+        if any(item is None for item in found):
+            raise checksums.damaged(self.path)
+        return cast(list[Item], found)

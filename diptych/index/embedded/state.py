@@ -110,7 +110,7 @@ def load_state(
     """
     keys = "('generation', 'epoch', 'id', 'created', 'dead_sum', 'digest')"
     facts = dict(db.execute(f"SELECT key, value FROM meta WHERE key IN {keys}").fetchall())
-    if facts["id"] != id:
+    if facts.get("id") != id:
         raise replaced(folder)
     if before is not None and str(before.generation) == facts["generation"]:
         return before

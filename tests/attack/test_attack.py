@@ -1,0 +1,68 @@
+"""A small budget of the standing attacker: every target, a few inputs each. The long one is ``make attack``."""
+
+from __future__ import annotations
+
+import resource
+import time
+import warnings
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from targets import CLOSING, FILTER, TARGETS, attacked
+
+from diptych.errors import QueryError
+from diptych.index.filters import matches, parse_filter
+from diptych.index.query import parse_query
+
+INPUTS = {
+    "filters": 300,
+    "like": 300,
+    "queries": 300,
+    "pickles": 300,
+    "pictures": 150,
+    "runs": 60,
+    "readers": 60,
+}
+FEW = 20  # of the others
+SECONDS = 5.0
+GROWTH = 500_000  # kilobytes
+
+
+@pytest.mark.filterwarnings("ignore")  # of the libraries that read damaged files
+@pytest.mark.parametrize(
+    "name", sorted(set(TARGETS) - {"tables"})
+)  # a table may end this process, if it must be
+def test_a_few_inputs(name: str, tmp_path: Path) -> None:
+    warnings.simplefilter("ignore")
+    with CLOSING:
+        attack = TARGETS[name](tmp_path)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for number in range(INPUTS.get(name, FEW)):
+            start = time.monotonic()
+            attacked(attack, Random(f"{name} {number}"))
+            assert time.monotonic() - start < SECONDS, number
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < GROWTH
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(FILTER), st.text(max_size=8)), max_size=20))
+def test_any_filter_is_read_or_refused(pieces: list[str]) -> None:
+    text = " ".join(pieces)
+    try:
+        tree = parse_filter(text)
+    except QueryError as error:
+        assert error.position is None or 0 <= error.position <= len(text)  # noqa: PT017
+        return
+    assert matches(tree, {"price": 5, "name": "red"}) in (True, False)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+def test_any_query_is_read_or_refused(text: str) -> None:
+    try:
+        assert parse_query(text, paths=False).terms
+    except QueryError as error:
+        assert error.position is None or 0 <= error.position <= len(text)  # noqa: PT017

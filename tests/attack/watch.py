@@ -1,0 +1,189 @@
+"""The standing attacker: hostile inputs for every target, in processes that are watched.
+
+    python tests/attack/watch.py --minutes 30          # make attack
+    python tests/attack/watch.py --target readers --first 1234 --inputs 1     # one input again
+
+An input is (target, number): the number seeds everything in it. A process that raises anything but the package's own
+errors, takes more than 5 s for one input, grows by more than 500 MB, gives a wrong answer or dies is a finding; the run
+goes on with the next input, and ends with status 1 when there were any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
+
+SECONDS = 5.0  # that one input may take
+GROWTH = 500_000_000  # bytes that a process may grow
+START = 180.0  # seconds to make a target
+PIECE = 500  # inputs of a target before the next has its turn
+
+
+@dataclass
+class Tally:
+    """What came of a target."""
+
+    inputs: int = 0
+    refused: int = 0
+    findings: list[str] = field(default_factory=list)
+    largest: int = 0  # growth, in bytes
+    slowest: float = 0.0
+
+
+def work(name: str, first: int, count: int, folder: Path) -> None:
+    """The process that is watched: writes the number it is at, and how many were refused, to a file."""
+    from targets import TARGETS, attacked
+
+    warnings.simplefilter("ignore")
+    attack = TARGETS[name](folder)
+    refused = 0
+    with (folder.parent / "at").open("w", buffering=1) as at:
+        for number in range(first, first + count):
+            at.write(f"{number} {refused}\n")
+            try:
+                refused += attacked(attack, Random(f"{name} {number}"))
+            except BaseException:
+                traceback.print_exc(limit=-6)
+                at.write(f"{number} {refused}\n")
+                os._exit(3)
+        at.write(f"{first + count} {refused}\n")
+    os._exit(0)  # whatever a target left running
+
+
+def watch(name: str, first: int, count: int, tally: Tally, until: float) -> int:
+    """Run some inputs, note what is found, and say which number is next."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as base:
+        folder = Path(base) / "target"
+        folder.mkdir()
+        command = [sys.executable, __file__, "--work", name, "--first", str(first), "--inputs", str(count)]
+        with (Path(base) / "said").open("w+") as said:
+            process = subprocess.Popen([*command, "--folder", str(folder)], stdout=said, stderr=said)
+            at, refused, why = _watched(process, Path(base) / "at", tally, until)
+            said.seek(0)
+            if why is None and process.returncode not in (0, 3, -9):
+                why = f"died with status {process.returncode}"
+            if process.returncode == 3:
+                why = "raised\n" + said.read()[-1500:]
+    tally.refused += refused
+    if at is None:
+        tally.findings.append(f"{name}: cannot be made: {why}")
+        return first + count
+    tally.inputs += at - first + (why is not None)
+    if why is not None:
+        tally.findings.append(f"{name} {at}: {why}")
+        return at + 1
+    return at
+
+
+def _watched(
+    process: subprocess.Popen[bytes], file: Path, tally: Tally, until: float
+) -> tuple[int | None, int, str | None]:
+    at: int | None = None
+    refused, base, since = 0, 0, time.monotonic()
+    while True:
+        ended = process.poll() is not None
+        lines = file.read_text().splitlines() if file.exists() else []
+        if lines and len(lines[-1].split()) == 2:
+            now, refused = map(int, lines[-1].split())
+            if now != at:
+                at, since = now, time.monotonic()
+        if ended:
+            return at, refused, None
+        size = _memory(process.pid)
+        if at is not None:
+            base = base or size
+            tally.largest = max(tally.largest, size - base)
+            tally.slowest = max(tally.slowest, time.monotonic() - since)
+        why = None
+        if at is not None and base and size - base > GROWTH:
+            why = f"grew by {(size - base) // 1_000_000} MB"
+        elif time.monotonic() - since > (SECONDS if at is not None else START):
+            why = f"took more than {SECONDS:g} s"
+        if why is not None or time.monotonic() > until:
+            process.kill()
+            process.wait()
+            return at, refused, why
+        time.sleep(0.05)
+
+
+def _memory(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def main() -> None:
+    """Attack every target in turn until the time is over."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--target", default="", help="this one only")
+    parser.add_argument("--first", type=int, default=0, help="the first number")
+    parser.add_argument("--inputs", type=int, default=0, help="at most so many of each target")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--work", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work(options.work, options.first, options.inputs, Path(options.folder))
+    from targets import TARGETS
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    names = [options.target] if options.target else list(TARGETS)
+    tallies = {name: Tally() for name in names}
+    following = dict.fromkeys(names, options.first)
+    queue, lock = list(names), threading.Lock()
+    until = time.monotonic() + 60 * options.minutes
+    last = options.first + options.inputs if options.inputs else None
+
+    def run() -> None:
+        while time.monotonic() < until:
+            with lock:
+                if not queue:
+                    return
+                name = queue.pop(0)
+            count = PIECE if last is None else min(PIECE, last - following[name])
+            following[name] = watch(name, following[name], count, tallies[name], until)
+            with lock:
+                if last is None or following[name] < last:
+                    queue.append(name)
+
+    threads = [threading.Thread(target=run) for _ in range(options.processes)]
+    start = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    minutes = (time.monotonic() - start) / 60
+    print("| target | inputs | refused | findings | largest growth MB | slowest s |")
+    print("|---|---|---|---|---|---|")
+    for name, tally in tallies.items():
+        print(
+            f"| {name} | {tally.inputs:,} | {tally.refused:,} | {len(tally.findings)} "
+            f"| {tally.largest / 1e6:.0f} | {tally.slowest:.1f} |"
+        )
+    total = sum(tally.inputs for tally in tallies.values())
+    print(f"{total:,} inputs in {minutes:.1f} minutes with {options.processes} processes")
+    findings = [finding for tally in tallies.values() for finding in tally.findings]
+    for finding in findings:
+        print(finding)
+    sys.exit(1 if findings else 0)
+
+
+if __name__ == "__main__":
+    main()
