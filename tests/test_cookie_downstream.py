@@ -87,6 +87,8 @@ def test_hashing_learns_the_classes_and_the_codes_travel(lists: Path, hashed: Pa
     assert "MAP@5000" in said.stdout
     assert "queries without a label 1" in said.stdout
     assert report.metrics["map"] > 75
+    low, high = report.intervals["map"]
+    assert low <= report.metrics["map"] <= high
     card = report.card.protocol_fields()
     assert (card["queries"], card["database"], card["bits"], card["classes"]) == (12, 42, 16, 3)
     model = Retriever.from_pretrained(hashed)

@@ -61,6 +61,8 @@ def test_map_is_the_loop_over_sorted_items(seed: int, missing: hashing.Missing) 
     assert got.map == pytest.approx(expected, abs=1e-10)
     assert got.unlabelled >= 1
     assert got.without_relevant >= 1
+    assert got.precisions.shape == (got.queries, 2)
+    assert got.precisions[:, 0].mean() == pytest.approx(got.map)
     assert got.queries + got.unlabelled + (got.without_relevant if missing == "skip" else 0) == 6
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
+
+import numpy as np
 
 from diptych import __version__
 from diptych.data.captions import Captions
 from diptych.data.hash_labels import COLUMN, class_names, class_rows, class_sets
 from diptych.data.prepared import Prepared
 from diptych.errors import SettingsError
+from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Facts
-from diptych.evaluation.hashing import TOP, Missing, hashing_map
+from diptych.evaluation.hashing import TOP, HashingScores, Missing, hashing_map
 from diptych.evaluation.report import Group, Layout
 from diptych.retriever import Retriever
 
@@ -24,12 +27,15 @@ class HashRetrieval:
     """MAP@top of codes; the primary metric is ``map``, ties decided by the index in the database.
 
     As an evaluator of one split, every image of it asks for the others. ``ranked`` names queries and database apart.
+    ``bootstrap`` is the number of resamples of the intervals, by query; 0 for none.
     """
 
     column: str = COLUMN
     view: str = VIEW
     top: int = TOP
     missing: Missing = "zero"
+    bootstrap: int = 0
+    seed: int = 0
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
         """The group ``hashing``: each image of the split against the others."""
@@ -65,7 +71,6 @@ class HashRetrieval:
             missing=self.missing,
             leave_one_out=database is None,
         )
-        values = asdict(found)
         facts = Facts(
             {
                 "data": queries.name,
@@ -82,9 +87,10 @@ class HashRetrieval:
                 + ("" if database is None else f"-{database.fingerprint()}"),
             },
             {
-                "queries averaged": values["queries"],
-                "queries without a label": values["unlabelled"],
-                "queries without a relevant item": values["without_relevant"],
+                "queries averaged": found.queries,
+                "queries without a label": found.unlabelled,
+                "queries without a relevant item": found.without_relevant,
+                "bootstrap": self.bootstrap,
                 "model": model.fingerprint(),
                 "diptych": __version__,
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,4 +101,16 @@ class HashRetrieval:
             ["", f"MAP@{self.top}", "ties averaged"],
             [(f"{codes[0].shape[1]} bits", ["map", "map_tie_averaged"])],
         )
-        return Group("hashing", metrics, "map", facts, {}, {"seconds": time.perf_counter() - began}, (table,))
+        speed = {"seconds": time.perf_counter() - began}
+        return Group("hashing", metrics, "map", facts, self._intervals(found), speed, (table,))
+
+    def _intervals(self, found: HashingScores) -> dict[str, tuple[float, float]]:
+        if not self.bootstrap:
+            return {}
+        every = np.arange(len(found.precisions))
+        queries = {
+            name: Queries(found.precisions[:, column], every)
+            for column, name in enumerate(("map", "map_tie_averaged"))
+        }
+        sample = bootstrap(queries, len(every), self.bootstrap, np.random.default_rng(self.seed))
+        return {name: interval(values) for name, values in sample.items()}

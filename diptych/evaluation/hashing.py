@@ -30,6 +30,7 @@ class HashingScores:
     unlabelled: int
     without_relevant: int
     top: int
+    precisions: NDArray[np.float64]  # (queries, 2) AP in percent, ties by index and averaged
 
 
 def hashing_map(
@@ -97,14 +98,16 @@ def hashing_map(
     empty = np.isnan(found[:, 0])
     if missing == "skip" and empty.all():
         raise DataError("no query has a relevant item in the top: with missing='zero' each counts as 0.")
-    means = np.nanmean(found if missing == "skip" else np.nan_to_num(found), axis=0)
+    kept = found[~empty] if missing == "skip" else np.nan_to_num(found)
+    averaged = found[~np.isnan(found[:, 1]), 1] if missing == "skip" else kept[:, 1]
     return HashingScores(
-        map=float(100 * means[0]),
-        map_tie_averaged=float(100 * means[1]),
-        queries=int((~empty).sum()) if missing == "skip" else len(found),
+        map=float(100 * kept[:, 0].mean()),
+        map_tie_averaged=float(100 * averaged.mean()),
+        queries=len(kept),
         unlabelled=len(values[0]) - len(labelled),
         without_relevant=int(empty.sum()),
         top=ranking.top,
+        precisions=100 * np.nan_to_num(kept),
     )
 
 

@@ -55,7 +55,7 @@ def evaluate_downstream(
         return measure([judge], model, ready, show_progress=show_progress)
     settings = read_run(run)["settings"] if (run / "run.json").is_file() else {}
     database = prepare(model, others, device=str(model.device), show_progress=show_progress).captions
-    hashing = HashRetrieval(column=str(settings.get("label_column", COLUMN)))
+    hashing = HashRetrieval(column=str(settings.get("label_column", COLUMN)), bootstrap=bootstrap)
     return Report((hashing.ranked(model, ready.captions, database, show_progress=show_progress),))
 
 
