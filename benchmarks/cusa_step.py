@@ -3,15 +3,15 @@
 Run: ``python benchmarks/cusa_step.py``. The host is ``vse-infinity`` on cached EfficientNet-Lite0 cells and a BiGRU,
 batch 128, 1024 dimensions; teachers are Lite0 and all-MiniLM-L6-v2; pictures and texts are random. A step includes
 reading its batch. The rows take turns, so that a busy machine slows all of them alike; the table shows medians. Peak
-memory is that of a process of its own per row (the GPU's where there is one). It fails when CUSA with a warm cache
-adds more than 3 % to the host's step. ``--tiny`` only checks that it runs.
+memory is that of the steps, in a process of its own per row (the GPU's where there is one; else Linux only). It fails
+when CUSA with a warm cache adds more than 3 % to the host's step. ``--tiny`` only checks that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
-import resource
 import statistics
 import subprocess
 import sys
@@ -135,14 +135,20 @@ def peak_memory(name: str, cache: Path, options: argparse.Namespace) -> float:
 
 
 def only(name: str, cache: Path, options: argparse.Namespace) -> None:
-    """Run one row for three steps and print its peak memory in MB."""
+    """Run one row for three steps and print their peak memory in MB, what came before left out."""
     run = Run(ROWS[name], make_captions(options.images, options.size), cache, options)
+    gc.collect()
+    if run.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # the kernel's own peak starts anew
     for _ in range(3):
         run.step()
     if run.device.type == "cuda":
         print(torch.cuda.max_memory_allocated() / 2**20)
     else:
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+        status = Path("/proc/self/status").read_text()
+        print(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024)
 
 
 def modules(cache: Path, options: argparse.Namespace) -> list[tuple[str, float]]:

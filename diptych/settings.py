@@ -25,7 +25,8 @@ class TrainingSettings:
 
     seed: int = setting(0, "seed of weights, order, augmentation and dropout")
     objective: str = setting(
-        "own", "the loss: own (the recipe's), triplet, info_nce, dcl, dcl_i, or a sum: 'own + 0.5*info_nce'"
+        "own",
+        "the loss: own (the recipe's), triplet, info_nce, dcl, dcl_i, csa, usa, or a sum: 'own + 0.5*info_nce'",
     )
     epochs: int = setting(25, "passes over the training texts", low=1)
     batch_size: int = setting(128, "pairs per step, over all processes together", low=2)

@@ -118,6 +118,21 @@ def test_live_teachers_teach_the_same(data: str, bert: str, tmp_path: Path) -> N
         np.testing.assert_allclose(weights(tmp_path / "live")[name], value, atol=5e-3)
 
 
+@pytest.mark.parametrize("host", ["vse-infinity", "coder", "sgr"])
+def test_soft_labels_on_top_of_any_recipe(data: str, tmp_path: Path, host: str) -> None:
+    small = {"queue_size": 24, "clusters": 6, "concept_size": 10, "similarity_dim": 8}
+    known = RECIPES[host].settings.__dataclass_fields__
+    changes = {name: value for name, value in {**TINY, **small}.items() if name in known}
+    recipe = RECIPES[host]
+    settings = recipe.settings(
+        **{**changes, "epochs": 1, "log_steps": 1, "objective": "own + 12*csa + 9*usa"}
+    )
+    run_recipe(recipe, settings, data, tmp_path / "run", show_progress=False)
+    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert all(line["csa"] > 0 and line["usa"] > 0 for line in lines if "loss" in line)
+    assert Retriever.from_pretrained(tmp_path / "run").encode_text(["a dog"], view="uni").shape == (1, 16)
+
+
 # --- targets
 
 

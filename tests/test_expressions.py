@@ -22,7 +22,12 @@ def seen() -> tuple[Embeddings, Batch]:
     rows = torch.nn.functional.normalize(torch.randn(2, 5, 8, generator=g), dim=-1)
     nothing = Features.whole(torch.zeros(5, 1))
     ids = torch.tensor([0, 1, 1, 2, 3])
-    return Embeddings(rows[0], rows[1]), Batch(nothing, nothing, ids, torch.arange(5))
+    teachers = {
+        "teacher_image": torch.randn(5, 4, generator=g),
+        "teacher_text": torch.randn(5, 3, generator=g),
+    }
+    views = {"uni": Embeddings(rows[1], rows[0])}
+    return Embeddings(rows[0], rows[1], views=views), Batch(nothing, nothing, ids, torch.arange(5), teachers)
 
 
 def test_a_sum_is_the_sum_of_its_weighted_parts() -> None:

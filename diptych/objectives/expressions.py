@@ -17,6 +17,7 @@ from diptych.objectives.contrast import Contrast
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.objective import Objective
+from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.objectives.triplet import Triplet
 
 OWN = "own"
@@ -51,8 +52,18 @@ def dcl_i(settings: Any) -> Objective:
     return DiversityContrast(Contrast(diversity="none", mask_same_image=mask))
 
 
+def csa(settings: Any) -> Objective:
+    """CUSA's cross-modal soft labels; a run that names them gets teachers (``training.teachers.with_teachers``)."""
+    return CrossModalSoftLabels()
+
+
+def usa(settings: Any) -> Objective:
+    """CUSA's uni-modal soft labels; a run that names them gets teachers and uni-modal heads."""
+    return UniModalSoftLabels()
+
+
 OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
-    "triplet": triplet, "info_nce": info_nce, "dcl": dcl, "dcl_i": dcl_i,
+    "triplet": triplet, "info_nce": info_nce, "dcl": dcl, "dcl_i": dcl_i, "csa": csa, "usa": usa,
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from diptych.evaluation.evaluator import Evaluator
 from diptych.objectives.expressions import OWN, parse_objective
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method
+from diptych.training.teachers import with_teachers
 
 RECALLS = {
     "image_to_text_recall@1": "i2t R@1", "image_to_text_recall@5": "R@5", "image_to_text_recall@10": "R@10",
@@ -72,4 +73,5 @@ class Recipe:
             method = replace(method, evaluators=self.evaluators(settings))
         if settings.objective == OWN:
             return method
-        return replace(method, objective=parse_objective(settings.objective, method.objective, settings))
+        objective = parse_objective(settings.objective, method.objective, settings)
+        return with_teachers(replace(method, objective=objective))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from diptych import named
+from diptych.branches.heads import UniModalHeads
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.columns import Column
@@ -23,7 +24,15 @@ from diptych.encoders.teachers import (
     live_text_vectors,
 )
 from diptych.errors import SettingsError
-from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER
+from diptych.objectives.soft_labels import (
+    IMAGE_TEACHER,
+    TEXT_TEACHER,
+    UNI,
+    CrossModalSoftLabels,
+    UniModalSoftLabels,
+)
+from diptych.retriever import Retriever
+from diptych.training.method import Method
 
 IMAGE_TEACHER_HELP = (
     "image teacher: lite0, hf:ID, timm:NAME, a model folder, stored (the mean of stored features), a file of "
@@ -106,3 +115,20 @@ class Teachers:
         if self.live:
             return live_text_vectors(teacher, captions.texts)
         return cache_text_vectors(teacher, captions.texts, cache_dir, show_progress=show_progress)
+
+
+def with_teachers(method: Method) -> Method:
+    """The method with what its soft labels need and it lacks: teachers as targets, uni-modal heads for USA."""
+    parts = list(method.objective.modules())
+    uni = any(isinstance(part, UniModalSoftLabels) for part in parts)
+    if not uni and not any(isinstance(part, CrossModalSoftLabels) for part in parts):
+        return method
+    if not any(isinstance(source, Teachers) for source in method.targets):
+        method = replace(method, targets=(*method.targets, Teachers()))
+    model = method.retriever
+    if uni and UNI not in model.branches:
+        heads = UniModalHeads(model.image.dim, model.image.dim, model.text.dim)
+        branches = {**dict(model.branches.items()), UNI: heads}
+        inputs = (model.image, model.text, model.image_input, model.text_input)
+        method = replace(method, retriever=Retriever(*inputs, branches=branches, scorer=model.scorer))  # type: ignore[arg-type]
+    return method
