@@ -241,3 +241,12 @@ for line in sys.stdin:
 def _umask(folder: Path) -> int:
     (folder / "probe").touch()
     return ~(folder / "probe").stat().st_mode & 0o777
+
+
+def test_warming_finds_damage_before_a_search(folder: Path) -> None:
+    with EmbeddedIndex.open(folder) as index:
+        index.warm()
+    (file,) = folder.glob("vectors-*-text*")
+    flip(file, 5, 1)
+    with EmbeddedIndex.open(folder) as index, pytest.raises(IndexFault, match="damaged between rows"):
+        index.warm()

@@ -316,3 +316,12 @@ def test_a_malformed_address_is_a_400(index: EmbeddedIndex, address: str) -> Non
         assert answer.status_code in (400, 422), answer.text
         assert answer.status_code == 400 or "\x00" in address
         assert answer.json()["error"]
+
+
+@pytest.mark.parametrize("address", ["http://a b/", "http://[", "http://host:x/", "http://127.0.0.1:1/x.png"])
+def test_an_address_on_the_command_line_is_one_sentence(index: EmbeddedIndex, address: str) -> None:
+    from diptych.errors import AddressError
+    from diptych.index.search import _download
+
+    with pytest.raises(AddressError, match="cannot be fetched"):
+        _download(address)

@@ -11,7 +11,7 @@ import numpy as np
 
 from diptych.data.images import ImageLike, as_item
 from diptych.data.opening import open_image
-from diptych.errors import IndexFault, QueryError
+from diptych.errors import AddressError, IndexFault, QueryError
 from diptych.index.cutoff import CHANCE, Background, background
 from diptych.index.engine import check_k, other_model
 from diptych.index.exact import rescore
@@ -263,14 +263,14 @@ def _unit(vector: Vectors) -> Vectors:
 
 
 def _download(address: str) -> bytes:
-    from urllib.error import URLError
+    from http.client import HTTPException
     from urllib.request import urlopen
 
     try:
         with urlopen(address, timeout=PATIENCE) as answer:  # the parser lets only http and https through
             data: bytes = answer.read(MAX_DOWNLOAD + 1)
-    except (URLError, OSError, ValueError) as error:
-        raise QueryError(f"{address} cannot be fetched ({error}): check the address.") from error
+    except (OSError, ValueError, HTTPException) as error:
+        raise AddressError(f"{address} cannot be fetched ({error}): check the address.") from error
     if len(data) > MAX_DOWNLOAD:
         raise QueryError(f"{address} is larger than {MAX_DOWNLOAD // 1_000_000} MB: give a smaller image.")
     return data

@@ -38,6 +38,7 @@ from diptych.web.uploads import Served
 
 FILES = Path(__file__).parent
 UPLOADING, CHANGING, SHOWING, DESCRIBING, WATCHING = 4, 2, 8, 2, 4  # threads for each sort of request
+ADDING = 30  # times the seconds of a request: it may encode hundreds of images
 WAITING = 32  # requests of a sort that may wait for one
 PAGE = {
     "/": ("index.html", "text/html"),
@@ -257,7 +258,7 @@ def _add_items(app: FastAPI, service: Service) -> None:
                     400, f"two of the files are called '{name[:100]}': give each its own name."
                 )
             uploads[name] = upload.file.read()
-        with service.limited():
+        with service.limited(ADDING):
             return Added(added=service.add(parse_items(items), uploads))
 
     @app.delete("/api/items", tags=["items"], summary="Remove items")

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
-from diptych.errors import DataError, QueryError, SettingsError, Unavailable
+from diptych.errors import DataError, DiptychError, QueryError, SettingsError, Unavailable
 from diptych.index import deadline
 from diptych.index.cutoff import CHANCE
 from diptych.index.frames import one_per_video
@@ -105,12 +105,20 @@ class Service:
             self.close()
             raise
         self.rerank = self._searcher.pair_scorer is not None
+        threading.Thread(target=self._warm, name="warming", daemon=True).start()
 
     @contextmanager
-    def limited(self) -> Iterator[None]:
+    def limited(self, times: int = 1) -> Iterator[None]:
         """Give what runs inside the seconds that a request has; none of it goes on once the service stops."""
-        with deadline.within(self.limits.seconds, self._stopped):
+        with deadline.within(times * self.limits.seconds, self._stopped):
             yield
+
+    def _warm(self) -> None:
+        """Compare the vectors with their checksums before somebody waits for it; what is damaged is told to them."""
+        warm = getattr(self.index, "warm", None)  # only the embedded engine compares them itself
+        if warm is not None:
+            with suppress(DiptychError), deadline.within(float("inf"), self._stopped):
+                warm()
 
     def search(self, asked: Asked) -> Hits:
         """The best items for what was asked."""

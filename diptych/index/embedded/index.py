@@ -286,6 +286,11 @@ class EmbeddedIndex(Engine):
 
         return self._read(read)
 
+    def warm(self) -> None:
+        """Compare every block of vectors with its checksum now, not when the first search needs it."""
+        for segment in self._read(lambda state, db: state.segments):
+            segment.blocks.check(0, len(segment))
+
     def verify(self, *, show_progress: bool = False) -> list[str]:
         """Read everything and compare it with its checksums: one sentence per fault."""
         faults: list[str] = []
