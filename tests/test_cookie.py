@@ -12,6 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from small import pictures, precomputed
+from small_senteval import write_senteval
 from torch import Tensor
 
 from diptych.cli import main
@@ -234,6 +235,21 @@ def test_another_recipe_and_a_wrong_folder_are_refused(data: Path, tmp_path: Pat
         assert done.exit_code == 2
         assert sentence in done.output
     assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_text_matching_is_measured_with_the_rest(data: Path, tmp_path: Path) -> None:
+    folder = write_senteval(tmp_path / "senteval", pairs=40)
+    run = tmp_path / "run"
+    flags = [*FLAGS, "--epochs=1", f"--sts={folder}"]
+    done = diptych("train", "cookie", "--data", data, "--output_dir", run, *flags)
+    assert done.exit_code == 0, done.output
+    last = json.loads((run / "log.jsonl").read_text("utf-8").splitlines()[-1])
+    both = [name for name in last if name.endswith("both_all")]
+    assert both
+    for name in both:
+        parts = [last[name.replace("both", kind)] for kind in ("spearman", "pearson")]
+        assert last[name] == pytest.approx(sum(parts) / 2)
+    assert done.output.count("validation RSUM") == 2  # retrieval still chooses the epoch
 
 
 # pictures

@@ -25,6 +25,7 @@ Encode = Callable[[Sequence[str]], Tensor]
 COLUMNS = {
     "spearman_all": "Spearman",
     "pearson_all": "Pearson",
+    "both_all": "mean of both",
     "spearman_mean": "Spearman, mean",
     "spearman_wmean": "Spearman, wmean",
 }
@@ -71,7 +72,7 @@ def sts_group(encode: Encode, data: SentEval, facts: dict[str, str]) -> Group:
     if data.complete:
         metrics["sts_average"] = float(np.mean([metrics[f"{name} test spearman_all"] for name in SEVEN]))
         primary = "sts_average"
-        rows.append(("mean of the seven test sets", ["sts_average", "", "", ""]))
+        rows.append(("mean of the seven test sets", ["sts_average", *[""] * (len(COLUMNS) - 1)]))
     missing = "; ".join(data.missing)
     return Group(
         "sts",

@@ -23,10 +23,12 @@ from diptych.encoders.cnn import Grid
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.shared import Contextual, TokenTransformer
 from diptych.errors import CheckpointError, SettingsError
+from diptych.evaluation.evaluator import Evaluator, Retrieval
+from diptych.evaluation.sts import Sts
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
-from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.recipes.recipe import RECALLS, Recipe, Row, Table
 from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
@@ -37,6 +39,7 @@ SHAPE = (
     "word_dim", "vocabulary", "min_count",
 )  # fmt: skip
 """Settings that decide which weights a model has: a run that starts from another takes them over from it."""
+STS_HELP = "SentEval folder: also measure text matching (STS) after each epoch"
 LEAVE_OUT = f"Leave out the settings of its shape ({', '.join(SHAPE)}): the run gives them."
 T = TypeVar("T", bound="Towers")
 
@@ -100,6 +103,7 @@ class Settings(Towers):
     cell_drop: float = setting(
         0.2, "share of the cells left out in the second look at stored features", low=0.01, high=0.95
     )
+    sts: str = setting("", STS_HELP)
     augmented_copies: int = setting(
         4,
         "augmented copies of each picture that a frozen backbone reads once (0: leave out cells instead)",
@@ -116,6 +120,11 @@ def build(settings: Settings, captions: Captions) -> Method:
         multipliers=named.multipliers(retriever, settings),
         views=views(settings, retriever),
     )
+
+
+def evaluators(settings: Settings) -> tuple[Evaluator, ...]:
+    """Image-text retrieval and, where a folder is given, text matching."""
+    return (Retrieval(), Sts(settings.sts)) if settings.sts else (Retrieval(),)
 
 
 def towers(settings: Towers, captions: Captions, word_rate: float = 0.0, augment: bool = False) -> Retriever:
@@ -233,6 +242,13 @@ def _transformer(settings: Towers) -> TokenTransformer:
     return TokenTransformer(settings.dim, settings.depth, settings.heads, width, settings.dropout)
 
 
+COLUMNS = {
+    **RECALLS,
+    "STS-B test both_all": "STS-B",
+    "STS-B dev both_all": "STS-B dev",
+    "SICK-R test both_all": "SICK-R",
+    "SICK-R trial both_all": "SICK-R trial",
+}
 TABLES = {
     "objectives": Table(
         "With and without each contrastive objective",
@@ -243,6 +259,7 @@ TABLES = {
             Row("cross + textual", {"visual_weight": 0.0}),
             Row("cross + visual + textual", {}),
         ),
+        COLUMNS,
     ),
     "sharing": Table(
         "With and without weight sharing",
@@ -252,6 +269,7 @@ TABLES = {
             Row("one transformer each", {"share_weights": False}),
             Row("weight sharing", {}),
         ),
+        COLUMNS,
     ),
     "ablation": Table(
         "Uni-modal objectives and weight sharing",
@@ -262,7 +280,8 @@ TABLES = {
             Row("all, unshared", {"share_weights": False}),
             Row("all, shared", {}),
         ),
+        COLUMNS,
     ),
 }
 
-RECIPE = Recipe("cookie", "COOKIE: contrastive pre-training", Settings, build, TABLES)
+RECIPE = Recipe("cookie", "COOKIE: contrastive pre-training", Settings, build, TABLES, evaluators)
