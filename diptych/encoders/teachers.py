@@ -153,12 +153,15 @@ class TextTeacher:
     def __init__(self, encoder: TransformerText, text_input: TextInput, project: int = 0) -> None:
         self.encoder, self.text_input = encoder.eval().requires_grad_(False), text_input
         self.projection = Projection(project)
+        self._identity: str | None = None
 
     def identity(self) -> str:
-        """Names the weights, the tokenizer and the projection."""
-        return content_name(
-            self.encoder.fingerprint(), json.dumps(describe(self.text_input)), self.projection.identity()
-        )
+        """Names the weights, the tokenizer and the projection; found once, for a teacher is frozen."""
+        if self._identity is None:
+            self._identity = content_name(
+                self.encoder.fingerprint(), json.dumps(describe(self.text_input)), self.projection.identity()
+            )
+        return self._identity
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:

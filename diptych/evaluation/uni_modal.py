@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from diptych.data.captions import Captions
 from diptych.data.class_lists import ClassList, open_class_list
 from diptych.data.files import FileImages
 from diptych.data.prepared import Prepared
-from diptych.encoders.teachers import cache_text_vectors
+from diptych.encoders.teachers import TextTeacher, cache_text_vectors
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.classes import class_recall
 from diptych.evaluation.correlation import neighbour_agreement
@@ -112,13 +113,19 @@ class UniModal:
 
     def _gold(self, captions: Captions, model: Retriever, show_progress: bool) -> NDArray[np.float32]:
         """The mean teacher vector of each image's texts, (N, E)."""
-        teacher = named.text_teacher(self.text_teacher)
+        teacher = _teacher(self.text_teacher)
         teacher.encoder.to(model.device)
         store = cache_text_vectors(teacher, captions.texts, self.cache_dir, show_progress=show_progress)
         vectors = store.rows(np.arange(len(store))).astype(np.float32)
         total = np.zeros((len(captions.images), vectors.shape[1]), dtype=np.float32)
         np.add.at(total, captions.image_of, vectors)
         return total
+
+
+@lru_cache(maxsize=1)
+def _teacher(name: str) -> TextTeacher:
+    """A teacher, kept: it judges every epoch of a run."""
+    return named.text_teacher(name)
 
 
 def _images(paths: Sequence[Path]) -> FileImages:
