@@ -33,19 +33,7 @@ from diptych.data import (
 from diptych.data.captions import Captions
 from diptych.data.problems import Problems
 from diptych.data.splits import canonical_split
-from diptych.errors import DataError, SettingsError
-
-# a file holds what it holds: a list where an object was written, a key twice, a number of any size
-_UNFORESEEN = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    OSError,
-    RecursionError,
-    MemoryError,
-)
+from diptych.errors import DataError, DiptychError, SettingsError
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,11 @@ class Format:
         """What the reader gives; whatever else it raises for a file that nobody foresaw becomes one sentence."""
         try:
             return self.read(place, **options)
-        except _UNFORESEEN as error:
+        except DiptychError:
+            raise
+        except (
+            Exception
+        ) as error:  # a file holds what it holds: a list where an object was written, no line at all
             reason = f"{type(error).__name__}: {error}"[:300]
             raise DataError(
                 f"{place} cannot be read as {self.name} ({reason}): check the file, or name another format."

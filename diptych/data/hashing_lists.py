@@ -36,7 +36,7 @@ def read(path: Path, *, images: str | Path | None = None, problems: Problems | N
     draft = Draft(str(path), problems)
     files = {name: path / f"{name}.txt" for name in LISTS if (path / f"{name}.txt").is_file()}
     lines = {name: read_lines(file, problems) for name, file in files.items()}
-    classes = next(_columns(line) for line in lines["test"] if line)
+    classes = next((_columns(line) for line in lines["test"] if line), 0)
     names = _names(path / CLASSES, classes, problems)
     ranked: set[int] = set()
     for name, file in files.items():

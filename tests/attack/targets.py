@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import shutil
 import sqlite3
@@ -117,8 +118,8 @@ def void(_: Any) -> None:
 # ---------------------------------------------------------------------- readers
 
 
-def written_set(folder: Path) -> list[Path]:
-    """A small data set in many formats; each file of it is damaged in turn."""
+def written_set(folder: Path) -> list[tuple[Path, Path]]:
+    """A small data set in many formats: (file, the data set it belongs to) of every file, to be damaged in turn."""
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (24, 24, 3), dtype=np.uint8))
     files = []
     for name, kind in (("a.jpg", "JPEG"), ("b.png", "PNG")):
@@ -160,7 +161,42 @@ def written_set(folder: Path) -> list[Path]:
     (folder / "p" / "train_caps.txt").write_text("\n".join(f"text {n}" for n in range(10)) + "\n")
     (folder / "p" / "train_ids.txt").write_text("5\n6\n")
     files += [folder / "p" / name for name in ("train_ims.npy", "train_caps.txt", "train_ids.txt")]
-    return files
+    return [(file, file.parent) for file in files] + further_set(folder)
+
+
+def further_set(folder: Path) -> list[tuple[Path, Path]]:
+    """The formats of videos, labels and hashing: one file or more of each."""
+    clips = [{"video_id": f"video{n}", "split": "train", "category": n} for n in range(2)]
+    sentences = [{"video_id": f"video{n}", "caption": "x"} for n in range(2)]
+    texts = {
+        "h/test.txt": "../a.jpg 0 1\n",
+        "h/database.txt": "../b.png 1 0\n",
+        "h/train.txt": "../b.png 1 0\n",
+        "v/train_val_videodatainfo.json": json.dumps({"videos": clips, "sentences": sentences}),
+        "c/corpora.json": json.dumps({"corpora": [{"name": "w", "path": "../w/train.tar", "weight": 0.5}]}),
+        "d/TextData/xtrain.caption.txt": "video0#0 a man\nvideo1#0 a dog\n",
+        "d/FeatureData/ft/shape.txt": "2 4\n",
+        "d/FeatureData/ft/id.txt": "video0_0 video1_0\n",
+        "d/FeatureData/ft/video2frames.txt": "{'video0': ['video0_0'], 'video1': ['video1_0']}",
+        "n/ImageList/Imagelist.txt": "a.jpg\nb.jpg\n",
+        "n/Groundtruth/AllLabels/Labels_sky.txt": "0\n1\n",
+        "n/NUS_WID_Tags/AllTags1k.txt": "0 1\n1 0\n",
+        "n/NUS_WID_Tags/TagList1k.txt": "sky\nsea\n",
+        "f/mirflickr25k_annotations_v080/sky.txt": "1\n2\n",
+        "f/mirflickr/meta/tags/tags1.txt": "sky\n",
+    }
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "d" / "FeatureData" / "ft" / "feature.bin").write_bytes(np.ones((2, 4), np.float32).tobytes())
+    for number in range(2):
+        np.save(folder / "v" / f"video{number}.npy", np.ones((3, 4), np.float32))
+        shutil.copy(folder / "a.jpg", folder / "f" / "mirflickr" / f"im{number + 1}.jpg")
+        (folder / "n" / "Flickr").mkdir(exist_ok=True)
+        shutil.copy(folder / "a.jpg", folder / "n" / "Flickr" / f"{'ab'[number]}.jpg")
+    found = [(folder / name, folder / name.split("/")[0]) for name in texts]
+    found.append((folder / "v" / "video0.npy", folder / "v"))
+    return [(file, file if file.name == "corpora.json" else place) for file, place in found]
 
 
 @target
@@ -168,10 +204,11 @@ def readers(folder: Path) -> Attack:
     from diptych.data.check import check
     from diptych.data.formats import open_captions
 
-    files = [(file, file.read_bytes()) for file in written_set(folder)]
+    os.environ["DIPTYCH_CACHE"] = str(folder / "cache")
+    files = [(file, place, file.read_bytes()) for file, place in written_set(folder)]
 
     def once(draw: Random) -> None:
-        file, whole = draw.choice(files)
+        file, place, whole = draw.choice(files)
         data = mutated(whole, draw)
         if file.suffix == ".json" and draw.random() < 0.7:
             data = as_json(mutated_json(json.loads(whole), draw), draw)
@@ -180,8 +217,8 @@ def readers(folder: Path) -> Attack:
             data = b"\n".join(as_json(row, draw) for row in rows)
         file.write_bytes(data)
         try:
-            check(file.parent, show_progress=False, open_images=draw.random() < 0.3)
-            captions = open_captions(draw.choice((file, file.parent)))
+            check(place, show_progress=False, open_images=draw.random() < 0.3)
+            captions = open_captions(place)
             for row in range(min(3, len(captions.images))):
                 void(captions.images[row])
         finally:
