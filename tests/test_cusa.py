@@ -158,7 +158,9 @@ def test_published_vectors_by_image_id(data: str, bert: str, tmp_path: Path) -> 
     file.write_bytes(
         pickle.dumps({name: np.full((1, 7), i + 1.0) for i, name in enumerate(training.image_ids)})
     )
-    trained(data, tmp_path / "run", text_teacher=bert, image_teacher=str(file))
+    trained(data, tmp_path / "run", text_teacher=bert, image_teacher=str(file), epochs=1)
+    trained(data, tmp_path / "folder", text_teacher=bert, image_teacher=str(tmp_path), epochs=1)
+    assert weights(tmp_path / "run").keys() == weights(tmp_path / "folder").keys()
     file.write_bytes(pickle.dumps({"other": np.ones((1, 7))}))
     with pytest.raises(DataError, match="no teacher vector for 24 of the 24 images"):
         trained(data, tmp_path / "no", text_teacher=bert, image_teacher=str(file))

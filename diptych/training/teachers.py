@@ -39,6 +39,7 @@ IMAGE_TEACHER_HELP = (
     "vectors, or auto: stored for stored features, lite0 for pictures"
 )
 TEXT_TEACHER_HELP = f"text teacher, the mean of its token states: {named.TEACHERS}"
+PUBLISHED = "train_unicom.npy"
 VECTOR_FILES = (".npy", ".pkl", ".pickle")
 
 
@@ -80,6 +81,8 @@ class Teachers:
     ) -> ArrayStore:
         """(N, dim), a row per image."""
         name = self.image
+        if (Path(name) / PUBLISHED).is_file():  # the folder of the public code's vectors
+            name = str(Path(name) / PUBLISHED)
         if name.endswith(VECTOR_FILES):
             if self.live:
                 raise SettingsError(
