@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 from small import bert_folder, precomputed
 from small_senteval import write_senteval
+from test_training import torchrun
 
 from diptych.cli import main
 from diptych.data.formats import open_captions
@@ -108,6 +109,30 @@ def test_resuming_goes_on_bit_for_bit(data: str, bert: str, tmp_path: Path) -> N
         whole, parts = (load_file(tmp_path / run / f"last/{file}.safetensors") for run in ("whole", "parts"))
         assert file == "retriever" or any("temperature" in name for name in whole)
         assert all(whole[name].tobytes() == parts[name].tobytes() for name in whole)
+
+
+def test_two_processes_match_one(data: str, bert: str, tmp_path: Path, cache: Path) -> None:
+    changes = {
+        **TINY,
+        "size_augmentation": "none",
+        "warmup_epoch": -1,
+        "image_encoder": "grid",
+        "log_steps": 1,
+    }
+    trained(data, tmp_path / "one", text_teacher=bert, **changes)
+    for path in cache.glob("*teacher-*"):
+        path.unlink()  # both processes want it: one computes, the other waits
+    flags = [f"--{name}={value}" for name, value in {**changes, "text_teacher": bert}.items()]
+    torchrun("train", "cusa-vse-infinity", f"--data={data}", f"--output_dir={tmp_path / 'two'}", *flags)
+    one, two = (
+        [json.loads(line) for line in (tmp_path / run / "log.jsonl").read_text().splitlines()]
+        for run in ("one", "two")
+    )
+    for name in ("csa", "usa", "hard"):
+        values = [[line[name] for line in lines if name in line] for lines in (one, two)]
+        assert values[0]
+        assert values[1] == pytest.approx(values[0], rel=2e-4)
+    assert len(list(cache.glob("teacher-*.npy"))) == 3
 
 
 def test_live_teachers_teach_the_same(data: str, bert: str, tmp_path: Path) -> None:
