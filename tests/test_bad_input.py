@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import resource
 import signal
 import struct
@@ -194,7 +195,7 @@ def test_options_behind_a_path(tmp_path: Path) -> None:
 def test_flags_with_a_mistake(sound: Path) -> None:
     sentence = refused(*training("vse-infinity", sound), "--learning_rat", 1)
     assert "'--learning_rat': did you mean --learning_rate?" in sentence
-    assert "did you mean vse-infinity?" in refused("train", "vse-infinty", "--data", sound)
+    assert re.search(r"did you mean .*\bvse-infinity\b", refused("train", "vse-infinty", "--data", sound))
     assert "did you mean search?" in refused("serach", "x", "y")
     assert "'x' is not a valid integer" in refused(*training("vse-infinity", sound), "--epochs", "x")
     assert "must be at least 2" in refused_training(sound, batch_size=1)
