@@ -1,7 +1,7 @@
 """Re-ranking by a fusion encoder against the published loop: one query at a time, both directions, nothing shared.
 
-Run: ``python benchmarks/fusion_rerank.py`` (half a minute on two cores). Both judge the candidates of the same model, in one
-process; the scores must agree before a ratio is printed.
+Run: ``python benchmarks/fusion_rerank.py`` (half a minute on two cores). Both judge the candidates of the same
+model, in one process; the scores must agree before a ratio is printed.
 """
 
 from __future__ import annotations

@@ -66,7 +66,14 @@ def world(captions: Captions, tmp_path_factory: pytest.TempPathFactory) -> World
         "image_encoder": str(vit_folder(folder / "vit")), "text_encoder": str(bert_folder(folder / "bert")),
         "image_size": 32, "fusion_layers": 1, "fusion_heads": 2, "candidates": 4,
     }  # fmt: skip
-    return World(captions, seen, {"clip": dual, "fusion": encoders})
+    teacher = {"image_teacher": encoders["image_encoder"]}
+    return World(
+        captions, seen,
+        {
+            "clip": dual, "fusion": encoders, "cusa-clip": {**dual, **teacher},
+            "cusa-fusion": {**encoders, **teacher, "uni_dim": 8},
+        },
+    )  # fmt: skip
 
 
 def built(name: str, captions: Captions, world: World | None = None, **changes: Any) -> tuple[Method, Any]:

@@ -34,6 +34,9 @@ from diptych.training.teachers import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 @click.option(
     "--image_size", "--image-size", default=224, show_default=True, help="pixels of the image teacher's input"
 )
+@click.option(
+    "--clean_captions", "--clean-captions", is_flag=True, help="clean the texts first, as cusa-clip does"
+)
 def teach(data: str, **options: Any) -> None:
     """Compute the teacher vectors of a data set once (CUSA). Run again to go on after an interruption."""
     from diptych.runs.teach import teach as run
@@ -45,6 +48,7 @@ def teach(data: str, **options: Any) -> None:
         space=options["image_teacher_space"],
         project=options["teacher_projection"],
         image_size=options["image_size"],
+        clean=options["clean_captions"],
     )
     for taught in run(teachers, data):
         click.echo(str(taught))

@@ -9,6 +9,8 @@ from diptych.recipes import (
     cookie_hash,
     cookie_match,
     cookie_video,
+    cusa_clip,
+    cusa_fusion,
     cusa_sgraf,
     cusa_vse_infinity,
     fusion,
@@ -39,6 +41,8 @@ RECIPES: dict[str, Recipe] = {
         clip.RECIPE,
         fusion.RECIPE,
         cusa_vse_infinity.RECIPE,
+        cusa_clip.RECIPE,
+        cusa_fusion.RECIPE,
         cusa_sgraf.SGR_RECIPE,
         cusa_sgraf.SAF_RECIPE,
     )

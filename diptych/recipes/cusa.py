@@ -12,12 +12,21 @@ from typing import Literal
 
 from diptych.branches.branch import Branch
 from diptych.branches.heads import UniModalHeads
+from diptych.evaluation.evaluator import Retrieval
+from diptych.evaluation.uni_modal import UniModal
 from diptych.objectives.combine import Sum
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI, CrossModalSoftLabels, UniModalSoftLabels
-from diptych.recipes.recipe import Row
+from diptych.recipes.recipe import RECALLS, Row
 from diptych.settings import setting
 from diptych.training.teachers import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP, Teachers
+
+COLUMNS = {
+    **RECALLS,
+    "text_to_text_recall@1": "t2t R@1",
+    "text_to_text_recall@10": "t2t R@10",
+    "image_to_image_agreement": "i2i ρ",
+}
 
 
 @dataclass(frozen=True)
@@ -79,19 +88,21 @@ def with_soft_labels(hard: Objective, settings: SoftLabelSettings, scale: float 
             scale * settings.csa,
         )
     if settings.usa:
-        members["usa"] = (
-            UniModalSoftLabels(
-                settings.soft_temperature,
-                teacher_temperature=settings.teacher_temperature,
-                divergence=settings.soft_divergence,
-            ),
-            scale * settings.usa,
-        )
+        members["usa"] = (uni_modal(settings), scale * settings.usa)
     return Sum(members) if settings.soft else hard
 
 
-def teachers(settings: SoftLabelSettings, image_size: int = 224) -> tuple[Teachers, ...]:
-    """The targets of the run; none where both weights are 0."""
+def uni_modal(settings: SoftLabelSettings) -> UniModalSoftLabels:
+    """L_USA with the settings' temperatures."""
+    return UniModalSoftLabels(
+        settings.soft_temperature,
+        teacher_temperature=settings.teacher_temperature,
+        divergence=settings.soft_divergence,
+    )
+
+
+def teachers(settings: SoftLabelSettings, image_size: int = 224, clean: bool = False) -> tuple[Teachers, ...]:
+    """The targets of the run; none where both weights are 0. With ``clean`` the text teacher reads cleaned texts."""
     if not settings.soft:
         return ()
     return (
@@ -102,8 +113,14 @@ def teachers(settings: SoftLabelSettings, image_size: int = 224) -> tuple[Teache
             space=settings.image_teacher_space,
             project=settings.teacher_projection,
             image_size=image_size,
+            clean=clean,
         ),
     )
+
+
+def evaluators(settings: SoftLabelSettings) -> tuple[Retrieval, UniModal]:
+    """RSUM chooses the epoch; uni-modal figures stand beside it."""
+    return Retrieval(), UniModal(settings.text_teacher)
 
 
 def rows(published: Sequence[Mapping[str, float]] = ({}, {}, {}, {})) -> tuple[Row, ...]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from diptych import named
 from diptych.data.captions import Captions
-from diptych.recipes import cusa, cusa_vse_infinity, sgraf
+from diptych.recipes import cusa, sgraf
 from diptych.recipes.recipe import RECALLS, Recipe, Table
 from diptych.settings import setting
 from diptych.training.method import Method
@@ -58,7 +58,7 @@ def build(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -
 def _table(name: str, *rows: tuple[float, ...]) -> dict[str, Table]:
     published = [dict(zip(RECALLS, (*row, round(sum(row), 1)), strict=True)) for row in rows]
     title = f"CSA, USA and both on {name}"
-    return {"8": Table(title, "Flickr30K 1K, BUTD features", cusa.rows(published), cusa_vse_infinity.COLUMNS)}
+    return {"8": Table(title, "Flickr30K 1K, BUTD features", cusa.rows(published), cusa.COLUMNS)}
 
 
 SGR_RECIPE = Recipe(
@@ -73,7 +73,7 @@ SGR_RECIPE = Recipe(
         (79.4, 94.8, 97.1, 57.9, 83.3, 89.1),
         (79.3, 94.9, 97.5, 58.4, 84.2, 89.5),
     ),
-    cusa_vse_infinity.evaluators,
+    cusa.evaluators,
 )
 SAF_RECIPE = Recipe(
     "cusa-saf",
@@ -87,5 +87,5 @@ SAF_RECIPE = Recipe(
         (76.9, 94.2, 97.9, 58.8, 84.1, 90.1),
         (77.8, 95.0, 98.0, 58.5, 83.9, 90.3),
     ),
-    cusa_vse_infinity.evaluators,
+    cusa.evaluators,
 )

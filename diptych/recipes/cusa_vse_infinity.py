@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from diptych.data.captions import Captions
-from diptych.evaluation.evaluator import Retrieval
-from diptych.evaluation.uni_modal import UniModal
 from diptych.recipes import cusa, vse_infinity
-from diptych.recipes.recipe import RECALLS, Recipe, Table
+from diptych.recipes.recipe import Recipe, Table
 from diptych.retriever import Retriever
 from diptych.training.method import Method
 
@@ -43,21 +41,13 @@ def build(settings: Settings, captions: Captions) -> Method:
     )
 
 
-def evaluators(settings: Settings) -> tuple[Retrieval, UniModal]:
-    """RSUM chooses the epoch; uni-modal figures stand beside it."""
-    return Retrieval(), UniModal(settings.text_teacher)
-
-
-COLUMNS = {
-    **RECALLS,
-    "text_to_text_recall@1": "t2t R@1",
-    "text_to_text_recall@10": "t2t R@10",
-    "image_to_image_agreement": "i2i ρ",
-}
 TABLES = {
     "8": Table(
-        "CSA, USA and both on VSE∞ (CUSA's Table 8 has other hosts)", "not in the paper", cusa.rows(), COLUMNS
+        "CSA, USA and both on VSE∞ (CUSA's Table 8 has other hosts)",
+        "not in the paper",
+        cusa.rows(),
+        cusa.COLUMNS,
     )
 }
 
-RECIPE = Recipe("cusa-vse-infinity", "VSE∞ with CUSA's soft labels", Settings, build, TABLES, evaluators)
+RECIPE = Recipe("cusa-vse-infinity", "VSE∞ with CUSA's soft labels", Settings, build, TABLES, cusa.evaluators)

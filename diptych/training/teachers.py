@@ -12,6 +12,7 @@ from diptych import named
 from diptych.branches.heads import UniModalHeads
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
+from diptych.data.cleaning import clean_caption
 from diptych.data.columns import Column
 from diptych.encoders.published_teachers import read_vectors
 from diptych.encoders.teachers import (
@@ -48,7 +49,8 @@ class Teachers:
     """The columns ``teacher_image`` and ``teacher_text``.
 
     With ``live`` the teachers look at every batch; else their vectors are computed once, kept as one float16 matrix
-    each in the cache folder, and shared by all processes and all later runs.
+    each in the cache folder, and shared by all processes and all later runs. With ``clean`` the text teacher reads
+    cleaned texts (``clean_caption``), as the student does.
     """
 
     image: str = "auto"
@@ -57,6 +59,7 @@ class Teachers:
     space: Space = "pooled"
     project: int = 0
     image_size: int = 224
+    clean: bool = False
 
     def columns(
         self,
@@ -113,11 +116,12 @@ class Teachers:
         show_progress: bool = True,
     ) -> ArrayStore:
         """(M, dim), a row per text."""
+        texts = [clean_caption(text) for text in captions.texts] if self.clean else captions.texts
         teacher = named.text_teacher(self.text, self.project)
         teacher.encoder.to(device)
         if self.live:
-            return live_text_vectors(teacher, captions.texts)
-        return cache_text_vectors(teacher, captions.texts, cache_dir, show_progress=show_progress)
+            return live_text_vectors(teacher, texts)
+        return cache_text_vectors(teacher, texts, cache_dir, show_progress=show_progress)
 
 
 def with_teachers(method: Method) -> Method:

@@ -1,0 +1,161 @@
+"""CUSA on CLIP and on the fusion re-ranker: where its heads sit, its weights, its teachers, and what α = β = 0 is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from dual_folders import clip_folder, vit_folder
+from small import bert_folder, photos
+from torch import nn
+
+from diptych.branches.first import FirstVectors
+from diptych.branches.heads import UniModalHeads
+from diptych.data.captions import Captions
+from diptych.data.cleaning import clean_caption
+from diptych.data.formats import open_captions
+from diptych.data.loading import PairLoader
+from diptych.encoders.teachers import cache_text_vectors
+from diptych.named import text_teacher
+from diptych.objectives.combine import Sum
+from diptych.objectives.matching import ITM
+from diptych.recipes import RECIPES
+from diptych.runs.train import seed_everything
+from diptych.training.method import Method
+from diptych.training.optim import build_optimizer
+from diptych.training.step import Step
+from diptych.training.targets import fill_targets
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("cusa")
+    clip_folder(made / "clip")
+    vit_folder(made / "vit")
+    bert_folder(made / "bert")
+    photos(made / "photos")
+    return made
+
+
+def built(name: str, folder: Path, **changes: Any) -> tuple[Method, Any, Captions]:
+    recipe = RECIPES[name]
+    values: dict[str, Any] = {"batch_size": 6}
+    if "clip" in name:
+        values["model"] = str(folder / "clip")
+    else:
+        values |= {
+            "image_encoder": str(folder / "vit"),
+            "text_encoder": str(folder / "bert"),
+            "image_size": 32,
+        }
+        values |= {"fusion_layers": 1, "fusion_heads": 2, "dim": 8}
+    if name.startswith("cusa"):
+        values |= {"image_teacher": str(folder / "vit"), "text_teacher": str(folder / "bert")}
+    settings = recipe.settings(**{**values, **changes})
+    captions = open_captions(str(folder / "photos"))
+    seed_everything(0)
+    return recipe.build(settings, captions), settings, captions
+
+
+def stepped(name: str, folder: Path, **changes: Any) -> tuple[Method, dict[str, float]]:
+    """The method after one step, and the terms of that step."""
+    method, settings, captions = built(name, folder, **changes)
+    seed_everything(1)
+    targets = fill_targets(
+        method.targets, captions, device=CPU, cache_dir=folder / "cache", show_progress=False
+    )
+    texts = method.retriever.text_input.prepare(captions.texts)
+    loader = PairLoader(
+        captions, method.retriever.image_input, texts, settings.batch_size, 0, targets=targets
+    )
+    optimizer = build_optimizer(method, settings)
+    step = Step(method, method.retriever.train(), optimizer, Accelerator(cpu=True), 0.0)
+    _, _, terms = step(next(iter(loader.epoch(0))))
+    return method, {name: float(value) for name, value in terms.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "more"), [("cusa-clip", "clip", {"cross_head": True}), ("cusa-fusion", "fusion", {})]
+)
+def test_without_soft_labels_it_is_the_host_bit_for_bit(
+    name: str, host: str, more: dict[str, Any], folder: Path
+) -> None:
+    rate = {"learning_rate": 1e-3}
+    soft, soft_terms = stepped(name, folder, csa=0.0, usa=0.0, **rate)
+    plain, terms = stepped(host, folder, **more, **rate)
+    assert soft_terms == terms
+    assert soft.targets == ()
+    states = soft.retriever.state_dict(), plain.retriever.state_dict()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+
+
+def test_clip_has_four_independent_heads(folder: Path) -> None:
+    method, terms = stepped("cusa-clip", folder)
+    assert set(terms) == {"hard", "csa", "usa"}
+    assert isinstance(method.objective, Sum)
+    assert method.objective.weights == {"hard": 1.0, "csa": 0.10, "usa": 0.50}
+    model = method.retriever
+    uni = model.branches["uni"]
+    assert isinstance(uni, UniModalHeads)
+    heads = [model.image.aggregator.head, model.text.aggregator.head, uni.image_head, uni.text_head]
+    for head in heads:
+        assert [type(layer) for layer in head] == [nn.LayerNorm, nn.Linear]
+        assert (head[1].in_features, head[1].out_features) == (12, 12)
+    assert len({id(parameter) for head in heads for parameter in head.parameters()}) == 4 * 4
+    # every head reads the encoder's own vector f, not the other head's output
+    plain = built("clip", folder)[0].retriever
+    with torch.no_grad():
+        f = model.text.encoder(model.text_input(["a red dog"])).values[:, 0]
+        expected = nn.functional.normalize(uni.text_head(f))
+    model.eval()
+    assert torch.allclose(model.encode_text("a red dog", view="uni"), expected, atol=1e-6)
+    assert plain.dim == model.dim == 12
+
+
+def test_rows_without_usa_compare_the_encoders_own_vectors(folder: Path) -> None:
+    model = built("cusa-clip", folder, usa=0.0)[0].retriever.eval()
+    assert isinstance(model.branches["uni"], FirstVectors)
+    plain = built("clip", folder)[0].retriever.eval()
+    assert torch.allclose(
+        model.encode_text("a red dog", view="uni"), plain.encode_text("a red dog"), atol=1e-6
+    )
+
+
+def test_weights_keep_their_balance_beside_a_loss_per_row(folder: Path) -> None:
+    method, settings, _ = built("cusa-clip", folder, hard_reduction="per_row")
+    assert method.objective.weights["csa"] == pytest.approx(0.10 * settings.batch_size)
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_text_teacher_reads_what_the_model_reads(clean: bool, folder: Path, tmp_path: Path) -> None:
+    method, _, captions = built("cusa-clip", folder, clean_captions=clean)
+    loud = [f"{text.upper()}!" for text in captions.texts]
+    captions = Captions(captions.images, loud, captions.image_of, captions.image_ids, captions.splits)
+    columns = fill_targets(method.targets, captions, device=CPU, cache_dir=tmp_path, show_progress=False)
+    read = [clean_caption(text) for text in loud] if clean else loud
+    expected = cache_text_vectors(
+        text_teacher(str(folder / "bert")), read, tmp_path / "own", show_progress=False
+    )
+    rows = torch.arange(len(loud)).numpy()
+    assert (columns["teacher_text"].rows(rows) == expected.rows(rows)).all()
+
+
+def test_soft_labels_enter_the_fusion_through_its_match_targets(folder: Path) -> None:
+    method, terms = stepped("cusa-fusion", folder)
+    assert set(terms) == {"itc", "itm", "usa"}
+    members = method.objective.members
+    assert isinstance(members["itm"], ITM)
+    assert members["itm"].alpha == 0.30
+    assert method.objective.weights == {"itc": 1.0, "itm": 1.0, "usa": 0.75}
+    uni = method.retriever.branches["uni"]
+    assert isinstance(uni.image_head, nn.Linear)
+    assert (uni.image_head.in_features, uni.image_head.out_features) == (16, 256)
+    _, hard = stepped("cusa-fusion", folder, csa=0.0)
+    assert hard["itm"] != terms["itm"]
+    assert hard["itc"] == terms["itc"]
