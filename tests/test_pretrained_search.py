@@ -98,6 +98,26 @@ def test_evaluation_needs_data_and_then_no_training(photos: Path, clip: Path, tm
     assert "rsum" in said.lower()
 
 
+def test_serving_a_model_and_pictures_indexes_them_first(
+    photos: Path, downloaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[str, object, str]] = []
+    monkeypatch.setattr(
+        "diptych.web.serve.serve",
+        lambda place, model, **options: served.append((str(place), model, options["model_name"])),
+    )
+    diptych("serve", HUB_ID, "photos")
+    (place, model, name) = served[0]
+    assert isinstance(model, Retriever)
+    assert (place, name) == ("photos.index", HUB_ID)
+    with open_index("photos.index") as index:
+        assert index.count("image") == 6
+    diptych("serve", "photos.index")
+    again = served[1][1]
+    assert isinstance(again, Retriever)  # found again by its name
+    assert again.fingerprint() == model.fingerprint()
+
+
 def test_a_model_without_pictures_is_asked_for_them(photos: Path) -> None:
     assert "give the pictures to search too" in refused("search", HUB_ID)
     assert "give the pictures to search too" in refused("serve", HUB_ID)
