@@ -15,6 +15,10 @@ from diptych.types import Features
 EPS = 1e-8  # added to every length that divides
 SLOPE = 0.1  # of the leaky ReLU
 LEAST_SQUARE = 1e-24  # of the length of a context, so that the gradient of a root at 0 is finite
+WIDE_RESULTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (
+    2,
+    9,
+)  # products of halves as float32 on a GPU
 
 Weights = tuple[Tensor, Tensor]
 """Weight and bias of a linear layer, in the type of a computation."""
@@ -160,7 +164,7 @@ def unit(x: Tensor) -> Tensor:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a bᵀ in float32 or better; halves are multiplied as halves, with float32 sums."""
-    if a.is_cuda and a.element_size() < 4 and not torch.is_grad_enabled():
+    if WIDE_RESULTS and a.is_cuda and a.element_size() < 4 and not torch.is_grad_enabled():
         out: Tensor = torch.mm(a, b.T, out_dtype=torch.float32)
         return out
     return (a @ b.T).to(full_type(a))
