@@ -25,10 +25,6 @@ from diptych.model import Model
 
 WINDOW = 0.003  # seconds a batch waits for requests that are on their way
 LARGEST = 64  # requests in a batch
-SEARCHERS = (
-    2  # filtered batches searched at once: those of different filters cannot share one; the others never wait
-)
-# behind them
 
 
 class Traffic:
@@ -211,7 +207,7 @@ class BatchedIndex:
     def __init__(self, index: Index, traffic: Traffic, observe: Callable[[int], None]) -> None:
         self._index = index
         self._plain = Batcher(self._search, traffic, observe)
-        self._filtered = Batcher(self._search, traffic, observe, workers=SEARCHERS)
+        self._filtered = Batcher(self._search, traffic, observe)
 
     def search(
         self,

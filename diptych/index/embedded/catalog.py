@@ -24,7 +24,9 @@ from diptych.index.protocol import Item
 FILE = "index.db"
 FORMAT = 2  # of the index folder; raised when an old folder can no longer be read
 _ANEW = "copy the whole index again, or index the collection anew."
-STEPS = 20_000  # of SQLite's machine between two looks at the clock: below a millisecond
+STEPS = (
+    1_000_000  # of SQLite's machine between two looks at the clock, each of which waits for the interpreter
+)
 PATIENCE = 30  # seconds that a connection waits for a lock
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
