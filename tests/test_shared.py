@@ -160,3 +160,22 @@ def test_impossible_sizes_are_refused(wrong: dict[str, float], word: str) -> Non
 def test_widths_must_agree() -> None:
     with pytest.raises(SettingsError, match="makes 6 numbers per token, the transformer reads 8"):
         Contextual(PrecomputedGrid(4, 6), TokenTransformer(8, heads=2))
+
+
+def test_questions_are_passed_on_to_the_inner_encoder() -> None:
+    class Asked(PrecomputedGrid):
+        def frozen_part(self) -> torch.nn.Module:
+            return self.linear
+
+        def pretrained(self) -> tuple[str, ...]:
+            return ("linear",)
+
+        def packs(self, device: torch.device) -> bool:
+            return device.type == "cuda"
+
+    inner = Asked(4, 8)
+    outer = Contextual(inner, TokenTransformer(8, heads=2))
+    assert outer.frozen_part() is inner.linear
+    assert outer.pretrained() == ("inner.linear",)
+    assert outer.packs(torch.device("cuda"))
+    assert not outer.packs(torch.device("cpu"))

@@ -138,6 +138,10 @@ class Contextual(Encoder):
         """What is pretrained of the inner encoder."""
         return tuple(f"inner.{name}" for name in self.inner.pretrained())
 
+    def packs(self, device: torch.device) -> bool:
+        """Whether the inner encoder does."""
+        return self.inner.packs(device)
+
 
 def _keys(mask: Tensor) -> Tensor:
     """(B, 1, 1, L): the tokens that may be attended to; all of them in an empty set, which has no valid result."""
