@@ -125,13 +125,13 @@ def test_a_second_run_reuses_what_is_there(made: Path, capsys: pytest.CaptureFix
     kept = [made / "demo" / "run" / "last" / "progress.json", *sorted((made / "cache").rglob("*.npy"))]
     assert len(kept) > 3  # pictures and texts of several splits
     before = {path: path.stat().st_mtime_ns for path in kept}
-    metrics = json.loads((made / "demo" / "report.json").read_text())["metrics"]
+    metrics = Report.load(made / "demo" / "report.json").metrics
     capsys.readouterr()
     run(made)
     said = capsys.readouterr().out
     assert "epoch" not in said
     assert {path: path.stat().st_mtime_ns for path in kept} == before
-    assert json.loads((made / "demo" / "report.json").read_text())["metrics"] == metrics
+    assert Report.load(made / "demo" / "report.json").metrics == metrics
     assert f"report: {made / 'demo' / 'report.html'}" in said
     assert f"diptych search {made / 'demo' / 'emoji.index'}" in said
     for query in demo.QUERIES:
