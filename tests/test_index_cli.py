@@ -343,7 +343,7 @@ def test_a_half_copied_index(made: Path, tmp_path: Path) -> None:
 def test_a_place_that_is_no_index(made: Path, tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
     for command in every_command(tmp_path, made / "run", made / "shop"):
-        assert re.search("is not an index|exists and is not empty", refused(*command))
+        assert re.search("is not an index|exists and is not empty|none of the 1 images", refused(*command))
     assert [file.name for file in tmp_path.iterdir()] == ["photo.jpg"]
 
 

@@ -5,17 +5,25 @@ from __future__ import annotations
 import difflib
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from diptych.cli import answers
+from diptych.cli.collection import (
+    bring_up_to_date,
+    collection_of,
+    default_place,
+    is_collection,
+    model_for,
+    model_place,
+    pictures_alone,
+    pictures_of,
+)
 from diptych.cli.flags import device_flags, say_device
 
 if TYPE_CHECKING:
-    from diptych.index.build import Built
     from diptych.index.protocol import Index, Query
     from diptych.retriever import Retriever
 
@@ -41,8 +49,7 @@ def index() -> None:
 
 
 @index.command()
-@click.argument("run", metavar="MODEL")
-@click.argument("path")
+@click.argument("given", metavar="[MODEL] PATH", nargs=-1, required=True)
 @click.option(
     "--index", "place", help="folder or database URL of the index (default: PATH with .index behind it)"
 )
@@ -86,8 +93,7 @@ def index() -> None:
 )
 @device_flags
 def build(
-    run: str,
-    path: str,
+    given: tuple[str, ...],
     place: str | None,
     name: str,
     texts: bool,
@@ -102,7 +108,8 @@ def build(
 ) -> None:
     """Index a folder of pictures or a data set. Run again to bring it up to date.
 
-    MODEL is the folder of a trained run, or a pretrained model that needs no training: hf:ID, or its folder.
+    MODEL is the folder of a trained run, or a pretrained model that needs no training: hf:ID, or its folder. Without
+    MODEL, an index keeps its model, and a new one takes lite0+minilm (from the packages of the extra 'demo').
     """
     from diptych.index.build import APPROXIMATE_ABOVE
     from diptych.index.opening import shown
@@ -110,8 +117,12 @@ def build(
     if codes and approximate is False:
         raise click.UsageError("--exact and --codes do not go together: choose one.")
     above = 1 if approximate or codes else None if approximate is False else APPROXIMATE_ABOVE
+    if len(given) > 2:
+        raise click.UsageError(f"one collection is indexed at a time: leave out {given[2]}.")
+    path = given[1] if len(given) == 2 else pictures_alone(given[0])
     place = place or default_place(path)
-    built, _ = _bring_up_to_date(
+    run = given[0] if len(given) == 2 else model_for(place)
+    built, _ = bring_up_to_date(
         run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
         approximate_above=above, codes=codes or None, labels=labels, local_features=local_features, device=device,
         compute_precision=compute_precision,
@@ -127,50 +138,6 @@ def build(
         click.echo(f"{file}: local features, {file.stat().st_size / 1e6:.1f} MB")
     named = shlex.quote(shown(place))
     click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
-
-
-def _bring_up_to_date(
-    model: str, path: str, place: str, *, device: str = "auto", compute_precision: str = "no", **options: Any
-) -> tuple[Built, Retriever]:
-    """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
-    from diptych.encoders.dual import recorded_name
-    from diptych.index.build import index_collection
-    from diptych.retriever import Retriever
-
-    retriever = Retriever.from_pretrained(model, device, compute_precision)
-    say_device(retriever.device)
-    built = index_collection(
-        retriever, path, place, model_name=recorded_name(model), show_progress=True, **options
-    )
-    for item, reason in built.skipped:
-        click.echo(f"skipped {item}: {reason}", err=True)
-    for note in built.notes:
-        click.echo(note, err=True)
-    return built, retriever
-
-
-def pictures_of(model: str, given: Sequence[str]) -> str:
-    """The path that follows the name of a model."""
-    if not given:
-        raise click.UsageError(
-            f"{model} is a model: give the pictures to search too, as in {model} ./photos."
-        )
-    return given[0]
-
-
-def collection_of_name(model: str, path: str) -> tuple[str, Retriever]:
-    """The index beside a path, brought up to date with the pretrained model of that name, and the model."""
-    place = default_place(path)
-    return place, _bring_up_to_date(model, path, place)[1]
-
-
-def default_place(path: str) -> str:
-    """Beside the data, with .index behind its name: ./photos → ./photos.index."""
-    from diptych.data.formats import divided, located
-
-    place = located(divided(path)[0])
-    named = place if place.name not in ("", "..") else place.resolve()  # '.', '../..'
-    return f"{named}.index"
 
 
 @index.command()
@@ -264,21 +231,6 @@ def duplicates(place: str, threshold: float | None, limit: int, kind: Any) -> No
             click.echo(f"no pair among {opened.count(kind)} {kind} items{reach}.", err=True)
 
 
-def model_place(opened: Index, given: str | None) -> str:
-    """The folder or name of an index's model: as the user says, or as the index recorded."""
-    from diptych.encoders.dual import is_pretrained_name
-    from diptych.errors import IndexFault
-
-    recorded = opened.info.model
-    if given is None and not (recorded and (is_pretrained_name(recorded) or Path(recorded).exists())):
-        raise IndexFault(
-            f"the model of this index was at {recorded}, which is gone: say where it lies now with --model."
-            if recorded
-            else "this index does not say where its model lies: say it with --model."
-        )
-    return given or recorded
-
-
 def model_of(
     opened: Index, given: str | None, device: str = "auto", compute_precision: str = "no"
 ) -> tuple[Retriever, str]:
@@ -361,7 +313,8 @@ def search(
 ) -> None:
     """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'.
 
-    In place of INDEX also a pretrained model and pictures, which are indexed first: hf:ID ./photos "two parrots".
+    In place of INDEX also pictures, which are indexed first: ./photos "two parrots"; or a model and pictures: hf:ID
+    ./photos "two parrots".
     """
     from diptych.encoders.dual import is_pretrained_name
     from diptych.index.cutoff import CHANCE
@@ -372,15 +325,16 @@ def search(
         raise click.UsageError("--json and --paths do not go together: choose one.")
     if reranker and not rerank:
         raise click.UsageError("--reranker re-ranks the top N hits: give --rerank N too.")
-    named = place if is_pretrained_name(place) else None
-    if named is not None:
-        path, query = pictures_of(named, query[:1]), query[1:]
+    path = place if is_collection(place) else None
+    if is_pretrained_name(place):
+        model, path, query = place, pictures_of(place, query[:1]), query[1:]
     asked = _query(" ".join(query), like)
-    if named is not None:
-        place, ready = collection_of_name(named, path)
+    ready = None
+    if path is not None:
+        place, model, ready = collection_of(model, path, device, compute_precision)
     with open_index(place) as opened:
         retriever, name = (
-            (ready, named) if named is not None else model_of(opened, model, device, compute_precision)
+            (ready, model or "") if ready is not None else model_of(opened, model, device, compute_precision)
         )
         judge = None
         if rerank:

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from diptych.cli.collection import collection_of, is_collection, model_place, pictures_of
 from diptych.cli.flags import Command, device_flags, given, say_device
-from diptych.cli.search import collection_of_name, model_place, pictures_of
 from diptych.web.limits import Limits
 
 TOKEN_VARIABLE = "DIPTYCH_TOKEN"
@@ -81,18 +81,21 @@ def serve(
 ) -> None:
     """Search an index in the browser and over HTTP. As in: diptych serve ./photos.index.
 
-    In place of INDEX also a pretrained model and pictures, which are indexed first: diptych serve hf:ID ./photos.
+    In place of INDEX also pictures, which are indexed first: diptych serve ./photos; or a model and pictures: diptych
+    serve hf:ID ./photos.
     """
     from diptych.encoders.dual import is_pretrained_name
     from diptych.index.opening import open_index
     from diptych.retriever import Retriever
     from diptych.web.serve import serve
 
+    path = place if is_collection(place) else None
     if is_pretrained_name(place):
-        model = place
-        place, served = collection_of_name(place, pictures_of(place, pictures))
+        model, path = place, pictures_of(place, pictures)
     elif pictures:
         raise click.UsageError(f"one index is served at a time: leave out {pictures[0]}.")
+    if path is not None:
+        place, model, served = collection_of(model, path, device, compute_precision)
     else:
         with open_index(place) as opened:
             served = Retriever.from_pretrained(model_place(opened, model), device, compute_precision)

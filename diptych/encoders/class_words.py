@@ -1,0 +1,139 @@
+"""A dual encoder without training: what a classifier sees in a picture, said in the words of a sentence encoder.
+
+ConSE (Norouzi et al., "Zero-Shot Learning by Convex Combination of Semantic Embeddings", ICLR 2014) places a picture
+where the names of its likely classes lie: no pair of picture and text is needed. Here the classifier is
+EfficientNet-Lite0 on ImageNet's 1,000 classes and the sentence encoder is all-MiniLM-L6-v2; the packages of the extra
+``demo`` hold both.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from diptych.data.images import PixelInput
+from diptych.data.text import WordPieceInput
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.dual_side import DualImageSide, DualSide
+from diptych.encoders.lite0 import Lite0, published_classifier
+from diptych.encoders.pretrained import minilm_folder
+from diptych.encoders.transformer import TransformerText
+from diptych.errors import DataError, SettingsError
+from diptych.ops import masked_mean, unit
+from diptych.parts import part
+from diptych.types import Features, Inputs
+
+NAME = "lite0+minilm"  # how users and indexes call this model
+PROMPT = "a photo of a {}"
+TEMPERATURE = 2.0  # of the softmax over the classes; chosen, with the prompt, on Flickr8k's validation images
+START_SCALE = 2.6593  # ln(1 / 0.07), from which CLIP too started; used when the model is trained
+
+
+@part
+class ClassWords(DualImageSide):
+    """Pixels (B, 3, H, W) → Features (B, 1, dim): the mean of the classes' word vectors, by their probability.
+
+    f(x) = Σ_c p_c · (s_c − s̄),   p = softmax((W · mean of the cells + b) / τ)        (after ConSE, eq. 4)
+
+    | paper | here |
+    |---|---|
+    | p_0(y given x) | softmax of ``classifier`` at τ = ``class_temperature`` |
+    | s(y) | row of ``words``, less their mean s̄ |
+    | T | all classes: a softer softmax does the work of the cut |
+
+    Without the centre s̄, which ``SentenceVector`` subtracts from the texts, every mean of many classes points the same
+    way.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        classes: int,
+        dim: int,
+        class_temperature: float = TEMPERATURE,
+        trainable: bool = True,
+    ) -> None:
+        super().__init__()
+        if class_temperature <= 0:
+            raise SettingsError(f"class_temperature={class_temperature} must be above 0.")
+        self.dim, self.class_temperature = dim, class_temperature
+        self.backbone = backbone
+        self.classifier = nn.Linear(backbone.channels, classes)
+        self.words = nn.Parameter(torch.zeros(classes, dim))
+        self.keep_scale(START_SCALE, 0.0)
+        self.let_train(trainable)
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Pixels, or vectors computed before, → Features (B, 1, dim)."""
+        if isinstance(inputs, Features):
+            return self.stored(inputs)
+        logits: Tensor = self.classifier(self.backbone(inputs).mean(dim=1))  # (B, classes)
+        vectors = (logits / self.class_temperature).softmax(dim=1) @ self.words  # (B, dim)
+        return Features.whole(vectors[:, None])
+
+
+@part
+class SentenceVector(DualSide):
+    """Token ids (B, W) → Features (B, 1, dim): the unit mean of a transformer's states, less a ``centre``."""
+
+    centre: Tensor
+
+    def __init__(self, encoder: TransformerText, trainable: bool = True) -> None:
+        super().__init__()
+        self.dim, self.encoder = encoder.dim, encoder
+        self.register_buffer("centre", torch.zeros(self.dim))
+        self.let_train(trainable)
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Token ids, or vectors computed before, → Features (B, 1, dim)."""
+        if not isinstance(inputs, Features):
+            raise DataError(
+                "a text encoder reads texts, not pictures: prepare them with the model's own text input."
+            )
+        if not inputs.is_ids:
+            return self.stored(inputs)
+        states: Features = self.encoder(inputs)
+        sentence = unit(masked_mean(states.values, states.mask))  # (B, dim)
+        return Features.whole((sentence - self.centre)[:, None])
+
+    def packs(self, device: torch.device) -> bool:
+        """As the transformer."""
+        return self.encoder.packs(device)
+
+
+def class_names() -> list[str]:
+    """The names of ImageNet's 1,000 classes, in the classifier's order."""
+    text = resources.files("diptych.encoders").joinpath("imagenet_classes.txt").read_text("utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def stored_words() -> tuple[Tensor, Tensor]:
+    """The class vectors (1000, 384), centred, and their centre (384,), as ``PROMPT`` and MiniLM give them.
+
+    They are stored, in 8 bits, not computed: the last bits of a computation differ between machines, and with them the
+    fingerprint by which an index knows its model.
+    """
+    with resources.as_file(
+        resources.files("diptych.encoders").joinpath("imagenet_classes.safetensors")
+    ) as file:
+        stored = load_file(file)
+    return stored["words"].float() * stored["scale"], stored["centre"]
+
+
+def load_class_words() -> tuple[ClassWords, SentenceVector, PixelInput, WordPieceInput]:
+    """Both sides and their inputs, from installed packages."""
+    folder = minilm_folder()
+    texts = WordPieceInput(folder, augment=0.0)
+    text = SentenceVector(TransformerText(folder, projection=False))
+    backbone = Lite0()
+    (weight, bias), (words, centre) = published_classifier(), stored_words()
+    image = ClassWords(backbone, *words.shape)
+    with torch.no_grad():
+        image.classifier.weight.copy_(weight)
+        image.classifier.bias.copy_(bias)
+        image.words.copy_(words)
+        text.centre.copy_(centre)
+    return image, text, PixelInput(**backbone.pixel_format), texts
