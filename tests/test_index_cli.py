@@ -127,17 +127,25 @@ def test_hybrid_finds_the_words(made: Path) -> None:
     hits = found(made / "shop.index", "17", "--hybrid", "-k", 3)
     assert hits[0]["id"] == "images/p17.png"
     answer = json.loads(
-        diptych("search", made / "shop.index", "17", "--hybrid", "--chance", 1e-9, "--json").stdout
+        diptych(
+            "search", made / "shop.index", "17", "--hybrid", "--chance", 1e-9, "--json", "--matches"
+        ).stdout
     )
     assert [hit["id"] for hit in answer["hits"]] == ["images/p17.png"]  # it has every word
     assert answer["matched"]
 
 
 def test_nothing_matches_is_said_beside_the_pipe(made: Path) -> None:
-    none = diptych("search", made / "shop.index", "zebra", "--chance", 1e-9)
+    asked = ("search", made / "shop.index", "zebra", "--chance", 1e-9)
+    shown = diptych(*asked, "-k", 3)
+    assert [line.split("\t")[3] for line in shown.stdout.splitlines()] == ["below the cut-off"] * 3
+    assert shown.stderr == "nothing matches clearly: these are the nearest.\n"
+    none = diptych(*asked, "--matches")
     assert none.stdout == ""
     assert none.stderr.startswith("nothing in the collection matches (the best is ")
-    assert diptych("search", made / "shop.index", "zebra", "--chance", 1e-9, "--paths").stdout == ""
+    assert (
+        diptych("search", made / "shop.index", "zebra", "--chance", 1e-9, "--paths", "--matches").stdout == ""
+    )
     assert "loosen the filter" in diptych("search", made / "shop.index", "a", "--filter", "price > 99").stderr
 
 
@@ -162,9 +170,10 @@ def test_lines_and_paths_for_pipes(made: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(made)
     hits = found(made / "shop.index", "thing", "-k", 3)
     lines = diptych("search", "shop.index", "thing", "-k", 3, "--all").stdout.splitlines()
-    assert lines == [
+    assert [line.removesuffix("\tbelow the cut-off") for line in lines] == [
         f"{hit['score']:.4f}\tshop/{hit['id']}\tthing number {str(hit['id'])[8:-4]}" for hit in hits
     ]
+    assert [not line.endswith("below the cut-off") for line in lines] == [hit["matches"] for hit in hits]
     paths = diptych("search", "shop.index", "thing", "-k", 3, "--all", "--paths").stdout.splitlines()
     assert paths == [str(made / "shop" / str(hit["id"])) for hit in hits]
     texts = diptych("search", "shop.index", "thing", "-k", 3, "--all", "--paths", "--kind", "text").stdout

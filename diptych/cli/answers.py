@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
     from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Pair, Query
 
+BELOW = "below the cut-off"  # what marks such an answer in a pipe; on a terminal it is dimmed
 SIDE = 256  # pixels that a thumbnail is decoded for, at least
 
 
 def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
     """A table on a terminal; in a pipe a line each: score, path or id, text, with tabs between."""
     if not sys.stdout.isatty():
+        passed = {hit.item.id for hit in hits.matches}
         for hit in chosen(hits, everything):
-            click.echo("\t".join((f"{hit.score:.4f}", _name(index, hit.item), _text(hit.item))))
+            cells = [f"{hit.score:.4f}", _name(index, hit.item), _text(hit.item)]
+            click.echo("\t".join([*cells, *([] if hit.item.id in passed else [BELOW])]))
     else:
         passed = {hit.item.id for hit in hits.matches}
         heads = ["score", "item", "text", *(["made of"] if any(hit.details for hit in hits) else [])]
@@ -78,7 +81,13 @@ def gallery(index: Index, title: str, query: Query, hits: Hits, *, everything: b
         for hit in chosen(hits, everything)
     ]
     pictures = (_asked_picture(index, term.value) for term in query.terms if term.kind in ("image", "item"))
-    note = "" if answers else "Nothing in the collection matches."
+    note = (
+        ""
+        if hits.matched
+        else "Nothing matches clearly. The nearest:"
+        if answers
+        else "Nothing in the collection matches."
+    )
     return gallery_page(title, QueryCard(note, answers, next(pictures, None)))
 
 
@@ -108,15 +117,21 @@ def nothing_left(index: Index, kind: Kind, filtered: bool) -> str:
 
 
 def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
-    """Say on standard error what is not shown, so that a pipe gets answers only."""
-    hidden = 0 if everything else len(hits) - len(hits.matches)
+    """Say on standard error what the cut-off says of the answers, so that a pipe gets answers only."""
+    below = len(hits) - len(hits.matches)
     if not hits:
         return
-    if not hits.matched and not everything:
+    if not hits.matched and everything:
+        click.echo("nothing matches clearly: these are the nearest.", err=True)
+    elif not hits.matched:
         best = f"{_name(index, hits[0].item)}, {hits[0].score:.3f}"
-        click.echo(f"nothing in the collection matches (the best is {best}; --all shows it).", err=True)
-    elif hidden and sys.stdout.isatty():
-        click.echo(f"{hidden} more below the cut-off of {hits.cutoff:.3f} (--all shows them).", err=True)
+        click.echo(
+            f"nothing in the collection matches (the best is {best}; leave --matches out to see it).",
+            err=True,
+        )
+    elif below and sys.stdout.isatty():
+        what = "dimmed" if everything else "left out"
+        click.echo(f"{below} of {len(hits)} are below the cut-off of {hits.cutoff:.3f} and {what}.", err=True)
 
 
 def _row(index: Index, hit: Hit, cells: int) -> tuple[str, ...]:

@@ -279,7 +279,12 @@ def model_of(
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     help="chance of claiming a match where there is none: higher marks more answers as matches (default: 0.2)",
 )
-@click.option("--all", "everything", is_flag=True, help="also answers below the cut-off")
+@click.option(
+    "--all/--matches",
+    "everything",
+    default=True,
+    help="mark answers below the cut-off, or leave them out (default: mark)",
+)
 @click.option("--frames", is_flag=True, help="every frame of a video (default: the best frame of each video)")
 @click.option("--allow_urls", "--allow-urls", is_flag=True, help="fetch images that a query names by address")
 @click.option("--model", help="folder or name of the model (default: as recorded)")
