@@ -187,7 +187,10 @@ def test_thumbnails_in_a_page(made: Path, tmp_path: Path) -> None:
     assert page.count("<figure") == 4
     assert page.count("<img") == 5  # and the query's own
     assert page.count("src='data:image/webp;base64,") == 5
-    diptych("search", made / "shop.index", "zebra", "--chance", 1e-9, "--html", tmp_path / "none.html")
+    asked = ("search", made / "shop.index", "zebra", "--chance", 1e-9, "--html", tmp_path / "none.html")
+    diptych(*asked)
+    assert "Nothing matches clearly. The nearest:" in (tmp_path / "none.html").read_text("utf-8")
+    diptych(*asked, "--matches")
     assert "Nothing in the collection matches." in (tmp_path / "none.html").read_text("utf-8")
 
 
@@ -216,7 +219,7 @@ def test_a_table_on_a_terminal(made: Path) -> None:
     shown = on_terminal("search", made / "shop.index", "17", "--hybrid", "-k", 3, "--chance", 1e-9)
     assert re.search(r"score\s+item\s+text\s+made of", shown)
     assert re.search(r"0\.\d{3}\s.*thing number 17\s+similarity", shown)
-    assert "2 more below the cut-off of " in shown
+    assert re.search(r"2 of 3 are below the cut-off of 0\.\d{3} and dimmed\.", shown)
 
 
 # ---------------------------------------------------------------------- upkeep

@@ -81,13 +81,8 @@ def gallery(index: Index, title: str, query: Query, hits: Hits, *, everything: b
         for hit in chosen(hits, everything)
     ]
     pictures = (_asked_picture(index, term.value) for term in query.terms if term.kind in ("image", "item"))
-    note = (
-        ""
-        if hits.matched
-        else "Nothing matches clearly. The nearest:"
-        if answers
-        else "Nothing in the collection matches."
-    )
+    nearest = "Nothing matches clearly. The nearest:" if answers else "Nothing in the collection matches."
+    note = "" if hits.matched else nearest
     return gallery_page(title, QueryCard(note, answers, next(pictures, None)))
 
 
