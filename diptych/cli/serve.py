@@ -100,7 +100,7 @@ def serve(
         with open_index(place) as opened:
             served = Retriever.from_pretrained(model_place(opened, model), device, compute_precision)
             model = model or opened.info.model
-    say_device(served.device)
+        say_device(served.device)
     serve(
         place, served, model_name=model or "", host=host, port=port, token=token, private=private,
         allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None, rerankers=rerankers,

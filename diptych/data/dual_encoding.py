@@ -25,7 +25,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore, Joined
 from diptych.data.draft import Draft, Empty
 from diptych.data.files import read_lines
-from diptych.data.frame_features import FRAMES, FrameRows, checked_frames
+from diptych.data.frame_features import FRAMES, FrameRows, checked_frames, chosen_features
 from diptych.data.problems import Problems
 from diptych.data.splits import SPLIT_NAMES, UNSPLIT
 from diptych.errors import DataError
@@ -98,14 +98,7 @@ def _features(root: Path, name: str | None) -> Path:
     """The folder of the features asked for, or of the only ones there are."""
     folder = root / "FeatureData"
     found = sorted(str(f.parent.relative_to(folder)) for f in folder.rglob("feature.bin"))
-    if name is None and len(found) == 1:
-        return folder / found[0]
-    if name in found:
-        return folder / str(name)
-    if not found:
-        raise DataError(f"{folder} holds no feature.bin: put the features of the videos there.")
-    asked = f"no features '{name}'" if name else "several kinds of features"
-    raise DataError(f"{folder} holds {asked}: choose with PATH?features=NAME, one of {', '.join(found)}.")
+    return chosen_features(folder, found, name, "feature.bin: put the features of the videos there.")
 
 
 def _array(folder: Path) -> ArrayStore:

@@ -127,6 +127,18 @@ class FrameRows:
         return f"{self.store.content_key(int(own[0]))}/{len(own)}/{self.frames}"
 
 
+def chosen_features(folder: Path, found: Sequence[str], name: str | None, missing: str) -> Path:
+    """The folder of the features asked for, or of the only ones ``found``; ``missing`` says what to do without any."""
+    if name is None and len(found) == 1:
+        return folder / found[0]
+    if name in found:
+        return folder / str(name)
+    if not found:
+        raise DataError(f"{folder} holds no {missing}")
+    asked = f"no features '{name}'" if name else "several kinds of features"
+    raise DataError(f"{folder} holds {asked}: choose with PATH?features=NAME, one of {', '.join(found)}.")
+
+
 def open_hdf5(path: Path) -> Any:
     """An HDF5 file, open for reading."""
     try:

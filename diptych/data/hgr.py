@@ -21,7 +21,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore, Joined, StoreRows
 from diptych.data.draft import Draft, Empty
 from diptych.data.files import read_json
-from diptych.data.frame_features import FRAMES, HDF5Frames, checked_frames, open_hdf5
+from diptych.data.frame_features import FRAMES, HDF5Frames, checked_frames, chosen_features, open_hdf5
 from diptych.data.problems import Problems
 from diptych.errors import DataError
 
@@ -72,14 +72,9 @@ def read(
 def _features(folder: Path, name: str | None) -> Path:
     """The folder of the features asked for, or of the only ones there are."""
     found = sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.is_dir() else []
-    if name is None and len(found) == 1:
-        return folder / found[0]
-    if name in found:
-        return folder / str(name)
-    if not found:
-        raise DataError(f"{folder} holds no features: put each kind of them into a folder of its own there.")
-    asked = f"no features '{name}'" if name else "several kinds of features"
-    raise DataError(f"{folder} holds {asked}: choose with PATH?features=NAME, one of {', '.join(found)}.")
+    return chosen_features(
+        folder, found, name, "features: put each kind of them into a folder of its own there."
+    )
 
 
 def _names(path: Path) -> list[str]:
