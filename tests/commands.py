@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -54,15 +55,22 @@ def training(recipe: str, data: object, **changes: Any) -> list[object]:
     return ["train", recipe, "--data", data, *flags(own)]
 
 
-def process(*args: object, **options: Any) -> subprocess.Popen[str]:
+def process(
+    *args: object, preexec_fn: Callable[[], object] = lambda: None, **options: Any
+) -> subprocess.Popen[str]:
     """A command in a process of its own, in a group of its own."""
+
+    def prepare() -> None:
+        # a suite that runs in the background of a shell hands down an ignored SIGINT
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        preexec_fn()
+
     return subprocess.Popen(
         [sys.executable, "-m", "diptych", *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        # a suite that runs in the background of a shell hands down an ignored SIGINT
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=prepare,
         **options,
     )
