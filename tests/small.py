@@ -38,12 +38,16 @@ def texts(count: int, seed: int = 0) -> list[str]:
     return [" ".join(rng.choice(WORDS, size=rng.integers(3, 9))) for _ in range(count)]
 
 
-def precomputed(folder: Path, *, train: int = 24, dev: int = 10, regions: int = 6, width: int = 16) -> Path:
+def precomputed(
+    folder: Path, *, train: int = 24, dev: int = 10, testall: int = 0, regions: int = 6, width: int = 16
+) -> Path:
     """A SCAN-style folder whose features carry the words of their texts, so that a model can learn from it."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(1)
     codes = rng.standard_normal((len(WORDS), width)).astype(np.float32)
-    for split, count, seed in (("train", train, 2), ("dev", dev, 3)):
+    for split, count, seed in (("train", train, 2), ("dev", dev, 3), ("testall", testall, 5)):
+        if not count:
+            continue
         lines, features = [], np.zeros((count, regions, width), np.float32)
         for image in range(count):
             chosen = np.random.default_rng(seed * 1000 + image).choice(len(WORDS), size=regions)
@@ -52,6 +56,19 @@ def precomputed(folder: Path, *, train: int = 24, dev: int = 10, regions: int = 
             lines += [" ".join(WORDS[w] for w in order.permutation(chosen)[:5]) for _ in range(5)]
         np.save(folder / f"{split}_ims.npy", features)
         (folder / f"{split}_caps.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+def coco_like(folder: Path, *, test: int = 4, testall: int = 12) -> Path:
+    """A folder as COCO's: ``test`` is the first images of ``testall``, and every split has ids."""
+    precomputed(folder, testall=testall)
+    np.save(folder / "test_ims.npy", np.load(folder / "testall_ims.npy")[:test])
+    lines = (folder / "testall_caps.txt").read_text("utf-8").splitlines()[: 5 * test]
+    (folder / "test_caps.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    for first, split in ((1000, "train"), (2000, "dev"), (3000, "testall"), (3000, "test")):
+        count = len(np.load(folder / f"{split}_ims.npy"))
+        ids = [str(first + row) for row in range(count) for _ in range(5)]  # one per text, as published
+        (folder / f"{split}_ids.txt").write_text("\n".join(ids) + "\n", "utf-8")
     return folder
 
 

@@ -176,11 +176,18 @@ def open_captions(
     found = find(path, format)
     found.refuse_unknown(options)
     if split is not None and found.splits is not None:
-        options["split"] = split
+        options["split"] = canonical_split(split)
     if problems is not None and "problems" in inspect.signature(found.read).parameters:
         options["problems"] = problems
     captions = found.captions(located(path), options)
     return captions if split is None else captions.split(canonical_split(split))
+
+
+def separate_splits(path: str | Path) -> list[str]:
+    """The splits of a path that can be read one by one, without the files of the others; none in most formats."""
+    place, _ = divided(path)
+    found = find(place)
+    return [] if found.splits is None else list(found.splits(located(place)))
 
 
 _OPTIONS = re.compile(r"(?P<path>.+?)\?(?P<options>\w+=[^&?]*(&\w+=[^&?]*)*)$")

@@ -17,7 +17,7 @@ from diptych.evaluation.hash_retrieval import HashRetrieval
 from diptych.evaluation.report import Report
 from diptych.evaluation.video import VideoRetrieval
 from diptych.retriever import Retriever
-from diptych.runs.reading import places_of, split_of
+from diptych.runs.reading import open_split, places_of, split_of
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
 
@@ -43,9 +43,13 @@ def evaluate_downstream(
             f"the protocol {protocol} takes one model, not {len(runs)}: evaluate them one by one."
         )
     (run,) = runs
-    whole = open_captions(places_of(runs, data)[0])
-    asked = split_of(whole, split)
-    others = database_of(whole, asked) if protocol == "hashing" else None
+    place, others = places_of(runs, data)[0], None
+    if protocol == "hashing":
+        whole = open_captions(place)
+        asked = split_of(whole, split)
+        others = database_of(whole, asked)
+    else:
+        asked = open_split(place, split)
     model = Retriever.from_pretrained(run, device, compute_precision)
     if say is not None:
         say(model.device)

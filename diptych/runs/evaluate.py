@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from diptych.data.captions import Captions
-from diptych.data.formats import open_captions
 from diptych.data.prepared import Prepared
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.evaluator import Evaluator, Retrieval
@@ -20,7 +19,7 @@ from diptych.recipes import RECIPES
 from diptych.reranking import RerankedScores
 from diptych.retriever import Retriever
 from diptych.runs import downstream, uni_modal
-from diptych.runs.reading import places_of, split_of
+from diptych.runs.reading import open_split, places_of
 from diptych.scores import MeanScores, Scores
 from diptych.settings import from_json
 from diptych.training.checkpoint import read_run
@@ -190,7 +189,7 @@ def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Capt
     data = places_of(runs, data)
     if len(data) not in (1, len(runs)):
         raise SettingsError(f"{len(data)} data sets for {len(runs)} models: give one for all, or one each.")
-    views = [split_of(open_captions(path), split) for path in data]
+    views = [open_split(path, split) for path in data]
     for other in views[1:]:
         if list(other.texts) != list(views[0].texts) or list(other.image_of) != list(views[0].image_of):
             raise DataError(f"{other.name} and {views[0].name} do not hold the same texts in the same order.")
