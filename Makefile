@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test lint docs browser clean
+.PHONY: demo test test-scale attack lint docs browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/diptych demo
 
 test: $(VENV)/.test browser lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What needs minutes or other servers (tests/scale): Milvus in a network namespace of its own.
+test-scale: $(VENV)/.scale
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale
 
 # Half an hour of hostile input for every reader, model folder, index file, route and parser; see SECURITY.md.
 attack: $(VENV)/.test
@@ -36,6 +40,10 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml
 $(VENV)/.test: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.scale: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[test,scale]"
+	touch $@ $(VENV)/.test $(VENV)/.demo
 
 # The page is tested in a real browser: Debian's, where the machine has none.
 browser:
