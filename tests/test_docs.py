@@ -21,7 +21,7 @@ from generated_docs import pages as made_pages
 from small import pictures, texts
 
 from diptych import __version__
-from diptych.cli import main
+from diptych.cli import main, underscored
 from diptych.data.formats import open_captions
 from diptych.recipes import RECIPES
 from diptych.training.checkpoint import FREE_TO_CHANGE
@@ -93,7 +93,7 @@ def check(command: Written) -> None:
     """Raise where click would: an unknown command or flag and, of a whole command, anything missing or wrong."""
     node: click.Command = main
     words = list(command.words)
-    context = click.Context(main, info_name="diptych")
+    context = click.Context(main, info_name="diptych", **main.context_settings)
     while isinstance(node, click.Group) and words and not words[0].startswith("-"):
         name, resolved, words = node.resolve_command(context, words)
         assert resolved is not None
@@ -105,7 +105,7 @@ def check(command: Written) -> None:
         node.make_context(context.info_name, list(words))
     known = flags_of(node) | {"--help", "--version"}
     for word in words:
-        flag = word.split("=")[0]
+        flag = "--" + underscored(word.split("=")[0].removeprefix("--")) if word.startswith("--") else word
         if flag.startswith("--") and flag not in known:
             raise click.NoSuchOption(flag, ctx=context)
 
@@ -175,7 +175,11 @@ def test_commands_are_found() -> None:
 
 @pages
 def test_flags_named_in_a_sentence_exist(page: Path) -> None:
-    named = {code.split()[0].split("=")[0] for code in inline(page) if re.match(r"--[a-z]", code)}
+    named = {
+        "--" + underscored(code.split()[0].split("=")[0][2:])
+        for code in inline(page)
+        if re.match(r"--[a-z]", code)
+    }
     assert named <= all_flags() | {"--nproc_per_node", "--nnodes"}
 
 

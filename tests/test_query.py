@@ -55,7 +55,9 @@ def test_files(shoe: Path) -> None:
     assert query.terms[2] == Term(Path("./shoe.jpg"), "image")
     assert query.text == "red shoe"
     assert parse_query('0.3:"./my shoe.png" + x').terms[0] == Term(Path("./my shoe.png"), "image", 0.3)
-    assert parse_query("other.jpg").terms == (Term("other.jpg"),)
+    assert parse_query('"other.jpg"').terms == (Term("other.jpg"),)
+    assert parse_query("other.jpg", paths=False).terms == (Term("other.jpg"),)
+    assert parse_query("shoes in a .jpg file").terms == (Term("shoes in a .jpg file"),)
     assert parse_query("./shoe.jpg", paths=False).terms == (Term("./shoe.jpg"),)
 
 
@@ -78,6 +80,8 @@ def test_addresses() -> None:
         ('"2:" + "blue"', 0, "empty term at character 1"),
         ('"" + "blue"', 0, "empty term"),
         ("red + \udcff", 6, "text at character 7 of the query is not valid Unicode"),
+        ("nothing.jpg", 0, "no file nothing.jpg (character 1 of the query): check the path"),
+        ("red - my nothing.PNG", 6, "no file my nothing.PNG"),
         ("red + ./nothing.jpg", 6, "no file ./nothing.jpg (character 7"),
     ],
 )

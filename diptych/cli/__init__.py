@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from diptych import __version__
+from diptych.cli.hints import advice
 from diptych.errors import DiptychError, Interrupted
 from diptych.registry import import_plugins
 
@@ -49,14 +52,22 @@ class Verbs(click.Group):
         assert isinstance(found, click.Command)
         return found
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs with the first sentence of each, read from the source: a help page imports no model."""
+        room = formatter.width - 6 - max(map(len, VERBS))
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(verb, click.Command(verb, help=_help(verb)).get_short_help_str(room)) for verb in VERBS]
+            )
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb that the arguments start with; a name that is none of them gets the nearest one as advice."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], VERBS, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}."
-            ctx.fail(f"there is no verb '{args[0]}': {advice}")
+            correction = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}."
+            ctx.fail(f"there is no verb '{args[0]}': {correction}")
         return super().resolve_command(ctx, args)
 
     def main(  # type: ignore[override]  # click's own two overloads, in one
@@ -73,7 +84,7 @@ class Verbs(click.Group):
             _leave(2)
         except click.UsageError as error:
             see = f" (see '{error.ctx.command_path} --help')" if error.ctx is not None else ""
-            _end(f"error: {_usage(error)}{see}", 2)
+            _end(f"error: {advice(error)}{see}", 2)
         except (DiptychError, click.ClickException) as error:
             _end(f"error: {error}", 2)
         except OSError as error:
@@ -90,12 +101,13 @@ class Verbs(click.Group):
         return _leave(code if isinstance(code, int) else 0)
 
 
-def _usage(error: click.UsageError) -> str:
-    """What is wrong with the arguments; of the two spellings of a flag only one is suggested."""
-    near: list[str] = getattr(error, "possibilities", None) or []
-    once = list({name.replace("-", "_"): name for name in sorted(near)}.values())
-    message = error.message.rstrip(".")
-    return f"{message}: did you mean {' or '.join(once)}?" if once else f"{error.format_message()}"
+def _help(verb: str) -> str:
+    """The docstring of a verb, without importing its module."""
+    source = (Path(__file__).parent / f"{VERBS[verb]}.py").read_text("utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef) and node.name == verb:
+            return ast.get_docstring(node) or ""
+    return ""
 
 
 def _end(sentence: str, status: int) -> NoReturn:
@@ -113,7 +125,15 @@ def _leave(status: int) -> NoReturn:
     sys.exit(status)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+def underscored(name: str) -> str:
+    """``--batch-size`` is ``--batch_size``, in every command."""
+    return name.replace("-", "_")
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": underscored},
+)
 @click.version_option(__version__)
 def main() -> None:
     """Diptych: train, evaluate, index and search image-text retrievers."""

@@ -37,18 +37,12 @@ def formats() -> None:
 
 @click.command()
 @click.argument("path")
-@click.option(
-    "--output_dir", "--output-dir", required=True, type=click.Path(path_type=Path), help="folder to fill"
-)
+@click.option("--output_dir", required=True, type=click.Path(path_type=Path), help="folder to fill")
 @click.option(
     "--backbone", default="lite0", show_default=True, help="lite0, hf:ID, timm:NAME or a model folder"
 )
-@click.option(
-    "--image_size", "--image-size", default=224, show_default=True, help="pixels of the square input"
-)
-@click.option(
-    "--batch_size", "--batch-size", type=click.IntRange(1), help="pictures at a time (default: by device)"
-)
+@click.option("--image_size", default=224, show_default=True, help="pixels of the square input")
+@click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
 @click.option("--frames", is_flag=True, help="one set of frame vectors per video, for video recipes")
 @device_flags
 def extract(

@@ -10,7 +10,6 @@ import click
 @click.command()
 @click.option(
     "--output_dir",
-    "--output-dir",
     default="demo",
     show_default=True,
     type=click.Path(path_type=Path),

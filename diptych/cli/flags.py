@@ -21,8 +21,6 @@ def settings_flags(kind: type[TrainingSettings]) -> Callable[[Command], Command]
     def decorate(command: Command) -> Command:
         for entry in reversed(dataclasses.fields(kind)):
             names = [f"--{entry.name}"]
-            if "_" in entry.name:
-                names.append(f"--{entry.name.replace('_', '-')}")
             options: dict[str, Any] = {
                 "default": None,
                 "help": f"{entry.metadata['help']}  [{entry.default}]",
@@ -45,7 +43,6 @@ def device_flags(command: Command) -> Command:
     """``--device`` and ``--compute_precision``: where a model runs, and in which precision its products are."""
     command = click.option(
         "--compute_precision",
-        "--compute-precision",
         default="no",
         show_default=True,
         type=click.Choice(["no", "bf16", "fp16"]),

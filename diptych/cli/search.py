@@ -79,13 +79,11 @@ def index() -> None:
 )
 @click.option(
     "--local_features",
-    "--local-features",
     is_flag=True,
     help="store what the model's pair scorer reads of each image beside the index: quick re-ranking, large files",
 )
 @click.option(
     "--batch_size",
-    "--batch-size",
     default=64,
     show_default=True,
     type=click.IntRange(1),
@@ -286,7 +284,7 @@ def model_of(
     help="mark answers below the cut-off, or leave them out (default: mark)",
 )
 @click.option("--frames", is_flag=True, help="every frame of a video (default: the best frame of each video)")
-@click.option("--allow_urls", "--allow-urls", is_flag=True, help="fetch images that a query names by address")
+@click.option("--allow_urls", is_flag=True, help="fetch images that a query names by address")
 @click.option("--model", help="folder or name of the model (default: as recorded)")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object")
 @click.option("--paths", is_flag=True, help="paths only, for pipes")

@@ -18,7 +18,7 @@ TOKEN_VARIABLE = "DIPTYCH_TOKEN"
 def limit_flags(command: Command) -> Command:
     """``--max_body``, ``--max_k``, …: one flag per limit; none given means its default."""
     for entry in reversed(dataclasses.fields(Limits)):
-        names = (f"--max_{entry.name}", f"--max-{entry.name}", f"max_{entry.name}")
+        names = (f"--max_{entry.name}", f"max_{entry.name}")
         help = f"most {entry.metadata['help']}  [{entry.default}]"
         command = click.option(*names, type=int, help=help)(command)
     return command
@@ -37,11 +37,10 @@ def limit_flags(command: Command) -> Command:
     help="token for changes; on any address but loopback, for everything",
 )
 @click.option("--private", is_flag=True, help="ask for the token everywhere, also on loopback")
-@click.option("--allow_urls", "--allow-urls", is_flag=True, help="let queries name images on the public web")
+@click.option("--allow_urls", is_flag=True, help="let queries name images on the public web")
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="site whose pages may call the API; repeatable")
 @click.option(
     "--host_name",
-    "--host-name",
     "host_names",
     multiple=True,
     metavar="NAME",

@@ -11,13 +11,10 @@ from diptych.training.teachers import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 
 @click.command()
 @click.argument("data")
-@click.option(
-    "--image_teacher", "--image-teacher", default="auto", show_default=True, help=IMAGE_TEACHER_HELP
-)
-@click.option("--text_teacher", "--text-teacher", default="minilm", show_default=True, help=TEXT_TEACHER_HELP)
+@click.option("--image_teacher", default="auto", show_default=True, help=IMAGE_TEACHER_HELP)
+@click.option("--text_teacher", default="minilm", show_default=True, help=TEXT_TEACHER_HELP)
 @click.option(
     "--image_teacher_space",
-    "--image-teacher-space",
     default="pooled",
     show_default=True,
     type=click.Choice(["pooled", "tokens"]),
@@ -25,18 +22,13 @@ from diptych.training.teachers import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 )
 @click.option(
     "--teacher_projection",
-    "--teacher-projection",
     default=0,
     show_default=True,
     type=click.IntRange(0),
     help="project teacher vectors to so many dimensions (0: none)",
 )
-@click.option(
-    "--image_size", "--image-size", default=224, show_default=True, help="pixels of the image teacher's input"
-)
-@click.option(
-    "--clean_captions", "--clean-captions", is_flag=True, help="clean the texts first, as cusa-clip does"
-)
+@click.option("--image_size", default=224, show_default=True, help="pixels of the image teacher's input")
+@click.option("--clean_captions", is_flag=True, help="clean the texts first, as cusa-clip does")
 def teach(data: str, **options: Any) -> None:
     """Compute the teacher vectors of a data set once (CUSA). Run again to go on after an interruption."""
     from diptych.runs.teach import teach as run

@@ -23,10 +23,9 @@ def _train_command(recipe: Recipe) -> click.Command:
     @click.option(
         "--data", help="data set: a path in any known format, or 'emoji' (a resumed run knows its own)"
     )
-    @click.option("--output_dir", "--output-dir", type=click.Path(path_type=Path), help="folder of the run")
+    @click.option("--output_dir", type=click.Path(path_type=Path), help="folder of the run")
     @click.option(
         "--resume_from_checkpoint",
-        "--resume-from-checkpoint",
         type=click.Path(path_type=Path),
         help="run to go on with",
     )
@@ -104,7 +103,6 @@ for _recipe in RECIPES.values():
 )
 @click.option(
     "--score_matrix",
-    "--score-matrix",
     type=click.Path(path_type=Path),
     help="compute all scores into this .npy file first; a run that was killed goes on from there",
 )
@@ -143,7 +141,6 @@ def _ablate_command(recipe: Recipe) -> click.Command:
     @click.option("--row", multiple=True, help="only the rows of this name (may be repeated)")
     @click.option(
         "--output_dir",
-        "--output-dir",
         required=True,
         type=click.Path(path_type=Path),
         help="folder of the runs",

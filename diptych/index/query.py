@@ -2,7 +2,8 @@
 
 A query is one term, or terms joined by ``+`` and ``-`` that stand alone or before a quote. A term is a text
 (in double quotes, or bare words) or an image file (a path that starts with ``./``, ``../``, ``/`` or ``~/``,
-or any name of an existing image file). Where terms are joined or quoted, ``2:`` before a term is its weight;
+or any name of an existing image file; bare words that end as an image file does but name none are refused, in
+quotes they are a text). Where terms are joined or quoted, ``2:`` before a term is its weight;
 a text that itself starts so is written with a weight of its own, ``"1:3:10 to Yuma"``. Within quotes, ``\\"``
 is a quote.
 """
@@ -146,6 +147,12 @@ def _term(piece: _Piece, sign: float, paths: bool, weighted: bool) -> Term:
                 piece.position,
             )
         return Term(path, "image", sign * weight)
+    if paths and piece.kind == "bare" and is_image(text):
+        raise QueryError(
+            f"there is no file {text} (character {piece.position + 1} of the query): check the path, or search for "
+            f"these letters in double quotes, as in '\"{text}\"'.",
+            piece.position,
+        )
     if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of a command line that are no UTF-8
         raise QueryError(
             f"the text at character {piece.position + 1} of the query is not valid Unicode: write it anew.",

@@ -236,7 +236,10 @@ class Searcher:
         if term.kind == "image":
             return as_item(term.value)
         if not self.allow_urls:
-            raise QueryError(f"{term.value} is a web address: download the image and give its path.")
+            raise QueryError(
+                f"{term.value} is a web address: download the image and give its path, or allow addresses "
+                "(--allow_urls)."
+            )
         return open_image(_download(str(term.value)), name=str(term.value))
 
 
