@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from safetensors import SafetensorError
@@ -170,6 +170,54 @@ def write_bytes(target: Path, content: bytes) -> None:
             os.replace(new, target)
         finally:
             new.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[BinaryIO]:
+    """A file to fill: it gets the name ``target`` when it is whole and synced, and is removed on any failure.
+
+    What a killed process left under another name goes when the same target is next written; one that another process
+    is still writing, which has it locked, stays. Of several that finish, the last one wins.
+    """
+    start = f".new-{target.name[:200]}-"
+    new = target.with_name(f"{start}{uuid4().hex[:12]}")
+    with storing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.parent):  # or it is taken for remains before it is locked
+            for left in target.parent.glob(f"{glob.escape(start)}*"):
+                with suppress(OSError), _locked(left, wait=False) as free:
+                    if free:
+                        left.unlink()
+            new.touch()
+            lock = ExitStack()
+            lock.enter_context(_locked(new))
+        with lock:
+            try:
+                with new.open("wb") as handle:
+                    yield handle
+                    handle.flush()
+                    os.fsync(handle.fileno())
+                os.replace(new, target)
+                _sync(target.parent)
+            finally:
+                new.unlink(missing_ok=True)
+
+
+def create_file(target: Path, content: bytes) -> bool:
+    """Write a small file in one piece unless it is there; whether it was this process that wrote it."""
+    new = target.with_name(f".new-{target.name[:200]}-{uuid4().hex[:12]}")
+    with storing(target, but=FileExistsError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            new.write_bytes(content)
+            _sync(new)
+            os.link(new, target)  # unlike a renaming, the system refuses it over another
+            _sync(target.parent)
+        except FileExistsError:
+            return False
+        finally:
+            new.unlink(missing_ok=True)
+    return True
 
 
 @contextmanager

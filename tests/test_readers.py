@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -105,7 +107,19 @@ def write_tars(folder: Path, table: Table) -> Callable[[str], str]:
     return lambda name: name
 
 
+def write_parquet(folder: Path, table: Table) -> Callable[[str], str]:
+    for split in {split for split, _ in table.values()}:
+        rows = [
+            {"image": f"{n}.png", "caption": texts, "split": own}
+            for n, (own, texts) in table.items()
+            if own == split
+        ]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"part-{split}.parquet")
+    return lambda name: f"{name}.png"
+
+
 WRITERS = {
+    "parquet": (write_parquet, "parquet"),
     "csv": (write_csv, "manifest"),
     "tsv": (write_tsv, "manifest"),
     "jsonl": (write_jsonl, "manifest"),
@@ -137,6 +151,28 @@ def test_every_format_has_a_name_a_description_and_is_recognised_alone() -> None
     assert len({entry.name for entry in FORMATS}) == len(FORMATS)
     assert all(entry.description for entry in FORMATS)
     assert recognise("emoji") == "emoji"
+
+
+def test_parquet_faults_are_one_sentence(tmp_path: Path) -> None:
+    save_pictures(tmp_path, ["a.png", "b.png"])
+    table = pyarrow.table({"image": ["a.png", "b.png"], "text": ["one", "two"], "price": [1, None]})
+    pyarrow.parquet.write_table(table, tmp_path / "x-0.parquet")
+    captions = open_captions(tmp_path / "x-{0..0}.parquet")
+    assert captions.labels["price"] == [1, None]
+    with pytest.raises(DataError, match=r"x-1.parquet: the table does not exist"):
+        open_captions(tmp_path / "x-{0..1}.parquet")
+    data = (tmp_path / "x-0.parquet").read_bytes()
+    (tmp_path / "x-1.parquet").write_bytes(data[:-9])
+    with pytest.raises(DataError, match="no whole Parquet file"):
+        open_captions(tmp_path)
+    pyarrow.parquet.write_table(pyarrow.table({"image": [b"a"]}), tmp_path / "x-1.parquet")
+    with pytest.raises(DataError, match="holds binary, not paths"):
+        open_captions(tmp_path)
+    (tmp_path / "x-0.parquet").unlink()
+    pyarrow.parquet.write_table(pyarrow.table({"price": [1]}), tmp_path / "x-1.parquet")
+    assert recognise(tmp_path) == "folder"  # a table that names no images is not the data
+    with pytest.raises(DataError, match="no image column"):
+        open_captions(tmp_path / "x-1.parquet")
 
 
 # --- precomputed folders -------------------------------------------------------------------------

@@ -32,6 +32,7 @@ VERBS = {
     "label": "label",
     "index": "search",
     "search": "search",
+    "embed": "embed",
     "serve": "serve",
 }
 """Each verb and the module of this folder that holds it, in the order of use."""

@@ -25,6 +25,7 @@ from diptych.data import (
     manifest,
     mirflickr,
     nus_wide,
+    parquet,
     precomputed,
     video_json,
     videos,
@@ -152,6 +153,7 @@ FORMATS = [
     Format(
         "manifest", "a .csv, .tsv or .jsonl with an image column, and images", manifest.matches, manifest.read
     ),
+    Format("parquet", "a .parquet with a column of image paths, or several", parquet.matches, parquet.read),
     Format("videos", "a folder of videos, read as frames (extra 'video')", videos.matches, videos.read),
     Format("folder", "a folder of images, texts in .txt files beside them", folder.matches, folder.read),
 ]

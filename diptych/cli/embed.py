@@ -1,0 +1,101 @@
+"""embed: vectors of a large collection into files, one per shard."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from diptych.cli.flags import device_flags, say_device
+
+SHOWN = 20  # unreadable pictures that are named; the receipts list all
+
+
+@click.command()
+@click.argument("model")
+@click.argument("data", metavar="SHARDS")
+@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.option(
+    "--shard", "part", metavar="I/N", help="embed part I of N of the shards, as in 2/8: one process of N"
+)
+@click.option(
+    "--rows",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="images of a shard where SHARDS are no tars or Parquet files",
+)
+@click.option("--texts/--no_texts", default=True, help="embed the texts too")
+@click.option(
+    "--thumbnails/--no_thumbnails",
+    default=True,
+    help="keep a small JPEG of each image that has no file of its own",
+)
+@click.option("--retry", is_flag=True, help="embed again the shards that have unreadable pictures")
+@click.option(
+    "--batch_size",
+    "--batch-size",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1),
+    help="pictures at a time",
+)
+@device_flags
+def embed(
+    model: str,
+    data: str,
+    out: Path,
+    part: str | None,
+    rows: int,
+    texts: bool,
+    thumbnails: bool,
+    retry: bool,
+    batch_size: int,
+    device: str,
+    compute_precision: str,
+) -> None:
+    """Write the vectors of a large collection into files. Run again to go on.
+
+    OUT is a folder with one Parquet file per shard, and a manifest.
+
+    MODEL is the folder of a trained run, lite0+minilm or hf:ID. SHARDS are tars, Parquet files with paths of images, a
+    folder of images, or any other data that diptych index reads. With --shard, several processes divide the work.
+    """
+    from diptych.encoders.dual import recorded_name
+    from diptych.errors import DataError
+    from diptych.retriever import Retriever
+    from diptych.vectors import embed as embedding
+    from diptych.vectors.sources import open_sources
+
+    chosen = embedding.parse_part(part) if part else (1, 1)
+    out = out.expanduser().resolve()
+    sources = open_sources(data, rows)
+    retriever = Retriever.from_pretrained(model, device, compute_precision)
+    say_device(retriever.device)
+    done = embedding.embed(
+        retriever, sources, out, model_name=recorded_name(model), part=chosen, texts=texts, thumbnails=thumbnails,
+        batch_size=batch_size, retry=retry, show_progress=True,
+    )  # fmt: skip
+    for item, reason in done.unreadable[:SHOWN]:
+        click.echo(f"skipped {item}: {reason}", err=True)
+    if len(done.unreadable) > SHOWN:
+        click.echo(
+            f"skipped {len(done.unreadable) - SHOWN:,} more: see 'unreadable' in {out}/shards/*.json",
+            err=True,
+        )
+    share = f" (part {part} of {len(sources.names)})" if part else ""
+    click.echo(
+        f"{out}: {len(done.receipts)} shards{share}, {done.images:,} images, {done.texts:,} texts "
+        f"({done.before} shards were there, {len(done.unreadable)} pictures skipped)"
+    )
+    if done.failed:
+        name, reason = done.failed[0]
+        raise DataError(
+            f"{len(done.failed)} of {len(done.failed) + len(done.receipts)} shards could not be embedded, the others "
+            f"are whole; {name}: {reason}"
+        )
+    if done.complete:
+        click.echo(f"next: diptych evaluate {shlex.quote(str(out))}")
+    else:
+        click.echo("not all parts are done yet: the last one to finish completes the manifest")

@@ -1,0 +1,220 @@
+"""The manifest of a folder of vectors, and the receipt of each of its shards.
+
+::
+
+    OUT/manifest.json         the model, the data, and every shard that is to be written
+    OUT/shards/NAME.parquet   the vectors of one input shard, under this name only once they are whole
+    OUT/shards/NAME.json      its receipt, written after it: counts, bytes, checksum, what could not be read
+
+Nobody needs a lock: a shard is whole when its receipt is there, and no two processes that divide the work write one
+file. The manifest is written before the first shard, and again, with the receipts in it, after the last one. No file
+holds a time or the name of a machine, so that the same data and model give the same bytes wherever they are embedded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from diptych.errors import DataError
+from diptych.storage import create_file, parse_json, write_text
+
+FORMAT, VERSION = "diptych-embeddings", 1
+MANIFEST = "manifest.json"
+SHARDS = "shards"  # folder of the files
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a whole shard holds. ``source_bytes`` is the size of the file it was made from (0: rows of a data set)."""
+
+    name: str
+    images: int
+    texts: int
+    bytes: int
+    sha256: str
+    source_bytes: int = 0
+    unreadable: Sequence[tuple[str, str]] = ()  # (id, reason)
+
+    @property
+    def rows(self) -> int:
+        """Images and texts."""
+        return self.images + self.texts
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Which model made the vectors of which data, and the names of all shards in order.
+
+    ``name`` and ``root`` are those of the collection (paths of items are relative to ``root``), ``data`` a hash of
+    what is divided into shards where these are not files.
+    """
+
+    model: str
+    fingerprint: str
+    dim: int
+    name: str
+    root: str
+    shards: tuple[str, ...]
+    texts: bool = True
+    thumbnails: bool = True
+    data: str = ""
+    receipts: Mapping[str, Receipt] = field(default_factory=dict)  # all of them, once every shard is whole
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard was whole when the manifest was written."""
+        return len(self.receipts) == len(self.shards)
+
+    def to_json(self) -> str:
+        """The file's content."""
+        shards = []
+        for name in self.shards:
+            entry: dict[str, Any] = {"name": name, "file": f"{SHARDS}/{name}.parquet"}
+            if self.complete:
+                entry |= asdict(self.receipts[name]) | {"rows": self.receipts[name].rows}
+            shards.append(entry)
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "complete": self.complete,
+            "model": {"name": self.model, "fingerprint": self.fingerprint},
+            "dim": self.dim,
+            "dtype": "float32",
+            "collection": {"name": self.name, "root": self.root},
+            "texts": self.texts,
+            "thumbnails": self.thumbnails,
+            "data": self.data,
+            "shards": shards,
+        }
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def is_vectors(folder: str | Path) -> bool:
+    """Whether a folder is one that ``diptych embed`` wrote."""
+    try:
+        content = parse_json((Path(folder).expanduser() / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a folder."""
+    file = folder / MANIFEST
+    try:
+        content = parse_json(file.read_bytes())
+        found = content["format"], content["version"]
+        if found[0] != FORMAT:
+            raise ValueError(f"its format is {found[0]!r}")
+        if found[1] != VERSION:
+            raise DataError(f"{file} has version {found[1]}, this diptych reads {VERSION}: update diptych.")
+        shards = tuple(_name(entry["name"]) for entry in content["shards"])
+        if len(set(shards)) != len(shards):
+            raise ValueError("it names a shard twice")
+        receipts = {}
+        if content["complete"]:
+            receipts = {entry["name"]: _receipt(entry) for entry in content["shards"]}
+        collection = content["collection"]
+        return Manifest(
+            model=str(content["model"]["name"]),
+            fingerprint=str(content["model"]["fingerprint"]),
+            dim=int(content["dim"]),
+            name=str(collection["name"]),
+            root=str(collection["root"]),
+            shards=shards,
+            texts=bool(content["texts"]),
+            thumbnails=bool(content["thumbnails"]),
+            data=str(content["data"]),
+            receipts=receipts,
+        )
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} holds no vectors (no {MANIFEST}): give the folder that diptych embed wrote."
+        ) from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): check that you may read it.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{file} is no manifest of vectors ({error}): copy it again, or embed into another folder."
+        ) from error
+
+
+def join_manifest(folder: Path, wanted: Manifest) -> Manifest:
+    """Begin a folder with this manifest, or go on with the one that is there, if it is of the same work."""
+    if create_file(folder / MANIFEST, wanted.to_json().encode()):
+        return wanted
+    found = read_manifest(folder)
+    if found.fingerprint != wanted.fingerprint:
+        raise DataError(
+            f"{folder} holds vectors of another model, {found.model} ({found.fingerprint}), not of {wanted.model} "
+            f"({wanted.fingerprint}): embed into another folder."
+        )
+    if found.shards != wanted.shards or found.data != wanted.data:
+        differs = sorted({*found.shards} ^ {*wanted.shards})
+        what = f"{differs[0]} is in one of the two only" if differs else "the pictures or texts have changed"
+        raise DataError(
+            f"{folder} was begun with other data, {len(found.shards)} shards of {found.name} ({what}): "
+            "embed into another folder, or give the data it was begun with."
+        )
+    for flag in ("texts", "thumbnails"):
+        if getattr(found, flag) != getattr(wanted, flag):
+            raise DataError(
+                f"{folder} was begun {'with' if getattr(found, flag) else 'without'} {flag}: "
+                "embed in the same way, or into another folder."
+            )
+    return found
+
+
+def complete_manifest(folder: Path, manifest: Manifest) -> bool:
+    """Put the receipts into the manifest if all are there; whether they were."""
+    receipts = {name: receipt for name in manifest.shards if (receipt := read_receipt(folder, name))}
+    if len(receipts) < len(manifest.shards):
+        return False
+    written = replace(manifest, receipts=receipts).to_json()
+    if (folder / MANIFEST).read_text("utf-8") != written:
+        write_text(folder / MANIFEST, written)
+    return True
+
+
+def shard_file(folder: Path, name: str) -> Path:
+    """The file of a shard."""
+    return folder / SHARDS / f"{name}.parquet"
+
+
+def read_receipt(folder: Path, name: str) -> Receipt | None:
+    """The receipt of a shard; None when it is not whole yet, or a damaged one, whose shard is written again."""
+    try:
+        return _receipt(parse_json((folder / SHARDS / f"{name}.json").read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_receipt(folder: Path, receipt: Receipt) -> None:
+    """Say that a shard is whole."""
+    content = asdict(receipt) | {"file": f"{SHARDS}/{receipt.name}.parquet", "rows": receipt.rows}
+    write_text(
+        folder / SHARDS / f"{receipt.name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    )
+
+
+def _receipt(content: Mapping[str, Any]) -> Receipt:
+    return Receipt(
+        name=_name(content["name"]),
+        images=int(content["images"]),
+        texts=int(content["texts"]),
+        bytes=int(content["bytes"]),
+        sha256=str(content["sha256"]),
+        source_bytes=int(content["source_bytes"]),
+        unreadable=tuple((str(id), str(reason)) for id, reason in content["unreadable"]),
+    )
+
+
+def _name(name: object) -> str:
+    """A name that is one file in the folder of shards: a manifest from elsewhere must not lead out of it."""
+    if not isinstance(name, str) or not name or Path(name).name != name or name in (".", ".."):
+        raise ValueError(f"{name!r} is no name of a shard")
+    return name
