@@ -22,7 +22,7 @@ from diptych.data.files import OnDisk, is_image
 from diptych.errors import DataError
 
 CUB_TEST = slice(100, 200)  # of the class folders in order
-_TRAILING_NUMBER = re.compile(r"(\d+)$")
+_TRAILING_NUMBER = re.compile(r"(\d{1,18})$")
 
 
 @dataclass(frozen=True)

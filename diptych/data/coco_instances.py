@@ -51,7 +51,7 @@ def read_instances(place: Path, problems: Problems) -> dict[int, tuple[str, ...]
             names = {int(one["id"]): str(one["name"]) for one in data["categories"]}
             for one in data["annotations"]:
                 categories.setdefault(int(one["image_id"]), set()).add(names[int(one["category_id"])])
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
             raise DataError(
                 f"{file} is not COCO's instance annotations ({error!r}): copy it again."
             ) from error

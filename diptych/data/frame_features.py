@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ class HDF5Frames:
             try:
                 stored = self._file[self.names[index]]
                 values = stored[evenly(len(stored), self.frames)] if stored.ndim == 2 else stored[()]
-            except (OSError, KeyError, AttributeError) as error:
+            except (OSError, KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
                 raise DataError(f"{label} cannot be read ({error}): copy the file again.") from error
         rows = _as_rows(np.asarray(values), label)
         return rows[evenly(len(rows), self.frames)]
@@ -137,6 +137,15 @@ def chosen_features(folder: Path, found: Sequence[str], name: str | None, missin
         raise DataError(f"{folder} holds no {missing}")
     asked = f"no features '{name}'" if name else "several kinds of features"
     raise DataError(f"{folder} holds {asked}: choose with PATH?features=NAME, one of {', '.join(found)}.")
+
+
+def held_in_hdf5(path: Path, names: Iterable[str]) -> set[str]:
+    """Those of ``names`` that an HDF5 file has a data set of."""
+    with open_hdf5(path) as file:
+        try:
+            return {name for name in names if name in file}
+        except (RuntimeError, ValueError, OSError, KeyError) as error:
+            raise DataError(f"{path} is damaged ({error}): copy it again.") from error
 
 
 def open_hdf5(path: Path) -> Any:

@@ -21,7 +21,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore, Joined, StoreRows
 from diptych.data.draft import Draft, Empty
 from diptych.data.files import read_json
-from diptych.data.frame_features import FRAMES, HDF5Frames, checked_frames, chosen_features, open_hdf5
+from diptych.data.frame_features import FRAMES, HDF5Frames, checked_frames, chosen_features, held_in_hdf5
 from diptych.data.problems import Problems
 from diptych.errors import DataError
 
@@ -100,8 +100,8 @@ def _store(
         kept = min(len(store), len(names))
         return names[:kept], StoreRows(store, np.arange(kept))
     path = folder / f"{short}_ft.hdf5"
-    with open_hdf5(path) as file:
-        held = {name: key for name in names for key in (name, name.replace("/", "_")) if key in file}
+    keys = held_in_hdf5(path, [key for name in names for key in (name, name.replace("/", "_"))])
+    held = {name: key for name in names for key in (name, name.replace("/", "_")) if key in keys}
     missing = [name for name in names if name not in held]
     problems.missing(missing, len(names), str(path), "one data set (frames, D) per video")
     return list(held), HDF5Frames(path, list(held.values()), frames)

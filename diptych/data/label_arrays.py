@@ -22,12 +22,12 @@ from diptych.data.captions import Captions, ImageStore, Joined
 from diptych.data.draft import Draft
 from diptych.data.files import read_lines
 from diptych.data.label_vocabulary import COLUMN
+from diptych.data.matlab import read_mat
 from diptych.data.problems import Problems
 from diptych.data.splits import canonical_split
 from diptych.data.tag_sets import tag_places
-from diptych.errors import DataError, MissingExtra
+from diptych.errors import DataError
 
-KEY = "feat"
 TAG_LISTS = ("common_tags.txt", "TagList1k.txt")
 REGION_CLASSES = "region_classes"
 UNTAGGED = "untagged"  # the text of an image without any tag: a text is never empty
@@ -139,30 +139,6 @@ class LazyRow(Sequence[int]):
     def tolist(self) -> list[int]:
         """The classes as numbers."""
         return [int(number) for number in self.classes[self.row]]
-
-
-def read_mat(path: Path) -> NDArray[np.bool_]:
-    """The table ``feat`` of a MATLAB file as (N, columns) bool; dense or sparse, format 5 to 7.2."""
-    try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise MissingExtra("scipy", "mat", "reading .mat files") from error
-    if not path.is_file():
-        raise DataError(f"{path} is missing: the folder needs the tags and the labels of every split.")
-    try:
-        content = loadmat(str(path))
-    except NotImplementedError as error:
-        raise DataError(f"{path} is a MATLAB 7.3 file: save it again with -v7.") from error
-    except Exception as error:  # a damaged file raises nearly anything
-        raise DataError(f"{path} is no MATLAB file ({error}): copy it again.") from error
-    if KEY not in content:
-        known = ", ".join(name for name in content if not name.startswith("__")) or "none"
-        raise DataError(f"{path} has no variable '{KEY}' (its variables: {known}).")
-    found = content[KEY]
-    dense = np.asarray(found.todense() if hasattr(found, "todense") else found)
-    if dense.ndim != 2 or not np.isin(np.unique(dense), (0, 1)).all():
-        raise DataError(f"{path}: '{KEY}' has shape {dense.shape} or other values than 0 and 1.")
-    return dense.astype(np.bool_)
 
 
 def _tags(path: Path, problems: Problems) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from diptych.data.captions import Captions, ImageStore
 from diptych.data.draft import Draft, Empty
 from diptych.data.files import head, read_json
-from diptych.data.frame_features import FRAMES, FrameFiles, HDF5Frames, checked_frames, open_hdf5
+from diptych.data.frame_features import FRAMES, FrameFiles, HDF5Frames, checked_frames, held_in_hdf5
 from diptych.data.problems import Problems
 from diptych.data.splits import UNSPLIT, canonical_split, split_in_name
 from diptych.errors import DataError, SettingsError
@@ -140,8 +140,8 @@ def _objects(entries: dict[str, Any], name: str, file: Path, problems: Problems)
 def _features(root: Path, given: Path | None, names: list[str], frames: int) -> tuple[list[str], ImageStore]:
     """The videos that have features, and these."""
     if given is not None and given.is_file():
-        with open_hdf5(given) as file:
-            held = [name for name in names if name in file]
+        there = held_in_hdf5(given, names)
+        held = [name for name in names if name in there]
         return held, HDF5Frames(given, held, frames)
     folder = root if given is None else given
     if not folder.is_dir():

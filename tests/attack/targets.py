@@ -13,29 +13,15 @@ import pickle
 import shutil
 import sqlite3
 import tarfile
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import benchmark_files
 import numpy as np
 from hostile import TEXTS, as_json, mutated, mutated_json, value, words
 from PIL import Image
-
-from diptych.errors import DiptychError
-
-Attack = Callable[[Random], None]
-Target = Callable[[Path], Attack]
-TARGETS: dict[str, Target] = {}
-CLOSING = ExitStack()  # what targets leave open
-
-
-def target(make: Target) -> Target:
-    """Register a target under its name."""
-    TARGETS[make.__name__] = make
-    return make
-
+from register import CLOSING, TARGETS, Attack, attacked, target, void
 
 # ---------------------------------------------------------------------- parsers
 
@@ -109,10 +95,6 @@ def queries(folder: Path) -> Attack:
         "  ",
     )
     return lambda draw: void(parse_query(words(draw, pieces, 30), paths=draw.random() < 0.5))
-
-
-def void(_: Any) -> None:
-    """Nothing of an answer is wanted but that it came."""
 
 
 # ---------------------------------------------------------------------- readers
@@ -522,14 +504,4 @@ def routes(folder: Path) -> Attack:
     return once
 
 
-def attacked(attack: Attack, draw: Random) -> bool:
-    """Give a target one input; whether it was refused in the package's own words."""
-    try:
-        attack(draw)
-    except DiptychError as error:
-        assert str(error).strip(), "an error without a sentence"  # noqa: PT017
-        return True
-    return False
-
-
-__all__ = ["TARGETS", "attacked", "value"]
+__all__ = ["CLOSING", "TARGETS", "attacked", "benchmark_files", "value"]

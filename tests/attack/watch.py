@@ -29,7 +29,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
 SECONDS = 5.0  # that one input may take
 GROWTH = 500_000_000  # bytes that a process may grow
 START = 180.0  # seconds to make a target
-PIECE = 500  # inputs of a target before the next has its turn
+PIECE, TURN = 500, 20.0  # inputs, or seconds, of a target before the next has its turn
 
 
 @dataclass
@@ -49,10 +49,12 @@ def work(name: str, first: int, count: int, folder: Path) -> None:
 
     warnings.simplefilter("ignore")
     attack = TARGETS[name](folder)
-    refused = 0
+    refused, end = 0, time.monotonic() + TURN
     with (folder.parent / "at").open("w", buffering=1) as at:
         for number in range(first, first + count):
             at.write(f"{number} {refused}\n")
+            if time.monotonic() > end:
+                os._exit(0)
             try:
                 refused += attacked(attack, Random(f"{name} {number}"))
             except BaseException:
