@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -21,9 +20,16 @@ from diptych.data.captions import StoredImage
 from diptych.data.images import PixelInput
 from diptych.data.text import TokenTexts
 from diptych.encoders.backbone import Backbone
-from diptych.encoders.cache import CachedImages, cache_folder, cache_image_features, cache_text_states
+from diptych.encoders.cache import (
+    CachedImages,
+    cache_folder,
+    cache_image_features,
+    cache_text_states,
+    cached_image_features,
+)
 from diptych.encoders.cells import compute_cells
-from diptych.encoders.feature_file import HEADER, FeatureFile
+from diptych.encoders.feature_file import FeatureFile
+from diptych.encoders.feature_pack import FeaturePack
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, ImageError, StorageError
 
@@ -84,6 +90,11 @@ def expected_cells(store: Pictures) -> np.ndarray:
         return backbone(pixels).numpy().astype(np.float16)
 
 
+def pack_of(folder: Path) -> Path:
+    (found,) = (folder / "images").iterdir()
+    return found
+
+
 def test_cells_are_computed_once_and_read_back(tmp_path: Path) -> None:
     backbone, store = Toy(), Pictures(11)
     cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
@@ -91,25 +102,55 @@ def test_cells_are_computed_once_and_read_back(tmp_path: Path) -> None:
     assert isinstance(cached, ArrayStore)
     assert cached.pictures is store
     assert cached.dtype == np.float16
+    assert cached.shape == (11, 4, 5)
     assert np.array_equal(cached.rows(range(11)), expected_cells(store))
+    assert np.array_equal(cached.rows([7, 2, 3, 3]), expected_cells(store)[[7, 2, 3, 3]])
+    assert np.array_equal(cached[-1], expected_cells(store)[-1])
     assert cached.content_key(3) == store.content_key(3)
     again = cache_image_features(backbone, pixel_input(), store, tmp_path)
     assert backbone.seen == store.opened == 11
     assert np.array_equal(again[5], cached[5])
-    whole = np.load(cached.path, mmap_mode="r")  # a plain npy file
-    assert whole.shape == (11, 4, 5)
+    with pytest.raises(IndexError):
+        cached.rows([11])
 
 
-def test_another_backbone_input_or_picture_is_another_file(tmp_path: Path) -> None:
-    store = Pictures(3)
-    first = cache_image_features(Toy(), pixel_input(), store, tmp_path)
+def test_another_list_of_the_same_pictures_computes_only_what_is_new(tmp_path: Path) -> None:
+    backbone, store = Toy(), Pictures(11)
+    cache_image_features(backbone, pixel_input(), store, tmp_path)
+    other = Pictures(4, seed=1)
+    other.arrays = np.concatenate([store.arrays[::-2], other.arrays, store.arrays[:1]])
+    backbone.seen = 0
+    cached = cache_image_features(backbone, pixel_input(), other, tmp_path)
+    assert backbone.seen == other.opened == 4
+    assert np.array_equal(cached.rows(range(len(other))), expected_cells(other))
+    assert len(FeaturePack(pack_of(tmp_path))) == 15
+
+
+def test_equal_pictures_are_computed_once(tmp_path: Path) -> None:
+    backbone, store = Toy(), Pictures(3)
+    store.arrays = store.arrays[[0, 1, 0, 2, 1]]
+    cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert backbone.seen == 3
+    assert np.array_equal(cached.rows(range(5)), expected_cells(store))
+
+
+def test_another_backbone_input_or_picture_is_computed_anew(tmp_path: Path) -> None:
+    backbone, store = Toy(), Pictures(3)
+    first = cache_image_features(backbone, pixel_input(), store, tmp_path)
     other = Toy()
     nn.init.normal_(other.filters)
-    assert cache_image_features(other, pixel_input(), store, tmp_path).path != first.path
+    assert cache_image_features(other, pixel_input(), store, tmp_path).pack.folder != first.pack.folder
     changed = PixelInput(**{**Toy().pixel_format, "mean": (0.4,) * 3})
-    assert cache_image_features(Toy(), changed, store, tmp_path).path != first.path
+    assert cache_image_features(Toy(), changed, store, tmp_path).pack.folder != first.pack.folder
+    cropped = PixelInput(**Toy().pixel_format, crop_ratio=(0.9, 1.0), flip=0.0)  # for training alone
+    assert cache_image_features(Toy(), cropped, store, tmp_path).pack.folder == first.pack.folder
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cache_image_features(Toy(), pixel_input(), store, tmp_path).pack.folder != first.pack.folder
     store.arrays[1] += 1
-    assert cache_image_features(Toy(), pixel_input(), store, tmp_path).path != first.path
+    backbone.seen = 0
+    cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert backbone.seen == 1
+    assert np.array_equal(cached.rows(range(3)), expected_cells(store))
 
 
 @pytest.mark.parametrize("stop", [0, 3, 4, 7, 10])
@@ -117,11 +158,48 @@ def test_an_interrupted_run_goes_on(stop: int, tmp_path: Path) -> None:
     store, backbone = Pictures(11, broken=(stop,)), Toy()
     with pytest.raises(ImageError):
         cache_image_features(backbone, pixel_input(), store, tmp_path)
-    assert not list(tmp_path.glob("*.npy"))
     store.broken, backbone.seen = (), 0
     cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
     assert backbone.seen == 11 - stop // 4 * 4
     assert np.array_equal(cached.rows(range(11)), expected_cells(store))
+
+
+def test_unreadable_pictures_are_noted_and_tried_again(tmp_path: Path) -> None:
+    store, backbone = Pictures(11, broken=(2, 9)), Toy()
+    cached = cache_image_features(backbone, pixel_input(), store, tmp_path, skip=True)
+    assert cached.unreadable == {
+        2: "picture 2 is damaged: replace it.",
+        9: "picture 9 is damaged: replace it.",
+    }
+    good = [row for row in range(11) if row not in (2, 9)]
+    assert np.array_equal(cached.rows(good), expected_cells(store)[good])
+    assert not cached[2].any()
+    assert cached_image_features(backbone, pixel_input(), store, tmp_path) is None
+    store.broken, backbone.seen = (), 0
+    assert not cache_image_features(backbone, pixel_input(), store, tmp_path, skip=True).unreadable
+    assert backbone.seen == 2
+    known = cached_image_features(backbone, pixel_input(), store, tmp_path)
+    assert known is not None
+    assert np.array_equal(known.rows(range(11)), expected_cells(store))
+
+
+def test_records_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diptych.encoders.feature_pack.FILE_BYTES", 3 * 4 * 5 * 2)
+    store, backbone = Pictures(11), Toy()
+    cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert len(list(pack_of(tmp_path).glob("rows-*.f16"))) == 4
+    assert np.array_equal(cached.rows([10, 2, 3, 4, 0]), expected_cells(store)[[10, 2, 3, 4, 0]])
+    files = cached.pack.files()
+    assert [file.pictures for file in files] == [3, 3, 3, 2]
+    assert not FeaturePack(pack_of(tmp_path)).remove([0, 2])  # somebody reads it
+    pack = cached.pack
+    del cached
+    pack.__del__()
+    assert FeaturePack(pack_of(tmp_path)).remove([0, 2])
+    backbone.seen = 0
+    again = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert backbone.seen == 6
+    assert np.array_equal(again.rows(range(11)), expected_cells(store))
 
 
 def damage(path: Path, offset: int) -> None:
@@ -134,48 +212,94 @@ def damage(path: Path, offset: int) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
-def row_offset(row: int) -> int:
-    return HEADER + row * 4 * 5 * 2
+def records(pack: Path) -> Path:
+    return pack / "rows-000000.f16"
+
+
+ROW = 4 * 5 * 2  # bytes of a record
 
 
 @pytest.mark.parametrize(
     ("harm", "redone"),
     [
-        (lambda path: damage(path, row_offset(5)), 7),  # the second chunk and what follows
-        (lambda path: damage(path, row_offset(0)), 11),
-        (lambda path: damage(path, 20), 0),  # the header
-        (lambda path: os.truncate(path, row_offset(9)), 3),
-        (lambda path: os.truncate(path, 10), 11),
-        (lambda path: path.write_bytes(path.read_bytes() + b"more"), 0),
-        (lambda path: os.utime(path), 0),  # touched, not changed
-        (lambda path: path.unlink(), 11),
-        (lambda path: log_of(path).unlink(), 11),
-        (lambda path: log_of(path).write_text("{"), 11),
-        (lambda path: log_of(path).write_bytes(log_of(path).read_bytes()[:-30]), 0),  # the last line cut off
-        (
-            lambda path: log_of(path).write_bytes(
-                b"\n".join([*log_of(path).read_bytes().split(b"\n")[:2], b"[]\n"])
-            ),
-            7,
-        ),
+        (lambda pack: damage(records(pack), 5 * ROW), 1),
+        (lambda pack: damage(records(pack), 0), 1),
+        (lambda pack: os.truncate(records(pack), 9 * ROW), 2),
+        (lambda pack: os.truncate(records(pack), 10), 11),
+        (lambda pack: records(pack).write_bytes(records(pack).read_bytes() + b"more"), 0),
+        (lambda pack: os.utime(records(pack)), 0),  # touched, not changed
+        (lambda pack: records(pack).unlink(), 11),
+        (lambda pack: (pack / "index").unlink(), 11),
+        (lambda pack: os.truncate(pack / "index", 9 * 32 + 7), 2),  # an entry cut off
+        (lambda pack: damage(pack / "index", 4 * 32 + 3), 1),
+        (lambda pack: (pack / "stamps.json").unlink(), 0),
+        (lambda pack: (pack / "stamps.json").write_text("{"), 0),
     ],
 )
-def test_a_damaged_file_is_never_used(harm, redone: int, tmp_path: Path) -> None:
+def test_a_damaged_record_is_never_used(harm, redone: int, tmp_path: Path) -> None:
     store, backbone = Pictures(11), Toy()
-    path = cache_image_features(backbone, pixel_input(), store, tmp_path).path
-    harm(path)
-    backbone.seen = 0
-    cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
-    assert backbone.seen == redone
-    assert np.array_equal(cached.rows(range(11)), expected_cells(store))
-    assert np.load(path).shape == (11, 4, 5)
-    backbone.seen = 0
     cache_image_features(backbone, pixel_input(), store, tmp_path)
-    assert backbone.seen == 0
+    harm(pack_of(tmp_path))
+    for expected in (redone, 0):
+        backbone.seen = 0
+        cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
+        assert backbone.seen == expected
+        assert np.array_equal(cached.rows(range(11)), expected_cells(store))
 
 
-def log_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.log")
+def test_damage_found_by_one_run_is_known_to_the_next(tmp_path: Path) -> None:
+    """The run that notices it may not need the picture."""
+    store, backbone = Pictures(11), Toy()
+    cache_image_features(backbone, pixel_input(), store, tmp_path)
+    damage(records(pack_of(tmp_path)), 5 * ROW)
+    assert len(FeaturePack(pack_of(tmp_path))) == 10
+    assert len(FeaturePack(pack_of(tmp_path))) == 10
+    cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
+    assert np.array_equal(cached.rows(range(11)), expected_cells(store))
+
+
+def test_what_a_killed_writer_left_is_written_over(tmp_path: Path) -> None:
+    pack = FeaturePack(tmp_path / "pack")
+    rows = np.arange(24, dtype=np.float32).reshape(6, 4)
+    pack.append(["a", "b"], rows[:2])
+    with (pack.folder / "rows-000000.f16").open("ab") as file:
+        file.write(b"records without entries" * 9)
+    with (pack.folder / "index").open("ab") as file:
+        file.write(b"half an entry")
+    again = FeaturePack(pack.folder)
+    assert len(again) == 2
+    again.append(["c", "a", "d"], rows[2:5])
+    fresh = FeaturePack(pack.folder)
+    assert len(fresh) == 4
+    pack.refresh()
+    for found in (again, fresh, pack):
+        out = np.empty((4, 4), np.float16)
+        found.read(found.find("abcd"), out)
+        assert np.array_equal(out, rows[[0, 1, 2, 4]])
+    assert (fresh.find(["e"]) == -1).all()
+
+
+def test_a_pack_of_another_size_or_format_is_refused(tmp_path: Path) -> None:
+    pack = FeaturePack(tmp_path / "pack")
+    pack.append(["a"], np.ones((1, 2)))
+    with pytest.raises(DataError, match="one size"):
+        pack.append(["b"], np.ones((1, 3)))
+    with pytest.raises(DataError, match="do not fit half precision"):
+        pack.append(["b"], np.full((1, 2), 1e6))
+    (pack.folder / "pack.json").write_text('{"format": 9, "shape": [2]}')
+    with pytest.raises(DataError, match="computed again"):
+        FeaturePack(pack.folder)
+
+
+def test_files_of_an_earlier_version_are_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "images-0123.npy", np.zeros((500, 1000)))
+    for seed in (0, 1):
+        cache_image_features(Toy(), pixel_input(), Pictures(2, seed), tmp_path)
+    said = capsys.readouterr().err
+    assert said.count("1 feature file of an earlier version (4.0 MB), which nothing reads any more") == 1
+    assert "diptych cache clear --old" in said
 
 
 def test_a_half_written_chunk_is_redone(tmp_path: Path) -> None:
@@ -246,7 +370,9 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path, monkeypatch: pytest.
 
     def full(handle: int) -> None:
         count[0] += 1
-        if count[0] == 4:  # data and line of the first chunk, data of the second, its line
+        if (
+            count[0] == 6
+        ):  # pack.json, data, index and stamps of the first chunk, data of the second, its index
             raise OSError(28, "No space left on device")
         sync(handle)
 
@@ -288,8 +414,14 @@ def test_chunks_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Keyed(Pictures):
+    """Some of the pictures of a seed, whose keys are the same in every process, which Python's hash is not."""
+
+    def __init__(self, count: int, start: int = 0, of: int | None = None) -> None:
+        super().__init__(of or count)
+        self.start, self.arrays = start, self.arrays[start : start + count]
+
     def content_key(self, index: int) -> str:
-        return str(index)  # Python's hash of bytes differs between processes
+        return str(self.start + index)
 
 
 def test_two_runs_at_once_share_the_work(tmp_path: Path) -> None:
@@ -321,31 +453,52 @@ from diptych.encoders.cache import cache_image_features
 cells_module.CHUNK_IMAGES, cells_module.CPU_BATCH = 4, 2
 class Slow(Toy):
     def forward(self, pixels):
-        time.sleep(0.05)
+        time.sleep(0.02)
         return super().forward(pixels)
 Slow.__name__ = "Toy"
-cache_image_features(Slow(), pixel_input(), Keyed(400), sys.argv[1], show_progress=False)
+start, end = int(sys.argv[3]), int(sys.argv[4])
+some = Keyed(end - start, start, of=400)
+cache_image_features(Slow(), pixel_input(), some, sys.argv[1], show_progress=False)
 """
 
 
 def test_a_killed_process_loses_one_chunk_at_most(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent)]
+    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent), "0", "400"]
     child = subprocess.Popen(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         deadline = time.monotonic() + 60
-        while not (logs := list(tmp_path.glob(".*.log"))) or len(logs[0].read_bytes().split(b"\n")) < 4:
+        while not (index := list(tmp_path.glob("images/*/index"))) or index[0].stat().st_size < 12 * 32:
             assert time.monotonic() < deadline
             assert child.poll() is None
             time.sleep(0.01)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
-    written = json.loads(logs[0].read_bytes().split(b"\n")[-2])["done"]
-    assert 8 <= written < 400
+    written = len(FeaturePack(index[0].parent))
+    assert 12 <= written < 400
     backbone = Toy()
     cached = cache_image_features(backbone, pixel_input(), Keyed(400), tmp_path)
     assert backbone.seen == 400 - written
     assert np.array_equal(cached.rows(range(400)), expected_cells(Pictures(400)))
+
+
+def test_two_processes_with_overlapping_lists(tmp_path: Path) -> None:
+    """They do not wait for each other, and no record is lost or stored twice."""
+    ranges = [("0", "60"), ("30", "90")]
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent), *some],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for some in ranges
+    ]
+    assert [child.wait(120) for child in children] == [0, 0]
+    assert len(FeaturePack(pack_of(tmp_path))) == 90
+    assert (pack_of(tmp_path) / "index").stat().st_size == 90 * 32
+    backbone = Toy()
+    cached = cache_image_features(backbone, pixel_input(), Keyed(90, of=400), tmp_path)
+    assert backbone.seen == 0
+    assert np.array_equal(cached.rows(range(90)), expected_cells(Pictures(400))[:90])
 
 
 # ---------------------------------------------------------------------------------------------------- texts

@@ -18,6 +18,7 @@ from torch import Tensor
 from diptych.cli import main
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.encoders.feature_pack import FeaturePack
 from diptych.encoders.shared import Contextual
 from diptych.errors import CheckpointError, SettingsError
 from diptych.ops import unit
@@ -275,11 +276,14 @@ def test_a_frozen_backbone_reads_augmented_copies_once(
         "--augmented_copies=3",
         "--log_steps=1",
     ]
+    counts = []
     for name in ("one", "two"):
         done = diptych("train", "cookie", "--data", photographs, "--output_dir", tmp_path / name, *flags)
         assert done.exit_code == 0, done.output
-        # training pictures, three copies of them, validation pictures; the second run finds them
-        assert len(list((tmp_path / "cache").glob("images-*.npy"))) == 5
+        # 13 training pictures, three copies of each, one validation picture; the second run finds them
+        (pack,) = (tmp_path / "cache" / "images").iterdir()
+        counts.append(len(FeaturePack(pack)))
+    assert counts == [14 + 3 * 13] * 2
     logs = [(tmp_path / name / "log.jsonl").read_text("utf-8").splitlines() for name in ("one", "two")]
     losses = [[json.loads(line).get("loss") for line in log] for log in logs]
     assert losses[0] == losses[1]

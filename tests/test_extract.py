@@ -20,6 +20,7 @@ from diptych.data.captions import Captions, StoredImage
 from diptych.data.images import PixelInput
 from diptych.data.opening import open_image
 from diptych.encoders.backbone import Backbone
+from diptych.encoders.cache import cache_image_features
 from diptych.encoders.extract import extract
 from diptych.errors import DataError
 
@@ -75,7 +76,8 @@ def data_set(folder: Path, texts: list[int], splits: list[str]) -> Captions:
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cells_module, "CHUNK_IMAGES", 2)
     monkeypatch.setattr(cells_module, "CPU_BATCH", 2)
 
@@ -210,17 +212,26 @@ from test_extract import Toy, data_set, extract, pixel_input
 cells.CHUNK_IMAGES = cells.CPU_BATCH = 2
 folder = Path(sys.argv[1])
 captions = data_set(folder / "images", [5] * 40, ["train"] * 30 + ["val"] * 10)
-extract(captions, Toy(pause=0.05), pixel_input(), folder / "out", show_progress=False)
+cache = sys.argv[3] == "cache"
+extract(captions, Toy(pause=0.05), pixel_input(), folder / "out", cache=cache, show_progress=False)
 """
 
 
-def test_extraction_goes_on_after_kill_9(tmp_path: Path) -> None:
-    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent)]
+@pytest.mark.parametrize("cache", [True, False])
+def test_extraction_goes_on_after_kill_9(cache: bool, tmp_path: Path) -> None:
+    how = "cache" if cache else "no cache"
+    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path), str(Path(__file__).parent), how]
     child = subprocess.Popen(arguments, env={**os.environ, "OMP_NUM_THREADS": "1"})
     log = tmp_path / "out" / ".train_ims.npy.log"
+
+    def written() -> int:
+        if cache:
+            return sum(index.stat().st_size // 32 for index in tmp_path.glob("cache/images/*/index"))
+        return 2 * log.read_bytes().count(b"\n") if log.exists() else 0
+
     try:
         deadline = time.monotonic() + 60
-        while not log.exists() or log.read_bytes().count(b"\n") < 6:
+        while written() < 12:
             assert time.monotonic() < deadline
             assert child.poll() is None
             time.sleep(0.01)
@@ -230,8 +241,19 @@ def test_extraction_goes_on_after_kill_9(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "train_ims.npy").exists()
     captions = data_set(tmp_path / "images", [5] * 40, ["train"] * 30 + ["val"] * 10)
     backbone = Toy()
-    extract(captions, backbone, pixel_input(), tmp_path / "out", show_progress=False)
+    extract(captions, backbone, pixel_input(), tmp_path / "out", cache=cache, show_progress=False)
     assert 10 <= backbone.seen <= 30
-    extract(captions, Toy(), pixel_input(), tmp_path / "whole", show_progress=False)
+    extract(captions, Toy(), pixel_input(), tmp_path / "whole", cache=False, show_progress=False)
     for name in ("train_ims.npy", "dev_ims.npy", "train_caps.txt", "dev_ids.txt"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_pictures_that_another_command_has_seen_are_not_computed_again(tmp_path: Path) -> None:
+    captions, backbone = data_set(tmp_path / "images", [5] * 5, ["train"] * 5), Toy()
+    cache_image_features(backbone, pixel_input(), captions.subset([3, 1]).images, show_progress=False)
+    extract(captions, backbone, pixel_input(), tmp_path / "out", show_progress=False)
+    assert backbone.seen == 5
+    extract(captions, backbone, pixel_input(), tmp_path / "apart", cache=False, show_progress=False)
+    assert backbone.seen == 10
+    one, other = (tmp_path / folder / "train_ims.npy" for folder in ("out", "apart"))
+    assert one.read_bytes() == other.read_bytes()

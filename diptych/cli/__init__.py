@@ -28,6 +28,7 @@ VERBS = {
     "reproduce": "train",
     "data": "data",
     "extract": "data",
+    "cache": "cache",
     "show": "show",
     "label": "label",
     "index": "search",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -43,6 +44,11 @@ def formats() -> None:
 )
 @click.option("--image_size", default=224, show_default=True, help="pixels of the square input")
 @click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
+@click.option(
+    "--cache/--no_cache",
+    default=True,
+    help="share features with other commands through the cache folder, or not (--frames never does)",
+)
 @click.option("--frames", is_flag=True, help="one set of frame vectors per video, for video recipes")
 @device_flags
 def extract(
@@ -51,6 +57,7 @@ def extract(
     backbone: str,
     image_size: int,
     batch_size: int | None,
+    cache: bool,
     frames: bool,
     device: str,
     compute_precision: str,
@@ -68,7 +75,7 @@ def extract(
     network = named.backbone(backbone, image_size).to(place)
     say_device(place)
     with autocast(place, compute_precision):
-        run = extract_frames if frames else extract_grid
+        run = extract_frames if frames else partial(extract_grid, cache=cache)
         report = run(
             open_captions(path),
             network,

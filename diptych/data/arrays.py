@@ -79,7 +79,7 @@ class ArrayStore:
         if len(starts) and (starts.min() < 0 or (starts + sizes).max() > len(self)):
             raise IndexError(f"rows outside 0…{len(self) - 1}")
         shape = (int(sizes.sum()), *self.shape[1:])
-        out = _pinned(shape, self.dtype) if pin_memory else np.empty(shape, dtype=self.dtype)
+        out = pinned_array(shape, self.dtype) if pin_memory else np.empty(shape, dtype=self.dtype)
         if self._array is not None:
             np.take(self._array, flat_index(starts, sizes), axis=0, out=out, mode="clip")  # checked above
             return out
@@ -177,7 +177,7 @@ def _joined(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[tuple[i
     return list(zip(starts[first].tolist(), totals.tolist(), strict=True))
 
 
-def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def pinned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """An empty array in memory that torch pinned, and takes back when the array is gone and copied."""
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from PIL import Image
 from diptych.data.captions import StoredImage
 from diptych.data.opening import open_image, to_rgb
 from diptych.errors import DataError, SettingsError
-from diptych.parts import part
+from diptych.parts import describe, part
 from diptych.types import Features, Inputs
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -53,6 +54,10 @@ class ImageInput(ABC):
     @abstractmethod
     def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Inputs:
         """The inputs of a batch, rows in order; ``rng`` given = training augmentation drawn from it."""
+
+    def identity(self) -> str:
+        """Names what is done to a picture that is not augmented: inputs of one identity give equal outputs."""
+        return json.dumps(describe(self))
 
 
 @part
@@ -153,6 +158,11 @@ class PixelInput(ImageInput):
             np.multiply(small.transpose(2, 0, 1), self._scale, out=out[row])
         out += self._shift
         return torch.from_numpy(out)
+
+    def identity(self) -> str:
+        """Size, colours and resizing; crops and flips are for training alone."""
+        colours = [self._scale.ravel().tolist(), self._shift.ravel().tolist(), self.bgr]
+        return json.dumps(["PixelInput", self.size, *colours, self.resize, int(self.filter)])
 
     def _window(self, size: tuple[int, int], rng: np.random.Generator | None) -> Window:
         """The part of a (width, height) picture that is kept."""

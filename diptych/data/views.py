@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -36,7 +37,9 @@ class AugmentedImages:
         item = self.store[index]
         if not isinstance(item, Image.Image):
             raise DataError("only pictures can be augmented: these are features already.")
-        return self.augmentation(item, np.random.default_rng([self.number, index]))
+        drawn = hashlib.blake2b(self.store.content_key(index).encode(), digest_size=8)  # the same in any list
+        seed = [self.number, int.from_bytes(drawn.digest(), "little")]
+        return self.augmentation(item, np.random.default_rng(seed))
 
     def content_key(self, index: int) -> str:
         """The key of the picture, and what is done to it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class Chunk:
     """Cells (n, R, C) of the next ``images`` images, in order; those that failed by row, with the reason."""
 
     images: int = 0
-    cells: list[NDArray[np.float32]] = field(default_factory=list)
+    cells: list[NDArray[Any]] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -35,7 +36,7 @@ class Chunk:
         """Whether it is time to write."""
         return self.images >= CHUNK_IMAGES or sum(block.nbytes for block in self.cells) >= CHUNK_BYTES
 
-    def values(self) -> NDArray[np.float32]:
+    def values(self) -> NDArray[Any]:
         """The cells in one array."""
         return np.concatenate(self.cells) if self.cells else np.zeros(0, dtype=np.float32)
 

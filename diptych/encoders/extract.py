@@ -16,23 +16,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, ImageStore, StoreRows
 from diptych.data.images import ImageInput
 from diptych.encoders.backbone import Backbone
-from diptych.encoders.cache import content_name
-from diptych.encoders.cells import compute_cells
+from diptych.encoders.cache import cache_image_features, content_name
+from diptych.encoders.cells import Chunk, compute_cells
 from diptych.encoders.feature_file import FeatureFile
 from diptych.errors import DataError
 from diptych.parts import describe
 from diptych.storage import write_text
 
 TEXTS_PER_IMAGE = 5  # of the published layout
+COPIED = 256  # images whose features are copied from the cache at a time
 FILE_NAMES = {"val": "dev"}  # of splits, where they differ
 
 
@@ -66,11 +69,14 @@ def extract(
     output_dir: str | Path,
     *,
     batch_size: int | None = None,
+    cache: bool = True,
+    cache_dir: str | Path | None = None,
     show_progress: bool = True,
 ) -> Extraction:
     """Write every split of ``captions``; run again after an interruption, it goes on where it stopped.
 
-    Features of another backbone or of other images in ``output_dir`` are never overwritten: that is an error.
+    With ``cache``, pictures whose features another command has computed are not computed again, and the other way
+    round. Features of another backbone or of other images in ``output_dir`` are never overwritten: that is an error.
     """
     if not len(captions.images):
         raise DataError(f"{captions.name} holds no images: give a folder with some.")
@@ -80,7 +86,8 @@ def extract(
         part = captions.split(split)
         with FeatureFile(folder / f"{file_name(split)}_ims.npy", _key(part, backbone, image_input)) as file:
             if not file.finished:
-                for chunk in compute_cells(
+                compute = partial(_cached_chunks, cache_dir) if cache else compute_cells
+                for chunk in compute(
                     backbone,
                     image_input,
                     part.images,
@@ -105,6 +112,24 @@ def extract(
         result.images[split], result.texts[split] = len(kept.images), len(kept.texts)
         result.skipped.update(skipped)
     return result
+
+
+def _cached_chunks(
+    folder: str | Path | None,
+    backbone: Backbone,
+    image_input: ImageInput,
+    store: ImageStore,
+    start: int,
+    **how: Any,
+) -> Iterator[Chunk]:
+    """What ``compute_cells`` gives, through the cache."""
+    left = StoreRows(store, np.arange(start, len(store)))
+    cached = cache_image_features(backbone, image_input, left, folder, **how)
+    for first in range(0, len(left), COPIED):
+        rows = range(first, min(first + COPIED, len(left)))
+        good = [row for row in rows if row not in cached.unreadable]
+        failures = {start + row: cached.unreadable[row] for row in rows if row in cached.unreadable}
+        yield Chunk(len(rows), [cached.rows(good)] if good else [], failures)
 
 
 def file_name(split: str) -> str:

@@ -84,7 +84,7 @@ class FeatureFile:
     def append(self, rows: NDArray[Any], items: int, notes: dict[str, str] | None = None) -> None:
         """Add the rows (n, ...) that the next ``items`` items gave, as float16; on disk when this returns."""
         assert self._data is not None
-        half = _half(rows)
+        half = to_half(rows)
         if half.size and not self.progress.row_shape:
             self.progress.row_shape = half.shape[1:]
         if half.size and half.shape[1:] != self.progress.row_shape:
@@ -232,7 +232,8 @@ class FeatureFile:
             os.fsync(log.fileno())
 
 
-def _half(rows: NDArray[Any]) -> NDArray[np.float16]:
+def to_half(rows: NDArray[Any]) -> NDArray[np.float16]:
+    """float16, or an error for numbers that do not fit."""
     with np.errstate(over="ignore"):
         half = rows.astype(np.float16)
     if not np.isfinite(half).all():

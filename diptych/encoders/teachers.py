@@ -218,9 +218,16 @@ class Live(ArrayStore):
         return self.compute(distinct)[back]
 
 
-def live_image_vectors(teacher: ImageTeacher | StoredTeacher, store: ImageStore) -> Live:
-    """The teacher's vectors of a store's images, computed batch by batch."""
+def live_image_vectors(
+    teacher: ImageTeacher | StoredTeacher, store: ImageStore, folder: str | Path | None = None
+) -> Live:
+    """The teacher's vectors of a store's images, batch by batch; cells that are in the cache are not computed anew."""
     _check(teacher, store)
+    if isinstance(teacher, ImageTeacher):
+        cells = cached_image_features(teacher.backbone, teacher.image_input, store, folder)
+        if cells is not None:
+            found, of_cells = cells, teacher.of_cells
+            return Live(lambda rows: of_cells(found.rows(rows).astype(np.float32)), len(store))
     return Live(lambda rows: teacher([*read_items(store, rows)]), len(store))
 
 

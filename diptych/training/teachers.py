@@ -104,7 +104,7 @@ class Teachers:
             teacher = named.image_teacher(name, self.image_size, self.space, self.project)
             teacher.backbone.to(device)
         if self.live:
-            return live_image_vectors(teacher, captions.images)
+            return live_image_vectors(teacher, captions.images, cache_dir)
         return cache_image_vectors(teacher, captions.images, cache_dir, show_progress=show_progress)
 
     def text_vectors(
