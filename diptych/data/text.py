@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore, flat_index
 from diptych.data.augmentation import WordAugmentation
+from diptych.data.pieces import read_pieces
 from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN, published_form, tokenize, vocabulary_words
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
@@ -231,7 +232,7 @@ class WordPieceInput(TextInput):
     """
 
     def __init__(self, source: str | Path, augment: float = 0.2, max_length: int | None = None) -> None:
-        self.tokenizer = load_tokenizer(source)
+        self.tokenizer: Any = read_pieces(source) or load_tokenizer(source)
         self.augment = _probability(augment)
         limit = int(min(self.tokenizer.model_max_length, 2**31))  # 10^30 when the tokenizer states none
         if max_length is not None and not 3 <= max_length <= limit:
@@ -250,24 +251,7 @@ class WordPieceInput(TextInput):
 
     def read(self, texts: Sequence[str]) -> TokenTexts:
         """Ids of all texts in flat arrays, a few times faster than ``prepare``: no lists are made but the ids."""
-        from transformers.tokenization_utils_base import PaddingStrategy, TruncationStrategy
-
-        with _TOKENIZING:  # the tokenizer keeps these between calls
-            self.tokenizer.set_truncation_and_padding(
-                padding_strategy=PaddingStrategy.DO_NOT_PAD,
-                truncation_strategy=TruncationStrategy.LONGEST_FIRST,
-                max_length=self.max_length,
-                stride=0,
-                pad_to_multiple_of=None,
-                padding_side=None,
-            )
-            lists = [
-                encoding.ids
-                for start in range(0, len(texts), CHUNK)
-                for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(
-                    list(texts[start : start + CHUNK]), add_special_tokens=True
-                )
-            ]
+        lists = [encoding.ids for some in self._encodings(texts, fast=True) for encoding in some]
         ids, offsets = _flatten(lists)
         pad = self.tokenizer.pad_token_id
         return TokenTexts(ids, np.full_like(ids, -1), offsets, 0 if pad is None else pad)
@@ -276,16 +260,9 @@ class WordPieceInput(TextInput):
         """Ids and word numbers of all texts in flat arrays."""
         ids: list[list[int]] = []
         words: list[list[int]] = []
-        for start in track(range(0, len(texts), CHUNK), "reading texts", show=show_progress):
-            encoded = self.tokenizer(
-                list(texts[start : start + CHUNK]),
-                truncation=True,
-                max_length=self.max_length,
-                padding=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-            )
-            for encoding in encoded.encodings:
+        chunks = -(-len(texts) // CHUNK)
+        for some in track(self._encodings(texts), "reading texts", total=chunks, show=show_progress):
+            for encoding in some:
                 ids.append(encoding.ids)
                 words.append([-1 if word is None else word for word in encoding.word_ids])
         flat_ids, offsets = _flatten(ids)
@@ -293,6 +270,17 @@ class WordPieceInput(TextInput):
         pad = self.tokenizer.pad_token_id
         augmentation = self.augmentation(self.augment) if self.augment else None
         return TokenTexts(flat_ids, flat_words, offsets, 0 if pad is None else pad, augmentation)
+
+    def _encodings(self, texts: Sequence[str], *, fast: bool = False) -> Iterator[list[Any]]:
+        """The encodings of ``CHUNK`` texts at a time, cut to length; fast ones know no words."""
+        backend = self.tokenizer.backend_tokenizer
+        encode = backend.encode_batch_fast if fast else backend.encode_batch
+        for start in range(0, len(texts), CHUNK):
+            with _TOKENIZING:  # the tokenizer keeps these between calls
+                backend.no_padding()
+                backend.enable_truncation(self.max_length, direction=self.tokenizer.truncation_side)
+                encodings = encode(list(texts[start : start + CHUNK]), add_special_tokens=True)
+            yield encodings
 
     def augmentation(self, rate: float, *, keep_a_word: bool = False) -> WordAugmentation:
         """Any piece of the vocabulary may stand for a replaced one."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from diptych import kernels
 from diptych.data.packing import PackedIds
 from diptych.encoders.backbone import weights_fingerprint
+from diptych.encoders.bert import read_bert
 from diptych.encoders.dropping import check_rate, drop_words
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.packed import can_pack, packed_states, unpack
@@ -44,9 +45,9 @@ class TransformerText(Encoder):
     ) -> None:
         super().__init__()
         self.drop = check_rate(drop)
-        config = load_config(source)
-        self.model = load_model(source, config, pretrained)
-        self.hidden = int(config.hidden_size)
+        own = read_bert(source, pretrained)
+        self.model = load_model(source, load_config(source), pretrained) if own is None else own
+        self.hidden = int(self.model.config.hidden_size)  # type: ignore[arg-type, union-attr]
         self.dim = dim if projection else self.hidden
         self.linear = nn.Linear(self.hidden, dim) if projection else nn.Identity()
         if isinstance(self.linear, nn.Linear):
