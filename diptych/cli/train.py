@@ -72,7 +72,7 @@ for _recipe in RECIPES.values():
 @click.option(
     "--data", multiple=True, help="data set, one for all runs or one each (default: the first run's own)"
 )
-@click.option("--split", default="val", show_default=True, help="split to evaluate")
+@click.option("--split", help="split to evaluate (default: val; of vectors, everything)")
 @click.option(
     "--protocol",
     default="plain",
@@ -109,9 +109,20 @@ for _recipe in RECIPES.values():
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
 @device_flags
 def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
-    """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores."""
+    """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores.
+
+    A folder that diptych embed wrote is evaluated from its vectors, a few shards in memory at a time.
+    """
+    from diptych.vectors.manifest import is_vectors
+
+    if any(is_vectors(run) for run in runs):
+        from diptych.runs.evaluate_vectors import evaluate_folder
+
+        click.echo(evaluate_folder(runs, **given(options)).render())
+        return
     from diptych.runs.evaluate import evaluate_runs
 
+    options["split"] = options["split"] or "val"
     click.echo(evaluate_runs(runs, **options, say=say_device).render())
 
 

@@ -109,7 +109,7 @@ def count_ranks(
     first = torch.full((images,), texts, device=device)  # the best own text; of several, the first
     first = first.scatter_reduce(0, image_of_text[is_best], text_number[is_best], "amin")
 
-    by_image, by_text = _Counts(images, 1, device), _Counts(texts, 0, device)
+    by_image, by_text = Counts(images, 1, device), Counts(texts, 0, device)
     for rows, columns, part in tiles:
         by_image.add(rows, part, best[rows, None], text_number[columns], first[rows, None])
         by_text.add(columns, part, own[columns], image_number[rows, None], image_of_text[columns])
@@ -150,7 +150,7 @@ def count_shared_ranks(
         level.append(torch.bincount(side[is_best], minlength=count))
         best.append(highest)
     numbers = [torch.arange(count, device=device) for count in scores.shape]
-    by_image, by_text = _Counts(scores.shape[0], 1, device), _Counts(scores.shape[1], 0, device)
+    by_image, by_text = Counts(scores.shape[0], 1, device), Counts(scores.shape[1], 0, device)
     for rows, columns, part in tiles:
         by_image.add(rows, part, best[0][rows, None], numbers[1][columns], first[0][rows, None])
         by_text.add(columns, part, best[1][columns], numbers[0][rows, None], first[1][columns])
@@ -282,7 +282,7 @@ class _Tiles:
         return checked_tile(self.scores, rows, asked)[i * height - top :, j * width - left :]
 
 
-class _Counts:
+class Counts:
     """Items above and level with a threshold, gathered over tiles, for the queries along one side."""
 
     def __init__(self, queries: int, gallery_dim: int, device: torch.device) -> None:

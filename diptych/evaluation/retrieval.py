@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,51 +22,20 @@ from diptych.errors import DataError, SettingsError
 from diptych.evaluation import protocols
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Card
-from diptych.evaluation.judgements import Judgements, coco_ids, judge_scores, load_judgements
+from diptych.evaluation.judgements import Judgements, coco_ids, judge_scores
 from diptych.evaluation.metrics import (
     DIRECTIONS,
     KS,
     Ranks,
     checked_pairing,
-    checked_ties,
     count_ranks,
     summary,
 )
 from diptych.evaluation.report import Group, Report, retrieval_tables
+from diptych.evaluation.rules import Rules, rules_of_ranks
 from diptych.evaluation.score_matrix import stored_scores
 from diptych.model import Scorer
 from diptych.scores import Fold, MeanScores, Scores, Where, as_scores
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """How scores become numbers: protocol, tie rule, judgements, bootstrap. Checked before any work."""
-
-    protocol: protocols.Protocol
-    ties: str
-    judgements: Sequence[Judgements]
-    draws: int
-    seed: int
-
-    @staticmethod
-    def of(
-        protocol: str | protocols.Protocol,
-        ties: str,
-        judgements: Sequence[str | Judgements],
-        draws: int,
-        seed: int,
-    ) -> Rules:
-        """Rules from what a caller gave, names looked up."""
-        if draws < 0:
-            raise SettingsError(f"bootstrap={draws} is negative: give the number of resamples, 0 for none.")
-        chosen = protocols.protocol_named(protocol)
-        judged = [load_judgements(j) if isinstance(j, str) else j for j in judgements]
-        if judged and chosen.folds > 1:
-            raise SettingsError(
-                f"{judged[0].name} is judged on the whole gallery, the protocol {chosen.name} has "
-                f"{chosen.folds} folds: use coco-5k."
-            )
-        return Rules(chosen, checked_ties(ties), judged, draws, seed)
 
 
 def evaluate(
@@ -276,9 +245,52 @@ def _report(
 ) -> Report:
     """``computed`` timed the computation where ``scores`` are only read from a file."""
     timed = _Timed(scores)
-    metrics, intervals, tied = _measure(timed, source, rules)
+
+    def ranked(images: NDArray[np.int64], texts: NDArray[np.int64]) -> Ranks:
+        whole = rules.protocol.folds == 1
+        part = timed if whole else Fold(timed, torch.from_numpy(images), torch.from_numpy(texts))
+        return count_ranks(part, source.image_of[texts] - images[0])
+
+    judged = _judged(timed, source, rules.judgements) if source.ids is not None else {}
+    measured = _measure(ranked, judged, source, rules)
     clock = timed if computed is None else computed
     pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
+    speed = encoding | pairs | {"seconds": time.perf_counter() - began}
+    return _filled(measured, source, rules, scores.kind, model, speed)
+
+
+def evaluate_ranks(
+    ranks: Ranks,
+    image_of: NDArray[np.int64],
+    images: int,
+    *,
+    data: str,
+    split: str,
+    data_hash: str,
+    model: str,
+    score: str = "dot",
+    protocol: str | protocols.Protocol = "plain",
+    ties: str = "index",
+    bootstrap: int = 1000,
+    seed: int = 0,
+    speed: dict[str, float] | None = None,
+) -> Report:
+    """Report ranks that were counted elsewhere, over shards of the data; ``data`` and what follows fill the card."""
+    rules = rules_of_ranks(protocol, ties, bootstrap, seed)
+    rules.protocol.check(image_of, images)
+    source = _Source(image_of, images, data, split, data_hash)
+    return _filled(_measure(lambda *_: ranks, {}, source, rules), source, rules, score, model, speed or {})
+
+
+_Measured = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, int]]
+"""Metrics, their intervals, and the tied queries of each direction."""
+
+
+def _filled(
+    measured: _Measured, source: _Source, rules: Rules, score: str, model: str, speed: dict[str, float]
+) -> Report:
+    """What was measured, with its card."""
+    metrics, intervals, tied = measured
     sizes = np.bincount(source.image_of, minlength=source.images)
     card = Card(
         protocol=rules.protocol.name,
@@ -290,7 +302,7 @@ def _report(
         folds=rules.protocol.folds,
         ties=rules.ties,
         tied_queries=tied,
-        score=scores.kind,
+        score=score,
         data_hash=source.data_hash,
         model=model,
         bootstrap=rules.draws,
@@ -298,28 +310,25 @@ def _report(
         version=__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    speed = encoding | pairs | {"seconds": time.perf_counter() - began}
     group = Group("retrieval", metrics, "rsum", card, intervals, speed, retrieval_tables(metrics))
     return Report((group,))
 
 
 def _measure(
-    scores: Scores, source: _Source, rules: Rules
-) -> tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, int]]:
+    ranked: Callable[[NDArray[np.int64], NDArray[np.int64]], Ranks],
+    judged: dict[str, Queries],
+    source: _Source,
+    rules: Rules,
+) -> _Measured:
     """Metrics averaged over the folds, intervals (images resampled within their fold), and tied queries."""
     found: list[dict[str, float]] = []
     draws: list[dict[str, NDArray[np.float64]]] = []
     tied = dict.fromkeys(DIRECTIONS, 0)
     for number, (images, texts) in enumerate(rules.protocol.split(source.image_of, source.images)):
-        whole = rules.protocol.folds == 1
-        part = scores if whole else Fold(scores, torch.from_numpy(images), torch.from_numpy(texts))
-        image_of = source.image_of[texts] - images[0]
-        ranks = count_ranks(part, image_of)
+        image_of, ranks = source.image_of[texts] - images[0], ranked(images, texts)
         metrics, queries = summary(ranks, rules.ties), _queries(ranks, image_of, rules.ties)
-        if source.ids is not None:
-            judged = _judged(scores, source, rules.judgements)
-            metrics |= {name: float(one.values.mean()) for name, one in judged.items()}
-            queries |= judged
+        metrics |= {name: float(one.values.mean()) for name, one in judged.items()}
+        queries |= judged
         for direction, placement in ranks:
             tied[direction] += placement.tied_queries
         found.append(metrics)

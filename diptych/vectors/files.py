@@ -18,7 +18,6 @@ column         what it holds (never null)
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -295,9 +294,3 @@ def open_vectors(folder: str | Path) -> VectorFolder:
     return VectorFolder(
         place, manifest, tuple(written), tuple(name for name, receipt in receipts.items() if not receipt)
     )
-
-
-def split_of(metadata: str) -> str:
-    """The split in a row's metadata."""
-    found = json.loads(metadata).get("split")
-    return found if isinstance(found, str) else ""
