@@ -90,13 +90,17 @@ def test_names_that_no_file_has(folder: Path, name: str) -> None:
 
 
 def negative_tar() -> bytes:
+    """A sound member, then one of -512 bytes: the next header is itself."""
+    sound = tarfile.TarInfo("b.jpg")
+    sound.size = 4
     info = tarfile.TarInfo("a.jpg")
     info.size = 4
     header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
     header[124:136] = b"\xff" * 4 + struct.pack(">q", -512)  # base 256, two's complement
     header[148:156] = b" " * 8
     header[148:156] = f"{sum(header[:512]):06o}\0 ".encode()
-    return bytes(header) + b"data" + bytes(508) + bytes(1024)
+    data = b"data" + bytes(508)
+    return sound.tobuf(tarfile.GNU_FORMAT) + data + bytes(header) + data + bytes(1024)
 
 
 def test_a_member_of_negative_size_is_told(folder: Path) -> None:
