@@ -261,6 +261,13 @@ def as_scores(scores: Scores | Tensor | NDArray[Any]) -> Scores:
     return MatrixScores(scores) if isinstance(scores, Tensor | np.ndarray) else scores
 
 
+def turned(scores: Scores) -> EmbeddingScores | None:
+    """Scores of texts against images, where they are products of vectors, whose sides can change places."""
+    if not isinstance(scores, EmbeddingScores):
+        return None
+    return EmbeddingScores(scores.text, scores.image)
+
+
 def checked_tile(scores: Scores, images: Where, texts: Where) -> Tensor:
     """A tile; NaN is an error, since it would silently compare as neither above nor tied."""
     return check_scores(scores.tile(images, texts), scores.shape, images, texts)

@@ -21,6 +21,7 @@ from diptych.evaluation.labels import (
     label_metrics,
     micro_f1,
 )
+from diptych.evaluation.leading import leading
 from diptych.scores import EmbeddingScores
 
 
@@ -131,8 +132,8 @@ def test_the_first_items_are_those_of_a_stable_sort(columns, kind):
     for depth in (1, 30, 500):
         take = min(depth, columns)
         expected = np.argsort(-block, axis=1, kind="stable")[:, :take]
-        assert np.array_equal(module._ranked(torch.from_numpy(block), take).numpy(), expected)
-        assert np.array_equal(module._ranked(torch.from_numpy(block).double(), take).numpy(), expected)
+        assert np.array_equal(leading(torch.from_numpy(block), take).numpy(), expected)
+        assert np.array_equal(leading(torch.from_numpy(block).double(), take).numpy(), expected)
 
 
 def test_a_vector_model_and_a_matrix_agree_in_any_order_of_the_items():
@@ -149,6 +150,34 @@ def test_a_vector_model_and_a_matrix_agree_in_any_order_of_the_items():
     assert mixed == pytest.approx(whole)
     both = [whole["image_to_text_ndcg@20"], whole["text_to_image_ndcg@20"]]
     assert whole["ndcg"] == pytest.approx(sum(both) / 2)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_vectors_with_ties_equal_the_definition_in_small_blocks(threads, monkeypatch):
+    """Products with the texts in rows, several workers, many blocks: the order of equal items stays theirs."""
+    monkeypatch.setattr(module, "MOST_QUERIES", 7)
+    rng = np.random.default_rng(threads)
+    image = torch.from_numpy(rng.integers(0, 2, (70, 5)).astype(np.float32))
+    text = image[rng.integers(0, 70, 90)]
+    labels = (rng.random((70, 9)) < 0.3).astype(np.float32)
+    text_labels = (rng.random((90, 9)) < 0.3).astype(np.float32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        judged = judge_labels(EmbeddingScores(image, text), labels, text_labels, depth=12)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    scores = (image.double() @ text.double().T).numpy()
+    for direction, rows, asked, gallery in (
+        ("image_to_text", scores, labels, text_labels),
+        ("text_to_image", scores.T, text_labels, labels),
+    ):
+        expected = [
+            slow_ndcg(row, query, gallery.tolist(), 12)
+            for row, query in zip(rows.tolist(), asked.tolist(), strict=True)
+        ]
+        assert judged[direction].ndcg == pytest.approx(expected, abs=1e-9)
 
 
 def test_equal_tag_sets_are_one_item_of_the_gallery():

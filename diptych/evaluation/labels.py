@@ -16,8 +16,9 @@ the captions of an image share theirs. The work takes a bounded amount of memory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,18 +28,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.errors import DataError, SettingsError
+from diptych.evaluation.leading import leading
 from diptych.evaluation.metrics import DIRECTIONS
-from diptych.scores import Scores, as_scores, checked_tile, full_precision
+from diptych.scores import LEAST, Scores, as_scores, checked_tile, full_precision, turned
 
 DEPTH = 500  # the k of NDCG@k
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # 0.05, 0.10, … 0.95
 BYTES = 64 * 2**20  # scores and sorting keys of one block of queries
+TILE_BYTES = (
+    8 * 2**20
+)  # scores of one block where it can be: larger ones get new pages from the system every time
+MOST_QUERIES = 256  # of one block
 PAIR_BYTES = 24  # of one query and one gallery item: a float32 score, an int64 key, room for sorting
-COLUMN = 0xFFFFFFFF  # the part of a sorting key that holds the column
-SAMPLED = (
-    4  # galleries of at least so many times the depth are sampled for a score that the first items reach
-)
-SPREAD = 3.5  # standard deviations by which that score is lowered
 
 Rows = Tensor | NDArray[Any]
 """Labels (items, C): 0 or 1, True where an item has the label."""
@@ -77,12 +78,15 @@ def judge_labels(
         raise DataError(
             f"images have {images.shape[1]} label columns and texts {texts.shape[1]}: use one vocabulary for both."
         )
-    gallery = slice(None) if gallery_texts is None else torch.from_numpy(gallery_texts).to(scores.device)
+    gallery = slice(None) if gallery_texts is None else torch.from_numpy(gallery_texts)
+    image_kinds, text_kinds = _kinds(images, scores.device), _kinds(texts, scores.device)
     return {
-        DIRECTIONS[0]: _Direction(scores, images, texts[gallery], gallery, True).judge(
+        DIRECTIONS[0]: _Direction(scores, image_kinds, text_kinds, gallery, True).judge(
             depth, average_precision
         ),
-        DIRECTIONS[1]: _Direction(scores, texts, images, slice(None), False).judge(depth, average_precision),
+        DIRECTIONS[1]: _Direction(scores, text_kinds, image_kinds, slice(None), False).judge(
+            depth, average_precision
+        ),
     }
 
 
@@ -151,19 +155,33 @@ def checked_labels(labels: Rows, items: int, what: str) -> Tensor:
     return rows
 
 
+Kinds = tuple[Tensor, Tensor]
+"""Distinct label rows (kinds, C), and the kind of every item."""
+
+
+def _kinds(labels: Tensor, device: torch.device) -> Kinds:
+    """Items of equal labels are of one kind; rows of bits are told apart faster than rows of numbers."""
+    bits = np.packbits(labels.cpu().numpy() > 0, axis=1)
+    keys = np.ascontiguousarray(bits).view(np.dtype((np.void, bits.shape[1]))).ravel()  # one value per item
+    _, first, kinds = np.unique(keys, return_index=True, return_inverse=True)
+    return labels[torch.from_numpy(first)].to(device), torch.from_numpy(kinds).to(device)
+
+
 class _Direction:
     """The queries of one side, the gallery of the other, and the relevance of their distinct label rows."""
 
     def __init__(
-        self, scores: Scores, asked: Tensor, gallery: Tensor, columns: Any, images_ask: bool
+        self, scores: Scores, asked: Kinds, gallery: Kinds, columns: slice | Tensor, images_ask: bool
     ) -> None:
-        self.scores, self.columns, self.images_ask = scores, columns, images_ask
-        device = scores.device
-        self.asked, self.asked_kind = torch.unique(asked.to(device), dim=0, return_inverse=True)
-        self.gallery, self.gallery_kind, self.copies = torch.unique(
-            gallery.to(device), dim=0, return_inverse=True, return_counts=True
-        )
-        self.size = len(gallery)
+        self.scores, self.images_ask = scores, images_ask
+        # products with the queries in rows have nothing to transpose
+        self.turned = None if images_ask else turned(scores)
+        self.columns = columns if isinstance(columns, slice) else columns.to(scores.device)
+        self.asked, self.asked_kind = asked
+        self.gallery, kinds = gallery
+        self.gallery_kind = kinds[self.columns]
+        self.copies = torch.bincount(self.gallery_kind, minlength=len(self.gallery))
+        self.size = len(self.gallery_kind)
 
     def judge(self, depth: int, average_precision: bool) -> LabelQueries:
         """NDCG and AP of every query, in the order of the queries."""
@@ -175,7 +193,7 @@ class _Direction:
         def one(rows: Tensor) -> None:
             kinds, place = torch.unique_consecutive(self.asked_kind[rows], return_inverse=True)
             shared = self.asked[kinds] @ self.gallery.T  # (kinds, gallery kinds) labels in common
-            ranked = _ranked(self._scores(rows), self.size if average_precision else depth)
+            ranked = leading(self._scores(rows), self.size if average_precision else depth)
             gain = shared[place[:, None], self.gallery_kind[ranked]]  # (q, …) in ranked order
             dcg, ideal = gain[:, :depth].double() @ discount, _ideal(shared, self.copies, discount)[place]
             where = rows.cpu().numpy()
@@ -185,88 +203,53 @@ class _Direction:
 
         # queries of equal labels stand together; numpy and torch leave the interpreter to the other threads
         blocks = torch.split(torch.argsort(self.asked_kind, stable=True), self._block_size())
-        workers = torch.get_num_threads() if self.scores.device.type == "cpu" else 1
-        # the precision is set once out here, for it is one of the whole process
-        with full_precision(self.scores.device), ThreadPoolExecutor(workers) as threads:
+        with full_precision(self.scores.device), one_thread_each(self.scores.device, len(blocks)) as threads:
             for _ in threads.map(one, blocks):
                 pass
         return LabelQueries(ndcg, ap if average_precision else None)
 
     def _block_size(self) -> int:
-        return max(1, BYTES // (PAIR_BYTES * max(1, self.size)))
+        size = max(1, self.size)
+        return max(1, min(MOST_QUERIES, max(LEAST, TILE_BYTES // (4 * size)), BYTES // (PAIR_BYTES * size)))
 
     def _scores(self, rows: Tensor) -> Tensor:
         """Scores (q, gallery) of some queries."""
+        if self.turned is not None:
+            part = self.turned.tile(rows, self.columns)
+            return part if not torch.isnan(part.sum()) else checked_tile(self.scores, self.columns, rows).T
         if self.images_ask:
             return checked_tile(self.scores, rows, self.columns)
         return checked_tile(self.scores, self.columns, rows).T
 
 
-def _ranked(block: Tensor, depth: int) -> Tensor:
-    """The first ``depth`` columns of each row by (value descending, column ascending)."""
-    if block.dtype != torch.float32:
-        return block.sort(dim=1, descending=True, stable=True).indices[:, :depth]
-    if block.device.type == "cpu":
-        return torch.from_numpy(_ranked_on_cpu(block.contiguous().numpy(), depth))
-    keys = (block + 0.0).view(torch.int32)
-    keys = torch.bitwise_xor(keys, (keys >> 31) & 0x7FFFFFFF).bitwise_not().to(torch.int64) << 32
-    keys |= torch.arange(block.shape[1], device=block.device)
-    return keys.topk(depth, dim=1, largest=False, sorted=True).values & COLUMN
+@contextmanager
+def one_thread_each(device: torch.device, jobs: int) -> Iterator[ThreadPoolExecutor]:
+    """As many workers as torch has threads, each with one: several that all start their own would wait for cores.
 
-
-def _ranked_on_cpu(block: NDArray[np.float32], depth: int) -> NDArray[np.int64]:
-    """``_ranked`` by numpy, which sorts integers with vector instructions, several times as fast as torch.
-
-    From a small part of many columns only what reaches a guessed score is sorted. The guess is a score within a sample
-    of the columns, low enough that the first ``depth`` should reach it; a row where fewer do is ranked whole. So the
-    order is exact whatever the guess.
+    The number of threads belongs to the whole process and is put back at the end. A GPU has one worker.
     """
-    rows, columns = block.shape
-    if depth * SAMPLED > columns:
-        return np.sort(_keys(block, np.arange(columns)), axis=1)[:, :depth] & COLUMN
-    stride = max(1, min(16, depth // 64))
-    sample = block[:, ::stride]
-    expected = depth / stride
-    place = max(0, sample.shape[1] - int(expected + SPREAD * expected**0.5) - 1)
-    guess = np.partition(sample, place, axis=1)[:, place]
-    flat = np.flatnonzero(block >= guess[:, None])
-    ends = np.searchsorted(flat, np.arange(1, rows + 1) * columns)
-    counts = np.diff(ends, prepend=0)
-    keys = np.full((rows, max(depth, counts.max())), np.iinfo(np.int64).max)
-    keys[np.arange(keys.shape[1]) < counts[:, None]] = _keys(block.ravel()[flat], flat % columns)
-    keys.sort(axis=1)
-    ranked = keys[:, :depth] & COLUMN
-    for row in np.flatnonzero(counts < depth):
-        ranked[row] = np.sort(_keys(block[row], np.arange(columns)))[:depth] & COLUMN
-    return ranked
-
-
-def _keys(values: NDArray[np.float32], columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One integer per score: its bits so that larger scores come first, then its column.
-
-    Integers have no ties, so sorting them gives the order of a stable sort. Adding 0 turns −0 into 0, its equal.
-    """
-    bits = (values + np.float32(0)).view(np.int32)
-    order = np.invert(bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF)))
-    keys: NDArray[np.int64] = (order.astype(np.int64) << 32) | columns
-    return keys
+    threads = torch.get_num_threads()
+    workers = min(threads, jobs) if device.type == "cpu" else 1
+    if workers > 1:
+        torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(max(1, workers)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _ideal(shared: Tensor, copies: Tensor, discount: Tensor) -> Tensor:
     """IDCG of each kind of query: the largest relevances first, counted by value instead of sorted."""
     most = int(shared.max().item()) if shared.numel() else 0
+    items = discount.new_zeros(len(shared), most + 1)  # of each relevance
+    items.scatter_add_(1, shared.long(), copies.to(discount.dtype).expand(shared.shape))
+    ends = (
+        items.flip(1).cumsum(1).long().clamp_max(len(discount))[:, :most]
+    )  # places taken by 'most', 'most − 1', … 1
     sums = torch.cat([discount.new_zeros(1), discount.cumsum(0)])  # (depth + 1,) of the first r places
-    weights = copies.to(torch.float32)
-    total, taken = (
-        discount.new_zeros(len(shared)),
-        torch.zeros(len(shared), dtype=torch.int64, device=shared.device),
-    )
-    for value in range(most, 0, -1):
-        count = ((shared == value).float() @ weights).long()
-        end = (taken + count).clamp_max(len(discount))
-        total += value * (sums[end] - sums[taken])
-        taken = end
-    return total
+    gained = sums[ends].diff(dim=1, prepend=discount.new_zeros(len(shared), 1))
+    return gained @ torch.arange(most, 0, -1, device=shared.device, dtype=discount.dtype)
 
 
 def _average_precision(relevant: Tensor) -> Tensor:
