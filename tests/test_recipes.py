@@ -70,7 +70,7 @@ def world(captions: Captions, tmp_path_factory: pytest.TempPathFactory) -> World
     return World(
         captions, seen,
         {
-            "clip": dual, "fusion": encoders, "cusa-clip": {**dual, **teacher},
+            "clip": dual, "ridge": encoders, "fusion": encoders, "cusa-clip": {**dual, **teacher},
             "cusa-fusion": {**encoders, **teacher, "uni_dim": 8},
         },
     )  # fmt: skip

@@ -52,10 +52,10 @@ def _train_command(recipe: Recipe) -> click.Command:
         progress = run_recipe(recipe, settings, data, folder, resume=resume)
         if os.environ.get("RANK", "0") != "0":  # of several processes, one speaks
             return
-        from diptych.training.validation import shown
+        from diptych.training.validation import named, shown
 
         click.echo(
-            f"best validation {shown(progress.metric)} {progress.best:.1f} at epoch {progress.best_epoch + 1}: "
+            f"best validation {shown(progress.metric)} {progress.best:.1f} ({named(progress.best_epoch)}): "
             f"{folder / 'best'}"
         )
         click.echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")

@@ -15,6 +15,7 @@ from diptych.recipes import (
     cusa_vse_infinity,
     fusion,
     labelwise,
+    ridge,
     sgraf,
     vse_infinity,
     vse_plus_plus,
@@ -25,6 +26,7 @@ from diptych.recipes.recipe import Recipe
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
+        ridge.RECIPE,
         vse_infinity.RECIPE,
         vse_plus_plus.RECIPE,
         coder.RECIPE,

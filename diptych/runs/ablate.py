@@ -54,7 +54,8 @@ def ablate(
             progress = _measured(recipe, values, data, run, show_progress)
             history = [_validation(line) for line in progress.history]
             histories.setdefault(row.name, []).append(history)
-            results.setdefault(row.name, []).append(history[progress.best_epoch])
+            (best,) = (line for line in history if line["epoch"] == progress.best_epoch)
+            results.setdefault(row.name, []).append(best)
     _keep(folder / f"table-{table}.json", results)
     said = render(recipe.tables[table], chosen, results, data)
     if recipe.tables[table].figure is None:

@@ -22,8 +22,10 @@ from diptych.training.log import Log
 from diptych.training.meter import Meter
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, freeze_for_epoch, set_rates, trainable
+from diptych.training.processes import save_on_main, share
 from diptych.training.schedules import schedule_of
 from diptych.training.signals import interrupted, interruptible
+from diptych.training.solving import solve, solve_alone
 from diptych.training.start import start
 from diptych.training.step import GraphedStep, Step
 from diptych.training.validation import finish_epoch, stop_early
@@ -49,6 +51,17 @@ def train(
     settings = card.settings
     accelerator = start(method, settings)
     device, rank = accelerator.device, accelerator.process_index
+    if not settings.epochs:
+        return solve_alone(
+            method,
+            card,
+            training,
+            validation,
+            folder,
+            accelerator,
+            resume=resume,
+            show_progress=show_progress,
+        )
     method.objective.to(device)
     for part in method.objective.modules():
         if isinstance(part, Objective):
@@ -79,6 +92,11 @@ def train(
     log = None  # the main process alone writes
     if accelerator.is_main_process:
         log = Log(folder, resumed_at=progress.step if resume else None, tensorboard=settings.tensorboard)
+    if method.solver is not None and not resume:
+        if log is not None:
+            solve(method, training, validation, folder, progress, log, show_progress=show_progress)
+        progress = share(progress, accelerator)
+        save_on_main(accelerator, folder, method, optimizer, progress)
     if settings.compile:
         method.retriever.compile_encoders()
     model = accelerator.prepare_model(method.retriever)
@@ -159,26 +177,3 @@ def on_collapse(sentence: str, settings: TrainingSettings) -> None:
     if settings.on_collapse == "stop":
         raise TrainingError(sentence)
     print(f"warning: {sentence}", flush=True)
-
-
-def save_on_main(
-    accelerator: Accelerator,
-    folder: Path,
-    method: Method,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-) -> None:
-    """Write ``last/`` from the main process; the random states of all processes go in."""
-    randoms = checkpoint.gather_random(accelerator.num_processes)
-    if accelerator.is_main_process:
-        checkpoint.save_state(folder, method, optimizer, progress, randoms, accelerator.scaler)
-    accelerator.wait_for_everyone()
-
-
-def share(progress: Progress, accelerator: Accelerator) -> Progress:
-    """The main process's progress, on every process."""
-    if accelerator.num_processes == 1:
-        return progress
-    box = [progress]
-    torch.distributed.broadcast_object_list(box)
-    return box[0]

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import nn
 
 from diptych.data.loading import ViewMaker
+from diptych.data.prepared import Prepared
 from diptych.evaluation.evaluator import Evaluator, Retrieval
 from diptych.objectives.objective import Objective
 from diptych.retriever import Retriever
 from diptych.training.targets import TargetSource
 from diptych.twin import Twin
+
+
+class Solver(Protocol):
+    """Sets weights of a model in closed form, from frozen features of the training data."""
+
+    def __call__(
+        self,
+        retriever: Retriever,
+        training: Prepared,
+        validation: Prepared | None,
+        *,
+        show_progress: bool = False,
+    ) -> Mapping[str, float]:
+        """Change the retriever in place; returns what was chosen on the way, for the log."""
+        ...
 
 
 @dataclass
@@ -24,7 +41,8 @@ class Method:
 
     ``multipliers`` maps a prefix of parameter names to the factor on the learning rate (0.1 for a pretrained text
     encoder); ``train_from`` maps a prefix to the epoch from which those parameters move (a CNN that waits one epoch).
-    The longest matching prefix counts. ``twin`` makes the momentum view of each batch.
+    The longest matching prefix counts. ``twin`` makes the momentum view of each batch. ``solver`` sets weights in
+    closed form before the first step: what it finds is measured and kept like an epoch, and may be all there is.
     """
 
     retriever: Retriever
@@ -35,6 +53,7 @@ class Method:
     targets: Sequence[TargetSource] = ()
     views: Mapping[str, ViewMaker] = field(default_factory=dict)
     evaluators: Sequence[Evaluator] = (Retrieval(),)
+    solver: Solver | None = None
 
     def modules(self) -> dict[str, nn.Module]:
         """Everything whose state belongs in a checkpoint."""

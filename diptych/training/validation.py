@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from diptych.data.prepared import Prepared
@@ -22,14 +23,14 @@ def finish_epoch(
     log: Log,
     show_progress: bool,
 ) -> None:
-    """Validate, keep the best model, and say how the epoch went."""
+    """Validate, keep the best model, and say how the epoch went; epoch −1 is what a solver found before the first."""
     retriever, line = method.retriever, {"epoch": float(epoch)}
     best, said = True, "no validation split"
     if validation is not None:
         report = measure(method.evaluators, retriever, validation, show_progress=show_progress)
         line.update({f"validation_{name}": value for name, value in report.metrics.items()})
         progress.metric, value = report.primary_metric, report.metrics[report.primary_metric]
-        best = progress.best_epoch < 0 or value > progress.best
+        best = not math.isfinite(progress.best) or value > progress.best
         if best:
             progress.best, progress.best_epoch = value, epoch
         said = f"validation {shown(progress.metric)} {value:.1f}{' (best so far)' if best else ''}"
@@ -40,7 +41,12 @@ def finish_epoch(
         progress.step, {"epoch": epoch, **{k: v for k, v in line.items() if k != "epoch"}, "best": best}
     )
     if show_progress:
-        print(f"epoch {epoch + 1}: {said}", flush=True)
+        print(f"{named(epoch)}: {said}", flush=True)
+
+
+def named(epoch: int) -> str:
+    """How an epoch, counted from 0, is called."""
+    return f"epoch {epoch + 1}" if epoch >= 0 else "closed form"
 
 
 def shown(metric: str) -> str:
@@ -55,7 +61,7 @@ def model_card(folder: Path, epoch: int, line: dict[str, float]) -> str:
     scores = "\n".join(f"| {name} | {value:.2f} |" for name, value in line.items() if name != "epoch")
     return (
         f"# {run['recipe']}\n\nAn image-text retriever trained with Diptych {run['diptych']} on {run['data']} "
-        f"(data {run['data_fingerprint']}), epoch {epoch + 1}.\n\n"
+        f"(data {run['data_fingerprint']}), {named(epoch)}.\n\n"
         '```python\nfrom diptych import Retriever\nmodel = Retriever.from_pretrained("this folder")\n```\n\n'
         f"| validation | |\n|---|---|\n{scores}\n\n| setting | |\n|---|---|\n{settings}\n"
     )
@@ -64,5 +70,7 @@ def model_card(folder: Path, epoch: int, line: dict[str, float]) -> str:
 def stop_early(progress: Progress, epoch: int, settings: TrainingSettings) -> bool:
     """Whether patience has ended."""
     return (
-        settings.patience > 0 and progress.best_epoch >= 0 and epoch - progress.best_epoch > settings.patience
+        settings.patience > 0
+        and math.isfinite(progress.best)
+        and epoch - progress.best_epoch > settings.patience
     )

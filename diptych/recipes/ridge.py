@@ -1,0 +1,95 @@
+"""Ridge regression from frozen image features to the vectors of a frozen text encoder, solved in closed form.
+
+No step is made unless ``--epochs`` asks for some: what the linear solve finds is the model. With epochs, training
+starts from that solution, and the best of both on the validation split is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from diptych import named
+from diptych.aggregators import Mean
+from diptych.data.captions import Captions
+from diptych.data.images import ImageInput, PixelInput, RegionInput
+from diptych.data.text import WordPieceInput
+from diptych.encoders.cnn import Grid, PrecomputedGrid
+from diptych.encoders.encoder import Encoder
+from diptych.encoders.pretrained import load_config
+from diptych.encoders.transformer import TransformerText
+from diptych.errors import SettingsError
+from diptych.objectives.contrastive import InfoNCE
+from diptych.recipes.recipe import Recipe
+from diptych.retriever import Retriever, Tower
+from diptych.settings import TrainingSettings, setting
+from diptych.training.method import Method
+from diptych.training.ridge import Ridge
+
+STORED = ("auto", "grid")  # names of an image encoder that reads stored features
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """One linear solve; λ and μ are chosen on the validation split."""
+
+    image_encoder: str = setting(
+        "auto",
+        "frozen image features: grid (stored ones), lite0 (EfficientNet-Lite0), hf:ID, timm:NAME, a model folder, "
+        "or auto: stored features where the data has them, lite0 for pictures",
+    )
+    text_encoder: str = setting("minilm", f"frozen text encoder: {named.TEACHERS}")
+    image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
+    shrinkage: float = setting(
+        0.0, "λ in units of the mean spread of a feature (0: chosen on the validation split)", low=0
+    )
+    flooring: float = setting(
+        0.0,
+        "μ, which evens out the spread of the texts, in units of its mean (0: chosen on the validation split)",
+        low=0,
+    )
+    temperature: float = setting(0.05, "temperature InfoNCE starts from and learns", low=0.01, high=1)
+    epochs: int = setting(0, "passes over the training texts after the solve, with InfoNCE", low=0)
+
+
+def build(settings: Settings, captions: Captions) -> Method:
+    """Compose the method for the given training data."""
+    if settings.text_encoder in named.GRUS:
+        raise SettingsError(
+            f"--text_encoder {settings.text_encoder} knows nothing before it is trained, so there are no vectors to "
+            f"regress to: use {named.TEACHERS}."
+        )
+    source = named.text_source(settings.text_encoder)
+    dim = int(load_config(source).hidden_size)
+    image, image_input = image_side(settings, captions, dim)
+    text = TransformerText(source, dim, trainable=False)
+    retriever = Retriever(
+        Tower(image, Mean()), Tower(text, Mean()), image_input, WordPieceInput(source, augment=0.0)
+    )
+    return Method(
+        retriever,
+        InfoNCE(settings.temperature, learned=True),
+        solver=Ridge(settings.shrinkage or None, settings.flooring or None),
+    )
+
+
+def image_side(settings: Settings, captions: Captions, dim: int) -> tuple[Encoder, ImageInput]:
+    """A linear layer on frozen cells: stored ones, or those of a backbone."""
+    first, name = captions.images[0], settings.image_encoder
+    if isinstance(first, np.ndarray):
+        if name not in STORED:
+            raise SettingsError(
+                f"--image_encoder {name} reads pictures, {captions.name} holds features: use grid."
+            )
+        width = int(first.shape[-1])
+        return PrecomputedGrid(width, dim, drop=0.0), RegionInput(width)
+    if name == "grid":
+        raise SettingsError(
+            f"--image_encoder grid reads stored features, {captions.name} holds pictures: use lite0."
+        )
+    network = named.backbone("lite0" if name == "auto" else name, settings.image_size)
+    return Grid(network, dim, drop=0.0), PixelInput(**network.pixel_format)
+
+
+RECIPE = Recipe("ridge", "Ridge regression: images to text vectors in closed form", Settings, build)
