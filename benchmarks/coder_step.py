@@ -73,7 +73,7 @@ class Run:
             members["concept"] = (On(DiversityContrast(), "concept"), 1.0)
         if "prototypes" in parts:
             prototypes = PrototypeClassification(options.clusters, dim, options.clusters)
-            prototypes.memory = prototypes.memory[:0]
+            prototypes.started = True
             members["prototypes"] = (prototypes, 1.0)
         self.method = Method(self.model, Sum(members), twin=twin)
         parameters = [*self.model.parameters(), *self.method.objective.parameters()]

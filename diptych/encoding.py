@@ -150,7 +150,7 @@ def collect(found: Iterable[tuple[slice | Rows, Tensor]], out: Tensor) -> Tensor
         if copied is not None:
             copied.synchronize()
         with torch.inference_mode():  # which a thread does not inherit
-            out[rows if isinstance(rows, slice) else torch.as_tensor(rows)] = vectors.float()
+            out[rows if isinstance(rows, slice) else torch.as_tensor(rows)] = vectors.to(out.dtype)
 
     waiting: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1, "collect") as executor:

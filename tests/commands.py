@@ -21,7 +21,7 @@ TINY: dict[str, Any] = {
     "word_dim": 8,
     "log_steps": 1,
 }
-CODER: dict[str, Any] = {"queue_size": 30, "clusters": 6, "concept_size": 10}
+CODER: dict[str, Any] = {"queue_size": 30, "clusters": 6, "concept_size": 10, "prototype_epoch": 1}
 
 
 def diptych(*args: object, status: int = 0) -> Result:

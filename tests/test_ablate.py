@@ -83,8 +83,8 @@ def test_every_row_runs_and_is_reused(recipe: str, table: str, data: Path, tmp_p
 def test_more_prototypes_than_the_data_allow(tmp_path: Path, data: Path) -> None:
     command = arguments("coder", "4", data, tmp_path / "runs")
     sentence = refused(*command)
-    assert "5000 prototypes are more than the 120 pairs" in sentence  # of whole batches of 12
-    assert "give --clusters 120 or fewer" in sentence
+    assert "5000 prototypes are more than the 130 training pairs" in sentence
+    assert "give --clusters 130 or fewer" in sentence
     assert not (tmp_path / "runs").exists()  # refused before any row runs
     shown = RECIPES["coder"].tables["4"].rows
     assert [row.changes["clusters"] for row in shown] == [5000, 10_000, 15_000, 20_000]

@@ -15,6 +15,7 @@ from torch import Tensor
 from diptych.errors import CheckpointError, SettingsError
 from diptych.objectives import clustering
 from diptych.objectives.clustering import kmeans, largest_first, nearest
+from diptych.objectives.objective import PairVectors
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.ops import unit
 from diptych.types import Batch, Embeddings, Features
@@ -128,6 +129,13 @@ def steps(rows: Tensor, size: int, epoch: int = 0) -> Iterator[tuple[Embeddings,
         yield seen, Batch(empty, empty, ids, ids)
 
 
+def pairs_of(rows: Tensor) -> PairVectors:
+    """Every pair as it would be encoded anew: two texts of each image, both sides near the pair's row."""
+    g = torch.Generator().manual_seed(99)
+    near = unit(rows + 0.02 * torch.randn(2, *rows.shape, generator=g)).half()
+    return PairVectors(near[0], near[1], torch.arange(len(rows)))
+
+
 def run_epoch(objective: PrototypeClassification, rows: Tensor, epoch: int, size: int = 10) -> list[float]:
     objective.start_epoch(epoch)
     losses = []
@@ -135,6 +143,8 @@ def run_epoch(objective: PrototypeClassification, rows: Tensor, epoch: int, size
         losses.append(objective(embeddings, batch)["prototypes"].item())
         with torch.no_grad():
             objective.after_step(embeddings, batch)
+    if objective.wants_pairs(epoch):
+        objective.see_pairs(epoch, pairs_of(rows))
     with torch.no_grad():
         objective.after_epoch(epoch)
     return losses
@@ -143,7 +153,7 @@ def run_epoch(objective: PrototypeClassification, rows: Tensor, epoch: int, size
 def ready(clusters: int = 6, **kwargs: object) -> tuple[PrototypeClassification, Tensor, Tensor]:
     torch.manual_seed(0)
     rows, which = blobs(4, 20)
-    objective = PrototypeClassification(clusters, 8, len(rows), **kwargs)  # type: ignore[arg-type]
+    objective = PrototypeClassification(clusters, 8, len(rows), start=1, **kwargs)  # type: ignore[arg-type]
     run_epoch(objective, rows, 0)
     return objective, rows, which
 
@@ -158,7 +168,7 @@ def pgc_loop(objective: PrototypeClassification, e: Embeddings) -> float:
             z = max(range(len(near)), key=near.__getitem__)
             logits = [scale * float(row @ side[n].double()) for row in head]
             total -= (logits[z] - math.log(sum(math.exp(v) for v in logits))) / len(e.image)
-    return total
+    return total / scale
 
 
 @pytest.mark.parametrize("size", [1, 5, 16])
@@ -200,45 +210,64 @@ def test_labels_carry_no_gradient() -> None:
     assert all(v.grad is None for v in instance)  # the labels come from these
 
 
-def test_first_epoch_collects_and_then_clusters() -> None:
+def test_the_scale_sharpens_without_pulling_harder() -> None:
+    """The gradient at the classified view grows with s where the term is not divided by it (the harm of s = 20)."""
+    norms = []
+    for scale in (1.0, 20.0):
+        objective, rows, _ = ready(clusters=40, scale=scale)
+        embeddings, batch = next(steps(rows, 16, 1))
+        seen = embeddings.views["concept"].image.clone().requires_grad_()
+        views = {"concept": Embeddings(seen, embeddings.views["concept"].text)}
+        objective(Embeddings(embeddings.image, embeddings.text, views=views), batch)["prototypes"].backward()
+        assert seen.grad is not None
+        norms.append(float(seen.grad.norm()))
+    assert norms[1] < 2 * norms[0]
+    assert 20 * norms[1] > 10 * norms[0]  # the earlier form
+
+
+def test_the_head_begins_as_a_linear_layer() -> None:
+    torch.manual_seed(0)
+    objective = PrototypeClassification(4000, 64, 4000, view_dim=16)
+    assert objective.head.shape == (4000, 16)
+    assert float(objective.head.detach().abs().max()) <= 16**-0.5
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(16, 4000, bias=False)
+    assert float(objective.head.detach().std()) == pytest.approx(float(layer.weight.detach().std()), rel=0.02)
+
+
+def test_clusters_are_those_of_the_pairs_shown_at_the_end_of_an_epoch() -> None:
     torch.manual_seed(0)
     rows, which = blobs(4, 20)
-    objective = PrototypeClassification(8, 8, 80)
-    assert not objective.started
-    assert objective.phase() is False
+    objective = PrototypeClassification(8, 8, 80, start=2)
+    assert [objective.wants_pairs(epoch) for epoch in range(4)] == [False, True, True, True]
     assert run_epoch(objective, rows, 0) == [0.0] * 8
-    assert objective.started
-    assert objective.phase() is True
-    assert objective.memory.shape == (0, 8)
-    assert purity(assign(rows, objective.centroids)[0], which) == 1.0
-    assert min(run_epoch(objective, rows, 1)) > 0
+    assert (objective.started, objective.phase()) == (False, False)
+    assert not objective.centroids.any()  # what was seen during the epoch leaves no trace
+    assert run_epoch(objective, rows, 1) == [0.0] * 8
+    assert (objective.started, objective.phase()) == (True, True)
+    labels = assign(rows, objective.centroids)[0]
+    assert purity(labels, which) == 1.0
+    assert int(objective.hits.sum()) == 80
+    assert min(run_epoch(objective, rows, 2)) > 0
 
 
-def test_the_memory_holds_the_unit_sums() -> None:
-    rows, _ = blobs(2, 6)
-    objective = PrototypeClassification(2, 8, 12)
-    for embeddings, batch in steps(rows, 5):
+def test_centroids_move_by_the_mean_of_all_their_pairs() -> None:
+    objective, rows, _ = ready()
+    before, stood = objective.centroids.clone(), objective.hits.clone()
+    for embeddings, batch in list(steps(rows, 16, 1))[:2]:
+        labels = objective.labels(embeddings).tolist()
+        u = unit(embeddings.image + embeddings.text)
+        assert len(set(labels)) < len(labels)  # several pairs of one cluster
         objective.after_step(embeddings, batch)
-        expected = unit(embeddings.image + embeddings.text)
-        torch.testing.assert_close(objective.memory[batch.text_ids].float(), expected, atol=1e-3, rtol=0)
-
-
-def test_centroids_move_by_the_mean_of_their_pairs() -> None:
-    objective, rows, _ = ready(momentum=0.9)
-    embeddings, batch = next(steps(rows, 16, 1))
-    before = objective.centroids.clone()
-    labels = objective.labels(embeddings).tolist()
-    u = unit(embeddings.image + embeddings.text)
-    assert len(set(labels)) < len(labels)  # several pairs of one cluster
-    objective.after_step(embeddings, batch)
-    for k in range(6):
-        members = [u[n] for n in range(16) if labels[n] == k]
-        if members:
-            mean = sum(members) / len(members)
-            torch.testing.assert_close(objective.centroids[k], unit(0.9 * before[k] + 0.1 * mean))
-        else:
-            assert torch.equal(objective.centroids[k], before[k])
-        assert int(objective.hits[k]) == len(members)
+        for k in range(6):
+            # one by one, at a rate of 1/n: the running mean of what the cluster stands for
+            n, mean = int(stood[k]), before[k].double()
+            for member in (u[m].double() for m in range(16) if labels[m] == k):
+                n += 1
+                mean = mean + (member - mean) / n
+            torch.testing.assert_close(objective.centroids[k].double(), unit(mean), atol=1e-6, rtol=0)
+            assert int(objective.hits[k]) == n
+        before, stood = objective.centroids.clone(), objective.hits.clone()
 
 
 def test_after_step_alone_does_the_same_as_after_forward() -> None:
@@ -255,7 +284,7 @@ def test_after_step_alone_does_the_same_as_after_forward() -> None:
 
 
 def test_ids_are_stable_over_epochs() -> None:
-    objective, rows, _ = ready(momentum=0.95)
+    objective, rows, _ = ready()
     first = assign(rows, objective.centroids)[0]
     for epoch in (1, 2, 3):
         run_epoch(objective, rows, epoch)
@@ -267,47 +296,49 @@ def test_ids_are_stable_over_epochs() -> None:
         assert float(unit(mine) @ unit(later)) > 0.9
 
 
-def test_an_empty_cluster_is_put_beside_the_largest() -> None:
+def test_a_warm_start_keeps_the_numbers_and_the_rows_of_the_head() -> None:
+    objective, rows, _ = ready()
+    labels, head = assign(rows, objective.centroids)[0], objective.head.detach().clone()
+    objective.see_pairs(1, pairs_of(rows))
+    assert assign(rows, objective.centroids)[0].tolist() == labels.tolist()
+    assert torch.equal(objective.head, head)
+
+
+def test_an_empty_cluster_is_put_into_the_largest() -> None:
     objective, rows, _ = ready(5)
     with torch.no_grad():
         objective.centroids[2] = -unit(rows.mean(0))  # nobody will come
-    before, head = objective.centroids.clone(), objective.head.detach().clone()
-    for embeddings, batch in steps(rows, 10, 1):
-        objective.after_step(embeddings, batch)
-    assert int(objective.hits[2]) == 0
-    large, moved = int(objective.hits.argmax()), objective.centroids.clone()
-    objective.after_epoch(1)
-    assert float(objective.centroids[2] @ moved[large]) > 0.98
-    assert float(objective.centroids[large] @ moved[large]) > 0.98
+    head = objective.head.detach().clone()
+    objective.see_pairs(1, pairs_of(rows))
+    assert (assign(rows, objective.centroids)[0] == 2).any()
     assert not torch.equal(objective.head[2], head[2])
-    others = [k for k in range(5) if k not in (2, large)]
-    assert torch.equal(objective.centroids[others], moved[others])
-    assert torch.equal(objective.head[[k for k in range(5) if k != 2]], head[[k for k in range(5) if k != 2]])
-    assert int(objective.hits.sum()) == 0
-    for embeddings, batch in steps(rows, 10, 2):
-        objective.after_step(embeddings, batch)
-    assert int(objective.hits[2]) > 0
-    assert not torch.equal(before, objective.centroids)
+    assert float(objective.head.detach()[2].abs().max()) <= 8**-0.5
+    others = [k for k in range(5) if k != 2]
+    assert torch.equal(objective.head[others], head[others])
+    again, _, _ = ready(5)
+    with torch.no_grad():
+        again.centroids[2] = -unit(rows.mean(0))
+    again.see_pairs(1, pairs_of(rows))
+    assert torch.equal(again.head, objective.head)  # every process draws the same row
 
 
 @pytest.mark.parametrize("epochs", [0, 1, 2])
 def test_state_round_trip_continues_bit_for_bit(epochs: int) -> None:
     torch.manual_seed(0)
     rows, _ = blobs(4, 20)
-    one = PrototypeClassification(6, 8, 80)
+    one = PrototypeClassification(6, 8, 80, start=1)
     for epoch in range(epochs):
         run_epoch(one, rows, epoch)
     batches = list(steps(rows, 10, epochs))
     for embeddings, batch in batches[:3]:
         one.after_step(embeddings, batch)
-    two = PrototypeClassification(6, 8, 80)
+    two = PrototypeClassification(6, 8, 80, start=1)
     two.load_state_dict(load(save(one.state_dict())), strict=True)
     assert two.started == (epochs > 0)
     for objective in (one, two):
         for embeddings, batch in batches[3:]:
             objective.after_step(embeddings, batch)
-        with torch.no_grad():
-            objective.after_epoch(epochs)
+        objective.see_pairs(epochs, pairs_of(rows))
     for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
         assert torch.equal(a, b)
 
@@ -327,17 +358,19 @@ def test_bad_input() -> None:
         PrototypeClassification(20, 8, 12)
     with pytest.raises(SettingsError, match="0 prototypes"):
         PrototypeClassification(0, 8, 12)
-    with pytest.raises(SettingsError, match="momentum of the prototypes is 2"):
-        PrototypeClassification(2, 8, 12, momentum=2)
+    with pytest.raises(SettingsError, match="scale of the prototypes is 0: it must be greater than 0"):
+        PrototypeClassification(2, 8, 12, scale=0)
+    with pytest.raises(SettingsError, match="start after 0 epochs: they need 1 or more"):
+        PrototypeClassification(2, 8, 12, start=0)
     rows, _ = blobs(2, 6)
-    objective = PrototypeClassification(8, 8, 12)
     embeddings, batch = next(steps(rows, 6))
-    objective.after_step(embeddings, batch)
-    with pytest.raises(SettingsError, match="saw 6 pairs, fewer than the 8 prototypes"):
-        objective.after_epoch(0)
-    short = PrototypeClassification(2, 8, 4)
-    with pytest.raises(SettingsError, match="made for 4 pairs, but a batch names text"):
-        short.after_step(embeddings, batch)
+    unread = PairVectors(rows.half(), rows.half(), torch.tensor([0, 1, 2, 3, 4] + [-1] * 7))
+    with pytest.raises(
+        SettingsError, match=r"only 5 training pairs can be read, fewer than the 8 .* --clusters 5"
+    ):
+        PrototypeClassification(8, 8, 12).see_pairs(0, unread)
+    with pytest.raises(SettingsError, match="made for 14 pairs, and the data has 12: give"):
+        PrototypeClassification(2, 8, 14).see_pairs(0, pairs_of(rows))
     other, _, _ = ready()
     with pytest.raises(SettingsError, match=r"view 'concept'.*none"):
         other(Embeddings(embeddings.image, embeddings.text), batch)
@@ -347,3 +380,12 @@ def test_resuming_with_other_data_is_refused() -> None:
     objective, _, _ = ready()
     with pytest.raises(CheckpointError, match="made over 80 pairs, and the data now has 81"):
         PrototypeClassification(6, 8, 81).load_state_dict(objective.state_dict())
+
+
+def test_a_state_of_the_earlier_method_is_refused() -> None:
+    objective, _, _ = ready()
+    state = {**objective.state_dict(), "memory": torch.zeros(80, 8, dtype=torch.float16)}
+    with pytest.raises(
+        CheckpointError, match=r"an earlier version collected while the model moved.*start a new run"
+    ):
+        objective.load_state_dict(state)

@@ -20,6 +20,7 @@ from small import bert_folder, photos, pictures, precomputed
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.loading import PairLoader
+from diptych.data.prepared import Prepared
 from diptych.errors import SettingsError
 from diptych.parts import describe
 from diptych.recipes import RECIPES
@@ -27,12 +28,14 @@ from diptych.retriever import Retriever
 from diptych.runs.train import seed_everything, training_splits
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, trainable
+from diptych.training.pairs import show_pairs
 from diptych.training.step import Step
 from diptych.training.targets import fill_targets
 
 SMALL = {
     "dim": 16, "batch_size": 12, "min_count": 1, "word_dim": 8,
-    "queue_size": 30, "clusters": 6, "concept_size": 10, "blocks": 1, "feedforward": 32, "region_clusters": 5,
+    "queue_size": 30, "clusters": 6, "concept_size": 10, "prototype_epoch": 1,
+    "blocks": 1, "feedforward": 32, "region_clusters": 5,
 }  # fmt: skip
 
 
@@ -139,6 +142,8 @@ def test_two_epochs_move_every_trainable_parameter(name: str, world: World) -> N
         for batch in loader_of(method, captions, settings).epoch(epoch):
             step(method, optimizer, batch)
         with torch.no_grad():
+            ready = Prepared(captions, method.retriever.text_input.prepare(captions.texts))
+            show_pairs(method.objective, epoch, method.retriever, ready, main=True, show_progress=False)
             method.objective.after_epoch(epoch)
     assert before
     still = [k for k, p in trainable(method).items() if torch.equal(p, before[k])]

@@ -132,7 +132,14 @@ def test_resume_is_bit_exact(
         assert all(torch.equal(whole[k], broken[k]) for k in whole), name
 
 
-CODER = {"recipe": "coder", "concept_size": 10, "queue_size": 24, "clusters": 6, "concept_vectors": "glove"}
+CODER = {
+    "recipe": "coder",
+    "concept_size": 10,
+    "queue_size": 24,
+    "clusters": 6,
+    "prototype_epoch": 1,
+    "concept_vectors": "glove",
+}
 
 
 @pytest.mark.parametrize("changes", [{}, CODER], ids=["vse-infinity", "coder"])
@@ -282,6 +289,29 @@ def test_two_processes_match_one(data: Path, tmp_path: Path) -> None:
     said = torchrun(*command(data, two, f"--output_dir={two}", *flags)[3:])
     assert losses(two) == pytest.approx(losses(one), rel=1e-4)
     assert said.count("best validation RSUM") == 1  # one process speaks
+
+
+def test_two_processes_cluster_as_one(data: Path, tmp_path: Path) -> None:
+    """The first process encodes all pairs and clusters them; every process then classifies by the same prototypes."""
+    free = {"recipe", "epochs", "image_encoder", "size_augmentation"}
+    given = [f"--{name}={value}" for name, value in {**SMALL, **CODER}.items() if name not in free]
+    given += [
+        "--image_encoder=grid",
+        "--size_augmentation=none",
+        "--epochs=3",
+    ]  # no BatchNorm, nothing random
+    one, two = tmp_path / "one", tmp_path / "two"
+    start = ["train", "coder", f"--data={data}", *given]
+    subprocess.run(
+        [sys.executable, "-m", "diptych", *start, f"--output_dir={one}"], check=True, capture_output=True
+    )
+    torchrun(*start, f"--output_dir={two}")
+    terms = [
+        [line["prototypes"] for line in read_log(run / "log.jsonl") if "prototypes" in line]
+        for run in (one, two)
+    ]
+    assert any(terms[0])
+    assert terms[1] == pytest.approx(terms[0], rel=1e-4)
 
 
 def test_two_processes_resume_coder_bit_for_bit(data: Path, tmp_path: Path) -> None:

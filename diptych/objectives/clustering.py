@@ -9,6 +9,7 @@ start.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,15 @@ def nearest(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
     return best, label
 
 
+@dataclass(frozen=True, slots=True)
+class Clusters:
+    """What k-means found: centroids (K, D), the rows of each (K,), and which were empty and put elsewhere (K,)."""
+
+    centroids: Tensor
+    sizes: Tensor
+    moved: Tensor
+
+
 def kmeans(
     rows: Matrix,
     clusters: int,
@@ -49,29 +59,57 @@ def kmeans(
     device: torch.device | str = "cpu",
     show_progress: bool = False,
 ) -> Tensor:
-    """Unit centroids (K, D) of spherical k-means over unit rows; ends early once no row changes its cluster.
+    """The centroids (K, D) of ``cluster``."""
+    return cluster(
+        rows,
+        clusters,
+        chosen=chosen,
+        iterations=iterations,
+        seed=seed,
+        device=device,
+        show_progress=show_progress,
+    ).centroids
 
-    An empty cluster is put on a random member of the cluster that is the largest at that moment.
+
+def cluster(
+    rows: Matrix,
+    clusters: int,
+    *,
+    chosen: NDArray[np.int64] | None = None,
+    start: Tensor | None = None,
+    iterations: int = 20,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    show_progress: bool = False,
+) -> Clusters:
+    """Unit centroids of spherical k-means over unit rows; ends early once no row changes its cluster.
+
+    ``start`` (K, D) are centroids to go on from (warm start): a cluster then keeps its number. Without them random
+    rows are the start. An empty cluster is put on a random member of the cluster that is the largest at that moment.
     """
     count = len(rows) if chosen is None else len(chosen)
     if clusters < 1 or clusters > count:
         raise SettingsError(f"{clusters} clusters of {count} vectors: give a number from 1 to {count}.")
     rng = np.random.default_rng(seed)
-    first = np.sort(rng.choice(count, clusters, replace=False))
-    centroids = _rows(rows, first if chosen is None else chosen[first], torch.device(device))
+    if start is None:
+        first = np.sort(rng.choice(count, clusters, replace=False))
+        centroids = _rows(rows, first if chosen is None else chosen[first], torch.device(device))
+    else:
+        centroids = start.to(device=device, dtype=torch.float32, copy=True)
+    moved = torch.zeros(clusters, dtype=torch.bool)
     labels = torch.full((count,), -1, dtype=torch.int64)
-    starts = range(0, count, ROWS)
-    blocks = iterations * len(starts)
+    places = range(0, count, ROWS)
+    blocks = iterations * len(places)
     ticks = iter(track(range(blocks), f"k-means, {clusters} clusters", blocks, show_progress))
     for _ in range(iterations):
         sums = torch.zeros_like(centroids)
         before = labels.clone()
-        for start in starts:
+        for place in places:
             next(ticks)
-            block = _block(rows, chosen, start, centroids.device)
+            block = _block(rows, chosen, place, centroids.device)
             _, label = nearest(block, centroids)
             sums.index_add_(0, label, block)
-            labels[start : start + len(block)] = label.cpu()
+            labels[place : place + len(block)] = label.cpu()
         if torch.equal(labels, before):
             break
         sizes = torch.bincount(labels, minlength=clusters)
@@ -79,7 +117,9 @@ def kmeans(
         for empty, row in _replacements(labels.numpy(), sizes.numpy(), rng):
             where = np.array([row]) if chosen is None else chosen[row : row + 1]
             centroids[empty] = _rows(rows, where, centroids.device)[0]
-    return centroids
+            moved[empty] = True
+    sizes = torch.bincount(labels[labels >= 0], minlength=clusters)
+    return Clusters(centroids, sizes, moved)
 
 
 def largest_first(sizes: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

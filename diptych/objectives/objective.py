@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from diptych.types import Batch, Embeddings, Terms
+
+
+@dataclass(frozen=True, slots=True)
+class PairVectors:
+    """The towers' unit vectors of all training pairs, as the model is at the end of an epoch.
+
+    Encoded in evaluation mode, without augmentation; float16, on the CPU. Row m of ``text`` belongs to row
+    ``image_of[m]`` of ``image``, or to none (−1) where the image could not be read.
+    """
+
+    image: Tensor  # (N, D)
+    text: Tensor  # (M, D)
+    image_of: Tensor  # (M,)
 
 
 class Objective(nn.Module):
@@ -28,6 +42,16 @@ class Objective(nn.Module):
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
         """Called after the optimiser step, without gradient: the one place where buffers move."""
+
+    def wants_pairs(self, epoch: int) -> bool:
+        """Whether ``see_pairs`` is to be called at the end of this epoch; the pairs are encoded only then."""
+        return False
+
+    def see_pairs(self, epoch: int, pairs: PairVectors | None) -> None:
+        """Called at the end of an epoch, before ``after_epoch``, where ``wants_pairs`` says so.
+
+        Every process calls it, the first with the vectors, the others with None.
+        """
 
     def after_epoch(self, epoch: int) -> None:
         """Called after the last step of each epoch, without gradient."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,40 +12,40 @@ from torch.nn.functional import cross_entropy
 
 from diptych import ops
 from diptych.errors import CheckpointError, SettingsError
-from diptych.objectives.clustering import kmeans, largest_first, nearest
-from diptych.objectives.objective import Objective
+from diptych.objectives.clustering import ROWS, cluster, nearest
+from diptych.objectives.objective import Objective, PairVectors
 from diptych.types import Batch, Embeddings, Terms
-
-SPLIT = 0.05  # how far the two halves of a split cluster are moved apart
 
 
 class PrototypeClassification(Objective):
-    """L = CE(s · P^C v^C, z) + CE(s · P^C w^C, z), z the cluster of unit(v^I + w^I)   (Eq. 7).
+    """L = (1/s) · [CE(s · P^C v^C, z) + CE(s · P^C w^C, z)], z the cluster of unit(v^I + w^I)   (Eq. 7).
 
     =================  ======================================================================================
     K                  ``clusters``
-    P^C (K, D)         ``head``, without bias
+    P^C (K, D)         ``head``, without bias, at first as torch's ``nn.Linear``
     v^C, w^C           the view of this name (None: the towers' own embeddings)
-    s                  ``scale``: both are unit vectors, so that plain logits (1, as printed) stay near ln K
+    s                  ``scale``, 1 as printed; a sharper softmax is divided by s, the convention of Eq. 4, so
+                       that its gradient stays as large
     =================  ======================================================================================
 
-    The paper only says "online k-means". Here: in the first epoch there is no loss, and u = unit(v + w) of
-    every pair is kept (float16, by ``batch.text_ids``; ``pairs`` of them). At its end k-means (cosine, in
-    blocks, ``iterations``) gives the centroids and the memory is freed. From then on each step takes the
-    nearest centroid as the label and moves it, c ← unit(m · c + (1 − m) · ū), where ū is the mean of its
-    pairs in the batch and m = ``momentum``. At the end of an epoch a cluster that no pair fell into is put
-    beside the largest one, which it splits, and its row of the head is drawn anew; the optimiser's moments of
-    that row stay and fade with its averages. A cluster keeps its number for ever: the head has a row each.
+    The paper only says "online k-means". Here: no loss in the first ``start`` epochs. At the end of the last of them
+    and of every later epoch all training pairs are encoded anew by the model as it then is (``see_pairs``), and
+    k-means (cosine, in blocks, ``iterations``) clusters u = unit(v + w); it starts from the last centroids, so that a
+    cluster keeps its number, to which a row of the head belongs. Vectors gathered during an epoch would cluster by
+    the time when they were gathered, since the model moves meanwhile. A cluster that k-means finds empty is put into
+    the largest one, and its row of the head is drawn anew; the optimiser's moments of that row stay and fade.
 
-    Everything is in buffers, and identical on all processes: embeddings arrive gathered, and the centroids
-    of k-means are sent by the first process.
+    Within an epoch each step takes the nearest centroid as the label and moves it: c ← unit((n · c + Σ u) / (n + b)),
+    the sum over its b pairs in the batch, n the pairs it stands for so far (``hits``), those of k-means included.
 
-    Shapes: embeddings (B, D); centroids (K, D); memory (pairs, D).
+    Everything is in buffers, and identical on all processes: embeddings arrive gathered, and what k-means found is
+    sent by the first process.
+
+    Shapes: embeddings (B, D); centroids (K, D).
     """
 
     centroids: Tensor
     hits: Tensor
-    memory: Tensor
     pairs: Tensor
 
     def __init__(
@@ -57,8 +56,8 @@ class PrototypeClassification(Objective):
         *,
         view: str | None = "concept",
         view_dim: int | None = None,
-        scale: float = 20.0,
-        momentum: float = 0.99,
+        scale: float = 1.0,
+        start: int = 3,
         iterations: int = 20,
         seed: int = 0,
     ) -> None:
@@ -69,38 +68,36 @@ class PrototypeClassification(Objective):
             raise SettingsError(
                 f"{clusters} prototypes are more than the {pairs} training pairs: give --clusters {pairs} or fewer."
             )
-        if not 0 <= momentum <= 1:
-            raise SettingsError(f"the momentum of the prototypes is {momentum}: it must lie between 0 and 1.")
-        self.clusters, self.view, self.scale, self.momentum = clusters, view, scale, momentum
+        if scale <= 0:
+            raise SettingsError(f"the scale of the prototypes is {scale}: it must be greater than 0.")
+        if start < 1:
+            raise SettingsError(
+                f"the prototypes start after {start} epochs: they need 1 or more to cluster a model that has learnt."
+            )
+        self.clusters, self.view, self.scale, self.start = clusters, view, scale, start
         self.iterations, self.seed = iterations, seed
+        self.started = False  # whether there are clusters
         width = view_dim or dim
-        self.head = nn.Parameter(torch.randn(clusters, width) / width**0.5)
+        self.head = nn.Parameter(torch.empty(clusters, width).uniform_(-(width**-0.5), width**-0.5))
         self.register_buffer("centroids", torch.zeros(clusters, dim))
         self.register_buffer("hits", torch.zeros(clusters, dtype=torch.int64))
-        self.register_buffer("memory", torch.zeros(pairs, dim, dtype=torch.float16))
         self.register_buffer("pairs", torch.tensor(pairs))
         self._labels: tuple[Tensor, Tensor] | None = None
-        self.register_load_state_dict_pre_hook(_fit_memory)  # type: ignore[no-untyped-call]
-
-    @property
-    def started(self) -> bool:
-        """Whether there are clusters; the memory of the first epoch is freed when they are made."""
-        return len(self.memory) == 0
+        self.register_load_state_dict_pre_hook(_check_state)  # type: ignore[no-untyped-call]
 
     def phase(self) -> Hashable:
-        """Collecting, or classifying."""
+        """Waiting, or classifying."""
         return self.started
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """One term, ``prototypes``; 0 in the first epoch."""
+        """One term, ``prototypes``; 0 until there are clusters."""
         if not self.started:
             return {"prototypes": embeddings.image.new_zeros(())}
         seen = embeddings if self.view is None else embeddings.view(self.view)
         labels = self.labels(embeddings)
         logits = self.scale * (torch.cat([seen.image, seen.text]) @ self.head.T)  # (2B, K)
-        return {
-            "prototypes": 2 * cross_entropy(logits, labels.repeat(2))
-        }  # the mean of 2B is half of two means
+        # the mean of 2B is half of two means
+        return {"prototypes": 2 / self.scale * cross_entropy(logits, labels.repeat(2))}
 
     @torch.no_grad()
     def labels(self, embeddings: Embeddings) -> Tensor:
@@ -111,10 +108,8 @@ class PrototypeClassification(Objective):
         return labels
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """Remember the pairs (first epoch), or move the centroids towards theirs."""
+        """Move the centroids towards their pairs."""
         if not self.started:
-            self._check(batch)
-            self.memory.index_copy_(0, batch.text_ids, self._sum(embeddings).to(self.memory.dtype))
             return
         u = self._sum(embeddings)
         held, self._labels = self._labels, None
@@ -122,78 +117,86 @@ class PrototypeClassification(Objective):
         labels = held[1] if held is not None and same_memory else nearest(u, self.centroids)[1]
         together = (labels[:, None] == labels[None, :]).to(u.dtype)  # (B, B)
         first = together.argmax(dim=1)  # equal clusters write the same row, whatever their order
-        mean = (together @ u) / together.sum(dim=1, keepdim=True)
-        moved = ops.unit(self.momentum * self.centroids[labels] + (1 - self.momentum) * mean[first])
-        self.centroids.index_copy_(0, labels, moved)
+        stood = self.hits[labels].to(u.dtype)[:, None] * self.centroids[labels]
+        self.centroids.index_copy_(0, labels, ops.unit(stood + (together @ u)[first]))
         self.hits.index_add_(0, labels, torch.ones_like(labels))
 
-    def after_epoch(self, epoch: int) -> None:
-        """Cluster after the first epoch; afterwards give empty clusters a new place."""
-        if self.started:
-            self._reseed(epoch)
-        else:
-            self._cluster()
-        self.hits.zero_()
+    def wants_pairs(self, epoch: int) -> bool:
+        """After every epoch from the last one without a loss on."""
+        return epoch + 1 >= self.start
 
     @torch.no_grad()
-    def _cluster(self) -> None:
-        seen = np.flatnonzero(self.memory.any(dim=1).cpu().numpy())
-        if len(seen) < self.clusters:
-            raise SettingsError(
-                f"the first epoch saw {len(seen)} pairs, fewer than the {self.clusters} prototypes: "
-                f"lower their number to at most {len(seen)}."
-            )
-        if _rank() == 0:
-            found = kmeans(
-                self.memory,
+    def see_pairs(self, epoch: int, pairs: PairVectors | None) -> None:
+        """Cluster all training pairs, from the last centroids on."""
+        moved = torch.zeros(self.clusters, dtype=torch.uint8, device=self.centroids.device)
+        if pairs is not None:
+            self._check(pairs)
+            found = cluster(
+                _sums(pairs),
                 self.clusters,
-                chosen=seen,
+                chosen=(pairs.image_of >= 0).nonzero()[:, 0].numpy(),
+                start=self.centroids if self.started else None,
                 iterations=self.iterations,
-                seed=self.seed,
+                seed=self.seed + epoch,
                 device=self.centroids.device,
                 show_progress=self.show_progress,
             )
-            self.centroids.copy_(found)
+            self.centroids.copy_(found.centroids)
+            self.hits.copy_(
+                found.sizes.clamp_min(1)
+            )  # one that was put elsewhere last stands for the pair there
+            moved.copy_(found.moved)
         if dist.is_available() and dist.is_initialized():
-            dist.broadcast(self.centroids, 0)
-        self.memory = self.memory.new_zeros(0, self.memory.shape[1])
+            for buffer in (self.centroids, self.hits, moved):
+                dist.broadcast(buffer, 0)
+        self._draw_head(moved.nonzero()[:, 0].tolist(), epoch)
+        self.started = True
 
-    @torch.no_grad()
-    def _reseed(self, epoch: int) -> None:
-        draw = torch.Generator().manual_seed(self.seed + epoch)
-        width = self.head.shape[1]
-        for empty, large in largest_first(self.hits.cpu().numpy()):
-            apart = SPLIT * ops.unit(torch.randn(self.centroids.shape[1], generator=draw)).to(
-                self.centroids.device
-            )
-            centre = self.centroids[large].clone()
-            self.centroids[empty], self.centroids[large] = ops.unit(centre + apart), ops.unit(centre - apart)
-            self.head[empty] = (torch.randn(width, generator=draw) / width**0.5).to(self.head.device)
+    def _draw_head(self, rows: list[int], epoch: int) -> None:
+        draw, bound = torch.Generator().manual_seed(self.seed + epoch), self.head.shape[1] ** -0.5
+        for row in rows:
+            drawn = torch.empty(self.head.shape[1]).uniform_(-bound, bound, generator=draw)
+            self.head[row] = drawn.to(self.head.device)
 
     def _sum(self, embeddings: Embeddings) -> Tensor:
         """u = unit(v + w), (B, D), without gradient."""
         return ops.unit((embeddings.image + embeddings.text).detach().to(self.centroids.dtype))
 
-    def _check(self, batch: Batch) -> None:
-        if int(batch.text_ids.max()) >= len(self.memory):
+    def _check(self, pairs: PairVectors) -> None:
+        usable = int((pairs.image_of >= 0).sum())
+        if len(pairs.text) != int(self.pairs):
             raise SettingsError(
-                f"the prototypes were made for {len(self.memory)} pairs, but a batch names text "
-                f"{int(batch.text_ids.max())}: give the number of training texts."
+                f"the prototypes were made for {int(self.pairs)} pairs, and the data has {len(pairs.text)}: "
+                "give the number of training texts."
+            )
+        if usable < self.clusters:
+            raise SettingsError(
+                f"the images of only {usable} training pairs can be read, fewer than the {self.clusters} prototypes: "
+                f"give --clusters {usable} or fewer."
             )
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def _sums(pairs: PairVectors) -> Tensor:
+    """u = unit(v + w) of every pair, (M, D) float16, block by block."""
+    sums = torch.empty_like(pairs.text)
+    for start in range(0, len(sums), ROWS):
+        at = slice(start, start + ROWS)
+        sums[at] = ops.unit(pairs.image[pairs.image_of[at]].float() + pairs.text[at].float()).to(sums.dtype)
+    return sums
 
 
-def _fit_memory(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """The memory of a checkpoint is full or freed; refuse one of another number of pairs."""
+def _check_state(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Refuse a state over another number of pairs, or of an earlier method; note whether it holds clusters."""
     assert isinstance(module, PrototypeClassification)
-    saved, pairs = state.get(f"{prefix}memory"), state.get(f"{prefix}pairs")
+    pairs, centroids = state.get(f"{prefix}pairs"), state.get(f"{prefix}centroids")
+    if f"{prefix}memory" in state:
+        raise CheckpointError(
+            "the prototypes of this run are clusters of vectors that an earlier version collected while the model "
+            "moved, and training goes on differently now: start a new run."
+        )
     if pairs is not None and int(pairs) != int(module.pairs):
         raise CheckpointError(
             f"the prototypes of this run were made over {int(pairs)} pairs, and the data now has "
             f"{int(module.pairs)}: give the data as it was, or start a new run."
         )
-    if saved is not None and saved.shape != module.memory.shape:
-        module.memory = module.memory.new_zeros(saved.shape)
+    module.started = centroids is not None and bool(centroids.any())

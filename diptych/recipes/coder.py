@@ -87,7 +87,12 @@ class Settings(vse_infinity.Settings):
         True, "prototype-guided classification (Table 2, row 5); needs the concept branch"
     )
     clusters: int = setting(10_000, "prototypes K (F30K 10,000, COCO 20,000; Table 4)", low=2)
-    prototype_scale: float = setting(20.0, "factor on the prototype logits (1: as printed)", low=0)
+    prototype_epoch: int = setting(
+        3, "epochs without prototypes; from then on clustered anew after every epoch", low=1
+    )
+    prototype_scale: float = setting(
+        1.0, "s of (1/s) · CE(s · P v, z), the prototypes' loss (1: as printed)", low=1e-3
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +116,6 @@ class LiteralSettings(Settings):
     )
     adjacency: Norm = setting("coder", "normalisation of the concept graph")
     concept_loss_weight: float = setting(2.0, "weight of the concept view's loss: once per direction", low=0)
-    prototype_scale: float = setting(1.0, "factor on the prototype logits", low=0)
 
 
 def build(settings: Settings, captions: Captions) -> Method:
@@ -154,6 +158,7 @@ def build(settings: Settings, captions: Captions) -> Method:
             len(captions.texts),
             view="concept",
             scale=settings.prototype_scale,
+            start=settings.prototype_epoch,
             seed=settings.seed,
         )
         members["prototypes"] = classify, 1.0
@@ -181,13 +186,6 @@ def check(settings: Settings, captions: Captions) -> None:
     for name in ("concept_size", "concept_shares"):
         if settings.concept_files and getattr(settings, name) != getattr(type(settings), name):
             raise SettingsError(f"the concepts are those of --concept_files: leave out --{name}.")
-    # an epoch drops its last, partial batch
-    seen = len(captions.texts) // settings.batch_size * settings.batch_size
-    if settings.prototypes and 0 < seen < settings.clusters:
-        raise SettingsError(
-            f"{settings.clusters} prototypes are more than the {seen} pairs of an epoch of whole batches: "
-            f"give --clusters {seen} or fewer."
-        )
     if settings.bank == "diversity":
         unread = {
             "--loss triplet": settings.loss == "triplet",

@@ -22,6 +22,7 @@ from diptych.training.log import Log
 from diptych.training.meter import Meter
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, freeze_for_epoch, set_rates, trainable
+from diptych.training.pairs import show_pairs
 from diptych.training.processes import save_on_main, share
 from diptych.training.schedules import schedule_of
 from diptych.training.signals import interrupted, interruptible
@@ -149,6 +150,14 @@ def train(
             watch.refuse_nan({})
             report_skipped(loader, accelerator, progress.step, log)
             with torch.no_grad():
+                show_pairs(
+                    method.objective,
+                    epoch,
+                    method.retriever,
+                    training,
+                    main=accelerator.is_main_process,
+                    show_progress=show_progress,
+                )
                 method.objective.after_epoch(epoch)
             if log is not None:
                 finish_epoch(method, validation, folder, epoch, progress, log, show_progress)

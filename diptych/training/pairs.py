@@ -1,0 +1,60 @@
+"""All training pairs as the model sees them at the end of an epoch, for objectives that ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from diptych.data.arrays import holds_features
+from diptych.data.captions import ImageStore
+from diptych.data.prepared import Prepared
+from diptych.encoders.cache import Readable
+from diptych.encoding import collect, encoded_images, encoded_texts
+from diptych.objectives.objective import Objective, PairVectors
+from diptych.retriever import Retriever
+
+
+def show_pairs(
+    objective: Objective,
+    epoch: int,
+    retriever: Retriever,
+    training: Prepared,
+    *,
+    main: bool,
+    show_progress: bool,
+) -> None:
+    """Encode the training pairs once and show them to every part of the objective that wants them.
+
+    The ``main`` process encodes; every process must call it.
+    """
+    wanting = wanting_pairs(objective, epoch)
+    if not wanting:
+        return
+    pairs = encode_pairs(retriever, training, show_progress=show_progress) if main else None
+    for part in wanting:
+        part.see_pairs(epoch, pairs)
+
+
+def wanting_pairs(objective: Objective, epoch: int) -> Sequence[Objective]:
+    """The parts of an objective that want to see all pairs after this epoch."""
+    return [part for part in objective.modules() if isinstance(part, Objective) and part.wants_pairs(epoch)]
+
+
+def encode_pairs(retriever: Retriever, training: Prepared, *, show_progress: bool = False) -> PairVectors:
+    """The vectors of the towers alone, without branches, each image once."""
+    captions = training.captions
+    store: ImageStore = captions.images
+    unreadable: dict[int, str] = dict(getattr(store, "unreadable", {}))  # as a cache of features knows them
+    if captions.unreadable == "skip" and not holds_features(store):
+        store = Readable(store, unreadable)  # which notes what it cannot read
+    image = torch.zeros(len(store), retriever.image.dim, dtype=torch.float16)
+    text = torch.zeros(len(training.texts), retriever.text.dim, dtype=torch.float16)
+    collect(encoded_images(retriever, store, lambda x: retriever.image(x)[0], None, show_progress), image)
+    collect(
+        encoded_texts(retriever, training.texts, lambda x: retriever.text(x)[0], None, show_progress), text
+    )
+    image_of = torch.from_numpy(captions.image_of.copy())
+    for row in unreadable:
+        image_of[image_of == row] = -1
+    return PairVectors(image, text, image_of)
