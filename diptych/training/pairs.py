@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from PIL import Image
 
 from diptych.data.arrays import holds_features
-from diptych.data.captions import ImageStore
+from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.prepared import Prepared
-from diptych.encoders.cache import Readable
 from diptych.encoding import collect, encoded_images, encoded_texts
+from diptych.errors import ImageError
 from diptych.objectives.objective import Objective, PairVectors
 from diptych.retriever import Retriever
 
@@ -47,7 +48,7 @@ def encode_pairs(retriever: Retriever, training: Prepared, *, show_progress: boo
     store: ImageStore = captions.images
     unreadable: dict[int, str] = dict(getattr(store, "unreadable", {}))  # as a cache of features knows them
     if captions.unreadable == "skip" and not holds_features(store):
-        store = Readable(store, unreadable)  # which notes what it cannot read
+        store = _Noting(store, unreadable)
     image = torch.zeros(len(store), retriever.image.dim, dtype=torch.float16)
     text = torch.zeros(len(training.texts), retriever.text.dim, dtype=torch.float16)
     collect(encoded_images(retriever, store, lambda x: retriever.image(x)[0], None, show_progress), image)
@@ -58,3 +59,24 @@ def encode_pairs(retriever: Retriever, training: Prepared, *, show_progress: boo
     for row in unreadable:
         image_of[image_of == row] = -1
     return PairVectors(image, text, image_of)
+
+
+class _Noting:
+    """A store that gives a white picture where it cannot read one, and notes the reason by its row."""
+
+    def __init__(self, store: ImageStore, unreadable: dict[int, str]) -> None:
+        self.store, self.unreadable = store, unreadable
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> StoredImage:
+        try:
+            return self.store[index]
+        except ImageError as error:
+            self.unreadable[index] = str(error)
+            return Image.new("RGB", (64, 64), "white")
+
+    def content_key(self, index: int) -> str:
+        """The key of the image."""
+        return self.store.content_key(index)
