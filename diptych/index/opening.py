@@ -14,6 +14,7 @@ from diptych.index.protocol import Index, Precision
 ENGINES: dict[str, str] = {
     "postgresql": "diptych.index.postgres.index:PostgresIndex",
     "postgres": "diptych.index.postgres.index:PostgresIndex",
+    "milvus": "diptych.index.milvus.index:MilvusIndex",
 }
 """The engine of each scheme, as ``module:Class``: a driver is imported when its scheme is asked for.
 

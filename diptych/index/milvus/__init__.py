@@ -1,0 +1,1 @@
+"""An index in a Milvus server or cluster."""

@@ -1,0 +1,480 @@
+"""Milvus against a real server: the embedded engine's answers, hostile names, several writers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_contract import DIM, FILTERS, collection, same
+from milvus_server import MilvusServer
+
+from diptych.errors import DataError, IndexFault, QueryError, SettingsError
+from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
+from diptych.index.protocol import Item
+
+pytest.importorskip("pymilvus")
+from diptych.index.milvus.index import MilvusIndex
+
+names = itertools.count()
+EVIL = [
+    "'); DROP TABLE items; --", '"] or serial >= 0 or pk in ["', "a'b", 'a"b', "a\\", '\\" or 1 == 1', "[1, 2]",
+    "line\nbreak", "tab\tand\r", "{}", "%", "_", "`x`", "é😀\u2028", "' or id != '", 'x"]', "\\n", "\\'", "0", " ",
+]  # fmt: skip
+
+
+@pytest.fixture
+def url(server: MilvusServer) -> str:
+    return server.url(f"test{next(names)}")
+
+
+@pytest.fixture(scope="module")
+def both(server: MilvusServer, tmp_path_factory: Any) -> Iterator[tuple[MilvusIndex, EmbeddedIndex]]:
+    """The same items in both engines; tests leave them as they are."""
+    items, vectors = collection()
+    with (
+        MilvusIndex.create(server.url("both"), DIM, fingerprint="f") as remote,
+        EmbeddedIndex.create(tmp_path_factory.mktemp("both") / "i", DIM) as local,
+    ):
+        for index in (remote, local):
+            index.add(items[:200], vectors[:200])
+            index.add(items[200:], vectors[200:])
+            index.delete(["item8", "item17", "absent"])
+            index.update([items[100], items[33]], vectors[[100, 33]])
+        yield remote, local
+
+
+# ---------------------------------------------------------------------- the same answers
+
+
+def test_flat_search_answers_what_the_embedded_engine_answers(both: Any) -> None:
+    remote, local = both
+    queries = collection(20, seed=5)[1]
+    for kind in ("image", "text"):
+        for k in (1, 7, 400):
+            for a, b in zip(
+                remote.search_many(queries, k, kind=kind),
+                local.search_many(queries, k, kind=kind),
+                strict=True,
+            ):
+                same(a, b)
+                assert a.exact
+    assert remote.search(queries[0], 25).ids == local.search(queries[0], 25).ids
+    assert len(remote) == len(local)
+    assert remote.info.counts == local.info.counts
+    assert remote.info.columns == local.info.columns
+    assert remote.info.approximate == {}
+
+
+def test_equal_scores_of_both_kinds_put_images_first(url: str, tmp_path: Path) -> None:
+    items = [Item(f"{kind}{n}", kind, text="red") for n in range(30) for kind in ("text", "image")]
+    vectors = np.tile(np.eye(1, DIM, dtype=np.float32), (len(items), 1))
+    with MilvusIndex.create(url, DIM) as remote, EmbeddedIndex.create(tmp_path / "i", DIM) as local:
+        for index in (remote, local):
+            index.add(items[:1], vectors[:1])
+            index.add(items[1:], vectors[1:])
+        for k in (1, 7, 35, 100):
+            same(remote.search(vectors[0], k), local.search(vectors[0], k))
+
+
+def test_more_ties_than_the_margin_are_decided_alike(url: str, tmp_path: Path) -> None:
+    wide = 64
+    rng = np.random.default_rng(0)
+    row = rng.normal(size=wide) / 8
+    permuted = np.stack([rng.permutation(row) for _ in range(600)])  # equal sums, but not in float32
+    bags = np.stack([rng.permutation(np.repeat([7**-0.5, 0], [7, wide - 7])) for _ in range(600)])
+    items = [Item(f"{kind}{n}", kind) for kind in ("image", "text") for n in range(600)]
+    queries = np.stack([np.full(wide, 1 / 8), np.repeat([40**-0.5, 0], [40, wide - 40])])
+    with MilvusIndex.create(url, wide) as remote, EmbeddedIndex.create(tmp_path / "i", wide) as local:
+        for index in (remote, local):
+            index.add(items, np.concatenate([permuted, bags]))
+        for k in (1, 10, 50, 200, 1000):
+            for kind in ("image", "text"):
+                pairs = (index.search_many(queries, k, kind=kind) for index in (remote, local))
+                for a, b in zip(*pairs, strict=True):
+                    same(a, b)
+
+
+def test_equal_scores_keep_the_order_of_addition(both: Any) -> None:
+    remote, _ = both
+    _, vectors = collection()
+    hits = remote.search(vectors[10], 12, kind="image").ids
+    tied = [f"item{n}" for n in [10, *range(120, 140)] if n % 4 != 3]
+    assert hits == tied[:12]
+
+
+@pytest.mark.parametrize("text", FILTERS)
+def test_filters_mean_the_same(both: Any, text: str) -> None:
+    remote, local = both
+    query = collection(1, seed=9)[1][0]
+    for kind in ("image", "text"):
+        for k in (3, 400):
+            same(
+                remote.search(query, k, kind=kind, filter=text),
+                local.search(query, k, kind=kind, filter=text),
+            )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n = 1152921504606846976", "n = 1.152921504606847e18", "n < 1152921504606846977", "n >= 1e23",
+        "n in (99999999999999991611392, 0)", "n contains 1e40", "n contains 10000000000000000303786028427003666890752",
+        "n < 0.2 and n >= -0.0", "n > -5 and n < 0.1",
+    ],
+)  # fmt: skip
+def test_large_numbers_compare_by_their_value(large: Any, text: str) -> None:
+    index, items = large
+    expected = [one.id for one in items if matches(parse_filter(text), one.metadata)]
+    assert expected
+    assert index.search(np.ones(DIM), 40, filter=text).ids == expected
+
+
+@pytest.fixture(scope="module")
+def large(server: MilvusServer) -> Iterator[tuple[MilvusIndex, list[Item]]]:
+    values = [2**60, 2.0**60, 2**60 + 1, 1e23, 10**23, 10**40, 1e40, [1e40], [10**40], -0.0, 0.1, 1e300]
+    items = [
+        Item(str(n), metadata={"n": value}) for n, value in enumerate([*values, -0.1, -3, -(10**30), 5e-324])
+    ]
+    with MilvusIndex.create(server.url("large"), DIM) as index:
+        index.add(items, np.ones((len(items), DIM), np.float32))
+        yield index, items
+
+
+def test_a_filter_agrees_with_its_definition(both: Any) -> None:
+    remote, _ = both
+    items, _ = collection()
+    present = {i.id: i for i in items if not {i.id, i.image_id} & {"item8", "item17"}}
+    for text in FILTERS:
+        tree = parse_filter(text)
+        expected = {
+            i.id
+            for i in present.values()
+            if matches(tree, i.metadata | {name: getattr(i, name) or None for name in ITEM_COLUMNS})
+        }
+        found = set(remote.search(np.ones(DIM), 1000, filter=tree).ids)
+        assert found == expected, text
+
+
+def test_samples_duplicates_and_reading_agree(both: Any) -> None:
+    remote, local = both
+    for kind in ("image", "text"):
+        for filter, size in ((None, 50), ("price < 50", 500), ("price < 0", 5), ("note contains 'b'", 9)):
+            np.testing.assert_array_equal(remote.sample(kind, filter, size), local.sample(kind, filter, size))
+            assert remote.sample_items(kind, filter, size) == local.sample_items(kind, filter, size)
+    for column in ("color", "sale", "note", "price", "absent"):
+        assert remote.values(column) == local.values(column)
+    a, b = remote.near_duplicates(threshold=0.999), local.near_duplicates(threshold=0.999)
+    assert [(p.first.id, p.second.id) for p in a] == [(p.first.id, p.second.id) for p in b]
+    assert remote.get(["item3", "absent"]) == local.get(["item3", "absent"])
+    np.testing.assert_array_equal(remote.vectors(["item5", "item3"]), local.vectors(["item5", "item3"]))
+    assert sorted(remote.contents(0)) == sorted(local.contents(0))
+    assert sorted(remote.contents(0, "text")) == sorted(local.contents(0, "text"))
+    assert remote.verify() == []
+
+
+# ---------------------------------------------------------------------- hostile names
+
+
+def test_hostile_ids_and_filters_name_only_themselves(url: str, tmp_path: Path) -> None:
+    items = [
+        Item(id, text=id, path=id, metadata={id: id, "column": id, "list": [id], "n": n})
+        for n, id in enumerate(EVIL)
+    ]
+    items += [Item(f"text of {id}", "text", image_id=id) for id in EVIL]
+    vectors = np.random.default_rng(1).normal(size=(len(items), DIM)).astype(np.float32)
+    with MilvusIndex.create(url, DIM) as remote, EmbeddedIndex.create(tmp_path / "i", DIM) as local:
+        for index in (remote, local):
+            index.add(items, vectors)
+        for n, id in enumerate(EVIL):
+            assert remote.get([id]) == [items[n]]
+            np.testing.assert_array_equal(remote.vectors([id]), vectors[[n]])
+            quoted = '"' + id.replace("\\", "\\\\").replace('"', '\\"') + '"'
+            for test in (
+                f"id = {quoted}", f"column = {quoted}", f"list contains {quoted}", f"path in ({quoted}, 'no')",
+                f"not (column != {quoted})", f"column >= {quoted} and column <= {quoted}",
+            ):  # fmt: skip
+                found = remote.search(np.ones(DIM), 100, kind="image", filter=test)
+                assert found.ids == [id], test
+            for test in (f"column contains {quoted}", f"column > {quoted}", f"column != {quoted}"):
+                same(
+                    remote.search(np.ones(DIM), 100, filter=test),
+                    local.search(np.ones(DIM), 100, filter=test),
+                )
+            if "`" not in id:
+                assert remote.search(np.ones(DIM), 9, filter=f"`{id}` is not null").ids == [id]
+        left = len(items)
+        for id in EVIL:
+            assert remote.delete([id]) == 1
+            left -= 2  # with its text
+            assert len(remote) == left
+            assert remote.delete([id]) == 0
+        assert len(remote) == 0
+    assert MilvusIndex.exists(url)
+
+
+# ---------------------------------------------------------------------- changing
+
+
+def test_updates_are_idempotent_and_durable(url: str) -> None:
+    items, vectors = collection(40)
+    with MilvusIndex.create(url, DIM) as index:
+        for _ in range(3):
+            index.update(items, vectors)
+        assert len(index) == 40
+        assert index.verify() == []
+        before = index.search(vectors[0], 40).ids
+        with pytest.raises(IndexFault, match="'item2' is already in"):
+            index.add([Item("new"), items[2]], vectors[:2])
+        assert len(index) == 40
+    with MilvusIndex.open(url) as again:
+        assert again.search(vectors[0], 40).ids == before
+        assert again.generation == 3
+        with pytest.raises(IndexFault, match="open for reading only"):
+            again.delete(["item1"])
+
+
+def test_compaction_forgets_columns_of_items_that_are_gone(url: str) -> None:
+    vector = np.eye(1, DIM, dtype=np.float32)
+    items, vectors = collection(20)
+    odd = Item("odd", metadata={"color": ["red"], "prise": 7, "empty": None, "sale": "yes"}, thumbnail=b"x")
+    with MilvusIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+        known = index.info.columns
+        index.add([odd], vector)
+        assert set(index.info.columns["color"]) == {"list", "text"}
+        assert index.info.columns["empty"] == ()
+        index.compact()
+        assert index.info.columns["prise"] == ("number",)
+        assert index.thumbnail("odd") == b"x"
+        index.delete(["odd"])
+        index.compact()
+        assert index.info.columns == known
+        with pytest.raises(QueryError, match="did you mean 'price'"):
+            index.search(vector[0], filter="prise < 5")
+        assert index.verify() == []
+
+
+def test_thumbnails_collections_and_files(url: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(b"x")
+    (tmp_path / "out.jpg").write_bytes(b"y")
+    with MilvusIndex.create(url, 2) as index:
+        where = index.collection("photos", str(tmp_path / "in"))
+        assert where.number == 0
+        assert index.collection("photos", str(tmp_path / "in")) == where
+        assert index.collection("other").number == 1
+        assert [one.name for one in index.info.collections] == ["photos", "other"]
+        pictures = {
+            "a.jpg": b"jpeg",
+            "../out.jpg": bytes(range(256)) * 500,
+            "no.jpg": None,
+        }  # 128,000 bytes: 3 rows
+        items = [Item(p, path=p, collection=where.number, thumbnail=data) for p, data in pictures.items()]
+        index.add(items, np.eye(3, 2))
+        assert {name: index.thumbnail(name) for name in pictures} == pictures
+        assert index.thumbnail("absent") is None
+        assert [index.file(item) for item in items] == [tmp_path / "in" / "a.jpg", None, None]
+        index.update(items[1:2], np.ones((1, 2)))
+        assert index.thumbnail("../out.jpg") == pictures["../out.jpg"]
+        index.delete(["a.jpg", "../out.jpg"])
+        assert index.thumbnail("a.jpg") is None
+        assert index._meta.count('what == "picture"') == 0
+
+
+def test_several_writers_at_once_lose_nothing(url: str) -> None:
+    items, vectors = collection(240)
+    failures: list[BaseException] = []
+    numbers: list[int] = []
+    MilvusIndex.create(url, DIM).close()
+
+    def write(part: int) -> None:
+        try:
+            with MilvusIndex.open(url, writable=True) as index:
+                numbers.append(index.collection("the same").number)
+                numbers.append(100 + index.collection(f"of {part}").number)
+                for start in range(0, 240, 40):  # all write every item, in other orders
+                    at = (start + 40 * part) % 240
+                    index.update(items[at : at + 40], vectors[at : at + 40])
+                    index.delete([f"item{at + part}"])
+                    index.update(items[at : at + 40][::-1], vectors[at : at + 40][::-1])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(part,)) for part in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    with MilvusIndex.open(url) as index:
+        assert sum(one.name == "the same" for one in index.info.collections) == 1
+        assert sorted(one.number for one in index.info.collections) == [0, 1, 2, 3]
+        assert len({number for number in numbers if number < 100}) == 1
+        assert len({number for number in numbers if number >= 100}) == 3
+        assert index.verify() == []
+        found = index.search(vectors[0], 300).ids
+        assert len(found) == len(set(found)) == len(index)
+        missing = {i.id for i in items} - set(found)
+        assert missing <= {i.id for i in items}  # a delete of one may come after the last write of another
+        assert index.generation >= 3 * 18
+    with MilvusIndex.open(url, writable=True) as index:
+        index.update(items, vectors)
+        assert sorted(index.search(vectors[0], 300).ids) == sorted(i.id for i in items)
+
+
+# ---------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize("graph", ["hnsw"])
+def test_an_approximate_index_answers_from_its_graph(server: MilvusServer, graph: str) -> None:
+    items, vectors = collection(2000)
+    name = f"graph{next(names)}"
+    with MilvusIndex.create(server.url(name), DIM) as index:
+        index.add(items, vectors)
+        exact = index.search_many(vectors[:20], 10, kind="image")
+        with pytest.raises(SettingsError, match="add index=hnsw or index=diskann"):
+            index.build_graph("image")
+        with pytest.raises(IndexFault, match="no approximate index of image items"):
+            index.search(vectors[0], 5, kind="image", exact=False)
+    with pytest.raises(SettingsError, match=f"has index=flat, not {graph}: leave index= out"):
+        MilvusIndex.open(server.url(name, f"index={graph}"))
+    with MilvusIndex.open(server.url(name, f"index={graph}"), writable=True) as index:
+        index.build_graph("image")
+        assert index.info.approximate == {"image": 1500, "text": 500}
+        index.build_graph("text")
+    with MilvusIndex.open(server.url(name, f"index={graph}")) as index:
+        quick = index.search_many(vectors[:20], 10, kind="image")
+        assert not quick[0].exact
+        found = sum(len(set(a.ids) & set(b.ids)) for a, b in zip(exact, quick, strict=True))
+        assert found >= 0.95 * 200
+        assert len(index.search(vectors[0], 10, kind="image", filter="price = 5")) == 10
+        with pytest.raises(IndexFault, match="an exact search needs an index made with index=flat"):
+            index.search(vectors[0], exact=True)
+
+
+def test_partitions_divide_by_a_column(server: MilvusServer, tmp_path: Path) -> None:
+    items, vectors = collection(300)
+    url = server.url(f"parts{next(names)}", "partitions=8&partition_by=color")
+    with MilvusIndex.create(url, DIM) as remote, EmbeddedIndex.create(tmp_path / "i", DIM) as local:
+        for index in (remote, local):
+            index.add(items, vectors)
+        for text in (
+            "color = 'red'",
+            "color in ('red', 'blue') and price < 50",
+            "color != 'red'",
+            "price < 50",
+        ):
+            same(remote.search(vectors[0], 400, filter=text), local.search(vectors[0], 400, filter=text))
+        moved = [
+            Item(f"item{n}", metadata={"color": "blue", "price": n}) for n in range(40)
+        ]  # into another part
+        for index in (remote, local):
+            index.update(moved, vectors[:40])
+        assert len(remote) == len(local)
+        for text in ("color = 'red'", "color = 'blue'", "price >= 0"):
+            same(remote.search(vectors[0], 400, filter=text), local.search(vectors[0], 400, filter=text))
+        assert remote.delete(["item1"]) == 1
+        assert remote.get(["item1"]) == [None]
+        assert remote.verify() == []
+    with pytest.raises(SettingsError, match="was made with partitions=8, not partitions=4"):
+        MilvusIndex.open(url.replace("partitions=8", "partitions=4"))
+    with MilvusIndex.open(url.partition("?")[0]) as again:
+        assert len(again) == len(items) - 1
+
+
+@pytest.mark.parametrize("level", ["strong", "session", "bounded", "eventually"])
+def test_consistency_is_an_option(server: MilvusServer, level: str) -> None:
+    items, vectors = collection(10)
+    name = f"level{next(names)}"
+    with MilvusIndex.create(server.url(name, f"consistency={level}"), DIM) as index:
+        index.add(items, vectors)
+        assert index._items.level.lower() == level
+        assert len(index.search(vectors[0], 10)) == 10 or level in ("bounded", "eventually")
+
+
+def test_replicas_that_a_server_cannot_hold_are_refused(server: MilvusServer) -> None:
+    name = f"copies{next(names)}"
+    with pytest.raises(SettingsError, match="too few query nodes for replicas=2"):
+        MilvusIndex.create(server.url(name, "replicas=2"), DIM)
+    assert not MilvusIndex.exists(server.url(name))
+    MilvusIndex.create(server.url(name, "replicas=1"), DIM).close()
+    with pytest.raises(SettingsError, match="in the memory of 1 query nodes, not 2"):
+        MilvusIndex.open(server.url(name, "replicas=2"))
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def test_another_model_is_refused_by_name(server: MilvusServer) -> None:
+    url = server.url(f"model{next(names)}")
+    MilvusIndex.create(url, DIM, model="emoji", fingerprint="aaaa").close()
+    MilvusIndex.open(url, fingerprint="aaaa").close()
+    with pytest.raises(
+        IndexFault, match=r"made with the model 'emoji' \(fingerprint aaaa\), not with 'mine'"
+    ):
+        MilvusIndex.open(url, fingerprint="bbbb", model="mine")
+    with pytest.raises(IndexFault, match="already an index"):
+        MilvusIndex.create(url, DIM)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda i: i.search(np.ones(DIM), 0), SettingsError, "k, the number of hits, is out of range"),
+        (
+            lambda i: i.search(np.ones(DIM), 20_000),
+            SettingsError,
+            "Milvus gives at most 16,352 hits, not 20,000",
+        ),
+        (lambda i: i.search(np.ones(3)), IndexFault, f"holds vectors of {DIM} dimensions"),
+        (lambda i: i.search(np.full(DIM, np.nan)), DataError, "NaN"),
+        (lambda i: i.search(np.ones(DIM), filter="prize < 3"), QueryError, "did you mean 'price'"),
+        (lambda i: i.vectors(["nothing"]), QueryError, "'nothing' is not in the index"),
+        (lambda i: i.add([Item("a\x00b")], np.ones((1, DIM))), DataError, "NUL"),
+        (lambda i: i.add([Item("a", text="\ud800")], np.ones((1, DIM))), DataError, "no character"),
+        (
+            lambda i: i.add([Item("a", text="x" * 70_000)], np.ones((1, DIM))),
+            DataError,
+            "Milvus holds 65,535",
+        ),
+        (lambda i: i.add([Item("")], np.ones((1, DIM))), DataError, "unique"),
+        (lambda i: i.search_words("red"), SettingsError, r"is Milvus 2\.3\.5.*needs 2\.5 or newer"),
+        (lambda i: i.build_graph(codes=True), SettingsError, "no table of binary codes"),
+    ],
+)
+def test_bad_input_is_one_sentence(both: Any, make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make(both[0])
+    assert len(both[0]) == len(both[1])
+
+
+def test_urls_that_lead_nowhere(server: MilvusServer, url: str) -> None:
+    with pytest.raises(IndexFault, match="there is no index at"):
+        MilvusIndex.open(url)
+    assert not MilvusIndex.exists(url)
+    with pytest.raises(SettingsError, match="1 to 32768"):
+        MilvusIndex.create(url, 0)
+    with pytest.raises(SettingsError, match="stores float32, not 'float16'"):
+        MilvusIndex.create(url, 8, precision="float16")
+
+
+def test_other_collections_of_the_server_are_left_alone(server: MilvusServer) -> None:
+    from pymilvus import MilvusClient
+
+    client = MilvusClient(f"http://{server.address}", timeout=30)
+    client.create_collection("theirs", dimension=4)
+    for attempt in (MilvusIndex.open, lambda url: MilvusIndex.create(url, 4)):
+        with pytest.raises(IndexFault, match="is a Milvus collection of something else"):
+            attempt(server.url("theirs"))
+    client.drop_collection("theirs")
+    with MilvusIndex.create(server.url("half"), 4) as index:
+        client.drop_collection(index._meta.name)
+    with pytest.raises(IndexFault, match=r"is incomplete .its Milvus collection half_facts is missing"):
+        MilvusIndex.open(server.url("half"))
+    client.close()
