@@ -259,6 +259,17 @@ class Embeddings:
         matches = None if self.matches is None else self.matches.map(change)
         return Embeddings(change(self.image), change(self.text), images, texts, scores, views, matches)
 
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, always in the same order."""
+        found: list[Tensor] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(keep)
+        return found
+
 
 Terms = dict[str, Tensor]
 """Named, weighted scalars; the loss is their sum."""

@@ -250,9 +250,3 @@ def test_bad_settings_and_missing_labels_get_one_sentence():
         LabelLoss()(seen(labels=(rows(C + 1, 1), rows(C + 1, 2))), batch())
     with pytest.raises(SettingsError, match="reads the view 'labels', but this method's views are: front"):
         LabelLoss()(seen(front=(rows(C, 1), rows(C, 2))), batch())
-
-
-def test_alternating_steps_refuse_several_processes(monkeypatch):
-    monkeypatch.setattr("diptych.ops.processes", lambda: 2)
-    with pytest.raises(SettingsError, match="run in one process: leave torchrun out, or use joint steps"):
-        alternating().start_epoch(0)

@@ -164,6 +164,7 @@ class Alternate(Objective):
     is belongs to the checkpoint.
     """
 
+    takes_turns = True
     steps: Tensor
 
     def __init__(self, even: Objective, odd: Objective) -> None:
@@ -184,13 +185,7 @@ class Alternate(Objective):
         return self.current(embeddings, batch)
 
     def start_epoch(self, epoch: int) -> None:
-        """Passed on to both; a resumed run reads its turn from the checkpoint. Several processes are refused."""
-        if (
-            ops.processes() > 1
-        ):  # they wait for the gradients of every parameter, and a turn leaves some without
-            raise SettingsError(
-                "alternating steps run in one process: leave torchrun out, or use joint steps."
-            )
+        """Passed on to both; a resumed run reads its turn from the checkpoint."""
         self._odd_turn = None
         self.even.start_epoch(epoch)
         self.odd.start_epoch(epoch)

@@ -32,6 +32,7 @@ class Objective(nn.Module):
     """
 
     show_progress = True  # of work that takes long; the training loop sets it
+    takes_turns = False  # whether a step may leave parameters without a gradient
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The named, weighted terms of this batch."""

@@ -23,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from diptych.encoders.regions import MaskedBatchNorm
 from diptych.errors import SettingsError
 from diptych.training.step import Step, gather
+from diptych.training.turns import drop_others, leaves, takes_turns
 from diptych.types import Batch, Embeddings, Terms
 
 
@@ -41,6 +42,7 @@ class CachedStep:
                 "leave it out."
             )
         self.step, self.micro_batch = step, micro_batch
+        self.turns = takes_turns(step.method.objective)
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
         """Move the model by one batch."""
@@ -61,8 +63,7 @@ class CachedStep:
         embeddings, whole = gather(everything, _without_inputs(batch).to(self.device))
         terms = step.method.objective(embeddings, whole)
         step.accelerator.backward(torch.stack(list(terms.values())).sum())
-        gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in _tensors(own)]
-        self._replay(pieces, states, gradients)
+        self._replay(pieces, states, [t.grad for t in _tensors(own)])
         step.clip()
         step.optimizer.step()
         step.optimizer.zero_grad(set_to_none=True)
@@ -75,21 +76,29 @@ class CachedStep:
         return found
 
     def _replay(
-        self, pieces: Sequence[Batch], states: Sequence[list[Tensor]], gradients: Sequence[Tensor]
+        self, pieces: Sequence[Batch], states: Sequence[list[Tensor]], gradients: Sequence[Tensor | None]
     ) -> None:
         """Encode every piece again as it was encoded before, and pass the gradients of its vectors on."""
-        start = 0
+        start, reached = 0, set[int]()
         for number, (piece, state) in enumerate(zip(pieces, states, strict=True)):
             _set_random_state(state, self.device)
             last = number == len(pieces) - 1  # several processes add their gradients up once, at the end
             with nullcontext() if last else self.step.accelerator.no_sync(self.step.model):
                 again = _tensors(_vectors(self.step.model(piece.to(self.device, non_blocking=True))))
-                rows = [gradient[start : start + len(piece)] for gradient in gradients]
-                moving = [
-                    (vector, row) for vector, row in zip(again, rows, strict=True) if vector.requires_grad
-                ]
-                torch.autograd.backward([vector for vector, _ in moving], [row for _, row in moving])
+                moving = [(v, g) for v, g in zip(again, gradients, strict=True) if v.requires_grad]
+                if self.turns and last:
+                    reached = leaves([vector for vector, gradient in moving if gradient is not None])
+                # a vector that the loss does not read gets zeros, for several processes wait for every parameter
+                torch.autograd.backward(
+                    [vector for vector, _ in moving],
+                    [
+                        torch.zeros_like(vector) if gradient is None else gradient[start : start + len(piece)]
+                        for vector, gradient in moving
+                    ],
+                )
             start += len(piece)
+        if self.turns:
+            drop_others(self.step.method.retriever.parameters(), reached)
 
     def _pieces(self, batch: Batch) -> Iterator[Batch]:
         for start in range(0, len(batch), self.micro_batch):

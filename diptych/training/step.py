@@ -13,6 +13,7 @@ from torch import nn
 from diptych import ops
 from diptych.training.method import Method
 from diptych.training.optim import can_fold_clip, fold_clip
+from diptych.training.turns import backward_of_turn, takes_turns
 from diptych.types import Batch, Embeddings, Terms
 
 WARM_STEPS = 3  # eager steps of a new shape before its graph is captured: lazy initialisation must be over
@@ -26,11 +27,13 @@ class Step:
     ) -> None:
         self.method, self.model, self.optimizer = method, model, optimizer
         self.accelerator, self.clip_norm = accelerator, clip_norm
+        self.turns = takes_turns(method.objective) and ops.processes() > 1
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
         """Move the model by one batch."""
         twin = self.method.twin
         embeddings: Embeddings = self.model(batch)
+        outputs = embeddings.tensors() if self.turns else []
         if twin is not None:
             # after the model: several processes agree on its running statistics only from its forward pass on
             twin.update(self.method.retriever)
@@ -39,7 +42,11 @@ class Step:
             embeddings = replace(embeddings, views={**embeddings.views, "twin": keys})
         embeddings, batch = gather(embeddings, batch)
         terms = self.method.objective(embeddings, batch)
-        self.accelerator.backward(torch.stack(list(terms.values())).sum())
+        loss = torch.stack(list(terms.values())).sum()
+        if self.turns:
+            backward_of_turn(self.accelerator.backward, loss, outputs, self.method.retriever.parameters())
+        else:
+            self.accelerator.backward(loss)
         self.clip()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
