@@ -252,8 +252,8 @@ def test_info_duplicates_remove_compact(own: Path) -> None:
     assert re.fullmatch(r"1\.0000\t\S*p3\.png\t\S*p4\.png", pairs[0])
     assert diptych("index", "duplicates", place, "--threshold", 0.99999, "--kind", "text").stdout
     assert "no pair among" in diptych("index", "duplicates", place, "--threshold", 1.5).stderr
-    assert (
-        diptych("index", "remove", place, "1/images/p3.png", "1/images/p4.png").stdout == "removed 2 items\n"
+    assert diptych("index", "remove", place, "1/images/p3.png", "1/images/p4.png").stdout.startswith(
+        "removed 2 images"
     )
     about = diptych("index", "info", place).stdout
     assert f"{COUNT - 2} image, {2 * COUNT - 4} text" in about
@@ -396,7 +396,7 @@ def test_a_full_disk(made: Path, tmp_path: Path) -> None:
         assert "the disk is full" in refused(*new)
         ballast.unlink()
         assert diptych("index", "verify", place).stdout == "sound\n"
-        assert diptych("index", "remove", place, "images/p1.png").stdout == "removed 1 item\n"
+        assert diptych("index", "remove", place, "images/p1.png").stdout.startswith("removed 1 images")
 
 
 def test_a_second_writer(made: Path, own: Path) -> None:

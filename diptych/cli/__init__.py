@@ -35,6 +35,7 @@ VERBS = {
     "search": "search",
     "embed": "embed",
     "serve": "serve",
+    "watch": "watch",
 }
 """Each verb and the module of this folder that holds it, in the order of use."""
 

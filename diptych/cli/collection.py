@@ -11,8 +11,8 @@ import click
 from diptych.cli.flags import say_device
 
 if TYPE_CHECKING:
-    from diptych.index.build import Built
     from diptych.index.protocol import Index
+    from diptych.index.works import Built
     from diptych.retriever import Retriever
 
 
@@ -44,6 +44,16 @@ def bring_up_to_date(
     for note in built.notes:
         click.echo(note, err=True)
     return built, retriever
+
+
+def summary(place: str, built: Built) -> str:
+    """One line on what indexing did, and on all that the index holds where that is more than this collection."""
+    moved = f"{built.moved} moved, " if built.moved else ""
+    more = f"; the index holds {built.total} images in all" if built.total > built.images else ""
+    return (
+        f"{place}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, {moved}"
+        f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped){more}"
+    )
 
 
 def model_for(place: str) -> str:

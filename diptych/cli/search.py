@@ -20,6 +20,7 @@ from diptych.cli.collection import (
     model_place,
     pictures_alone,
     pictures_of,
+    summary,
 )
 from diptych.cli.flags import device_flags, say_device
 
@@ -82,13 +83,7 @@ def index() -> None:
     is_flag=True,
     help="store what the model's pair scorer reads of each image beside the index: quick re-ranking, large files",
 )
-@click.option(
-    "--batch_size",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1),
-    help="pictures at a time",
-)
+@click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
 @device_flags
 def build(
     given: tuple[str, ...],
@@ -100,7 +95,7 @@ def build(
     codes: bool,
     labels: bool,
     local_features: bool,
-    batch_size: int,
+    batch_size: int | None,
     device: str,
     compute_precision: str,
 ) -> None:
@@ -125,10 +120,7 @@ def build(
         approximate_above=above, codes=codes or None, labels=labels, local_features=local_features, device=device,
         compute_precision=compute_precision,
     )  # fmt: skip
-    click.echo(
-        f"{shown(place)}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, "
-        f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped)"
-    )
+    click.echo(summary(shown(place), built))
     if local_features:
         from diptych.index.local_features import features_place
 
@@ -191,21 +183,45 @@ def compact(place: str) -> None:
 
 @index.command()
 @click.argument("place", metavar="INDEX")
-@click.argument("ids", nargs=-1, required=True)
-def remove(place: str, ids: tuple[str, ...]) -> None:
-    """Remove items by id, images with their texts. A later 'diptych index' adds what is still in the collection."""
-    from diptych.errors import QueryError
-    from diptych.index.opening import open_index, shown
+@click.argument("ids", nargs=-1)
+@click.option("--collection", help="remove all items of this collection: its folder, name or number")
+@click.option("--filter", "condition", help="remove what passes a metadata filter")
+@click.option("--missing", is_flag=True, help="remove images whose files are gone")
+@click.option("--dry_run", is_flag=True, help="only say what would be removed")
+def remove(
+    place: str,
+    ids: tuple[str, ...],
+    collection: str | None,
+    condition: str | None,
+    missing: bool,
+    dry_run: bool,
+) -> None:
+    """Remove items: by id, a whole collection, by filter, or those whose files are gone.
 
-    with open_index(place, writable=True) as opened:
-        known = {item.id for item in opened.get(ids) if item is not None}
-        absent = [id for id in ids if id not in known]
-        if absent:
-            raise QueryError(
-                f"'{absent[0]}' is not in the index {shown(place)}, nothing was removed: check the id."
-            )
-        count = opened.delete(ids)
-        click.echo(f"removed {count} item{'s' * (count != 1)}")
+    Images go with their texts. A later 'diptych index' adds what is still in the collection.
+    """
+    from diptych.index import removal
+    from diptych.index.opening import open_index
+
+    if sum((bool(ids), collection is not None, condition is not None, missing)) != 1:
+        raise click.UsageError("say what to remove in one way: by ids, --collection, --filter or --missing.")
+    with open_index(place, writable=not dry_run) as opened:
+        whole = None if collection is None else removal.find_collection(opened, collection)
+        if whole is not None:
+            chosen = [id for id, _ in opened.contents(whole.number)]
+        elif condition is not None:
+            chosen = removal.ids_that_pass(opened, condition)
+        else:
+            chosen = removal.missing_ids(opened) if missing else removal.known_ids(opened, ids)
+        if dry_run:
+            for id in chosen:
+                click.echo(id)
+            click.echo(f"{len(chosen)} items would be removed.", err=True)
+            return
+        gone = removal.remove_items(opened, chosen)
+        if whole is not None:
+            opened.forget_collection(whole.number)
+        click.echo(f"removed {gone['image']} images, {gone['text']} texts; {len(opened)} items are left")
 
 
 @index.command()

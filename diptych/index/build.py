@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,17 @@ from diptych.errors import DataError, DiptychError, IndexFault, MissingExtra, Se
 from diptych.index.collection_files import CollectionFiles, digest, metadata_of, own_name, plain_value
 from diptych.index.local_features import LocalFeatures, features_place
 from diptych.index.metadata import check_storable
+from diptych.index.moved import KeptVectors, settle
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.overlap import Overlap, decoders
-from diptych.index.protocol import KINDS, Collection, Index, Item, Precision, Vectors
+from diptych.index.protocol import KINDS, Index, Item, Precision, Vectors
 from diptych.index.thumbnails import make_thumbnail
-from diptych.index.works import Read, Work, has_vector, reason_of
+from diptych.index.works import Built, Read, Work, has_vector, reason_of
 from diptych.model import Model
 from diptych.progress import track
 
 APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of milliseconds on two cores
+ON_CPU, ON_GPU = 8, 64  # pictures encoded at a time; on a CPU more are slower and take more memory
 CHUNK = 256  # images committed together: a killed run may have to encode two chunks again
 PIXELS = 64_000_000  # of the decoded pictures of a batch; one is encoded while the next is read
 ABSENT = "it is named by the collection but not on disk."
@@ -38,23 +40,6 @@ PREDICTED, SCORES = "predicted_labels", "label_scores"  # columns of the labels 
 SCORE_DIGITS = 4  # of a stored label score
 Labeller = Callable[..., Sequence[Mapping[str, float]]]
 """``predict_labels`` of a model: pictures to labels with their scores, best first."""
-
-
-@dataclass(slots=True)
-class Built:
-    """What ``index_collection`` did.
-
-    ``skipped`` are (image id, reason) of what could not be read, ``notes`` sentences for the user.
-    """
-
-    images: int = 0
-    texts: int = 0
-    added: int = 0
-    updated: int = 0
-    unchanged: int = 0
-    removed: int = 0
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def index_collection(
@@ -66,7 +51,7 @@ def index_collection(
     name: str = "",
     texts: bool = True,
     precision: Precision | None = None,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     approximate_above: int | None = APPROXIMATE_ABOVE,
     codes: bool | None = None,
     labels: bool = False,
@@ -74,6 +59,8 @@ def index_collection(
     show_progress: bool = False,
 ) -> Built:
     """Bring an index in line with a collection, creating it if need be.
+
+    ``batch_size`` None suits the device.
 
     New items are added, changed ones encoded again, those that vanished from the collection removed.
     Unreadable images are skipped and listed. Work is committed every few hundred images: a run that was
@@ -162,21 +149,26 @@ class _Sync:
         index: Index,
         name: str,
         texts: bool,
-        batch_size: int,
+        batch_size: int | None,
         labeller: Labeller | None = None,
         local: LocalFeatures | None = None,
     ) -> None:
         self.model, self.captions, self.index, self.labeller = model, captions, index, labeller
-        self.with_texts, self.batch_size = texts, batch_size
+        on_gpu = getattr(getattr(model, "device", None), "type", "cpu") != "cpu"
+        self.with_texts, self.batch_size = texts, batch_size or (ON_GPU if on_gpu else ON_CPU)
         self.local, self.stored = local, local.contents() if local is not None else {}
         self.further = [PREDICTED] if labeller else []  # columns whose values are known only after encoding
         self.texts_of = captions.texts_of()
         self.files = CollectionFiles(captions)
-        self.collection: Collection = index.collection(name or own_name(captions), self.files.root)
+        self.collection, note = settle(index, captions, self.files, name or own_name(captions))
         self.known = dict(index.contents(self.collection.number))
         self.known_images = {id for id, _ in index.contents(self.collection.number, "image")}
         self.seen: set[str] = set()
-        self.built = Built()
+        self.built = Built(notes=[note] if note else [])
+        plain = labeller is None and local is None  # nothing but the vector is made of a picture
+        self.kept = KeptVectors(
+            index, self.files, [(id, self.known[id]) for id in self.known_images if plain]
+        )
 
     def run(self, show_progress: bool) -> Built:
         """Images are read ahead in threads, encoded in another, and written in this one."""
@@ -215,7 +207,10 @@ class _Sync:
             self.index.delete(gone[start : start + 10_000])
             if self.local is not None:
                 self.local.remove(gone[start : start + 10_000])
-        self.built.removed = len(self.known_images.intersection(gone))
+        moved = {id for id in self.kept.taken.values() if id not in self.seen}
+        self.built.moved, self.built.total = len(moved), self.index.count("image")
+        self.built.added -= len(moved)
+        self.built.removed = len(self.known_images.intersection(gone) - moved)
         return self.built
 
     def read(self, row: int) -> Read:
@@ -236,6 +231,9 @@ class _Sync:
             # a file that was only touched, or whose texts alone changed, keeps its vector
             read.same = bool(before) and self.files.content(before) == self.files.content(key)
             read.same = read.same and self.labeller is None  # labels are predicted from the picture
+            if not before:
+                read.like = self.kept.find(row, key)
+                read.same = bool(read.like)
             read.lacking = self.local is not None and self.stored.get(read.id) != read.content
             read.same = read.same and not read.lacking
         except (UnicodeError, DataError, OSError) as error:
@@ -264,6 +262,8 @@ class _Sync:
             if read.unread:
                 raise DataError(read.unread)
             if self.is_changed(read):
+                if read.like and not self.kept.take(read.id, read.like, read.content):
+                    read.like, read.same, read.picture = "", False, self.captions.images[read.row]
                 item = Item(
                     id=read.id,
                     path=self.files.relative(read.row),
@@ -273,7 +273,7 @@ class _Sync:
                     collection=self.collection.number,
                     thumbnail=self.thumbnail(read.id, read.row, read.picture),
                 )
-                vector = self.index.vectors([read.id])[0] if read.same else None
+                vector = self.index.vectors([read.like or read.id])[0] if read.same else None
                 changed = [text for text in read.texts if self.known.get(text.id) != text.content]
                 work = Work(item, read.picture, vector, changed, len(read.texts))
         except (UnicodeError, DataError, OSError) as error:

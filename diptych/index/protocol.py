@@ -285,6 +285,14 @@ class Index(Protocol):
         """The collection of this name and root, recorded if it is new."""
         ...
 
+    def move_collection(self, number: int, name: str, root: str) -> None:
+        """Give a collection another name and root; its items stay as they are."""
+        ...
+
+    def forget_collection(self, number: int) -> None:
+        """Remove the record of a collection that has no items any more; one that has is left alone."""
+        ...
+
     def build_graph(
         self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
     ) -> None:

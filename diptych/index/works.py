@@ -1,4 +1,4 @@
-"""An image on its way into an index: as it was read, and what is to be written of it."""
+"""An image on its way into an index: as it was read, what is to be written of it, and what was done."""
 
 from __future__ import annotations
 
@@ -36,10 +36,32 @@ class Read:
     content: str = ""
     texts: list[Item] = field(default_factory=list)
     same: bool = False  # the picture, whose vector stays
+    like: str = ""  # the known image of the same content whose vector this one takes
     lacking: bool = False  # local features of it are to be stored
     picture: StoredImage | None = None
     refused: str = ""
     unread: str = ""
+
+
+@dataclass(slots=True)
+class Built:
+    """What ``index_collection`` did.
+
+    ``images`` and ``texts`` are those of the collection, ``total`` all images of the index; ``moved`` ones kept their
+    vector under another id.
+    ``skipped`` are (image id, reason) of what could not be read, ``notes`` sentences for the user.
+    """
+
+    images: int = 0
+    texts: int = 0
+    added: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    moved: int = 0
+    total: int = 0
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def has_vector(work: Work) -> bool:

@@ -163,6 +163,17 @@ class EmbeddedIndex(Engine):
                 found = (number, name, root)
         return Collection(*found)
 
+    def move_collection(self, number: int, name: str, root: str) -> None:
+        """Give a collection another name and root; its items stay as they are."""
+        with self._store.writing() as db:
+            db.execute("UPDATE collections SET name = ?, root = ? WHERE number = ?", (name, root, number))
+
+    def forget_collection(self, number: int) -> None:
+        """Remove the record of a collection that has no items any more; one that has is left alone."""
+        query = "DELETE FROM collections WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM items WHERE collection = ?1)"
+        with self._store.writing() as db:
+            db.execute(query, (number,))
+
     def get(self, ids: Sequence[str]) -> list[Item | None]:
         """The items of these ids, None where absent."""
         found = self._read(lambda state, db: catalog.items_of(db, ids))

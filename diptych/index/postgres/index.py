@@ -9,23 +9,22 @@ them, only for a compaction.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.engine import Engine, Samples, check_k, check_limit, new_facts
-from diptych.index.exact import MAX_TIES, TIE, rescore
+from diptych.index.exact import MAX_TIES, rescore
 from diptych.index.filters import Filter, parse_filter
 from diptych.index.pairs import best_pairs
 from diptych.index.postgres import ranking, tables
 from diptych.index.postgres.bm25 import Tokenizer
+from diptych.index.postgres.candidates import MARGIN, Candidates, hits_of, is_crowded
 from diptych.index.postgres.database import Connection, Database, HalfVector, Vector
 from diptych.index.postgres.pushdown import condition, storable
 from diptych.index.postgres.ranking import Chosen
-from diptych.index.postgres.records import item, records, rows_of, storable_ids
+from diptych.index.postgres.records import records, rows_of, storable_ids
 from diptych.index.postgres.tables import Tables
 from diptych.index.protocol import (
     KINDS,
@@ -41,7 +40,6 @@ from diptych.index.protocol import (
 )
 from diptych.progress import track
 
-MARGIN = 32  # candidates beyond k that are scored again: the server's float32 must not decide who is in
 LEAST_EF, MAX_EF = 100, 1000  # candidates an HNSW search keeps; the second is pgvector's limit
 
 
@@ -149,6 +147,14 @@ class PostgresIndex(Engine):
         if found is None:
             found = self._change(lambda db: self._tables.add_collection(db, name, root))
         return found
+
+    def move_collection(self, number: int, name: str, root: str) -> None:
+        """Give a collection another name and root; its items stay as they are."""
+        self._change(lambda db: self._tables.move_collection(db, number, name, root))
+
+    def forget_collection(self, number: int) -> None:
+        """Remove the record of a collection that has no items any more; one that has is left alone."""
+        self._change(lambda db: self._tables.forget_collection(db, number))
 
     def build_graph(
         self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
@@ -360,15 +366,15 @@ class PostgresIndex(Engine):
     ) -> list[Hits]:
         found = self._candidates(db, queries, k + MARGIN, chosen, approximate)
         if not approximate:
-            crowded = [n for n, one in enumerate(found) if _is_crowded(queries[n], one, k)]
+            crowded = [n for n, one in enumerate(found) if is_crowded(queries[n], one, k)]
             again = self._candidates(db, queries[crowded], k + MAX_TIES, chosen, False) if crowded else []
             for n, one in zip(crowded, again, strict=True):
                 found[n] = one
-        return [_hits(one, k, not approximate) for one in found]
+        return [hits_of(one, k, not approximate) for one in found]
 
     def _candidates(
         self, db: Connection, queries: Vectors, count: int, chosen: Chosen, approximate: bool
-    ) -> list[_Candidates]:
+    ) -> list[Candidates]:
         cast = HalfVector if approximate and self._precision == "float16" else Vector
         with db.pipeline():
             cursors = [
@@ -379,7 +385,7 @@ class PostgresIndex(Engine):
         for query, cursor in zip(queries, cursors, strict=True):
             rows = cursor.fetchall()
             stored = self._rows([row[1] for row in rows])
-            out.append(_Candidates(rows, stored, rescore(stored, query)))
+            out.append(Candidates(rows, stored, rescore(stored, query)))
         return out
 
     def _rows(self, vectors: Sequence[Any]) -> Vectors:
@@ -390,28 +396,3 @@ class PostgresIndex(Engine):
             raise IndexFault(
                 f"{self.path} is open for reading only: open it with writable=True to change it."
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """What the server found for a query: (serial, vector, item …), the vectors as rows, their scores in float64."""
-
-    rows: list[tuple[Any, ...]]
-    stored: Vectors
-    scores: NDArray[np.float64]
-
-
-def _is_crowded(query: Vectors, found: _Candidates, k: int) -> bool:
-    """Whether items beyond the candidates may tie with the k-th: the server's float32 has chosen them."""
-    if len(found.rows) < k + MARGIN:
-        return False
-    scores = np.sort(found.scores)
-    tie = TIE * np.linalg.norm(found.stored, axis=1).max() * np.linalg.norm(query)
-    return bool(scores[0] >= scores[-k] - tie)
-
-
-def _hits(found: _Candidates, k: int, exact: bool) -> Hits:
-    items = [item(row[2:]) for row in found.rows]
-    serials, texts = np.array([row[0] for row in found.rows]), np.array([one.kind == "text" for one in items])
-    best = np.lexsort((serials, texts, -found.scores))[:k]
-    return Hits(tuple(Hit(items[n], float(found.scores[n])) for n in best), exact)

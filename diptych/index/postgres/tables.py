@@ -202,6 +202,17 @@ class Tables:
             db.execute(self.sql("INSERT INTO {s}.collections VALUES (%s, %s, %s)"), row)
         return found
 
+    def move_collection(self, db: Connection, number: int, name: str, root: str) -> None:
+        """Give a collection another name and root."""
+        query = self.sql("UPDATE {s}.collections SET name = %s, root = %s WHERE number = %s")
+        db.execute(query, (name, root, number))
+
+    def forget_collection(self, db: Connection, number: int) -> None:
+        """Remove the record of a collection without items."""
+        query = "DELETE FROM {s}.collections WHERE number = %s AND NOT EXISTS "
+        query += "(SELECT 1 FROM {s}.items WHERE collection = %s)"
+        db.execute(self.sql(query), (number, number))
+
     def build_graph(self, db: Connection, kind: Kind) -> None:
         """Make the HNSW index of a kind, by inner product."""
         statement = (

@@ -1,0 +1,91 @@
+"""Keep an index in line with a folder while it changes: look at the files, index what changed, wait, look again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from diptych.errors import DiptychError
+from diptych.index.works import Built
+
+Seen = dict[str, tuple[int, int]]
+"""Each file below a folder: its size and time."""
+
+
+class Bring(Protocol):
+    """Brings an index in line with a folder."""
+
+    def __call__(self) -> Built: ...
+
+
+def watch_folder(
+    folder: Path,
+    bring: Bring,
+    *,
+    interval: float,
+    say: Callable[[str], None],
+    told: Callable[[Built], str],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Index a folder, then again whenever its files have changed and rested for one interval; returns never.
+
+    A change is indexed once two looks agree, so that a file still being copied is left alone. A folder that is not
+    there, or that cannot be indexed, is said once and leaves the index as it is.
+    """
+    indexed: Seen | None = None  # as the index knows it
+    before: Seen | None = None  # at the last look
+    trouble = ""
+    while True:
+        now = look(folder)
+        if now is None:
+            trouble = _once(
+                f"{folder} is not there: the index stays as it is until it is back.", trouble, say
+            )
+            before = None
+        elif now != indexed and (now == before or indexed is None):
+            try:
+                built = bring()
+            except DiptychError as error:
+                trouble = _once(f"{error} The index stays as it is.", trouble, say)
+            else:
+                if trouble or indexed is None or _changed(built):
+                    say(told(built))
+                indexed, trouble = now, ""
+            before = now
+        else:
+            if trouble and now == indexed:
+                say(f"{folder} is back, and nothing changed.")
+                trouble = ""
+            before = now
+        sleep(interval)
+
+
+def look(folder: Path) -> Seen | None:
+    """Every file below a folder with its size and time; None where there is no folder. Hidden folders are left out."""
+    seen: Seen = {}
+    if not folder.is_dir():
+        return None
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in files:
+            path = os.path.join(place, name)
+            try:
+                stat = os.stat(path)
+            except OSError:  # gone between the listing and the look
+                continue
+            seen[path] = (stat.st_size, stat.st_mtime_ns)
+    return seen if folder.is_dir() else None
+
+
+def _changed(built: Built) -> bool:
+    return bool(built.added or built.updated or built.removed or built.moved)
+
+
+def _once(sentence: str, said: str, say: Callable[[str], None]) -> str:
+    """Say a sentence unless it was the last one said."""
+    if sentence != said:
+        say(sentence)
+    return sentence
