@@ -88,12 +88,28 @@ class Facts:
 
     def add_collection(self, name: str, root: str) -> Collection:
         """Record a collection; writers that do so at once agree on its number, and no other has it."""
-        claim = _CLAIM + hashlib.blake2b(json.dumps([name, root]).encode(), digest_size=16).hexdigest()
+        others = {one.number for one in self.collections(STRONG) if (one.name, one.root) != (name, root)}
+        turn = 0
+        while (
+            number := self._claim(name, root, turn)
+        ) in others:  # of a collection that was here and moved on
+            turn += 1
+        self.move_collection(number, name, root)
+        return Collection(number, name, root)
+
+    def move_collection(self, number: int, name: str, root: str) -> None:
+        """Give a collection another name and root."""
+        self._put([(f"collection:{number}", "collection", json.dumps([number, name, root]))])
+
+    def forget_collection(self, number: int) -> None:
+        """Remove the record of a collection; its number stays taken."""
+        self.table.remove([f"collection:{number}"])
+
+    def _claim(self, name: str, root: str, turn: int) -> int:
+        facts = [name, root, turn] if turn else [name, root]
+        claim = _CLAIM + hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
         self.table.make_partition(claim)
-        claims = [one for one in self.table.partitions() if one.startswith(_CLAIM)]
-        made = Collection(claims.index(claim), name, root)
-        self._put([(f"collection:{made.number}", "collection", json.dumps([made.number, name, root]))])
-        return made
+        return [one for one in self.table.partitions() if one.startswith(_CLAIM)].index(claim)
 
     # ------------------------------------------------------------------ thumbnails
 

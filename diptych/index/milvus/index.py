@@ -165,6 +165,19 @@ class MilvusIndex(Engine):
             self._facts_of_index.count_change()
         return found
 
+    def move_collection(self, number: int, name: str, root: str) -> None:
+        """Give a collection another name and root; its items stay as they are."""
+        self._check_writable()
+        self._facts_of_index.move_collection(number, name, root)
+        self._facts_of_index.count_change()
+
+    def forget_collection(self, number: int) -> None:
+        """Remove the record of a collection that has no items any more; one that has is left alone."""
+        self._check_writable()
+        if not self._items.count(f"collection == {int(number)}", STRONG):
+            self._facts_of_index.forget_collection(number)
+            self._facts_of_index.count_change()
+
     def build_graph(
         self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
     ) -> None:
