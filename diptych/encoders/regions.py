@@ -38,18 +38,32 @@ class MaskedBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
-    def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Normalise (B, L, C) by the batch's valid rows while training, else by the running statistics."""
+    def forward(self, values: Tensor, mask: Tensor, padding: Tensor | None = None) -> Tensor:
+        """Normalise (B, L, C) by the batch's valid rows while training, else by the running statistics.
+
+        With ``padding`` (C,), the value of a row of padding, the statistics count such rows as well: as many as fill
+        every set up to the largest.
+        """
         x = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-        mean, var = self._moments(x, mask) if self.training else (self.running_mean, self.running_var)
+        mean, var = (
+            self._moments(x, mask, padding) if self.training else (self.running_mean, self.running_var)
+        )
         scale = self.weight * torch.rsqrt(var + self.eps)
         return torch.addcmul(self.bias - mean * scale, x, scale).to(values.dtype)
 
-    def _moments(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments(self, x: Tensor, mask: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
         valid = mask[..., None]  # (B, L, 1)
         count = mask.sum().to(x.dtype)
-        mean = torch.where(valid, x, 0.0).sum((0, 1)) / count
-        var = torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count
+        total = torch.where(valid, x, 0.0).sum((0, 1))
+        if padding is None:
+            mean = total / count
+            var = torch.where(valid, x - mean, 0.0).square().sum((0, 1)) / count
+        else:
+            empty = (mask.sum(1).max() * len(mask)).to(x.dtype) - count
+            mean = (total + empty * padding) / (count + empty)
+            squares = torch.where(valid, x - mean, 0.0).square().sum((0, 1))
+            var = (squares + empty * (padding - mean).square()) / (count + empty)
+            count = count + empty
         with torch.no_grad():
             unbiased = var * (count / (count - 1).clamp_min(1))
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
@@ -64,10 +78,14 @@ class Regions(Encoder):
 
     ``drop`` is the Size Augmentation of regions: while training each is dropped with that probability, before
     the MLP, so that dropped regions leave the BatchNorm statistics too. W₀ starts Xavier-uniform with b₀ = 0.
+
+    ``count_padding`` lets the statistics count rows of padding while training, as the public code does: there dropped
+    regions are taken out and each set is padded with zeros to the largest of the batch.
     """
 
     def __init__(self, input_dim: int = 2048, dim: int = 1024, drop: float = 0.2, hidden: int = 512) -> None:
         super().__init__()
+        self.count_padding = False  # of training alone, so no part of a saved model
         self.input_dim, self.dim, self.drop = input_dim, dim, check_rate(drop)
         self.linear = nn.Linear(input_dim, dim)
         nn.init.xavier_uniform_(self.linear.weight)
@@ -85,5 +103,6 @@ class Regions(Encoder):
             raise DataError(f"the regions have {found} numbers each, this encoder reads {self.input_dim}.")
         mask = drop_each(inputs.mask, self.drop) if self.training and self.drop else inputs.mask
         x = fit(inputs, self.linear.weight)
-        inner = F.relu(self.norm(self.first(x), mask))
+        padding = self.first.bias if self.count_padding else None
+        inner = F.relu(self.norm(self.first(x), mask, padding))
         return Features(self.linear(x) + self.second(inner), mask)

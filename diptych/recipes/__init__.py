@@ -18,6 +18,7 @@ from diptych.recipes import (
     ridge,
     sgraf,
     vse_infinity,
+    vse_infinity_published,
     vse_plus_plus,
     vse_video,
 )
@@ -28,6 +29,7 @@ RECIPES: dict[str, Recipe] = {
     for recipe in (
         ridge.RECIPE,
         vse_infinity.RECIPE,
+        vse_infinity_published.RECIPE,
         vse_plus_plus.RECIPE,
         coder.RECIPE,
         coder.LITERAL,
