@@ -147,9 +147,16 @@ def backbone(name: str, image_size: int = 224) -> Backbone:
 
 
 def text_side(
-    settings: Choices, captions: Captions, drop: float, word_dropout: float = 0.0
+    settings: Choices,
+    captions: Captions,
+    drop: float,
+    word_dropout: float = 0.0,
+    max_length: int | None = None,
 ) -> tuple[Encoder, TextInput]:
-    """The text encoder and the input it reads; ``word_dropout`` is that of the words a BiGRU embeds."""
+    """The text encoder and the input it reads; ``word_dropout`` is that of the words a BiGRU embeds.
+
+    Texts are cut at ``max_length`` tokens, and at what a transformer can read.
+    """
     name = settings.text_encoder
     if name in GRUS:
         words = _vocabulary(settings, captions)
@@ -162,11 +169,14 @@ def text_side(
         if settings.word_vectors:
             matrix, found = word_vectors(words, settings.word_vectors, settings.word_dim)
             encoder.load_word_vectors(torch.from_numpy(matrix), torch.from_numpy(found))
-        return encoder, WordInput(words, augment=drop)
+        return encoder, WordInput(words, augment=drop, max_length=max_length)
     source = text_source(name)
     frozen = not settings.train_text
     text = TransformerText(source, settings.dim, trainable=settings.train_text, drop=drop if frozen else 0.0)
-    return text, WordPieceInput(source, augment=0.0 if frozen else drop)
+    own = WordPieceInput(source, augment=0.0 if frozen else drop)
+    if max_length is not None and max_length < own.max_length:
+        own = WordPieceInput(source, own.augment, max_length)
+    return text, own
 
 
 TEACHERS = "minilm (extra 'demo'), hf:ID, or a model folder"

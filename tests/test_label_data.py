@@ -237,6 +237,33 @@ def test_the_authors_arrays_are_read_as_they_are(tmp_path, sparse):
     assert open_captions(path).labels["labels"][0][0] == "sky"
 
 
+def test_the_best_regions_are_used(tmp_path):
+    """Above 0.5, or the best whatever their scores where fewer are: section 2 of the supplement."""
+    path, rng = label_arrays(tmp_path), np.random.default_rng(4)
+    for most in (3, 36):
+        for split, count in (("train", 8), ("dev", 4), ("test", 5)):
+            np.save(path / f"{split}_preim.npy", rng.standard_normal((count, 50, 5)).astype(np.float32))
+            np.save(path / f"{split}_cls.npy", rng.random((count, 50, 2)).astype(np.float32) ** 2)
+        regions, scores = np.load(path / "train_preim.npy"), np.load(path / "train_cls.npy")
+        train = open_captions(path, regions=most).split("train")
+        for image in range(8):
+            sure = scores[image].max(-1)
+            able = np.flatnonzero(sure > 0.5)
+            pool = able.tolist() if len(able) >= most else list(range(50))
+            expected = sorted(sorted(pool, key=lambda r: -sure[r])[:most])
+            assert np.array_equal(train.images[image], regions[image][expected])
+            classes = train.labels["region_classes"][image]
+            assert list(classes) == scores[image][expected].argmax(-1).tolist()
+            assert len(classes) == most
+        assert len({train.images.content_key(row) for row in range(8)}) == 8
+    assert open_captions(path).images[0].shape == (36, 5)
+    with pytest.raises(SettingsError, match="regions=0 leaves none"):
+        open_captions(path, regions=0)
+    np.save(path / "dev_cls.npy", rng.random((4, 49, 2)))
+    with pytest.raises(DataError, match="use files of one detector"):
+        open_captions(path)
+
+
 def test_the_authors_arrays_must_agree(tmp_path):
     path = label_arrays(tmp_path)
     np.save(path / "dev_preim.npy", np.zeros((3, 4, 5), np.float32))

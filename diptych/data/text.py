@@ -167,12 +167,22 @@ class WordInput(TextInput):
 
     ``words`` are the words by id, as ``build_vocabulary`` and ``read_vocabulary`` return them, or the
     published form {"word2idx", ...}. While training each word, ``<start>`` and ``<end>`` too, is touched with
-    probability ``augment`` (see ``WordAugmentation``), which needs ``<mask>`` in the vocabulary.
+    probability ``augment`` (see ``WordAugmentation``), which needs ``<mask>`` in the vocabulary. Texts are cut at
+    ``max_length`` tokens, ``<start>`` and ``<end>`` included; None: never.
     """
 
-    def __init__(self, words: Sequence[str] | Mapping[str, Any], augment: float = 0.2) -> None:
+    LATER = ("max_length",)
+
+    def __init__(
+        self, words: Sequence[str] | Mapping[str, Any], augment: float = 0.2, max_length: int | None = None
+    ) -> None:
         self.words = vocabulary_words(words)
         self.augment = _probability(augment)
+        if max_length is not None and max_length < 3:
+            raise SettingsError(
+                f"max_length={max_length} leaves no word between start and end: give 3 or more."
+            )
+        self.max_length = max_length
         self._ids = {word: number for number, word in enumerate(self.words)}
         if augment and MASK not in self._ids:
             raise SettingsError(
@@ -187,8 +197,9 @@ class WordInput(TextInput):
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TokenTexts:
         """Ids of all texts in flat arrays."""
         start, end, unknown = self._ids[START], self._ids[END], self._ids[UNKNOWN]
+        most = None if self.max_length is None else self.max_length - 2
         lists = [
-            [start, *(self._ids.get(word, unknown) for word in tokenize(text)), end]
+            [start, *(self._ids.get(word, unknown) for word in tokenize(text)[:most]), end]
             for first in track(range(0, len(texts), CHUNK), "reading texts", show=show_progress)
             for text in texts[first : first + CHUNK]
         ]

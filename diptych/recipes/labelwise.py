@@ -24,6 +24,7 @@ from diptych.data.label_vocabulary import COLUMN, Labels
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN
 from diptych.encoders.backbone import Backbone
+from diptych.encoders.bert_blocks import start_from_bert
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.sharing import SharedBlocks, SharingEncoder
 from diptych.errors import SettingsError
@@ -42,6 +43,7 @@ from diptych.training.targets import TargetSource
 Baseline = Literal["ours", "ours+con", "independent", "traditional", "traditional+con", "dscmr"]
 SHARED: tuple[Baseline, ...] = ("ours", "ours+con")  # one network for both modalities
 CONSISTENT: tuple[Baseline, ...] = ("ours+con", "traditional+con")
+ADAM_BETAS, DSCMR_BETAS = (0.9, 0.999), (0.5, 0.999)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,13 @@ class Settings(TrainingSettings):
     heads: int = setting(8, "attention heads of each block", low=1)
     feedforward: int = setting(2048, "width inside a block (DSCMR: of each side's own layer)", low=1)
     dropout: float = setting(0.1, "dropout of the blocks", low=0, high=0.95)
+    blocks_from: str = setting(
+        "",
+        "start the blocks from the first layers of a BERT, folder or hub id (BERT-base: --dim 768 --feedforward 3072)",
+    )
+    max_tokens: int = setting(
+        150, "words or pieces of a text that are read, <start> and <end> included", low=3
+    )
     ndcg_depth: int = setting(500, "the k of NDCG@k", low=1)
     merge_texts: bool = setting(
         False, "merge equal texts in the gallery (tag sets of MIRFlickr25K, NUS-WIDE)"
@@ -122,7 +131,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     settings = _checked(settings, captions)
     labels = Labels.of(captions, settings.columns)
     image, image_input = named.image_side(settings, captions, drop=0.0)
-    text, text_input = named.text_side(settings, captions, drop=0.0)
+    text, text_input = named.text_side(settings, captions, drop=0.0, max_length=settings.max_tokens)
     if settings.baseline == "dscmr":
         towers, branches = _dscmr(settings, image, text, labels)
     else:
@@ -142,6 +151,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         multipliers=named.multipliers(retriever, settings),
         train_from=named.train_from(retriever, settings),
         targets=targets,
+        betas=DSCMR_BETAS if settings.baseline == "dscmr" else ADAM_BETAS,
     )
 
 
@@ -177,9 +187,12 @@ def _networks(settings: Settings, image: Encoder, text: Encoder, words: TextInpu
     """Front ends, blocks and label heads: one set of blocks and one head for both sides, or two of each."""
 
     def blocks() -> SharedBlocks:
-        return SharedBlocks(
+        made = SharedBlocks(
             settings.dim, settings.blocks, settings.heads, settings.feedforward, settings.dropout
         )
+        if settings.blocks_from:
+            start_from_bert(made, settings.blocks_from)
+        return made
 
     def head() -> LabelHead:
         unit_tokens = settings.label_loss == "logistic" and settings.baseline != "independent"
@@ -240,6 +253,10 @@ def _checked(settings: Settings, captions: Captions) -> Settings:
         raise SettingsError("--label_columns is empty: name the columns that hold the labels.")
     if settings.image_encoder == "auto" and isinstance(captions.images[0], np.ndarray):
         settings = replace(settings, image_encoder="grid")  # the paper's linear layer
+    if settings.blocks_from and settings.baseline == "dscmr":
+        raise SettingsError(
+            "--blocks_from does not go with --baseline dscmr, which has no blocks: leave it out."
+        )
     if settings.text_encoder == "gru":
         raise SettingsError(
             "--text_encoder gru gives one state per text: use bigru, which gives one per word."

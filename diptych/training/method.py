@@ -43,6 +43,7 @@ class Method:
     encoder); ``train_from`` maps a prefix to the epoch from which those parameters move (a CNN that waits one epoch).
     The longest matching prefix counts. ``twin`` makes the momentum view of each batch. ``solver`` sets weights in
     closed form before the first step: what it finds is measured and kept like an epoch, and may be all there is.
+    ``betas`` are Adam's.
     """
 
     retriever: Retriever
@@ -54,6 +55,7 @@ class Method:
     views: Mapping[str, ViewMaker] = field(default_factory=dict)
     evaluators: Sequence[Evaluator] = (Retrieval(),)
     solver: Solver | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
 
     def modules(self) -> dict[str, nn.Module]:
         """Everything whose state belongs in a checkpoint."""

@@ -50,6 +50,7 @@ def build_optimizer(method: Method, settings: TrainingSettings, *, graphs: bool 
     optimizer = torch.optim.AdamW(
         described,
         lr=settings.learning_rate,
+        betas=method.betas,
         weight_decay=settings.weight_decay,
         fused=on_cuda or None,
         capturable=graphs,
