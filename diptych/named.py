@@ -13,6 +13,7 @@ from diptych.aggregators import Aggregator
 from diptych.data.captions import Captions
 from diptych.data.glove import word_vectors
 from diptych.data.images import ImageInput, PixelInput, RegionInput
+from diptych.data.readable import first_readable
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import build_vocabulary, read_vocabulary
 from diptych.encoders.backbone import Backbone
@@ -89,7 +90,7 @@ class Pooling(Protocol):
 
 def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, ImageInput]:
     """The image encoder and the input it reads."""
-    first = captions.images[0]
+    first = first_readable(captions.images)
     stored = isinstance(first, np.ndarray)
     name = settings.image_encoder
     if name == "auto":
@@ -129,7 +130,7 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Enco
 
 def check_pictures(captions: Captions, model: str) -> None:
     """Refuse stored features where a model reads pictures."""
-    if len(captions.images) and isinstance(captions.images[0], np.ndarray):
+    if len(captions.images) and isinstance(first_readable(captions.images), np.ndarray):
         raise SettingsError(
             f"{model} reads pictures, {captions.name} holds features: give the data set with its pictures."
         )

@@ -70,6 +70,9 @@ class TrainingSettings:
     on_collapse: Literal["warn", "stop"] = setting(
         "warn", "what to do when the loss sits at its collapsed value"
     )
+    strict_images: bool = setting(
+        False, "stop at a picture that cannot be read (else it is left out, counted and listed)"
+    )
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):

@@ -126,7 +126,7 @@ def test_pictures_are_trained_on_indexed_and_searched(
     for number, path in enumerate(pictures(photos, 12)):
         path.with_suffix(".txt").write_text(f"picture {number} of a dog\nthe dog {number}\n", "utf-8")
     diptych(*training("vse-infinity", photos, image_size=64, batch_size=4, epochs=1), "--output_dir", run)
-    assert list((tmp_path / "cache").rglob("*.npy"))  # the frozen backbone ran once
+    assert list((tmp_path / "cache").rglob("*.f16"))  # the frozen backbone ran once
     diptych("index", run, photos)
     picture = photos / "picture3.png"
     found = diptych("search", place, picture, "-k", 3, "--all", "--paths").stdout.splitlines()

@@ -66,6 +66,7 @@ def extract(
     from diptych import named
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
+    from diptych.data.readable import ToBeLeftOut
     from diptych.devices import autocast, check_precision, pick_device
     from diptych.encoders.extract import extract as extract_grid
     from diptych.encoders.extract_frames import extract_frames
@@ -77,7 +78,7 @@ def extract(
     with autocast(place, compute_precision):
         run = extract_frames if frames else partial(extract_grid, cache=cache)
         report = run(
-            open_captions(path),
+            open_captions(path, problems=ToBeLeftOut()),
             network,
             PixelInput(**network.pixel_format),
             output_dir,

@@ -106,6 +106,11 @@ for _recipe in RECIPES.values():
     type=click.Path(path_type=Path),
     help="compute all scores into this .npy file first; a run that was killed goes on from there",
 )
+@click.option(
+    "--strict_images",
+    is_flag=True,
+    help="stop at a picture that cannot be read (else it is left out and listed)",
+)
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
 @device_flags
 def evaluate(runs: tuple[Path, ...], **options: Any) -> None:

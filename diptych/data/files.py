@@ -166,6 +166,8 @@ class FileImages:
                 with path.open("rb") as handle:
                     size = os.fstat(handle.fileno()).st_size
                     self._keys[index] = content_hash(handle, 0, size, path.suffix)
+            except FileNotFoundError as error:
+                raise ImageError(f"{path} is not on disk: check the path.") from error
             except (OSError, ValueError) as error:
                 raise ImageError(f"{path} cannot be read ({error}): check the file.") from error
         return self._keys[index]

@@ -76,7 +76,7 @@ class PairLoader:
 
     def __len__(self) -> int:
         """Steps per epoch."""
-        pairs = self._texts_of_an_epoch()
+        pairs = texts_of_an_epoch(self.captions)
         return pairs // self.batch_size if self.drop_last else -(-pairs // self.batch_size)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -154,25 +154,13 @@ class PairLoader:
         texts = texts[following]
         return texts, [items[image] for image in self.captions.image_of[texts].tolist()]
 
-    def _texts_of_an_epoch(self) -> int:
-        return len(self.captions.texts if self.captions.order is None else self.captions.order)
-
     def _check(self) -> None:
         name, images, texts = self.captions.name, len(self.captions.images), len(self.captions.texts)
         if len(self.text_store) != texts:
             raise DataError(
                 f"{name}: {texts} texts but {len(self.text_store)} were prepared: prepare the same."
             )
-        if self.batch_size < 1 or self.batch_size % self.world_size:
-            raise SettingsError(
-                f"batch_size={self.batch_size} does not divide over {self.world_size} processes: "
-                "choose a positive multiple."
-            )
-        if not len(self):
-            raise SettingsError(
-                f"batch_size={self.batch_size} is more than the {self._texts_of_an_epoch()} texts of "
-                f"an epoch of {name}: lower it."
-            )
+        check_batch_size(self.captions, self.batch_size, self.world_size, drop_last=self.drop_last)
         if not self.drop_last and self.world_size > 1:
             raise SettingsError(
                 "drop_last=False needs a single process: the last batch cannot be shared evenly."
@@ -181,3 +169,23 @@ class PairLoader:
             raise SettingsError(f"seed={self.seed} and workers={self.workers} must not be negative.")
         for column, values in self.targets.items():
             values.check(column, name, images, texts)
+
+
+def texts_of_an_epoch(captions: Captions) -> int:
+    """How many texts an epoch shows."""
+    return len(captions.texts if captions.order is None else captions.order)
+
+
+def check_batch_size(
+    captions: Captions, batch_size: int, world_size: int = 1, *, drop_last: bool = True
+) -> None:
+    """Refuse a batch size that the data or the number of processes does not allow."""
+    if batch_size < 1 or batch_size % world_size:
+        raise SettingsError(
+            f"batch_size={batch_size} does not divide over {world_size} processes: choose a positive multiple."
+        )
+    texts = texts_of_an_epoch(captions)
+    if texts == 0 or (drop_last and texts < batch_size):
+        raise SettingsError(
+            f"batch_size={batch_size} is more than the {texts} texts of an epoch of {captions.name}: lower it."
+        )

@@ -37,7 +37,12 @@ class Problem:
 
 
 class Problems:
-    """The sink of a reader that stops at the first error."""
+    """The sink of a reader that stops at the first error.
+
+    ``keeps_missing``: images that are not on disk stay in the data, for whoever reads them to find out.
+    """
+
+    keeps_missing = False
 
     def error(self, kind: str, file: object, message: str, expected: str = "") -> None:
         """Report something that makes the data unreadable; returns only where findings are gathered."""

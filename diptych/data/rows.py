@@ -109,7 +109,7 @@ def gather_labels(
 
 
 def with_files(draft: Draft, beside: Path, images: str | Path | None, problems: Problems) -> Captions:
-    """Finish a draft whose keys are image files; those not on disk are reported and left out."""
+    """Finish a draft whose keys are image files; absent ones are reported, and dropped unless the sink keeps them."""
     root = image_root(draft.keys, beside, images)
     on_disk = OnDisk()
     there = [row for row, name in enumerate(draft.keys) if root / name in on_disk]
@@ -120,4 +120,4 @@ def with_files(draft: Draft, beside: Path, images: str | Path | None, problems: 
     missing = [str(root / name) for row, name in enumerate(draft.keys) if row not in present]
     hint = f"put the images under {root}, or name their folder with PATH?images=FOLDER"
     problems.missing(missing, len(draft.keys), draft.name, hint)
-    return captions.subset(there)
+    return captions if problems.keeps_missing else captions.subset(there)

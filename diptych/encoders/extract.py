@@ -30,7 +30,7 @@ from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import cache_image_features, content_name
 from diptych.encoders.cells import Chunk, compute_cells
 from diptych.encoders.feature_file import FeatureFile
-from diptych.errors import DataError
+from diptych.errors import DataError, ImageError
 from diptych.parts import describe
 from diptych.storage import write_text
 
@@ -159,7 +159,7 @@ def _key(part: Captions, backbone: Backbone, image_input: ImageInput) -> str:
     for row, image_id in enumerate(part.image_ids):
         try:
             key = part.images.content_key(row)
-        except OSError:
+        except (ImageError, OSError):
             key = "unreadable"
         contents.update(f"{image_id}\0{key}\0".encode())
     return content_name(backbone.fingerprint(), json.dumps(describe(image_input)), contents.hexdigest())

@@ -22,6 +22,7 @@ from diptych import ops
 from diptych.data.arrays import ArrayStore, read_items
 from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput, as_item
+from diptych.data.readable import holds_pictures
 from diptych.data.text import TextInput
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import cached_image_features, content_name, contents_of
@@ -99,7 +100,7 @@ class ImageTeacher:
 
     def check(self, store: ImageStore) -> None:
         """Refuse what is no picture."""
-        if isinstance(store[0], np.ndarray):
+        if not holds_pictures(store):
             raise DataError(
                 "the data holds stored features, which an image teacher cannot look at: use the teacher 'stored', or "
                 "give a file of teacher vectors (a matrix with a row per image, or a dict {image id: vector})."
@@ -135,7 +136,7 @@ class StoredTeacher:
 
     def check(self, store: ImageStore) -> None:
         """Refuse pictures."""
-        if not isinstance(store[0], np.ndarray):
+        if holds_pictures(store):
             raise DataError(
                 "the data holds pictures, no stored features: name an image teacher, such as lite0."
             )

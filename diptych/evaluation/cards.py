@@ -29,6 +29,7 @@ class Card:
     seed: int
     version: str
     date: str
+    left_out: int = 0  # images that could not be read
 
     PROTOCOL_FIELDS: ClassVar[tuple[str, ...]] = (
         "protocol", "split", "folds", "images", "texts", "texts_per_image", "ties", "score", "data_hash",
@@ -48,7 +49,8 @@ class Card:
             "protocol": self.protocol,
             "data": self.data,
             "split": self.split,
-            "images": f"{self.images:,}",
+            "images": f"{self.images:,}"
+            + (f" ({self.left_out:,} more could not be read)" if self.left_out else ""),
             "texts": f"{self.texts:,}",
             "texts per image": per_image,
             "folds": str(self.folds),

@@ -21,6 +21,7 @@ from diptych.branches.branch import Branch
 from diptych.branches.labels import ContextPrediction, FrontView, LabelView, PooledView
 from diptych.data.captions import Captions
 from diptych.data.label_vocabulary import COLUMN, Labels
+from diptych.data.readable import first_readable
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN
 from diptych.encoders.backbone import Backbone
@@ -251,7 +252,7 @@ def _checked(settings: Settings, captions: Captions) -> Settings:
     """The settings with the image encoder named; what does not go together is refused."""
     if not settings.columns:
         raise SettingsError("--label_columns is empty: name the columns that hold the labels.")
-    if settings.image_encoder == "auto" and isinstance(captions.images[0], np.ndarray):
+    if settings.image_encoder == "auto" and isinstance(first_readable(captions.images), np.ndarray):
         settings = replace(settings, image_encoder="grid")  # the paper's linear layer
     if settings.blocks_from and settings.baseline == "dscmr":
         raise SettingsError(

@@ -19,6 +19,7 @@ from diptych import named
 from diptych.aggregators import First
 from diptych.branches.branch import Branch
 from diptych.data.captions import Captions
+from diptych.data.readable import first_readable
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
 from diptych.encoders.cnn import Grid
 from diptych.encoders.encoder import Encoder
@@ -123,7 +124,7 @@ def host(
         raise SettingsError(
             "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
         )
-    stored = isinstance(captions.images[0], np.ndarray)
+    stored = isinstance(first_readable(captions.images), np.ndarray)
     # published SGRAF projects regions with one linear layer, which is what 'grid' does
     chosen = (
         replace(settings, image_encoder="grid") if stored and settings.image_encoder == "auto" else settings
@@ -152,7 +153,7 @@ def host(
 
 def _regions(encoder: Encoder, captions: Captions, size: int) -> int:
     """How many elements the encoder makes of an image."""
-    first = captions.images[0]
+    first = first_readable(captions.images)
     if isinstance(first, np.ndarray):
         return len(first)
     assert isinstance(encoder, Grid)

@@ -11,13 +11,14 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.hash_labels import COLUMN
 from diptych.data.hashing_lists import RANKED
+from diptych.data.readable import LeftOut, ToBeLeftOut
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.evaluator import measure
 from diptych.evaluation.hash_retrieval import HashRetrieval
 from diptych.evaluation.report import Report
 from diptych.evaluation.video import VideoRetrieval
 from diptych.retriever import Retriever
-from diptych.runs.reading import open_split, places_of, split_of
+from diptych.runs.reading import open_split, places_of, readable_views, split_of
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
 
@@ -34,6 +35,7 @@ def evaluate_downstream(
     bootstrap: int = 1000,
     device: str = "auto",
     compute_precision: str = "no",
+    strict_images: bool = False,
     say: Callable[[torch.device], None] | None = None,
     show_progress: bool = True,
 ) -> Report:
@@ -44,15 +46,20 @@ def evaluate_downstream(
         )
     (run,) = runs
     place, others = places_of(runs, data)[0], None
+    problems = None if strict_images else ToBeLeftOut()
     if protocol == "hashing":
-        whole = open_captions(place)
+        whole = open_captions(place, problems=problems)
         asked = split_of(whole, split)
         others = database_of(whole, asked)
     else:
-        asked = open_split(place, split)
+        asked = open_split(place, split, problems)
     model = Retriever.from_pretrained(run, device, compute_precision)
     if say is not None:
         say(model.device)
+    if not strict_images:
+        asked = readable_views([model], [asked], LeftOut(), show_progress=show_progress)[0]
+        if others is not None:
+            others = readable_views([model], [others], LeftOut(), show_progress=show_progress)[0]
     ready = prepare(model, asked, device=str(model.device), show_progress=show_progress)
     if others is None:
         judge = VideoRetrieval(ties=ties, bootstrap=bootstrap)

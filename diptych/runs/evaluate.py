@@ -11,15 +11,18 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.prepared import Prepared
+from diptych.data.problems import Problems
+from diptych.data.readable import LeftOut, ToBeLeftOut
 from diptych.errors import DataError, SettingsError
+from diptych.evaluation.cards import Card
 from diptych.evaluation.evaluator import Evaluator, Retrieval
-from diptych.evaluation.report import Report
+from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
 from diptych.recipes import RECIPES
 from diptych.reranking import RerankedScores
 from diptych.retriever import Retriever
 from diptych.runs import downstream, uni_modal
-from diptych.runs.reading import open_split, places_of
+from diptych.runs.reading import open_split, places_of, readable_views
 from diptych.scores import MeanScores, Scores
 from diptych.settings import from_json
 from diptych.training.checkpoint import read_run
@@ -41,6 +44,7 @@ def evaluate_runs(
     output: Path | None = None,
     device: str = "auto",
     compute_precision: str = "no",
+    strict_images: bool = False,
     say: Callable[[torch.device], None] | None = None,
     show_progress: bool = True,
 ) -> Report:
@@ -49,7 +53,8 @@ def evaluate_runs(
     With ``rerank`` and ``reranker``, the pair scorers of other runs judge the best of each query. ``score_matrix``
     is a file that the scores are computed into first (see ``stored_scores``). What the recipe of a run measures
     beside retrieval comes first. ``say`` is told the device. Protocols of one modality, and of all four directions,
-    are those of ``runs.uni_modal``.
+    are those of ``runs.uni_modal``. Pictures that cannot be read are left out, told and counted on the card, or with
+    ``strict_images`` an error.
     """
     if bool(rerank) != bool(reranker):
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
@@ -67,10 +72,11 @@ def evaluate_runs(
             runs,
             data,
             protocol,
-            lambda paths: views_of(runs, paths, split)[0],
+            lambda paths: views_of(runs, paths, split, None if strict_images else ToBeLeftOut())[0],
             bootstrap=bootstrap,
             device=device,
             compute_precision=compute_precision,
+            strict_images=strict_images,
             show_progress=show_progress,
         )
         return _saved(report, output)
@@ -84,12 +90,14 @@ def evaluate_runs(
             bootstrap=bootstrap,
             device=device,
             compute_precision=compute_precision,
+            strict_images=strict_images,
             say=say,
             show_progress=show_progress,
         )
         return _saved(report, output)
     every = [*runs, *reranker]
-    views = views_of(every, data, split)
+    left_out = LeftOut()
+    views = views_of(every, data, split, None if strict_images else ToBeLeftOut())
     models = [Retriever.from_pretrained(run, device, compute_precision) for run in every]
     for run, model in zip(reranker, models[len(runs) :], strict=True):
         if model.scorer is None:
@@ -98,6 +106,8 @@ def evaluate_runs(
             )
     if say is not None:
         say(models[0].device)
+    if not strict_images:
+        views = readable_views(models, views, left_out, show_progress=show_progress)
     prepared = [
         prepare(model, view, device=str(model.device), show_progress=show_progress)
         for model, view in zip(models, views, strict=True)
@@ -129,7 +139,15 @@ def evaluate_runs(
         )
         for evaluator in own
     ]
-    return _saved(Report((*groups, *report.groups)), output)
+    groups += [_counted(group, len(left_out.reasons)) for group in report.groups]
+    return _saved(Report(tuple(groups)), output)
+
+
+def _counted(group: Group, left_out: int) -> Group:
+    """A group whose card says how many pictures were left out."""
+    if not left_out or not isinstance(group.card, Card):
+        return group
+    return dataclasses.replace(group, card=dataclasses.replace(group.card, left_out=left_out))
 
 
 def _saved(report: Report, output: Path | None) -> Report:
@@ -180,7 +198,9 @@ def _under(evaluator: Evaluator, **rules: Any) -> Evaluator:
     return dataclasses.replace(evaluator, **chosen) if chosen else evaluator  # type: ignore[type-var]
 
 
-def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Captions]:
+def views_of(
+    runs: Sequence[Path], data: Sequence[str], split: str, problems: Problems | None = None
+) -> list[Captions]:
     """What each run reads of one split: the same texts in the same order.
 
     ``data`` is one data set for all, one per run (region and grid features of the same images), or none: what the
@@ -189,7 +209,7 @@ def views_of(runs: Sequence[Path], data: Sequence[str], split: str) -> list[Capt
     data = places_of(runs, data)
     if len(data) not in (1, len(runs)):
         raise SettingsError(f"{len(data)} data sets for {len(runs)} models: give one for all, or one each.")
-    views = [open_split(path, split) for path in data]
+    views = [open_split(path, split, problems) for path in data]
     for other in views[1:]:
         if list(other.texts) != list(views[0].texts) or list(other.image_of) != list(views[0].image_of):
             raise DataError(f"{other.name} and {views[0].name} do not hold the same texts in the same order.")

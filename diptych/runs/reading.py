@@ -7,11 +7,15 @@ from pathlib import Path
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions, separate_splits
+from diptych.data.problems import Problems
+from diptych.data.readable import LeftOut, unopenable
 from diptych.data.splits import canonical_split
 from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import CheckpointError, SettingsError
+from diptych.retriever import Retriever
 from diptych.runs.train import training_splits
 from diptych.training.checkpoint import read_run
+from diptych.training.prepare import unreadable_images
 
 
 def places_of(runs: Sequence[Path], data: Sequence[str]) -> Sequence[str]:
@@ -27,16 +31,36 @@ def places_of(runs: Sequence[Path], data: Sequence[str]) -> Sequence[str]:
     return [str(read_run(runs[0])["data"])]
 
 
-def open_split(path: str, name: str) -> Captions:
+def open_split(path: str, name: str, problems: Problems | None = None) -> Captions:
     """One split of a data set, by any of its names (``dev`` is ``val``).
 
     Where the format allows it, only the files of that split are read. ``val`` is what training held out where the
-    data has no such split.
+    data has no such split. ``problems`` is told what is wrong with the data.
     """
     name, alone = canonical_split(name), separate_splits(path)
     if name in alone or (alone and name != "val"):  # a split that is not there gets the reader's own sentence
-        return open_captions(path, split=name)
-    return split_of(open_captions(path), name)
+        return open_captions(path, split=name, problems=problems)
+    return split_of(open_captions(path, problems=problems), name)
+
+
+def readable_views(
+    models: Sequence[Retriever],
+    views: Sequence[Captions],
+    left_out: LeftOut,
+    *,
+    cache_dir: Path | None = None,
+    show_progress: bool = True,
+) -> list[Captions]:
+    """What each model reads, without the images that one of them cannot read; all keep the same images. Says which."""
+    failed: dict[int, str] = {}
+    for model, view in zip(models, views, strict=True):
+        failed |= unopenable(view.images)
+        failed |= unreadable_images(
+            model, view, device=str(model.device), cache_dir=cache_dir, show_progress=show_progress
+        )
+    kept = [left_out.add(views[0], failed), *(LeftOut().add(view, failed) for view in views[1:])]
+    left_out.tell(len(views[0].images))
+    return kept
 
 
 def split_of(captions: Captions, name: str) -> Captions:

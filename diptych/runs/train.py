@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.loading import check_batch_size
+from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
+from diptych.encoders.backbone import Backbone
 from diptych.errors import CheckpointError, DataError
 from diptych.recipes.recipe import Recipe
 from diptych.settings import TrainingSettings, from_json
@@ -20,7 +25,8 @@ from diptych.storage import storing
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.loop import train
-from diptych.training.prepare import prepare, ready_views
+from diptych.training.prepare import prepare, ready_views, unreadable_images
+from diptych.training.start import check_settings
 from diptych.training.targets import fill_targets
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
@@ -47,8 +53,13 @@ def run_recipe(
             f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
             "or choose another --output_dir."
         )
-    captions = open_captions(data)
+    captions = open_captions(data, problems=None if settings.strict_images else ToBeLeftOut())
+    left_out, total = LeftOut(), len(captions.images)
     training, validation = training_splits(captions)
+    if not settings.strict_images:  # what has no content to name has no fingerprint either
+        training, validation = (
+            left_out.add(part, unopenable(part.images)) for part in (training, validation)
+        )
     card = RunCard(recipe.name, settings, data, captions_fingerprint(training, validation))
     if resume:
         checkpoint.check_resumable(folder, card)
@@ -57,9 +68,28 @@ def run_recipe(
     seed_everything(
         settings.seed
     )  # what building drew (a vocabulary, random rows) does not move the first batch
-    with storing(folder):  # before what takes time
-        folder.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    check_settings(settings, device, processes)  # before what takes time
+    check_batch_size(training, settings.batch_size, processes)
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not settings.strict_images:
+        find = partial(
+            unreadable_images,
+            method.retriever,
+            device=device,
+            cache_dir=cache_dir,
+            show_progress=show_progress,
+        )
+        validation = left_out.add(validation, find(validation))
+        if isinstance(method.retriever.image.encoder.frozen_part(), Backbone):
+            training = left_out.add(training, find(training))
+        else:  # the loader skips what it cannot read: nothing is opened twice
+            training = replace(training, unreadable="skip")
+        if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+            left_out.save(folder)
+            left_out.tell(total, folder / FILE)
     multiple = 1
     if settings.compile or settings.cuda_graphs:
         packed = method.retriever.text.encoder.packs(torch.device(device))

@@ -10,6 +10,7 @@ import torch
 from diptych import named
 from diptych.data.captions import Captions
 from diptych.data.class_lists import is_class_list
+from diptych.data.readable import LeftOut
 from diptych.data.senteval import is_senteval, read_senteval
 from diptych.devices import pick_device
 from diptych.encoders import class_words
@@ -22,6 +23,7 @@ from diptych.evaluation.report import Group, Report
 from diptych.evaluation.sts import Sts, sts_group
 from diptych.evaluation.uni_modal import ImageClasses, UniModal
 from diptych.retriever import Retriever
+from diptych.runs.reading import readable_views
 from diptych.training.prepare import prepare
 
 STS, CLASSES, FOUR = "sts", "image-classes", "four-directions"
@@ -37,6 +39,7 @@ def evaluate_uni_modal(
     bootstrap: int = 1000,
     device: str = "auto",
     compute_precision: str = "no",
+    strict_images: bool = False,
     show_progress: bool = True,
 ) -> Report:
     """The report of one model under a protocol of this module.
@@ -64,7 +67,7 @@ def evaluate_uni_modal(
     model = Retriever.from_pretrained(run, device, compute_precision)
     if protocol == CLASSES:
         return Report((ImageClasses(data)(model, show_progress=show_progress),))
-    return _four(model, data, captions, bootstrap, show_progress)
+    return _four(model, data, captions, bootstrap, strict_images, show_progress)
 
 
 def _sts(run: Path, folder: str, device: str, compute_precision: str, show_progress: bool) -> Group:
@@ -95,6 +98,7 @@ def _four(
     data: Sequence[str],
     captions: Callable[[Sequence[str]], Captions],
     bootstrap: int,
+    strict_images: bool,
     show_progress: bool,
 ) -> Report:
     sentences = [path for path in data if is_senteval(path)]
@@ -102,7 +106,10 @@ def _four(
     pairs = [path for path in data if path not in sentences and path not in classes]
     if len(pairs) > 1 or len(sentences) > 1:
         raise SettingsError("four directions need one image-text data set and at most one SentEval folder.")
-    prepared = prepare(model, captions(pairs), device=str(model.device), show_progress=show_progress)
+    view = captions(pairs)
+    if not strict_images:
+        view = readable_views([model], [view], LeftOut(), show_progress=show_progress)[0]
+    prepared = prepare(model, view, device=str(model.device), show_progress=show_progress)
     evaluators: list[Evaluator] = [Retrieval(bootstrap=bootstrap), UniModal()]
     evaluators += [Sts(path) for path in sentences]
     if classes:

@@ -19,6 +19,7 @@ from diptych.data.columns import Column
 from diptych.data.images import ImageInput
 from diptych.data.label_arrays import REGION_CLASSES, LazyRow
 from diptych.data.label_vocabulary import Labels
+from diptych.data.readable import holds_pictures
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import cache_image_features
 from diptych.errors import DataError
@@ -77,7 +78,7 @@ class RegionTargets:
             rows = [np.asarray(list(one), dtype=np.int64) for one in captions.labels[REGION_CLASSES]]
             return {REGION_TARGET: Column(_padded(rows), "image")}
         store: ImageStore = captions.images
-        if not isinstance(store[0], np.ndarray):
+        if holds_pictures(store):
             if self.backbone is None:
                 raise DataError(
                     f"{captions.name} holds pictures and its backbone is trained, so that regions have no fixed class: "

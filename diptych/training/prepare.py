@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from diptych.data.captions import Captions
 from diptych.data.loading import ViewMaker
 from diptych.data.prepared import Prepared
+from diptych.data.readable import holds_pictures, undecodable
 from diptych.data.views import Augmented
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import cache_image_features, cache_text_states
@@ -33,7 +32,7 @@ def prepare(
     ``pad_to_multiple`` rounds text lengths up, which leaves few shapes to compile or to record.
     """
     frozen = retriever.image.encoder.frozen_part()
-    pictures = len(captions.images) > 0 and not isinstance(captions.images[0], np.ndarray)
+    pictures = holds_pictures(captions.images)
     if pictures and isinstance(frozen, Backbone):
         store = cache_image_features(
             frozen.to(device),
@@ -52,6 +51,36 @@ def prepare(
     return Prepared(captions, texts)
 
 
+def unreadable_images(
+    retriever: Retriever,
+    captions: Captions,
+    *,
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    show_progress: bool = True,
+) -> dict[int, str]:
+    """The images of ``captions`` whose picture cannot be read, with the reason.
+
+    A frozen backbone computes its features on the way, into the cache where ``prepare`` finds them; otherwise every
+    picture is opened once. None are looked for among stored features, and in data that says itself what to do with
+    such pictures (corpora).
+    """
+    if captions.unreadable == "skip" or not len(captions.images) or not holds_pictures(captions.images):
+        return {}
+    frozen = retriever.image.encoder.frozen_part()
+    if not isinstance(frozen, Backbone):
+        return undecodable(captions.images, show_progress=show_progress)
+    found = cache_image_features(
+        frozen.to(device),
+        retriever.image_input,
+        captions.images,
+        cache_dir,
+        skip=True,
+        show_progress=show_progress,
+    )
+    return found.unreadable
+
+
 def ready_views(
     method: Method,
     captions: Captions,
@@ -62,7 +91,7 @@ def ready_views(
 ) -> Mapping[str, ViewMaker]:
     """The view makers of a method, where a frozen backbone reads pictures: with copies that it has read once."""
     frozen = method.retriever.image.encoder.frozen_part()
-    pictures = len(captions.images) > 0 and not isinstance(captions.images[0], np.ndarray)
+    pictures = holds_pictures(captions.images)
     if not pictures or not isinstance(frozen, Backbone):
         return method.views
     found: dict[str, ViewMaker] = {}

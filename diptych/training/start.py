@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import atexit
 from datetime import timedelta
+from importlib.util import find_spec
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
-from diptych.errors import SettingsError
+from diptych.errors import MissingExtra, SettingsError
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method
 
@@ -29,7 +30,18 @@ def start(method: Method, settings: TrainingSettings) -> Accelerator:
             InitProcessGroupKwargs(timeout=WAIT),
         ],
     )
-    if settings.cuda_graphs and (accelerator.device.type != "cuda" or accelerator.num_processes > 1):
+    check_settings(settings, accelerator.device.type, accelerator.num_processes)
+    if accelerator.num_processes > 1:
+        # for programs of their own; the command line ends its processes itself (diptych/cli)
+        atexit.register(accelerator.state.destroy_process_group)
+        # dropout differs between processes; weights were made from the plain seed
+        torch.manual_seed(settings.seed + accelerator.process_index)
+    return accelerator
+
+
+def check_settings(settings: TrainingSettings, device: str, processes: int) -> None:
+    """Refuse settings that do not go together; needs nothing but them, so it can be asked before any work."""
+    if settings.cuda_graphs and (device != "cuda" or processes > 1):
         raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")
     if settings.cuda_graphs and settings.micro_batch:
         raise SettingsError("--micro_batch does not go with --cuda_graphs: leave one of them out.")
@@ -37,15 +49,9 @@ def start(method: Method, settings: TrainingSettings) -> Accelerator:
         raise SettingsError(
             "--cuda_graphs does not go with fp16, whose loss scale the host decides: use bf16."
         )
-    if settings.precision == "fp16" and accelerator.device.type == "cpu":
+    if settings.precision == "fp16" and device == "cpu":
         raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
-    if settings.batch_size % accelerator.num_processes:
-        raise SettingsError(
-            f"--batch_size {settings.batch_size} does not divide over {accelerator.num_processes} processes."
-        )
-    if accelerator.num_processes > 1:
-        # for programs of their own; the command line ends its processes itself (diptych/cli)
-        atexit.register(accelerator.state.destroy_process_group)
-        # dropout differs between processes; weights were made from the plain seed
-        torch.manual_seed(settings.seed + accelerator.process_index)
-    return accelerator
+    if settings.batch_size % processes:
+        raise SettingsError(f"--batch_size {settings.batch_size} does not divide over {processes} processes.")
+    if settings.tensorboard and find_spec("tensorboard") is None:
+        raise MissingExtra("tensorboard", "tensorboard", "--tensorboard")

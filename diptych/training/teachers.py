@@ -14,6 +14,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.cleaning import clean_caption
 from diptych.data.columns import Column
+from diptych.data.readable import first_readable
 from diptych.encoders.published_teachers import read_vectors
 from diptych.encoders.teachers import (
     ImageTeacher,
@@ -94,7 +95,7 @@ class Teachers:
             return read_vectors(
                 name, captions.image_ids, cache_dir, project=self.project, show_progress=show_progress
             )
-        stored = len(captions.images) > 0 and isinstance(captions.images[0], np.ndarray)
+        stored = len(captions.images) > 0 and isinstance(first_readable(captions.images), np.ndarray)
         if name == "auto":
             name = "stored" if stored else "lite0"
         teacher: ImageTeacher | StoredTeacher

@@ -1,0 +1,167 @@
+"""Pictures that cannot be read: left out, counted and listed by training and evaluation, or an error when asked."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bombs import transparent_png
+from commands import diptych, refused
+from PIL import Image
+
+from diptych.data.captions import StoredImage
+from diptych.data.readable import first_readable, holds_pictures, undecodable, unopenable
+from diptych.errors import DataError, ImageError
+from diptych.evaluation.report import Report
+from diptych.training.log import read_log
+
+FLAGS = (
+    "--dim=8", "--word_dim=8", "--min_count=1", "--image_size=32", "--batch_size=4", "--epochs=1", "--log_steps=1",
+)  # fmt: skip
+BAD = ("broken.jpg", "empty.png", "huge.png", "missing.png", "text.png")
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """24 good pictures in three splits, and in each split five that cannot be read, with two texts each."""
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    rows = []
+    for split, count in (("train", 12), ("val", 6), ("test", 6)):
+        folder = tmp_path / "photos" / split
+        folder.mkdir(parents=True)
+        for name in ["broken.jpg", *(f"{n}.png" for n in range(count)), *BAD[1:]]:  # the first one is broken
+            if name[0].isdigit():
+                Image.fromarray(rng.integers(0, 255, (16, 16, 3)).astype(np.uint8)).save(folder / name)
+            rows += [(f"{split}/{name}", f"the {word} {split} {name}", split) for word in ("big", "small")]
+        picture = Image.fromarray(rng.integers(0, 255, (64, 64, 3)).astype(np.uint8))
+        picture.save(folder / "broken.jpg")
+        os.truncate(folder / "broken.jpg", 600)
+        (folder / "empty.png").touch()
+        (folder / "huge.png").write_bytes(transparent_png(11_000))
+        (folder / "text.png").write_text("this is no picture")
+    path = tmp_path / "photos" / "table.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("image", "text", "split"), *rows])
+    return path
+
+
+def test_training_and_evaluation_leave_them_out_and_say_so(table: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    said = diptych("train", "vse-plus-plus", "--data", table, "--output_dir", run, *FLAGS).stderr
+    assert "left out 10 of 39 pictures, which cannot be read, with 20 texts:" in said
+    assert "train/missing.png: " in said
+    assert "is not on disk: check the path." in said
+    assert f"all are listed in {run / 'unreadable.txt'}; --strict_images stops at the first instead" in said
+    listed = (run / "unreadable.txt").read_text().splitlines()
+    assert {line.split("\t")[0] for line in listed} == {f"{s}/{b}" for s in ("train", "val") for b in BAD}
+    assert all(line.split("\t")[1].endswith(".") for line in listed)
+
+    done = diptych("evaluate", run, "--split", "test", "--output", tmp_path / "report.json", "--bootstrap", 0)
+    assert "left out 5 of 11 pictures, which cannot be read, with 10 texts:" in done.stderr
+    assert "6 (5 more could not be read) images, 12 texts" in done.stdout
+    assert Report.load(tmp_path / "report.json").card.left_out == 5
+    assert diptych("evaluate", run, "--protocol", "four-directions", "--bootstrap", 0).exit_code == 0
+
+    sentence = refused("evaluate", run, "--split", "test", "--strict_images")
+    assert "3 of 39 images are missing" in sentence
+
+
+def test_a_backbone_that_is_trained_skips_them_while_it_reads(table: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = diptych("train", "vse-plus-plus", "--data", table, "--output_dir", run, *FLAGS, "--train_backbone")
+    assert "left out 6 of 39 pictures" in done.stderr  # of validation, and a training picture that is missing
+    assert "4 images could not be read and were skipped" in done.stdout
+    assert [line["skipped_images"] for line in read_log(run / "log.jsonl") if "skipped_images" in line] == [4]
+
+
+def test_strict_images_stop_at_the_first(table: Path, tmp_path: Path) -> None:
+    strict = ("--data", table, "--output_dir", tmp_path / "run", *FLAGS, "--strict_images")
+    assert "3 of 39 images are missing" in refused("train", "vse-plus-plus", *strict)
+    for split in ("train", "val", "test"):
+        Image.new("RGB", (9, 9)).save(table.parent / split / "missing.png")
+    assert "broken.jpg is damaged" in refused("train", "vse-plus-plus", *strict)
+
+
+def test_a_resumed_run_leaves_the_same_ones_out(table: Path, tmp_path: Path) -> None:
+    run, again = tmp_path / "run", tmp_path / "again"
+    diptych("train", "vse-plus-plus", "--data", table, "--output_dir", run, *FLAGS)
+    resume = ("--resume_from_checkpoint", run, "--epochs=2")
+    said = diptych("train", "vse-plus-plus", *resume).stderr
+    assert "left out 10 of 39 pictures" in said
+    diptych("train", "vse-plus-plus", "--data", table, "--output_dir", again, *FLAGS, "--epochs=2")
+    losses = [[line.get("loss") for line in read_log(folder / "log.jsonl")] for folder in (run, again)]
+    assert losses[0] == losses[1]
+
+
+def test_a_repaired_picture_comes_in_without_computing_the_others(table: Path, tmp_path: Path) -> None:
+    diptych("train", "vse-plus-plus", "--data", table, "--output_dir", tmp_path / "one", *FLAGS)
+    (pack,) = (tmp_path / "cache" / "images").iterdir()
+    assert (pack / "index").stat().st_size == 18 * 32
+    Image.new("RGB", (20, 20), "red").save(table.parent / "train" / "broken.jpg")
+    said = diptych("train", "vse-plus-plus", "--data", table, "--output_dir", tmp_path / "two", *FLAGS).stderr
+    assert "left out 9 of 39 pictures" in said
+    assert (pack / "index").stat().st_size == 19 * 32
+
+
+def test_nothing_but_bad_pictures_is_one_sentence(table: Path, tmp_path: Path) -> None:
+    rows = table.read_text().splitlines()
+    run = ("--output_dir", tmp_path / "run", *FLAGS)
+    only = table.with_name("only.csv")
+    only.write_text("\n".join([rows[0], *(row for row in rows if "broken" in row or "empty" in row)]))
+    said = refused("train", "vse-plus-plus", "--data", only, *run)
+    assert "none of the 2 images can be read; the first: " in said
+    only.write_text("\n".join([rows[0], *(row for row in rows if "missing" in row)]))
+    assert "3 of 3 images are missing" in refused("train", "vse-plus-plus", "--data", only, *run)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--batch_size=5000", "batch_size=5000 is more than the 32 texts of an epoch"),
+        ("--cuda_graphs", "--cuda_graphs needs exactly one CUDA GPU"),
+        ("--precision=fp16", "--precision fp16 needs a GPU"),
+    ],
+)
+def test_settings_are_refused_before_anything_is_extracted(
+    table: Path, tmp_path: Path, flag: str, message: str
+) -> None:
+    run = ("--data", table, "--output_dir", tmp_path / "run", *FLAGS, flag)
+    assert message in refused("train", "vse-plus-plus", *run)
+    assert not (tmp_path / "cache" / "images").exists()
+    assert not (tmp_path / "run").exists()
+
+
+class Faulty:
+    """A store of pictures of which some cannot be read."""
+
+    def __init__(self, *good: bool) -> None:
+        self.good = good
+
+    def __len__(self) -> int:
+        return len(self.good)
+
+    def __getitem__(self, index: int) -> StoredImage:
+        self.content_key(index)
+        return Image.new("RGB", (2, 2))
+
+    def content_key(self, index: int) -> str:
+        if not self.good[index]:
+            raise ImageError(f"picture {index}\nis damaged.")
+        return str(index)
+
+
+def test_the_first_that_can_be_read_speaks_for_a_store() -> None:
+    store = Faulty(False, True, False)
+    assert isinstance(first_readable(store), Image.Image)
+    assert holds_pictures(store)
+    assert unopenable(store) == undecodable(store) == {0: "picture 0 is damaged.", 2: "picture 2 is damaged."}
+    assert not holds_pictures(Faulty())
+    with pytest.raises(DataError, match="no image"):
+        first_readable(Faulty())
+    with pytest.raises(DataError, match="none of the 2 images can be read; the first: picture 0"):
+        first_readable(Faulty(False, False))
