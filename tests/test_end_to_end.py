@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from small import pictures, precomputed
 
 from diptych.data.formats import open_captions
+from diptych.evaluation.compare import compare
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.index.opening import open_index
@@ -111,11 +112,35 @@ def test_two_reports_side_by_side(runs: dict[str, Path], data: Path, tmp_path: P
     diptych("evaluate", runs["vse-infinity"], "--output", a)
     diptych("evaluate", runs["vse-plus-plus"], "--output", b)
     diptych("evaluate", runs["vse-plus-plus"], "--split", "train", "--output", c)
-    lines = diptych("compare", a, b).stdout.splitlines()
+    lines = diptych("compare", a, b, "--draws", 500).stdout.splitlines()
+    assert lines[0].split() == ["metric", "vse-infinity", "vse-plus-plus", "difference", "p"]  # by folder
     rsum = next(line for line in lines if line.startswith("rsum"))
     change = Report.load(b).metrics["rsum"] - Report.load(a).metrics["rsum"]
-    assert rsum.endswith(f"{change:+.1f}")
+    found = compare(Report.load(a), Report.load(b), draws=500).rows
+    told = next(row.queries for row in found if row.metric == "rsum")
+    assert told is not None
+    assert f"{change:+.1f} ({told.low:+.1f} to {told.high:+.1f})" in rsum
     assert "split" in refused("compare", a, c)
+    assert (
+        diptych("compare", runs["vse-infinity"], runs["vse-plus-plus"], "--draws", 500).stdout.splitlines()
+        == lines
+    )
+
+
+def test_several_seeds_on_each_side(runs: dict[str, Path], tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.json" for name in ("a1", "a2", "b1", "b2")]
+    for path, recipe in zip(paths, ("vse-infinity", "coder", "vse-plus-plus", "coder"), strict=True):
+        diptych("evaluate", runs[recipe], "--output", path, "--bootstrap", 0)
+    said = diptych("compare", *paths[:2], "--with", *paths[2:], "--draws", 200).stdout
+    assert "(2 seeds)" in said
+    assert "over seeds" in said
+    assert f"{runs['vse-infinity']}, {runs['coder']}" in said
+    reports = [Report.load(path) for path in paths]
+    row = next(line for line in said.splitlines() if line.startswith("rsum")).split()
+    assert float(row[1]) == pytest.approx(sum(one.metrics["rsum"] for one in reports[:2]) / 2, abs=0.06)
+    assert "3 results and no --with: give two, or" in refused("compare", *paths[:3])
+    assert "is on both sides" in refused("compare", paths[0], "--with", paths[0])
+    assert "--with has no result behind it" in refused("compare", paths[0], "--with")
 
 
 def test_pictures_are_trained_on_indexed_and_searched(

@@ -55,7 +55,7 @@ def test_groups_are_printed_saved_and_compared_one_by_one(tmp_path: Path) -> Non
     report.save(tmp_path / "both.json")
     assert Report.load(tmp_path / "both.json").render() == said
     shared = compare(report, Report((other,)))
-    assert [row[0] for row in shared.rows] == ["spearman", "pearson"]
+    assert [row.metric for row in shared.rows] == ["spearman", "pearson"]
     with pytest.raises(SettingsError, match="no group in common"):
         compare(Report((other,)), Report((first,)))
     with pytest.raises(SettingsError, match="their pairs differs"):
@@ -177,10 +177,10 @@ def test_the_card_in_words() -> None:
 def test_comparing_shows_the_difference() -> None:
     first, second = make_report(0), make_report(1)
     comparison = compare(first, second)
-    assert comparison.rows[0][0] == "image_to_text_recall@1"
-    for name, one, other, change in comparison.rows:
-        assert (one, other) == (first.metrics[name], second.metrics[name])
-        assert change == other - one
+    assert comparison.rows[0].metric == "image_to_text_recall@1"
+    for row in comparison.rows:
+        assert (row.first, row.second) == (first.metrics[row.metric], second.metrics[row.metric])
+        assert row.change == row.second - row.first
     assert "model0" in str(comparison)
     assert comparison.to_markdown().startswith("| metric | model0 | model1 | difference |")
 

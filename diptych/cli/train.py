@@ -131,15 +131,49 @@ def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
     click.echo(evaluate_runs(runs, **options, say=say_device).render())
 
 
-@click.command()
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
-def compare(first: Path, second: Path) -> None:
-    """Set two saved reports side by side. Unlike protocols are refused, with the field that differs."""
-    from diptych.evaluation.compare import compare as run
-    from diptych.evaluation.report import Report
+class _Sides(click.Command):
+    """A command whose ``--with`` takes every result that follows it."""
 
-    click.echo(run(Report.load(first), Report.load(second)).render())
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``--with B1 B2`` read as ``--with B1 --with B2``."""
+        read: list[str] = []
+        after = False
+        for arg in args:
+            if arg.startswith("-"):
+                after = arg == "--with"
+                read += [] if after else [arg]
+            else:
+                read += ["--with", arg] if after else [arg]
+        if "--with" in args and "--with" not in read:
+            ctx.fail("--with has no result behind it: give those of the other side.")
+        return super().parse_args(ctx, read)
+
+
+@click.command(cls=_Sides)
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--with", "other", multiple=True, type=click.Path(path_type=Path), help="results of the other side"
+)
+@click.option("--data", multiple=True, help="data set to evaluate runs on (default: each run's own)")
+@click.option("--split", default="val", show_default=True, help="split to evaluate runs on")
+@click.option("--protocol", default="plain", show_default=True, help="protocol to evaluate runs under")
+@click.option(
+    "--draws",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(0),
+    help="resamples of the interval and of the paired test (0: none)",
+)
+@device_flags
+def compare(results: tuple[Path, ...], other: tuple[Path, ...], draws: int, **options: Any) -> None:
+    """Compare two results, or several seeds of each.
+
+    As in: diptych compare A1 A2 A3 --with B1 B2 B3. A result is a report that evaluate --output saved, or the folder of a run, which is evaluated first. The difference
+    comes with its 95 % interval and a paired test. Unlike protocols are refused, with the field that differs.
+    """
+    from diptych.runs.compare import compare_runs
+
+    click.echo(compare_runs(results, other, draws=draws, **options).render())
 
 
 @click.group()

@@ -30,6 +30,7 @@ class Card:
     version: str
     date: str
     left_out: int = 0  # images that could not be read
+    run: str = ""  # folder of the run, or of each member of an ensemble
 
     PROTOCOL_FIELDS: ClassVar[tuple[str, ...]] = (
         "protocol", "split", "folds", "images", "texts", "texts_per_image", "ties", "score", "data_hash",
@@ -58,7 +59,7 @@ class Card:
             "tied queries": tied,
             "score": self.score,
             "data hash": self.data_hash,
-            "model": self.model,
+            "model": f"{self.model} ({self.run})" if self.run else self.model,
             "intervals": draws if self.bootstrap else "none",
             "diptych": self.version,
             "date": self.date,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,34 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What became of every query of a retrieval result, for a paired comparison with another one.
+
+    By direction: the rank of each query (0 is the first, ties by the rule of the card) and the row of its image;
+    ``folds`` has the fold of each image.
+    """
+
+    ranks: Mapping[str, Sequence[float]]
+    images: Mapping[str, Sequence[int]]
+    folds: Sequence[int]
+
+    def written(self) -> dict[str, Any]:
+        """The same as JSON, each list in one line."""
+        return {
+            "ranks": {way: " ".join(f"{rank:g}" for rank in ranks) for way, ranks in self.ranks.items()},
+            "images": {way: " ".join(map(str, images)) for way, images in self.images.items()},
+            "folds": " ".join(map(str, self.folds)),
+        }
+
+    @staticmethod
+    def read(content: Mapping[str, Any]) -> Outcomes:
+        """What ``written`` gave."""
+        ranks = {way: [float(rank) for rank in text.split()] for way, text in content["ranks"].items()}
+        images = {way: [int(row) for row in text.split()] for way, text in content["images"].items()}
+        return Outcomes(ranks, images, [int(fold) for fold in content["folds"].split()])
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Metrics measured together under one protocol, higher is better for the ``primary`` one.
 
@@ -41,6 +69,7 @@ class Group:
     speed: Mapping[str, float] = field(default_factory=dict)
     tables: Sequence[Layout] = ()
     digits: int = 1  # behind the point, in tables
+    outcomes: Outcomes | None = None
 
     def __post_init__(self) -> None:
         for name in (self.primary, *(cell for table in self.tables for _, row in table.rows for cell in row)):
@@ -180,7 +209,14 @@ class Report:
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON, in one piece; ``Report.load`` gives an equal one."""
-        groups = [{**asdict(group), "kind": type(group.card).__name__} for group in self.groups]
+        groups = [
+            {
+                **asdict(replace(group, outcomes=None)),
+                "kind": type(group.card).__name__,
+                "outcomes": None if group.outcomes is None else group.outcomes.written(),
+            }
+            for group in self.groups
+        ]
         content = {"format": FORMAT, "groups": groups}
         write_text(Path(path), json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
@@ -225,6 +261,7 @@ def _group(content: Mapping[str, Any]) -> Group:
         content["speed"],
         tables,
         content.get("digits", 1),
+        Outcomes.read(content["outcomes"]) if content.get("outcomes") else None,
     )
 
 

@@ -31,7 +31,7 @@ from diptych.evaluation.metrics import (
     count_ranks,
     summary,
 )
-from diptych.evaluation.report import Group, Report, retrieval_tables
+from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
 from diptych.evaluation.rules import Rules, rules_of_ranks
 from diptych.evaluation.score_matrix import stored_scores
 from diptych.model import Scorer
@@ -282,15 +282,15 @@ def evaluate_ranks(
     return _filled(_measure(lambda *_: ranks, {}, source, rules), source, rules, score, model, speed or {})
 
 
-_Measured = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, int]]
-"""Metrics, their intervals, and the tied queries of each direction."""
+_Measured = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, int], Outcomes]
+"""Metrics, their intervals, the tied queries of each direction, and what became of every query."""
 
 
 def _filled(
     measured: _Measured, source: _Source, rules: Rules, score: str, model: str, speed: dict[str, float]
 ) -> Report:
     """What was measured, with its card."""
-    metrics, intervals, tied = measured
+    metrics, intervals, tied, outcomes = measured
     sizes = np.bincount(source.image_of, minlength=source.images)
     card = Card(
         protocol=rules.protocol.name,
@@ -310,8 +310,8 @@ def _filled(
         version=__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    group = Group("retrieval", metrics, "rsum", card, intervals, speed, retrieval_tables(metrics))
-    return Report((group,))
+    tables = retrieval_tables(metrics)
+    return Report((Group("retrieval", metrics, "rsum", card, intervals, speed, tables, outcomes=outcomes),))
 
 
 def _measure(
@@ -324,6 +324,9 @@ def _measure(
     found: list[dict[str, float]] = []
     draws: list[dict[str, NDArray[np.float64]]] = []
     tied = dict.fromkeys(DIRECTIONS, 0)
+    ranks_of: dict[str, list[float]] = {way: [] for way in DIRECTIONS}
+    images_of: dict[str, list[int]] = {way: [] for way in DIRECTIONS}
+    folds: list[int] = []
     for number, (images, texts) in enumerate(rules.protocol.split(source.image_of, source.images)):
         image_of, ranks = source.image_of[texts] - images[0], ranked(images, texts)
         metrics, queries = summary(ranks, rules.ties), _queries(ranks, image_of, rules.ties)
@@ -331,6 +334,9 @@ def _measure(
         queries |= judged
         for direction, placement in ranks:
             tied[direction] += placement.tied_queries
+            ranks_of[direction] += placement.ranks(rules.ties).tolist()
+            images_of[direction] += (queries[f"{direction}_mean_rank"].images + images[0]).tolist()
+        folds += [number] * len(images)
         found.append(metrics)
         if rules.draws:
             rng = np.random.default_rng([rules.seed, number])
@@ -343,7 +349,7 @@ def _measure(
         for name in averaged
         if draws and name in draws[0]
     }
-    return averaged, intervals, tied
+    return averaged, intervals, tied, Outcomes(ranks_of, images_of, folds)
 
 
 def _queries(ranks: Ranks, image_of: NDArray[np.int64], ties: str) -> dict[str, Queries]:

@@ -79,7 +79,7 @@ def evaluate_runs(
             strict_images=strict_images,
             show_progress=show_progress,
         )
-        return _saved(report, output)
+        return _saved(report, output, runs)
     if protocol in downstream.PROTOCOLS:
         report = downstream.evaluate_downstream(
             runs,
@@ -94,7 +94,7 @@ def evaluate_runs(
             say=say,
             show_progress=show_progress,
         )
-        return _saved(report, output)
+        return _saved(report, output, runs)
     every = [*runs, *reranker]
     left_out = LeftOut()
     views = views_of(every, data, split, None if strict_images else ToBeLeftOut())
@@ -140,7 +140,7 @@ def evaluate_runs(
         for evaluator in own
     ]
     groups += [_counted(group, len(left_out.reasons)) for group in report.groups]
-    return _saved(Report(tuple(groups)), output)
+    return _saved(Report(tuple(groups)), output, runs)
 
 
 def _counted(group: Group, left_out: int) -> Group:
@@ -150,7 +150,16 @@ def _counted(group: Group, left_out: int) -> Group:
     return dataclasses.replace(group, card=dataclasses.replace(group.card, left_out=left_out))
 
 
-def _saved(report: Report, output: Path | None) -> Report:
+def _saved(report: Report, output: Path | None, runs: Sequence[Path]) -> Report:
+    """The report with the folders of the runs on its cards, written where the user wants it."""
+    name = " + ".join(map(str, runs))
+    groups = (
+        dataclasses.replace(group, card=dataclasses.replace(group.card, run=name))
+        if isinstance(group.card, Card)
+        else group
+        for group in report.groups
+    )
+    report = Report(tuple(groups))
     if output is not None:
         report.save(output)
     return report
