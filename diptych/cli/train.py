@@ -168,8 +168,8 @@ class _Sides(click.Command):
 def compare(results: tuple[Path, ...], other: tuple[Path, ...], draws: int, **options: Any) -> None:
     """Compare two results, or several seeds of each.
 
-    As in: diptych compare A1 A2 A3 --with B1 B2 B3. A result is a report that evaluate --output saved, or the folder of a
-    run, which is evaluated first. The difference comes with its 95 % interval and a paired test. Unlike protocols are
+    As in: diptych compare A1 A2 A3 --with B1 B2 B3. A result is a report that evaluate --output saved, or the folder of
+    a run, which is evaluated first. The difference comes with its 95 % interval and a paired test. Unlike protocols are
     refused, with the field that differs.
     """
     from diptych.runs.compare import compare_runs
