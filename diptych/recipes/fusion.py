@@ -105,4 +105,4 @@ def retriever(
     )
 
 
-RECIPE = Recipe("fusion", "Fusion re-ranker in the manner of X2-VLM (ITC + ITM)", Settings, build)
+RECIPE = Recipe("fusion", "Fusion re-ranker as in X2-VLM (ITC and ITM)", Settings, build)

@@ -92,4 +92,4 @@ def image_side(settings: Settings, captions: Captions, dim: int) -> tuple[Encode
     return Grid(network, dim, drop=0.0), PixelInput(**network.pixel_format)
 
 
-RECIPE = Recipe("ridge", "Ridge regression: images to text vectors in closed form", Settings, build)
+RECIPE = Recipe("ridge", "Ridge regression in closed form, image to text", Settings, build)
