@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from diptych.data.captions import Captions
+from diptych.data.check import check
 from diptych.data.formats import open_captions, recognise
 from diptych.data.frame_features import HDF5Frames, evenly
 from diptych.errors import DataError, MissingExtra, SettingsError
@@ -179,6 +180,8 @@ def test_one_folder_may_hold_all_of_dual_encoding(tmp_path: Path) -> None:
     (folder / "shape.txt").write_text(f"{len(names)} 6")
     (folder / "id.txt").write_text(" ".join(names))
     same_data(open_captions(tmp_path / "one"))
+    (folder / "id.txt").write_text(" ".join([*names, f"{of_split('test')[0]}_99"]))  # a row that is not there
+    assert "counts" in {problem.kind for problem in check(tmp_path / "one", show_progress=False).problems}
 
 
 def test_features_may_lie_elsewhere_or_in_one_hdf5_file(tmp_path: Path) -> None:

@@ -123,11 +123,11 @@ def _rows_of(folder: Path, count: int, problems: Problems) -> dict[str, NDArray[
         problems.error(
             "counts", folder / "id.txt", f"{len(names)} names for {count} rows", "one name per row"
         )
-    place = {name: row for row, name in enumerate(names)}
+    place = {name: row for row, name in enumerate(names[:count])}
     listed = folder / "video2frames.txt"
     if listed.exists():
         frames = _literal(listed)
-        rows = {video: [place[name] for name in own if name in place] for video, own in frames.items()}
+        rows = {str(video): [place[n] for n in map(str, own) if n in place] for video, own in frames.items()}
     else:
         rows = {}
         for name, row in place.items():

@@ -66,11 +66,8 @@ class MilvusServer:
 def milvus(settings: Mapping[str, Any] = SETTINGS) -> Iterator[MilvusServer]:
     """A new, empty server; where none can be had, CI fails and others skip."""
     package = importlib.util.find_spec("milvus")
-    alone = (
-        shutil.which("unshare") and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode
-    )
-    if package is None or not package.submodule_search_locations or alone != 0:
-        reason = "no Milvus server: it needs the package milvus (make test-scale) and unshare -rn"
+    if package is None or not package.submodule_search_locations:
+        reason = "no Milvus server: it needs the package milvus (make test-scale)"
         if os.environ.get("CI") == "true":
             raise RuntimeError(reason)
         pytest.skip(reason)
@@ -79,7 +76,7 @@ def milvus(settings: Mapping[str, Any] = SETTINGS) -> Iterator[MilvusServer]:
         _unpack(Path(package.submodule_search_locations[0]) / "data", folder)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             address = f"127.0.0.1:{listening.getsockname()[1]}"
-            command = ["unshare", "-rn", sys.executable, str(Path(__file__).with_name("namespace.py"))]
+            command = [*_alone(), sys.executable, str(Path(__file__).with_name("namespace.py"))]
             process = subprocess.Popen(
                 [*command, str(folder), str(listening.fileno())],
                 stdin=subprocess.PIPE,
@@ -96,6 +93,13 @@ def milvus(settings: Mapping[str, Any] = SETTINGS) -> Iterator[MilvusServer]:
                 process.communicate(timeout=60)  # the end of its input ends it
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alone() -> list[str]:
+    """The words before a command that give it a network of its own; none where the system does not allow it."""
+    words = ["unshare", "-rn"]
+    allowed = shutil.which(words[0]) and not subprocess.run([*words, "true"], capture_output=True).returncode
+    return words if allowed else []
 
 
 def _unpack(data: Path, folder: Path) -> None:

@@ -29,7 +29,7 @@ PATIENCE = 240  # seconds for a start on a busy machine
 def main() -> None:
     """Obey until nobody is there any more."""
     folder, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    with suppress(PermissionError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sh14x", b"lo", UP | RUNNING))
     threading.Thread(target=relay, args=(listening,), daemon=True).start()
     server: subprocess.Popen[bytes] | None = None
