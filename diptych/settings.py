@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from dataclasses import dataclass, field
@@ -81,6 +82,8 @@ class TrainingSettings:
                 entry.metadata.get("low"),
                 entry.metadata.get("high"),
             )
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SettingsError(f"--{entry.name} is {value}: give a number.")
             if isinstance(value, int | float) and not isinstance(value, bool):
                 if low is not None and value < low:
                     raise SettingsError(f"--{entry.name} is {value}: it must be at least {low:g}.")

@@ -280,6 +280,7 @@ def test_a_text_transformer_masks_its_own_pieces(captions: Captions, tmp_path: P
 def test_bad_input_is_one_sentence(data: str, captions: Captions, tmp_path: Path) -> None:
     train = ["train", "labelwise", "--data", data, "--output_dir", tmp_path / "run", *flags(TINY)]
     assert "--context_weight is -0.5: it must be at least 0" in refused(*train, "--context_weight", "-0.5")
+    assert "--context_weight is nan: give a number" in refused(*train, "--context_weight", "nan")
     assert "no column 'topic' of labels" in refused(*train, "--label_columns", "topic")
     assert "--label_columns is empty" in refused(*train, "--label_columns", ",")
     said = refused(*train, "--interactive", "alternate", "--baseline", "ours+con")
@@ -297,6 +298,23 @@ def test_bad_input_is_one_sentence(data: str, captions: Captions, tmp_path: Path
     none = replace(val, labels={"labels": [()] * len(val.images)})
     with pytest.raises(DataError, match="12 of 12 images have no label"):
         source.columns(none, device=torch.device("cpu"))
+
+
+def test_validation_data_are_looked_at_before_training(tmp_path: Path) -> None:
+    """A label that only the validation split has, or an image without one there: refused before the first step."""
+    images = pictures(tmp_path)
+    rows = [f"{image.name},picture {n},{'val' if n > 3 else 'train'}" for n, image in enumerate(images)]
+    for name, last, said in (("unseen", "wolf", "'wolf' of"), ("none", "", "1 of 2 images have no label")):
+        labels = ["dog"] * 5 + [last]
+        lines = [
+            "image,text,split,labels",
+            *(f"{row},{label}" for row, label in zip(rows, labels, strict=True)),
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+        run = tmp_path / f"run-{name}"
+        train = ("train", "labelwise", "--data", tmp_path / f"{name}.csv", "--output_dir", run, *flags(TINY))
+        assert said in refused(*train, "--image_size", 64)
+        assert not run.exists()
 
 
 def test_confusions_are_shown_by_pair(data: str, tmp_path: Path) -> None:

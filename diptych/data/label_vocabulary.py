@@ -90,7 +90,7 @@ def item_labels(captions: Captions, columns: Sequence[str] = (COLUMN,)) -> list[
     if without:
         raise DataError(
             f"{captions.name}: {len(without)} of {len(items)} images have no label ({_listed(without)}): give each at "
-            "least one, or leave them out."
+            "least one, or leave them out with '?unlabelled=drop' behind the path of the data."
         )
     return items
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from diptych.data.captions import Captions
 from diptych.data.prepared import Prepared
 from diptych.errors import SettingsError
 from diptych.evaluation.report import Group, Report
@@ -41,6 +42,22 @@ class Retrieval:
             show_progress=show_progress,
         )
         return report.groups[0]
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """An evaluator that can tell before training whether it can read the data."""
+
+    def check(self, model: Retriever, captions: Captions) -> None:
+        """Raise what measuring would raise."""
+        ...
+
+
+def check_data(evaluators: Sequence[Evaluator], model: Retriever, captions: Captions) -> None:
+    """Refuse data that an evaluator cannot read, before an epoch is spent on them."""
+    for evaluator in evaluators:
+        if isinstance(evaluator, Checks):
+            evaluator.check(model, captions)
 
 
 def measure(

@@ -41,6 +41,10 @@ class HashRetrieval:
         """The group ``hashing``: each image of the split against the others."""
         return self._group(model, data.captions, None, show_progress)
 
+    def check(self, model: Retriever, captions: Captions) -> None:
+        """Refuse data without classes."""
+        class_sets(captions, self.column)
+
     def ranked(
         self, model: Retriever, queries: Captions, database: Captions, *, show_progress: bool = False
     ) -> Group:

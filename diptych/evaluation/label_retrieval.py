@@ -12,6 +12,7 @@ from torch import Tensor
 
 from diptych import __version__, ops
 from diptych.branches.labels import LabelView, label_view
+from diptych.data.captions import Captions
 from diptych.data.prepared import Prepared
 from diptych.evaluation import protocols
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
@@ -73,6 +74,10 @@ class LabelRetrieval:
             {"seconds": time.perf_counter() - began},
             self._tables(),
         )
+
+    def check(self, model: Retriever, captions: Captions) -> None:
+        """Refuse data with labels that the model does not know, or without labels."""
+        label_view(model.branches.items())[1].labels.rows_of(captions)
 
     @staticmethod
     def _scores(

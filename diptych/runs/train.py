@@ -19,6 +19,7 @@ from diptych.data.loading import check_batch_size
 from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.encoders.backbone import Backbone
 from diptych.errors import CheckpointError, DataError
+from diptych.evaluation.evaluator import check_data
 from diptych.recipes.recipe import Recipe
 from diptych.settings import TrainingSettings, from_json
 from diptych.storage import storing
@@ -65,6 +66,7 @@ def run_recipe(
         checkpoint.check_resumable(folder, card)
     seed_everything(settings.seed)
     method = recipe.build(settings, training)
+    check_data(method.evaluators, method.retriever, validation)
     seed_everything(
         settings.seed
     )  # what building drew (a vocabulary, random rows) does not move the first batch
