@@ -95,6 +95,8 @@ def relay(listening: socket.socket) -> None:
         except OSError:
             client.close()
             continue
+        for end in (client, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for source, target in ((client, server), (server, client)):
             threading.Thread(target=copy, args=(source, target), daemon=True).start()
 

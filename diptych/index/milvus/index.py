@@ -214,6 +214,7 @@ class MilvusIndex(Engine):
         self._meta.remove(self._facts_of_index.stray_pictures(owners))
         self._facts_of_index.count_change()
         self._items.flush()
+        self._items.compact()
         return 0
 
     # ------------------------------------------------------------------ reading

@@ -97,6 +97,7 @@ def prepare(items: Table, meta: Table, facts: dict[str, str], writable: bool) ->
 def change_graph(items: Table, before: Graph, after: Graph) -> None:
     """Give the vectors another kind of index; nothing can be read meanwhile, and a failure brings the old one back."""
     replicas = items.server.address.replicas
+    items.flush()
     items.drop_index()
     try:
         items.make_index(after, BUILD[after])

@@ -129,9 +129,11 @@ class Server:
         try:
             yield
         except MilvusException as error:
-            raise self._sentence(int(error.code), str(error.message)) from error
+            deeper = error.__cause__  # the client says "fail connecting" of a wrong password too
+            said = _told(deeper) if isinstance(deeper, grpc.RpcError) else ""
+            raise self._sentence(int(error.code), said or str(error.message)) from error
         except grpc.RpcError as error:
-            raise self._sentence(0, f"{error.code().name.lower()}: {error.details()}") from error
+            raise self._sentence(0, _told(error)) from error
 
     def _sentence(self, code: int, message: str) -> Exception:
         reason, place = _reason(message), self.label
@@ -177,6 +179,10 @@ def check_version(version: str, needed: tuple[int, int], place: str, what: str) 
 def _number(version: str) -> tuple[int, int]:
     found = re.match(r"v?(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (99, 0)
+
+
+def _told(error: Any) -> str:
+    return f"{error.code().name.lower()}: {error.details()}"
 
 
 def _reason(message: str) -> str:

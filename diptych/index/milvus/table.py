@@ -16,6 +16,7 @@ from diptych.index.protocol import Vectors
 MOST = 16_384  # rows of one answer: Milvus's limit
 PIECE = 1_000  # keys named in one request
 REQUEST = 16_000_000  # bytes of one request or answer, about; Milvus takes and sends 64 MB at most
+BUILDING = 86_400.0  # seconds for a request that works through all rows: an index, a load
 WHOLE = 0x10000  # of the first four digits of a key: ranges of them divide a table into pieces
 STRONG = "Strong"
 
@@ -60,12 +61,12 @@ class Table:
         return str((found or {}).get("index_type", "")).lower()
 
     def make_index(self, kind: str, settings: dict[str, Any]) -> None:
-        """Give its vectors an index; the same one may be there."""
+        """Give its vectors an index, and wait until it is built; the same one may be there."""
 
         def make(db: Any, seconds: float) -> None:
             wanted = db.prepare_index_params()
             wanted.add_index("vector", index_type=kind.upper(), metric_type="IP", params=settings)
-            db.create_index(self.name, wanted, timeout=seconds)
+            db.create_index(self.name, wanted, timeout=BUILDING)
 
         self.server.ask(make)
 
@@ -89,7 +90,7 @@ class Table:
 
         def load(db: Any, seconds: float) -> None:
             try:
-                db.load_collection(self.name, replica_number=replicas, timeout=max(seconds, 600.0))
+                db.load_collection(self.name, replica_number=replicas, timeout=BUILDING)
             except MilvusException as error:
                 if replicas > 1 and (
                     any(words in error.message for words in ("not enough", "insufficient", "resource group"))
@@ -124,13 +125,12 @@ class Table:
             self.server.ask(partial(self._delete, some))
 
     def flush(self) -> None:
-        """Write what is in memory to segments, and let the server merge small ones."""
+        """Close the segments that still grow: an index is built over closed ones."""
+        self.server.ask(lambda db, seconds: db.flush(self.name, timeout=BUILDING))
 
-        def flush(db: Any, seconds: float) -> None:
-            db.flush(self.name, timeout=max(seconds, 600.0))
-            db.compact(self.name, timeout=seconds)
-
-        self.server.ask(flush)
+    def compact(self) -> None:
+        """Let the server merge segments and drop removed rows, in its own time."""
+        self.server.ask(lambda db, seconds: db.compact(self.name, timeout=seconds))
 
     # ------------------------------------------------------------------ reading
 

@@ -1,0 +1,306 @@
+"""The three engines side by side: rows per second, latency, recall, memory and bytes, on the same vectors in one run.
+
+    python benchmarks/engines.py --sizes 100000 1000000 --results engines.json
+
+PostgreSQL and Milvus are real servers that the benchmark starts (packages of the extras ``test`` and ``scale``; Milvus
+in a network namespace of its own). Vectors and recall are those of ``benchmarks/index.py``. Each engine is filled and
+searched in turn, alone; a row of the table is written to ``--results`` when it is measured, and a second run goes on
+where the first was stopped. Memory is that of the server, or what the process that searches an embedded index takes for
+it; bytes are those on disk. Searches are for 10 images, one at a time, through the engine's own
+``search``, for up to ``--seconds`` of each kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests" / "scale")]
+from index import best, make_vectors  # noqa: E402
+
+from diptych.index.opening import create_index, open_index  # noqa: E402
+from diptych.index.protocol import Index, Item, Vectors  # noqa: E402
+from diptych.storage import write_text  # noqa: E402
+
+K, DIMENSION, BATCH, WARM = 10, 512, 5_000, 10
+PART = "part = 7"  # a filter that one item in a hundred passes
+
+
+@dataclass
+class Row:
+    """A line of the table; numbers that were not measured are None."""
+
+    items: int
+    engine: str
+    search: str
+    load: float | None = None  # rows per second
+    build: float | None = None  # seconds, of the approximate index
+    p50: float | None = None  # milliseconds
+    p99: float | None = None
+    filtered: float | None = None  # p50 of a search with a filter, milliseconds
+    recall: float | None = None
+    memory: float | None = None  # megabytes
+    disk: float | None = None  # megabytes
+    note: str = ""
+
+
+class Results:
+    """The rows that were measured, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = [Row(**one) for one in json.loads(path.read_text())] if path.exists() else []
+
+    def has(self, items: int, engine: str, search: str) -> bool:
+        return any((row.items, row.engine, row.search) == (items, engine, search) for row in self.rows)
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        write_text(self.path, json.dumps([asdict(one) for one in self.rows], indent=1))
+        print(row, flush=True)
+
+
+def fill(index: Index, vectors: Vectors) -> float:
+    """Write all vectors; rows per second."""
+    start = time.perf_counter()
+    for first in range(0, len(vectors), BATCH):
+        some = vectors[first : first + BATCH]
+        index.add(
+            [Item(str(first + n), metadata={"part": (first + n) % 100}) for n in range(len(some))], some
+        )
+    return len(vectors) / (time.perf_counter() - start)
+
+
+def measure(
+    row: Row, index: Index, queries: Vectors, truth: list[list[int]], seconds: float, exact: bool
+) -> Row:
+    """Latency and recall of single searches."""
+    options: dict[str, Any] = {"exact": None} if exact else {"exact": False}
+    for query in queries[:WARM]:
+        index.search(query, K, kind="image", **options)
+    times, found, begin = [], 0, time.perf_counter()
+    for n, query in enumerate(queries):
+        start = time.perf_counter()
+        hits = index.search(query, K, kind="image", **options)
+        times.append(1e3 * (time.perf_counter() - start))
+        found += len(set(hits.ids) & {str(one) for one in truth[n]})
+        if time.perf_counter() - begin > seconds:
+            break
+    row.p50, row.p99 = float(np.median(times)), float(np.quantile(times, 0.99))
+    row.recall = found / (K * len(times))
+    times, begin = [], time.perf_counter()
+    for query in queries:
+        start = time.perf_counter()
+        index.search(query, K, kind="image", filter=PART)
+        times.append(1e3 * (time.perf_counter() - start))
+        if time.perf_counter() - begin > seconds / 3:
+            break
+    row.filtered = float(np.median(times))
+    return row
+
+
+def memory(pids: list[int]) -> float:
+    """Megabytes of processes: their own pages, and their part of those they share."""
+    total = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            total += int(line.split()[1]) * 1024 if line.startswith("Pss:") else 0
+    return total / 1e6
+
+
+def family(pid: int) -> list[int]:
+    """A process and its children."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return [pid, *map(int, found.split())]
+
+
+def disk(folder: Path) -> float:
+    """Megabytes that a folder takes."""
+    return int(subprocess.run(["du", "-sb", folder], capture_output=True, text=True).stdout.split()[0]) / 1e6
+
+
+def embedded(
+    args: argparse.Namespace, results: Results, vectors: Vectors, queries: Vectors, truth: Any
+) -> None:
+    """The embedded engine: exact, then with its approximate index; searched in this process."""
+    size = len(vectors)
+    kinds = [
+        ("exact", None),
+        *([("graph", False)] if size <= args.graphs_up_to else []),
+        ("binary codes", True),
+    ]
+    if all(results.has(size, "embedded", name) for name, _ in kinds):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "index"
+        with create_index(place, DIMENSION) as index:
+            speed = fill(index, vectors)
+        for name, codes in kinds:
+            row = Row(size, "embedded", name, load=speed)
+            if codes is not None:
+                with open_index(place, writable=True) as index:
+                    start = time.perf_counter()
+                    index.build_graph("image", codes=codes)
+                    row.build = time.perf_counter() - start
+            if results.has(size, "embedded", name):
+                continue
+            before = memory([os.getpid()])
+            with open_index(place) as index:
+                measure(row, index, queries, truth, args.seconds, codes is None)
+                row.memory, row.disk = memory([os.getpid()]) - before, disk(place)
+            results.add(row)
+
+
+def postgresql(
+    args: argparse.Namespace, results: Results, vectors: Vectors, queries: Vectors, truth: Any
+) -> None:
+    """PostgreSQL with pgvector: exact, then HNSW."""
+    import psycopg
+    from servers import postgres
+
+    size = len(vectors)
+    kinds = ["exact", *(["HNSW"] if size <= args.graphs_up_to else [])]
+    if all(results.has(size, "PostgreSQL", name) for name in kinds):
+        return
+    with postgres() as server:
+        with psycopg.connect(server.url, autocommit=True) as db:
+            for setting in ("fsync = on", "maintenance_work_mem = '2GB'"):
+                db.execute(f"ALTER SYSTEM SET {setting}")
+            db.execute("SELECT pg_reload_conf()")
+            folder = Path(db.execute("SHOW data_directory").fetchone()[0])
+        pid = int((folder / "postmaster.pid").read_text().split()[0])
+        url = server.index_url("bench")
+        with create_index(url, DIMENSION) as index:
+            speed = fill(index, vectors)
+            index.compact()
+            for name in kinds:
+                row = Row(size, "PostgreSQL", name, load=speed)
+                if name == "HNSW":
+                    start = time.perf_counter()
+                    index.build_graph("image")
+                    row.build = time.perf_counter() - start
+                if not results.has(size, "PostgreSQL", name):
+                    measure(row, index, queries, truth, args.seconds, name == "exact")
+                    row.memory, row.disk = memory(family(pid)), disk(folder / "base")
+                    results.add(row)
+
+
+def milvus(
+    args: argparse.Namespace, results: Results, vectors: Vectors, queries: Vectors, truth: Any
+) -> None:
+    """Milvus: exact with reads that see every change and with reads that may be seconds old, then HNSW."""
+    from milvus_server import milvus as running
+
+    size = len(vectors)
+    kinds = [
+        "FLAT, strong",
+        "FLAT, bounded",
+        *(["HNSW, bounded"] if size <= args.milvus_graphs_up_to else []),
+    ]
+    if all(results.has(size, "Milvus", name) for name in kinds):
+        return
+    with running() as server:
+        assert server.pid is not None
+        with create_index(server.url("bench"), DIMENSION) as index:
+            speed = fill(index, vectors)
+            start = time.perf_counter()
+            index._items.flush()
+            closing = time.perf_counter() - start
+            print(f"flushed in {closing:.0f} s", flush=True)
+            settle(index)
+        for name in kinds:
+            row = Row(size, "Milvus", name, load=speed)
+            level = name.rpartition(" ")[2]
+            url = server.url("bench", f"consistency={level}")
+            if name.startswith("HNSW"):
+                with open_index(server.url("bench", "index=hnsw"), writable=True) as index:
+                    start = time.perf_counter()
+                    index.build_graph("image")
+                    row.build = time.perf_counter() - start
+            if not results.has(size, "Milvus", name):
+                with open_index(url) as index:
+                    measure(row, index, queries, truth, args.seconds, name.startswith("FLAT"))
+                row.memory, row.disk = memory([server.pid]), disk(server.folder / "data")
+                results.add(row)
+
+
+def settle(index: Any) -> None:
+    """Wait until the server answers as quickly as it will: closed segments are loaded one by one."""
+    before = float("inf")
+    while True:
+        time.sleep(10)
+        start = time.perf_counter()
+        index.search(np.ones(DIMENSION, np.float32), K)
+        took = time.perf_counter() - start
+        if took > 0.8 * before:
+            return
+        before = took
+
+
+def table(rows: list[Row]) -> Iterator[str]:
+    """The rows in Markdown."""
+    heads = "items engine search rows/s build_s p50_ms p99_ms p50_ms,_1_%_filter recall@10 memory_MB disk_MB"
+    yield f"| {' | '.join(head.replace('_', ' ') for head in heads.split())} |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    for row in rows:
+        numbers = [
+            _shown(row.load, ",.0f"), _shown(row.build, ",.0f"), _shown(row.p50, ",.1f"), _shown(row.p99, ",.1f"),
+            _shown(row.filtered, ",.1f"), _shown(row.recall, ".3f"), _shown(row.memory, ",.0f"),
+            _shown(row.disk, ",.0f"),
+        ]  # fmt: skip
+        yield f"| {row.items:,} | {row.engine} | {row.search} | " + " | ".join(numbers) + " |"
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+@contextmanager
+def limited(threads: int) -> Iterator[None]:
+    """Two cores, as the table says."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    yield
+
+
+def main() -> None:
+    """Measure what is missing, then print all."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--engines", nargs="+", default=["embedded", "postgresql", "milvus"])
+    parser.add_argument("--results", type=Path, default=Path("engines.json"))
+    parser.add_argument("--seconds", type=float, default=30.0, help="of searches of each kind")
+    parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument(
+        "--graphs_up_to", type=int, default=100_000, help="items, for the embedded graph and PostgreSQL's"
+    )
+    parser.add_argument("--milvus_graphs_up_to", type=int, default=1_000_000)
+    args = parser.parse_args()
+    results = Results(args.results)
+    engines = {"embedded": embedded, "postgresql": postgresql, "milvus": milvus}
+    with limited(2):
+        for size in args.sizes:
+            vectors = make_vectors(size, DIMENSION, seed=2)
+            queries = make_vectors(args.queries, DIMENSION, seed=3)
+            truth = best(vectors, queries)
+            for name in args.engines:
+                engines[name](args, results, vectors, queries, truth)
+    print("\n".join(table(results.rows)))
+
+
+if __name__ == "__main__":
+    main()
