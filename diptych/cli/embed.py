@@ -96,6 +96,7 @@ def embed(
             f"are whole; {name}: {reason}"
         )
     if done.complete:
-        click.echo(f"next: diptych evaluate {shlex.quote(str(out))}")
+        named = shlex.quote(str(out))
+        click.echo(f"next: diptych evaluate {named}   |   diptych index load {named} --index {named}.index")
     else:
         click.echo("not all parts are done yet: the last one to finish completes the manifest")

@@ -1,4 +1,4 @@
-"""index (build, info, verify, compact, remove, duplicates), search."""
+"""index (build, load, info, verify, compact, remove, duplicates), search."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from diptych.cli.collection import (
     summary,
 )
 from diptych.cli.flags import device_flags, say_device
+from diptych.cli.load import load
 
 if TYPE_CHECKING:
     from diptych.index.protocol import Index, Query
@@ -128,6 +129,9 @@ def build(
         click.echo(f"{file}: local features, {file.stat().st_size / 1e6:.1f} MB")
     named = shlex.quote(shown(place))
     click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
+
+
+index.add_command(load)
 
 
 @index.command()
