@@ -343,8 +343,8 @@ def test_the_readme_s_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in re.findall(r'"([\w/]+\.jpg)"', example):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_bytes(drawn[0].read_bytes())
-    recipe = RECIPES["vse-infinity"]
-    settings = recipe.settings(image_size=64, min_count=1, word_dim=8)  # type: ignore[call-arg]
+    recipe = RECIPES["photos"]
+    settings = recipe.settings(image_size=64)  # type: ignore[call-arg]
     model = recipe.build(settings, open_captions("photos")).retriever
     model.save_pretrained("runs/photos")
     index_collection(model, "photos", "photos.index")

@@ -73,7 +73,7 @@ def world(captions: Captions, tmp_path_factory: pytest.TempPathFactory) -> World
     return World(
         captions, seen,
         {
-            "clip": dual, "ridge": encoders, "fusion": encoders, "cusa-clip": {**dual, **teacher},
+            "clip": dual, "ridge": encoders, "photos": encoders, "fusion": encoders, "cusa-clip": {**dual, **teacher},
             "cusa-fusion": {**encoders, **teacher, "uni_dim": 8},
         },
     )  # fmt: skip

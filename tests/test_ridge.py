@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,21 +15,27 @@ from dual_folders import vit_folder
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from small import bert_folder, photos, precomputed
+from torch import nn
 
+from diptych.aggregators import Mean
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.images import RegionInput
+from diptych.data.images import PixelInput, RegionInput
 from diptych.data.prepared import Prepared
-from diptych.data.text import CachedTexts
+from diptych.data.text import CachedTexts, WordPieceInput
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.named_grid import NamedGrid
+from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, SettingsError
 from diptych.recipes import RECIPES
 from diptych.recipes.ridge import Settings
-from diptych.retriever import Retriever
+from diptych.retriever import Retriever, Tower
 from diptych.runs.train import run_recipe, training_splits
 from diptych.training.log import read_log
 from diptych.training.prepare import prepare
-from diptych.training.ridge import NormalEquations, Ridge, accumulate, choose, pooled_pairs
+from diptych.training.ridge import NormalEquations, Ridge, accumulate, choose, names_of, pooled_pairs
+from diptych.types import Features
 
 Array = NDArray[np.float64]
 
@@ -213,6 +220,17 @@ def test_more_epochs_go_on_from_the_solution(data: Path, bert: Path, tmp_path: P
         assert all(torch.equal(one[key], two[key]) for key in one)
 
 
+def test_too_few_texts_for_a_step(
+    data: Path, bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(text_encoder=str(bert), batch_size=500, epochs=2)
+    progress = run_recipe(RECIPES["ridge"], settings, str(data), tmp_path / "run", show_progress=False)
+    assert [line["epoch"] for line in progress.history] == [-1]
+    assert (
+        "200 texts are too few for --batch_size 500: the closed form is the model." in capsys.readouterr().out
+    )
+
+
 def test_the_solution_stays_the_best_where_training_harms(data: Path, bert: Path, tmp_path: Path) -> None:
     settings = Settings(text_encoder=str(bert), batch_size=20, learning_rate=10.0, epochs=9, patience=2)
     progress = run_recipe(RECIPES["ridge"], settings, str(data), tmp_path / "run", show_progress=False)
@@ -249,3 +267,89 @@ def test_bad_input(data: Path, bert: Path, tmp_path: Path) -> None:
     prepared = prepare(model, open_captions(str(data)))
     with pytest.raises(SettingsError, match="nothing chooses λ and μ"):
         Ridge()(model, prepared, None)
+
+
+def named_grid() -> NamedGrid:
+    """A tiny backbone whose classifier names eight things, in a space of 16 numbers."""
+    torch.manual_seed(0)
+    encoder = NamedGrid(Cells(), 8, 16)
+    with torch.no_grad():
+        encoder.words.bias.zero_()
+    return encoder
+
+
+class Cells(Backbone):
+    """Four cells of a picture: the mean colours of its quarters, widened by a fixed layer."""
+
+    channels = 6
+
+    def __init__(self) -> None:
+        super().__init__(size=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+        self.wide = nn.Linear(3, 6)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        quarters = nn.functional.adaptive_avg_pool2d(pixels, 2).flatten(2).transpose(1, 2)
+        wide: torch.Tensor = self.wide(quarters)
+        return wide
+
+
+def test_names_follow_the_equation() -> None:
+    encoder = named_grid().eval()
+    encoder.share.fill_(0.5)
+    pixels = torch.rand(3, 3, 8, 8)
+    cells = encoder.backbone(pixels)
+    found = encoder(pixels)
+    assert found.values.shape == (3, 2, 16)
+    assert torch.allclose(encoder(Features.whole(cells)).values, found.values, atol=1e-6)
+    x = cells.mean(1).double()
+    logits = x @ encoder.classifier.weight.double().T + encoder.classifier.bias.double()
+    for row in range(3):
+        shares = [math.exp(value / encoder.class_temperature) for value in logits[row].tolist()]
+        shares = [share / sum(shares) for share in shares]
+        names = sum(share * encoder.words.weight[:, c].double() for c, share in enumerate(shares))
+        learned = encoder.linear.weight.double() @ x[row] + encoder.linear.bias.double()
+        wanted = [learned / learned.norm(), 0.5 * names / names.norm()]  # type: ignore[union-attr, operator]
+        assert torch.allclose(found.values[row].double(), torch.stack(wanted), atol=1e-5)
+        assert not torch.allclose(found.values[row, 1].double(), 2 * wanted[1], atol=1e-3)
+    trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
+    assert trained == {"linear.weight", "linear.bias"}
+    with pytest.raises(SettingsError, match="class_temperature=0"):
+        NamedGrid(Cells(), 8, 16, class_temperature=0)
+
+
+def test_names_help_where_they_are_right(bert: Path) -> None:
+    """Names that tell the pictures apart get a share."""
+    rng = np.random.default_rng(0)
+    encoder = named_grid()
+    text = TransformerText(str(bert), 16, trainable=False)
+    retriever = Retriever(
+        Tower(encoder, Mean()),
+        Tower(text, Mean()),
+        PixelInput(size=8),
+        WordPieceInput(str(bert), augment=0.0),
+    )
+    data = []
+    for seed, count in ((0, 6), (1, 30)):
+        cells = np.random.default_rng(seed).standard_normal((count, 2, 6)).astype(np.float32) * 4
+        names = names_of(encoder)(cells.mean(1).astype(np.float64))
+        states = (names + 0.01 * rng.standard_normal(names.shape)).astype(np.float32)
+        captions = Captions(
+            ArrayStore(cells), [str(n) for n in range(count)], np.arange(count),
+            [str(n) for n in range(count)], ["train"] * count,
+        )  # fmt: skip
+        data.append(Prepared(captions, CachedTexts(states, np.arange(count + 1))))
+    chosen = Ridge()(retriever, *data)
+    assert chosen["share"] > 0
+    assert float(encoder.share) == chosen["share"]
+
+
+def test_the_names_of_the_recipe_are_lite0s(tmp_path: Path) -> None:
+    method = RECIPES["photos"].build(RECIPES["photos"].settings(), open_captions("emoji"))
+    encoder = method.retriever.image.encoder
+    assert isinstance(encoder, NamedGrid)
+    assert encoder.words.weight.shape == (384, 1000)
+    plain = RECIPES["photos"].build(RECIPES["photos"].settings(names=False), open_captions("emoji"))  # type: ignore[call-arg]
+    assert not isinstance(plain.retriever.image.encoder, NamedGrid)
+    method.retriever.save_pretrained(tmp_path / "model")
+    loaded = Retriever.from_pretrained(tmp_path / "model")
+    assert loaded.fingerprint() == method.retriever.fingerprint()

@@ -15,6 +15,7 @@ from diptych.recipes import (
     cusa_vse_infinity,
     fusion,
     labelwise,
+    photos,
     ridge,
     sgraf,
     vse_infinity,
@@ -28,6 +29,7 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         ridge.RECIPE,
+        photos.RECIPE,
         vse_infinity.RECIPE,
         vse_infinity_published.RECIPE,
         vse_plus_plus.RECIPE,

@@ -17,6 +17,7 @@ from diptych.data.images import ImageInput, PixelInput, RegionInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.encoder import Encoder
+from diptych.encoders.named_grid import lite0_with_names
 from diptych.encoders.pretrained import load_config
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import SettingsError
@@ -41,6 +42,9 @@ class Settings(TrainingSettings):
     )
     text_encoder: str = setting("minilm", f"frozen text encoder: {named.TEACHERS}")
     image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
+    names: bool = setting(
+        True, "add the names of what EfficientNet-Lite0 sees, where lite0 and minilm are the encoders"
+    )
     shrinkage: float = setting(
         0.0, "λ in units of the mean spread of a feature (0: chosen on the validation split)", low=0
     )
@@ -88,7 +92,11 @@ def image_side(settings: Settings, captions: Captions, dim: int) -> tuple[Encode
         raise SettingsError(
             f"--image_encoder grid reads stored features, {captions.name} holds pictures: use lite0."
         )
-    network = named.backbone("lite0" if name == "auto" else name, settings.image_size)
+    name = "lite0" if name == "auto" else name
+    if settings.names and (name, settings.text_encoder) == ("lite0", "minilm"):
+        encoder = lite0_with_names(settings.image_size)
+        return encoder, PixelInput(**encoder.backbone.pixel_format)
+    network = named.backbone(name, settings.image_size)
     return Grid(network, dim, drop=0.0), PixelInput(**network.pixel_format)
 
 

@@ -52,7 +52,13 @@ def train(
     settings = card.settings
     accelerator = start(method, settings)
     device, rank = accelerator.device, accelerator.process_index
-    if not settings.epochs:
+    too_few = method.solver is not None and len(training.texts) < settings.batch_size
+    if too_few and settings.epochs and accelerator.is_main_process:
+        print(
+            f"{len(training.texts)} texts are too few for --batch_size {settings.batch_size}: "
+            "the closed form is the model."
+        )
+    if too_few or not settings.epochs:
         return solve_alone(
             method,
             card,

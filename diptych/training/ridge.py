@@ -15,6 +15,9 @@ x̄, v̄        their means over the images
 M           evens out the spread of the texts (S_vv = Σ_t (v_t − v̄)(v_t − v̄)ᵀ / texts of the image), so that what
             every text of the collection shares does not drown what tells them apart
 μ           ``flooring`` · tr(S_vv) / D: a large one leaves the texts as they are
+n(x), a     with an encoder that names what it sees (``encoders.named_grid``): the image's vector becomes
+            unit(M W (x − x̄)) + a · unit(M (n(x) − n̄)), n(x) the mean of the names' vectors, n̄ its mean over the
+            images, a the ``share``
 ==========  ==================================================================================================
 
 The sums are made in one pass over images and texts, in float64, and take C² + D² numbers whatever the number of images.
@@ -23,7 +26,9 @@ One eigendecomposition S_xx = Q diag(e) Qᵀ then gives every λ: W(λ) = S_vx Q
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,18 +39,21 @@ from torch import Tensor, nn
 from diptych.data.arrays import read_items
 from diptych.data.images import ImageInput
 from diptych.data.prepared import Prepared
+from diptych.encoders.named_grid import NamedGrid
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.retrieval import evaluate_scores
-from diptych.ops import masked_mean, unit
+from diptych.ops import masked_mean
 from diptych.progress import track
 from diptych.retriever import Retriever
 from diptych.scores import EmbeddingScores
 from diptych.types import Features
 
 Array = NDArray[np.float64]
+Names = Callable[[Array], Array]  # pooled images (n, C) → the mean vectors of their names (n, D)
 
 SHRINKAGES = tuple(10 ** (n / 2) for n in range(-6, 5))  # tried on the validation split
 FLOORINGS = (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 START_FLOORING = 1.0  # with which the first λ is chosen
 ROWS = 256  # images read at a time
 
@@ -58,8 +66,9 @@ class NormalEquations:
         self.x, self.v = np.zeros(inputs), np.zeros(outputs)
         self.xx, self.xv = np.zeros((inputs, inputs)), np.zeros((inputs, outputs))
         self.vv = np.zeros((outputs, outputs))
+        self.named = np.zeros(outputs)
 
-    def add(self, x: Array, v: Array, image_of: NDArray[np.int64]) -> None:
+    def add(self, x: Array, v: Array, image_of: NDArray[np.int64], names: Names | None = None) -> None:
         """Images (n, C), texts (m, D), and the row in x of each text (m,); images without a text do not count."""
         texts = np.bincount(image_of, minlength=len(x))
         shared = v / texts[image_of][:, None]  # each image's texts count as one
@@ -72,6 +81,8 @@ class NormalEquations:
         self.xx += seen.T @ seen
         self.xv += x.T @ means
         self.vv += shared.T @ v
+        if names is not None:
+            self.named += names(seen).sum(axis=0)
 
     def solved(self) -> Solutions:
         """The solutions for every λ and μ."""
@@ -84,8 +95,9 @@ class NormalEquations:
         text_spread, text_directions = np.linalg.eigh(self.vv - self.images * np.outer(v, v))
         crossed = directions.T @ (self.xv - self.images * np.outer(x, v))
         return Solutions(
-            x, v, np.maximum(spread, 0.0), directions, crossed, np.maximum(text_spread, 0.0), text_directions
-        )
+            x, v, np.maximum(spread, 0.0), directions, crossed,
+            np.maximum(text_spread, 0.0), text_directions, self.named / self.images,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,12 +111,16 @@ class Solutions:
     crossed: Array  # (C, D) Qᵀ S_xv
     text_spread: Array  # (D,)
     text_directions: Array  # (D, D)
+    named: Array  # (D,) n̄
 
     def weights(self, shrinkage: float) -> Array:
         """W (D, C) at λ = shrinkage · tr(S_xx) / C."""
-        shrunk = _inverse(self.spread + shrinkage * self.spread.mean())
-        found: Array = (self.directions @ (shrunk[:, None] * self.crossed)).T
+        found: Array = (self.directions * self.shrunk(shrinkage) @ self.crossed).T
         return found
+
+    def shrunk(self, shrinkage: float) -> Array:
+        """1 / (e + λ) (C,)."""
+        return _inverse(self.spread + shrinkage * self.spread.mean())
 
     def metric(self, flooring: float) -> Array:
         """M (D, D) at μ = flooring · tr(S_vv) / D, scaled so that it is about 1 for a text of average spread."""
@@ -116,19 +132,22 @@ class Solutions:
 
 @dataclass(frozen=True)
 class Choice:
-    """The λ and μ that the validation split prefers, in units of the mean spread, and their RSUM there."""
+    """The λ, μ (in units of the mean spread) and share of names that the validation split prefers; their RSUM there."""
 
     shrinkage: float
     flooring: float
-    rsum: float
+    share: float = 0.0
+    rsum: float = math.nan
 
 
-def accumulate(data: Prepared, image_input: ImageInput, *, show_progress: bool = False) -> NormalEquations:
+def accumulate(
+    data: Prepared, image_input: ImageInput, names: Names | None = None, *, show_progress: bool = False
+) -> NormalEquations:
     """The sums over all pairs of prepared data, whose images and texts must be frozen features."""
     equations: NormalEquations | None = None
     for x, v, image_of in pooled_pairs(data, image_input, show_progress=show_progress):
         equations = equations or NormalEquations(x.shape[1], v.shape[1])
-        equations.add(x, v, image_of)
+        equations.add(x, v, image_of, names)
     if equations is None:
         raise DataError(f"{data.captions.name} has no images to learn from.")
     return equations
@@ -157,39 +176,49 @@ def choose(
     solutions: Solutions,
     validation: Prepared,
     image_input: ImageInput,
+    names: Names | None = None,
     *,
     shrinkage: float | None = None,
     flooring: float | None = None,
 ) -> Choice:
-    """The best λ and μ by RSUM on the validation split; those that are given stay.
+    """The best λ, μ and share of names by RSUM on the validation split; those that are given stay.
 
-    One after the other: λ at a middling μ, μ at that λ, and λ once more.
+    One after the other: λ at a middling μ, μ at that λ, λ again, the share, and λ once more.
     """
     pairs = list(pooled_pairs(validation, image_input))
     counts = np.cumsum([0] + [len(x) for x, _, _ in pairs])
-    x = np.concatenate([x for x, _, _ in pairs]) - solutions.x
+    x = np.concatenate([x for x, _, _ in pairs])
     v = np.concatenate([v for _, v, _ in pairs]) - solutions.v
     image_of = np.concatenate([of + count for (_, _, of), count in zip(pairs, counts, strict=False)])
     if not len(v):
         raise SettingsError(
             "the validation split has no texts to choose λ with: give --shrinkage and --flooring."
         )
+    named = None if names is None else names(x) - solutions.named
+    rotated = (x - solutions.x) @ solutions.directions  # (n, C)
 
-    def judged(shrinkage: float, flooring: float) -> Choice:
+    def judged(shrinkage: float, flooring: float, share: float) -> Choice:
         metric = solutions.metric(flooring)
-        image = unit(torch.from_numpy(x @ solutions.weights(shrinkage).T @ metric).float())
-        text = unit(torch.from_numpy(v @ metric).float())
-        report = evaluate_scores(EmbeddingScores(image, text), image_of, bootstrap=0)
-        return Choice(shrinkage, flooring, report.metrics["rsum"])
+        image = _unit(rotated * solutions.shrunk(shrinkage) @ (solutions.crossed @ metric))
+        if named is not None:
+            image = _unit(image + share * _unit(named @ metric))
+        text = _unit(v @ metric)
+        scores = EmbeddingScores(torch.from_numpy(image).float(), torch.from_numpy(text).float())
+        rsum = evaluate_scores(scores, image_of, bootstrap=0).metrics["rsum"]
+        return Choice(shrinkage, flooring, share, rsum)
 
-    def best(shrinkages: tuple[float, ...], floorings: tuple[float, ...]) -> Choice:
-        return max((judged(s, f) for s in shrinkages for f in floorings), key=lambda found: found.rsum)
+    def best(shrinkages: Sequence[float], floorings: Sequence[float], shares: Sequence[float]) -> Choice:
+        tried = (judged(*values) for values in itertools.product(shrinkages, floorings, shares))
+        return max(tried, key=lambda found: found.rsum)
 
     every = SHRINKAGES if shrinkage is None else (shrinkage,)
-    found = best(every, (START_FLOORING if flooring is None else flooring,))
+    found = best(every, [START_FLOORING if flooring is None else flooring], [0.0])
     if flooring is None:
-        found = best((found.shrinkage,), FLOORINGS)
-        found = best(every, (found.flooring,))
+        found = best([found.shrinkage], FLOORINGS, [0.0])
+        found = best(every, [found.flooring], [0.0])
+    if named is not None:
+        found = best([found.shrinkage], [found.flooring], SHARES)
+        found = best(every, [found.flooring], [found.share])
     return found
 
 
@@ -198,7 +227,7 @@ class Ridge:
     """Solves the linear layers of a retriever: pooled frozen features of images → vectors of a frozen text encoder.
 
     ``shrinkage`` and ``flooring`` (λ and μ, in units of the mean spread) are chosen on the validation split where they
-    are None.
+    are None. An image encoder that names what it sees gets its share of names in the same way.
     """
 
     shrinkage: float | None = None
@@ -212,24 +241,43 @@ class Ridge:
         *,
         show_progress: bool = False,
     ) -> Mapping[str, float]:
-        """Set the image encoder's and the text encoder's ``linear``; returns λ, μ and the RSUM they were chosen by."""
-        solutions = accumulate(training, retriever.image_input, show_progress=show_progress).solved()
-        if self.shrinkage is not None and self.flooring is not None:
-            choice = Choice(self.shrinkage, self.flooring, float("nan"))
-        elif validation is None:
+        """Set the layers ``linear`` of both encoders; returns λ, μ and the share of names."""
+        image, text = retriever.image.encoder, retriever.text.encoder
+        names = names_of(image) if isinstance(image, NamedGrid) else None
+        solutions = accumulate(training, retriever.image_input, names, show_progress=show_progress).solved()
+        if validation is not None:
+            choice = choose(
+                solutions, validation, retriever.image_input, names,
+                shrinkage=self.shrinkage, flooring=self.flooring,
+            )  # fmt: skip
+        elif self.shrinkage is None or self.flooring is None:
             raise SettingsError(
                 "without a validation split nothing chooses λ and μ: give --shrinkage and --flooring."
             )
         else:
-            choice = choose(
-                solutions, validation, retriever.image_input,
-                shrinkage=self.shrinkage, flooring=self.flooring,
-            )  # fmt: skip
+            choice = Choice(self.shrinkage, self.flooring)
         metric = solutions.metric(choice.flooring)
         weights = metric @ solutions.weights(choice.shrinkage)
-        _set(retriever.image.encoder.linear, weights, -weights @ solutions.x)
-        _set(retriever.text.encoder.linear, metric, -metric @ solutions.v)
-        return {"shrinkage": choice.shrinkage, "flooring": choice.flooring}
+        _set(image.linear, weights, -weights @ solutions.x)
+        _set(text.linear, metric, -metric @ solutions.v)
+        if isinstance(image, NamedGrid):
+            words = image.words.weight.detach().double().cpu().numpy()
+            _set(image.words, metric @ words, -metric @ solutions.named)
+            image.share.fill_(choice.share)
+        return {"shrinkage": choice.shrinkage, "flooring": choice.flooring, "share": choice.share}
+
+
+def names_of(encoder: NamedGrid) -> Names:
+    """The mean vectors of the names that an encoder sees in pooled images, in the space of the texts."""
+
+    @torch.no_grad()
+    def named(x: Array) -> Array:
+        device = encoder.classifier.weight.device
+        shares = encoder.probabilities(torch.from_numpy(x).float().to(device))
+        found: Array = (shares @ encoder.words.weight.T).double().cpu().numpy()
+        return found
+
+    return named
 
 
 def _set(linear: Tensor | nn.Module, weight: Array, bias: Array) -> None:
@@ -252,6 +300,12 @@ def _pooled(inputs: Tensor | Features) -> Array:
         )
     mean: Array = masked_mean(inputs.values.float(), inputs.mask).double().numpy()
     return mean
+
+
+def _unit(rows: Array) -> Array:
+    """Rows of unit length; a zero row stays zero."""
+    scaled: Array = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-8)
+    return scaled
 
 
 def _width(data: Prepared) -> int:
