@@ -73,7 +73,8 @@ def run_recipe(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     check_settings(settings, device, processes)  # before what takes time
-    check_batch_size(training, settings.batch_size, processes)
+    if method.solver is None:  # a method that solves can do without steps
+        check_batch_size(training, settings.batch_size, processes)
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if not settings.strict_images:
