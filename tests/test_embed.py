@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from colour_model import ColourModel
 from commands import diptych, process, refused
 from dual_folders import clip_folder
@@ -21,6 +22,7 @@ from small import photos
 from diptych.errors import DataError, SettingsError
 from diptych.index.build import index_collection
 from diptych.index.opening import open_index
+from diptych.retriever import Retriever
 from diptych.vectors import embed as embedding
 from diptych.vectors import files
 from diptych.vectors.embed import embed, embed_shard, parse_part
@@ -143,6 +145,19 @@ def test_retry_reads_mended_pictures(tmp_path: Path) -> None:
     assert embed(ColourModel(), open_sources(data, rows=2), tmp_path / "out").images == 3
     again = embed(ColourModel(), open_sources(data, rows=2), tmp_path / "out", retry=True)
     assert (again.before, again.images, again.unreadable) == (1, 4, [])
+
+
+def test_another_number_of_threads_stays_within_the_promise(tars: Path, clip: Path, tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            embed(Retriever.from_pretrained(clip), open_sources(tars), tmp_path / str(number))
+    finally:
+        torch.set_num_threads(threads)
+    (ids, one), (other_ids, other) = contents(tmp_path / "1"), contents(tmp_path / "2")
+    assert ids == other_ids
+    np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 # --- bad input -------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ VERBS = {
     "index": "search",
     "search": "search",
     "embed": "embed",
+    "plan": "plan",
     "serve": "serve",
     "watch": "watch",
 }

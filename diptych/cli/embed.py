@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,6 +33,10 @@ SHOWN = 20  # unreadable pictures that are named; the receipts list all
     default=True,
     help="keep a small JPEG of each image that has no file of its own",
 )
+@click.option(
+    "--ray", "address", metavar="ADDRESS", help="embed on a Ray cluster: host:6379, ray://host:10001 or auto"
+)
+@click.option("--cpus", default=1, show_default=True, type=click.IntRange(1), help="CPUs of one Ray worker")
 @click.option("--retry", is_flag=True, help="embed again the shards that have unreadable pictures")
 @click.option(
     "--batch_size",
@@ -50,6 +55,8 @@ def embed(
     rows: int,
     texts: bool,
     thumbnails: bool,
+    address: str | None,
+    cpus: int,
     retry: bool,
     batch_size: int,
     device: str,
@@ -60,23 +67,42 @@ def embed(
     OUT is a folder with one Parquet file per shard, and a manifest.
 
     MODEL is the folder of a trained run, lite0+minilm or hf:ID. SHARDS are tars, Parquet files with paths of images, a
-    folder of images, or any other data that diptych index reads. With --shard, several processes divide the work.
+    folder of images, or any other data that diptych index reads. With --shard, several processes divide the work; with
+    --ray, the workers of a Ray cluster do it, one model each.
     """
     from diptych.encoders.dual import recorded_name
     from diptych.errors import DataError
     from diptych.retriever import Retriever
     from diptych.vectors import embed as embedding
-    from diptych.vectors.sources import open_sources
+    from diptych.vectors.on_ray import connected
+    from diptych.vectors.sources import absolute, open_sources
+    from diptych.vectors.workers import Task, embed_on
 
     chosen = embedding.parse_part(part) if part else (1, 1)
     out = out.expanduser().resolve()
     sources = open_sources(data, rows)
-    retriever = Retriever.from_pretrained(model, device, compute_precision)
-    say_device(retriever.device)
-    done = embedding.embed(
-        retriever, sources, out, model_name=recorded_name(model), part=chosen, texts=texts, thumbnails=thumbnails,
-        batch_size=batch_size, retry=retry, show_progress=True,
-    )  # fmt: skip
+    retriever = Retriever.from_pretrained(model, "cpu" if address else device, compute_precision)
+    options: dict[str, Any] = {"texts": texts, "thumbnails": thumbnails, "batch_size": batch_size}
+    run: dict[str, Any] = {"model_name": recorded_name(model), "part": chosen, "retry": retry, **options}
+    if address is None:
+        say_device(retriever.device)
+        done = embedding.embed(retriever, sources, out, **run, show_progress=True)
+    else:
+        task = Task(
+            recorded_name(model),
+            retriever.fingerprint(),
+            absolute(data),
+            rows,
+            out,
+            device,
+            compute_precision,
+            **options,
+        )
+        with connected(address, cpus) as cluster:
+            click.echo(str(cluster), err=True)
+            done = embedding.embed(
+                retriever, sources, out, **run, run=lambda names: embed_on(cluster, task, names, True)
+            )
     for item, reason in done.unreadable[:SHOWN]:
         click.echo(f"skipped {item}: {reason}", err=True)
     if len(done.unreadable) > SHOWN:

@@ -112,6 +112,7 @@ for _recipe in RECIPES.values():
     help="stop at a picture that cannot be read (else it is left out and listed)",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
+@click.option("--ray", metavar="ADDRESS", help="count the ranks of vectors on a Ray cluster")
 @device_flags
 def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
     """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores.
@@ -127,6 +128,10 @@ def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
         return
     from diptych.runs.evaluate import evaluate_runs
 
+    if options.pop("ray"):
+        raise click.UsageError(
+            "--ray evaluates a folder of vectors: run diptych embed first, and give its folder."
+        )
     options["split"] = options["split"] or "val"
     click.echo(evaluate_runs(runs, **options, say=say_device).render())
 

@@ -9,6 +9,7 @@ from typing import Any
 from diptych.errors import SettingsError
 from diptych.evaluation.report import Report
 from diptych.vectors.evaluate import evaluate_vectors
+from diptych.vectors.on_ray import connected
 
 NOT_OF_VECTORS = ("data", "judgements", "rerank", "reranker", "score_matrix")
 """Options that need the data, a model, or all scores at once."""
@@ -24,6 +25,7 @@ def evaluate_folder(
     output: Path | None = None,
     device: str = "auto",
     compute_precision: str = "no",
+    ray: str | None = None,
     **others: Any,
 ) -> Report:
     """The report of one folder; options that mean nothing for vectors are refused."""
@@ -36,15 +38,14 @@ def evaluate_folder(
             raise SettingsError(f"--{name} needs a model, {folders[0]} holds vectors: leave it out.")
     if compute_precision != "no":
         raise SettingsError("--compute_precision is for encoding, and these vectors exist: leave it out.")
-    report = evaluate_vectors(
-        folders[0],
-        split=split,
-        protocol=protocol,
-        ties=ties,
-        bootstrap=bootstrap,
-        device=device,
-        show_progress=True,
-    )
+    rules: dict[str, Any] = {
+        "split": split, "protocol": protocol, "ties": ties, "bootstrap": bootstrap, "device": device
+    }  # fmt: skip
+    if ray is None:
+        report = evaluate_vectors(folders[0], **rules, show_progress=True)
+    else:
+        with connected(ray) as cluster:
+            report = evaluate_vectors(folders[0].expanduser().resolve(), **rules, run=cluster.run)
     if output is not None:
         report.save(output)
     return report

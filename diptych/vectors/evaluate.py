@@ -13,13 +13,14 @@ import numpy as np
 
 from diptych.data.splits import canonical_split
 from diptych.devices import pick_device
-from diptych.errors import DataError
+from diptych.errors import DataError, Unavailable
 from diptych.evaluation.metrics import Placement, Ranks
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_ranks
 from diptych.evaluation.rules import rules_of_ranks
 from diptych.progress import track
 from diptych.vectors.files import Written, open_vectors
+from diptych.vectors.on_ray import Lost
 from diptych.vectors.ranks import ROWS, Block, Ints, Own, blocks, count_pair, own_scores, read_block
 
 Job = tuple[Any, ...]
@@ -58,7 +59,7 @@ def evaluate_vectors(
     groups = [tuple(group) for group in blocks(opened.written, rows)]
     call = run or (lambda function, jobs, label: _here(function, jobs, label, show_progress))
     found: list[Own | None] = [None] * len(groups)
-    for number, own in call(own_of, [(group, split, device) for group in groups], "own scores"):
+    for number, own in _safely(call, own_of, [(group, split, device) for group in groups], "own scores"):
         found[number] = own
     owns = [own for own in found if own is not None]
     image_starts, text_starts = (
@@ -110,7 +111,7 @@ def _ranks(
             split, device,
         ),
     )  # fmt: skip
-    for number, counts in call(pair_of, jobs, "ranks"):
+    for number, counts in _safely(call, pair_of, jobs, "ranks"):
         a, b = pairs[number]
         image[:, image_starts[a] : image_starts[a + 1]] += counts.image
         text[:, text_starts[b] : text_starts[b + 1]] += counts.text
@@ -122,6 +123,16 @@ def _ranks(
         Placement(asked, image[0, asked], (image[1] - level)[asked], image[2, asked]),
         Placement(everything, text[0], text[1] - 1, text[2]),
     )
+
+
+def _safely(
+    call: Run, function: Callable[..., Any], jobs: Sequence[Job], label: str
+) -> Iterator[tuple[int, Any]]:
+    """The results of all jobs: a rank needs every count, so that one that is lost for good ends it."""
+    for number, result in call(function, jobs, label):
+        if isinstance(result, Lost):
+            raise Unavailable(f"the {label} of block {number} could not be counted, {result.reason}")
+        yield number, result
 
 
 class _Jobs(Sequence[Job]):

@@ -127,6 +127,23 @@ def open_sources(data: str | Path, rows: int = ROWS) -> Sources:
     return RowSources(own_name(captions), names, captions, rows, absent.files, root, _digest(captions, rows))
 
 
+def absolute(data: str) -> str:
+    """The same data as another process finds them, whatever folder it runs in."""
+    path, options = divided(data)
+    place = located(path)
+    if find(path).name == "emoji":  # a word, not a path
+        return data
+    written = [f"{name}={_absolute(value)}" for name, value in options.items()]
+    return str(place.resolve() if place.exists() else place.absolute()) + ("?" + "&".join(written)) * bool(
+        written
+    )
+
+
+def _absolute(value: Any) -> Any:
+    known = isinstance(value, str) and located(value).exists()
+    return located(value).resolve() if known else str(value).lower() if isinstance(value, bool) else value
+
+
 def _names(files: Sequence[Path]) -> tuple[str, ...]:
     """The names of shards: those of the files, numbered where two are called alike."""
     stems = [file.name.removesuffix(file.suffix) for file in files]
