@@ -14,7 +14,8 @@ from test_index_build import drawn
 
 from diptych.codes import pack
 from diptych.index.build import index_collection
-from diptych.index.embedded.code_table import CodeTable, random_rotation
+from diptych.index.coding import random_rotation
+from diptych.index.embedded.code_table import CodeTable
 from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item, Vectors
 

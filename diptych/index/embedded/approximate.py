@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from diptych.errors import MissingExtra, SettingsError, StorageError
+from diptych.index import coding
 from diptych.index.embedded.code_table import SUFFIX, CodeTable
 from diptych.index.embedded.scan import MARGIN, fetch, scan
 from diptych.index.embedded.segments import ROW_BITS, Layout, checksum, sync_folder
@@ -35,7 +36,6 @@ NEIGHBOURS = 16  # edges of a node
 WIDTH_ADD, WIDTH_SEARCH = 128, 256  # nodes kept in sight while adding and searching
 PROPOSALS = 32  # at least, and
 FACTOR = 2  # times as many as wanted: on 100,000 vectors as good as twice as many
-CODE_PROPOSALS, CODE_FACTOR = 400, 20  # the same of codes, which are cheap to compare and coarse
 PIECE = 20_000  # rows added at once
 UNIT = 0.01  # how far the length of a vector may be from 1: about a step of 8 bits
 
@@ -60,7 +60,7 @@ class Graphs:
         segments = state.of_kind(graph.kind)
         covered = sum(min(len(s), graph.covers.get(s.number, 0)) for s in segments)
         gone = sum(len(s.gone) for s in segments) + graph.rows - covered
-        least, factor = (CODE_PROPOSALS, CODE_FACTOR) if is_codes(graph) else (PROPOSALS, FACTOR)
+        least, factor = (coding.PROPOSALS, coding.FACTOR) if is_codes(graph) else (PROPOSALS, FACTOR)
         wanted = max(least, factor * (k + MARGIN))
         wanted = min(graph.rows, wanted + wanted * gone // max(1, covered))
         proposed = self._proposals(graph, queries, wanted)

@@ -1,9 +1,4 @@
-"""Binary codes of the vectors of a kind: a proposer that needs no library, no training and little memory.
-
-The code of a vector v is the signs of (v − m) R: m the mean of the vectors that were there first, R a random rotation.
-Two codes differ in about as many of K bits as K · angle / π. A query q is coded without m, since the ranking by q · v
-is that by q · (v − m). Both m and R are stored with the codes: a table means the same on every machine.
-"""
+"""Binary codes of the vectors of a kind: a proposer that needs no library, no training and little memory."""
 
 from __future__ import annotations
 
@@ -13,12 +8,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.codes import WORD, Codes, hamming, nearest, pack
+from diptych.codes import WORD, Codes, hamming, nearest
+from diptych.index.coding import Coder, code_bits
 from diptych.index.protocol import Vectors
 
 SUFFIX = ".codes"
-LEAST_BITS = 256  # of a code: with fewer, the shortlist of a small dimension misses too much
-SEED = 0
 _FORMAT = 1
 
 Keys = NDArray[np.uint64]
@@ -40,14 +34,15 @@ class CodeTable:
     @property
     def bits(self) -> int:
         """K, a multiple of 64 that is at least the dimension."""
-        return -(-max(self.dimension, LEAST_BITS) // WORD) * WORD
+        return code_bits(self.dimension)
 
     def add(self, keys: Keys, vectors: Vectors) -> None:
         """Code more vectors."""
         if self.mean is None:
-            self.mean, self.rotation = vectors.mean(axis=0), random_rotation(self.dimension, self.bits)
+            coder = Coder.around(vectors.mean(axis=0))
+            self.mean, self.rotation = coder.mean, coder.rotation
             self._codes = np.zeros((0, self.bits // WORD), np.uint64)
-        fresh = pack((vectors - self.mean) @ self.rotation)
+        fresh = Coder(self.mean, self.rotation).code(vectors)
         self.keys = np.concatenate([self.keys, keys.astype(np.uint64)])
         self._codes = np.asfortranarray(np.concatenate([self._codes, fresh]))
 
@@ -68,7 +63,8 @@ class CodeTable:
         """For each query, the keys of the ``wanted`` rows with the nearest codes."""
         if not len(self):
             return [np.zeros(0, np.int64) for _ in queries]
-        codes = pack(queries @ self.rotation)
+        assert self.mean is not None  # it has rows
+        codes = Coder(self.mean, self.rotation).code_queries(queries)
         return [self.keys[nearest(hamming(code, self._codes), wanted)].astype(np.int64) for code in codes]
 
     def save(self, path: str) -> None:
@@ -90,15 +86,6 @@ class CodeTable:
             raise RuntimeError(f"{path} holds codes of another kind")
         self.mean = mean if len(mean) else None
         self.rotation, self.keys, self._codes = rotation, keys, codes.T
-
-
-def random_rotation(dimension: int, bits: int) -> Vectors:
-    """(dimension, bits): random orthogonal matrices side by side, the last cut off."""
-    rng = np.random.default_rng(SEED)
-    blocks = [
-        np.linalg.qr(rng.standard_normal((dimension, dimension)))[0] for _ in range(-(-bits // dimension))
-    ]
-    return np.ascontiguousarray(np.concatenate(blocks, axis=1)[:, :bits], np.float32)
 
 
 def _read(file: BinaryIO) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.index.exact import TIE
-from diptych.index.postgres.records import item
+from diptych.index.exact import TIE, rescore
+from diptych.index.postgres.records import item, rows_of
 from diptych.index.protocol import Hit, Hits, Vectors
 
 MARGIN = 32  # candidates beyond k that are scored again: the server's float32 must not decide who is in
@@ -22,6 +23,16 @@ class Candidates:
     rows: list[tuple[Any, ...]]
     stored: Vectors
     scores: NDArray[np.float64]
+
+
+def scored(queries: Vectors, cursors: Sequence[Any], dimension: int) -> list[Candidates]:
+    """What the cursors of some queries (Q, dimension) found, with its scores."""
+    out = []
+    for query, cursor in zip(queries, cursors, strict=True):
+        rows = cursor.fetchall()
+        stored = rows_of([row[1] for row in rows], dimension)
+        out.append(Candidates(rows, stored, rescore(stored, query)))
+    return out
 
 
 def is_crowded(query: Vectors, found: Candidates, k: int) -> bool:

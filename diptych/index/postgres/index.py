@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from diptych.errors import IndexFault, SettingsError
+from diptych.errors import IndexFault
 from diptych.index.engine import Engine, Samples, check_k, check_limit, new_facts
-from diptych.index.exact import MAX_TIES, rescore
+from diptych.index.exact import MAX_TIES
 from diptych.index.filters import Filter, parse_filter
 from diptych.index.pairs import best_pairs
 from diptych.index.postgres import ranking, tables
 from diptych.index.postgres.bm25 import Tokenizer
-from diptych.index.postgres.candidates import MARGIN, Candidates, hits_of, is_crowded
+from diptych.index.postgres.candidates import MARGIN, Candidates, hits_of, is_crowded, scored
+from diptych.index.postgres.code_tables import CodeTables
 from diptych.index.postgres.database import Connection, Database, HalfVector, Vector
 from diptych.index.postgres.pushdown import condition, storable
 from diptych.index.postgres.ranking import Chosen
@@ -67,6 +68,7 @@ class PostgresIndex(Engine):
         self._dimension = int(self._facts["dimension"])
         self._precision: Precision = self._facts["precision"]  # type: ignore[assignment]
         self._tables = Tables(self._database.index, self._precision)
+        self._codes = CodeTables(self._tables, self._dimension)
 
     @classmethod
     def create(
@@ -119,7 +121,8 @@ class PostgresIndex(Engine):
                 size=t.size(db),
                 columns=t.columns(db),
                 collections=t.collections(db),
-                approximate=t.graphs(db),
+                approximate=self._approximate(db),
+                coded=tuple(self._codes.kinds(db)),
             )
         )
 
@@ -159,17 +162,22 @@ class PostgresIndex(Engine):
     def build_graph(
         self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
     ) -> None:
-        """Make the approximate index (HNSW) of a kind; from then on it follows every change."""
-        if codes:
-            raise SettingsError("PostgreSQL keeps a graph, no table of binary codes: leave codes out.")
-        limit = tables.GRAPH_LIMITS[self._precision]
-        if self._dimension > limit:
-            raise SettingsError(
-                f"pgvector builds no approximate index over {self._dimension} {self._precision} dimensions "
-                f"(the limit is {limit}): search exactly, or use fewer dimensions."
-            )
+        """Make the approximate index of a kind, HNSW or a table of codes; from then on it follows every change."""
+        if codes is None:
+            codes = kind in self._database.ask(self._codes.kinds)
+        if not codes:
+            tables.check_indexable(self._dimension, self._precision)
+
+        def write(db: Connection) -> None:
+            if codes:
+                self._codes.build(db, kind)
+                self._tables.drop_graph(db, kind)
+            else:
+                self._tables.build_graph(db, kind)
+                self._codes.drop(db, kind)
+
         for _ in track([kind], "approximate index", 1, show_progress):
-            self._change(lambda db: self._tables.build_graph(db, kind))
+            self._change(write)
 
     def compact(self, *, show_progress: bool = False) -> int:
         """Give back the space of removed rows and forget their columns; the number of bytes freed.
@@ -179,7 +187,8 @@ class PostgresIndex(Engine):
         self._check_writable()
         before = self._database.ask(self._tables.size)
         self._change(self._tables.recount_columns)
-        self._database.compact(track(self._tables.vacuum(), "tables", None, show_progress))
+        statements = self._tables.vacuum(self._database.ask(self._codes.names))
+        self._database.compact(track(statements, "tables", None, show_progress))
         return max(0, before - self._database.ask(self._tables.size))
 
     # ------------------------------------------------------------------ reading
@@ -223,17 +232,21 @@ class PostgresIndex(Engine):
         check_k(k)
 
         def read(db: Connection) -> list[Hits]:
-            wanted = exact is not True and filter is None and k + MARGIN <= MAX_EF
-            graphs = self._tables.graphs(db) if wanted else {}
+            wanted = exact is not True and filter is None
+            graphs = self._approximate(db, k) if wanted else {}
             approximate = kind in graphs
             if exact is False and filter is None and not approximate:
                 raise self._no_graph(kind)
             chosen = self._selection(db, kind, filter)
             if not approximate:
                 return self._nearest(db, queries, k, chosen, False)
-            effort = min(MAX_EF, max(LEAST_EF, 2 * (k + MARGIN)))
-            db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(effort),))
-            found = self._nearest(db, queries, k, chosen, True)
+            if kind in self._codes.kinds(db):
+                cursors = self._codes.nearest(db, kind, queries, k + MARGIN)
+                found = [hits_of(one, k, False) for one in scored(queries, cursors, self._dimension)]
+            else:
+                effort = min(MAX_EF, max(LEAST_EF, 2 * (k + MARGIN)))
+                db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(effort),))
+                found = self._nearest(db, queries, k, chosen, True)
             # removed rows stay in the graph until a vacuum and may take every place it keeps
             short = [n for n, hits in enumerate(found) if len(hits) < min(k, graphs[str(kind)])]
             if short:
@@ -319,7 +332,12 @@ class PostgresIndex(Engine):
 
     def verify(self, *, show_progress: bool = False) -> list[str]:
         """Read everything and compare it with its checksums: one sentence per fault."""
-        return self._database.ask(lambda db: self._tables.verify(db, show_progress))
+
+        def read(db: Connection) -> list[str]:
+            faults = self._tables.verify(db, show_progress)
+            return faults + self._codes.verify(db, self._tables.counts(db))
+
+        return self._database.ask(read)
 
     def close(self) -> None:
         """Close the connections; idempotent."""
@@ -346,9 +364,15 @@ class PostgresIndex(Engine):
                 self._tables.remove(db, ids, with_texts=False)
             elif present := self._tables.items(db, ids):
                 raise self._already(present[0].id)
-            self._tables.insert(db, new)
+            self._codes.follow(db, self._tables.insert(db, new))
 
         self._change(write)
+
+    def _approximate(self, db: Connection, k: int = 1) -> dict[str, int]:
+        """Kinds with an approximate index that can propose for k answers, and the items it covers."""
+        graphs = self._tables.graphs(db) if k + MARGIN <= MAX_EF else {}
+        counts = self._tables.counts(db)
+        return {**graphs, **{kind: counts[kind] for kind in self._codes.kinds(db)}}
 
     def _root(self, collection: int) -> str:
         roots = {c.number: c.root for c in self._database.ask(self._tables.collections)}
@@ -381,12 +405,7 @@ class PostgresIndex(Engine):
                 ranking.nearest(db, self._tables, cast(query), count, chosen, approximate)
                 for query in queries
             ]
-        out = []
-        for query, cursor in zip(queries, cursors, strict=True):
-            rows = cursor.fetchall()
-            stored = self._rows([row[1] for row in rows])
-            out.append(Candidates(rows, stored, rescore(stored, query)))
-        return out
+        return scored(queries, cursors, self._dimension)
 
     def _rows(self, vectors: Sequence[Any]) -> Vectors:
         return rows_of(vectors, self._dimension)

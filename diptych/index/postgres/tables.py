@@ -171,8 +171,8 @@ class Tables:
                 db.execute(self.sql(f"DELETE FROM {{s}}.{table} WHERE serial = ANY(%s)"), gone)
         return len(found)
 
-    def insert(self, db: Connection, records: Sequence[Record]) -> None:
-        """Write new items with everything that belongs to them, numbered in their order."""
+    def insert(self, db: Connection, records: Sequence[Record]) -> int:
+        """Write new items with everything that belongs to them, numbered in their order; the first number."""
         take = "UPDATE {s}.meta SET value = (value::bigint + %s)::text WHERE key = 'serial' RETURNING value"
         last = int(db.execute(self.sql(take), (len(records),)).fetchone()[0])
         rows = list(enumerate(records, last - len(records) + 1))
@@ -191,6 +191,11 @@ class Tables:
         self._copy(db, "postings", ["text", "text", "int8", "int4"], postings)
         self._count(db, [(r.item.kind, 1, sum(r.words.values())) for r in records])
         self._record_columns(db, records)
+        return last - len(records) + 1
+
+    def drop_graph(self, db: Connection, kind: Kind) -> None:
+        """Forget the HNSW index of a kind."""
+        db.execute(self.sql(f"DROP INDEX IF EXISTS {{s}}.{_graph(kind)}"))
 
     def add_collection(self, db: Connection, name: str, root: str) -> Collection:
         """Record a collection, unless another writer was quicker."""
@@ -231,9 +236,9 @@ class Tables:
         for name, held in kinds.items():
             db.execute(self.sql("INSERT INTO {s}.columns VALUES (%s, %s)"), (name, sorted(held)))
 
-    def vacuum(self) -> list[Any]:
-        """Statements that rewrite the tables without their removed rows."""
-        return [self.sql(f"VACUUM (FULL, ANALYZE) {{s}}.{table}") for table in _FILLED]
+    def vacuum(self, further: Sequence[str] = ()) -> list[Any]:
+        """Statements that rewrite the tables, and ``further`` ones, without their removed rows."""
+        return [self.sql(f"VACUUM (FULL, ANALYZE) {{s}}.{table}") for table in (*_FILLED, *further)]
 
     # ------------------------------------------------------------------ reading
 
@@ -358,6 +363,16 @@ def check_storable(dimension: int, precision: str) -> None:
         raise SettingsError(
             f"an index in PostgreSQL stores {' or '.join(TYPES)}, not '{precision}': choose one of these, "
             "or a path for an embedded index."
+        )
+
+
+def check_indexable(dimension: int, precision: str) -> None:
+    """Raise when pgvector builds no approximate index of such vectors."""
+    limit = GRAPH_LIMITS[precision]
+    if dimension > limit:
+        raise SettingsError(
+            f"pgvector builds no approximate index over {dimension} {precision} dimensions (the limit is {limit}): "
+            "use binary codes (--codes), search exactly, or use fewer dimensions."
         )
 
 
