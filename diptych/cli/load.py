@@ -26,7 +26,7 @@ import click
     help="make an approximate index at the end, or none (default: from 200,000 items of a kind on, without --shard)",
 )
 def load(out: Path, place: str, part: str | None, precision: Any, approximate: bool | None) -> None:
-    """Fill an index with what diptych embed wrote into OUT. Run again to go on.
+    """Fill an index with what diptych embed wrote. Run again to go on.
 
     What the index holds already is left as it is, so a loader that was killed loses nothing, and several may run at
     once. Nothing is removed. What is not embedded yet is loaded by a later run.

@@ -200,7 +200,7 @@ def remove(
     missing: bool,
     dry_run: bool,
 ) -> None:
-    """Remove items: by id, collection or filter, or whose files are gone.
+    """Remove items by id, collection, filter, or lost file.
 
     Images go with their texts. A later 'diptych index' adds what is still in the collection.
     """
