@@ -114,7 +114,7 @@ def test_hyphens_are_as_good_as_underscores(tmp_path: Path) -> None:
         (("search", "x.index", "dog", "--top-k", "5"), "did you mean -k?"),
         (("search", "x.index", "dog", "--wwwww"), "there is no option --wwwww here: choose among"),
         (("train", "--data", "photos"), "train needs a name before --data: as in"),
-        (("train", "--data", "photos"), "train vse-infinity --data …"),
+        (("train", "--data", "photos"), "train ridge --data …"),
         (("ablate", "--table", "3"), "ablate needs a name before --table: as in"),
     ],
 )
