@@ -159,11 +159,6 @@ PICTURES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: (p / "images" / "picture3.png").unlink(),
         "1 of 12 images are missing",
     ),
-    "empty text": (
-        lambda p: table(p, "picture3.png,,train", skip=3),
-        "data.csv:13: the text of image 'picture3.png' is empty: write a text or remove the line, or leave such texts "
-        "out with PATH?empty=drop",
-    ),
     "two splits": (
         lambda p: table(p, "picture1.png,again,val"),
         "data.csv:14: image 'picture1.png' is in two splits, train and val: leave it in one of them",
@@ -172,20 +167,23 @@ PICTURES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", list(PICTURES))
-def test_bad_pictures_and_tables_stop_training(
+def test_bad_pictures_and_tables_stop_strict_training(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
     folder = table(tmp_path / "photos")
     damage, message = PICTURES[what]
     damage(folder)
-    assert message in refused_training(folder, image_size=32, batch_size=4, epochs=1)
+    arguments = training("vse-infinity", folder, image_size=32, batch_size=4, epochs=1)
+    sentence = refused(*arguments, "--strict_images", "--output_dir", tmp_path / "refused")
+    assert message in sentence
+    assert not (tmp_path / "refused" / "last").exists()
 
 
 def test_options_behind_a_path(tmp_path: Path) -> None:
     folder = table(tmp_path / "photos", "picture3.png,,train", skip=3)
-    assert "empty" in diptych("data", "check", folder, status=1).stdout
-    assert "ok: 0 errors" in diptych("data", "check", f"{folder}?empty=drop").stdout
+    assert "picture3.png' is empty" in diptych("data", "check", f"{folder}?empty=error", status=1).stdout
+    assert "ok: 0 errors" in diptych("data", "check", folder).stdout
     assert "has no option 'emty': its options are" in refused("data", "check", f"{folder}?emty=drop")
 
 

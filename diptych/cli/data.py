@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from diptych.cli.flags import device_flags, say_device
+from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
 
 
 @click.group()
@@ -18,11 +18,12 @@ def data() -> None:
 
 @data.command()
 @click.argument("path")
-def check(path: str) -> None:
+@column_flags
+def check(path: str, image_column: str | None, text_column: str | None) -> None:
     """Recognise the format and list what is wrong. Missing and malformed files, duplicates, empty texts, leaks."""
     from diptych.data.check import check as run
 
-    report = run(path)
+    report = run(with_columns(path, image_column, text_column))
     click.echo(report.render())
     sys.exit(0 if report.ok else 1)
 
@@ -50,6 +51,7 @@ def formats() -> None:
     help="share features with other commands through the cache folder, or not (--frames never does)",
 )
 @click.option("--frames", is_flag=True, help="one set of frame vectors per video, for video recipes")
+@column_flags
 @device_flags
 def extract(
     path: str,
@@ -59,6 +61,8 @@ def extract(
     batch_size: int | None,
     cache: bool,
     frames: bool,
+    image_column: str | None,
+    text_column: str | None,
     device: str,
     compute_precision: str,
 ) -> None:
@@ -76,9 +80,12 @@ def extract(
     network = named.backbone(backbone, image_size).to(place)
     say_device(place)
     with autocast(place, compute_precision):
+        captions = open_captions(with_columns(path, image_column, text_column), problems=ToBeLeftOut())
+        for note in captions.notes:
+            click.echo(note, err=True)
         run = extract_frames if frames else partial(extract_grid, cache=cache)
         report = run(
-            open_captions(path, problems=ToBeLeftOut()),
+            captions,
             network,
             PixelInput(**network.pixel_format),
             output_dir,

@@ -56,6 +56,22 @@ def device_flags(command: Command) -> Command:
     )(command)
 
 
+def column_flags(command: Command) -> Command:
+    """``--image_column`` and ``--text_column``: what the columns of a table are called."""
+    command = click.option("--text_column", help="column of the table that holds the text")(command)
+    return click.option("--image_column", help="column of the table that names the image")(command)
+
+
+def with_columns(path: str, image_column: str | None, text_column: str | None) -> str:
+    """A path with the columns of its table behind it, as ``open_captions`` reads them."""
+    given = [f"{name}={value}" for name, value in (("image", image_column), ("text", text_column)) if value]
+    if not given:
+        return path
+    from diptych.data.formats import divided
+
+    return f"{path}{'&' if divided(path)[1] else '?'}{'&'.join(given)}"
+
+
 def say_device(device: Any) -> None:
     """Tell the user where a model runs, beside the answers."""
     from diptych.devices import describe_device

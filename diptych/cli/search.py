@@ -22,7 +22,7 @@ from diptych.cli.collection import (
     pictures_of,
     summary,
 )
-from diptych.cli.flags import device_flags, say_device
+from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
 from diptych.cli.load import load
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def index() -> None:
     help="store what the model's pair scorer reads of each image beside the index: quick re-ranking, large files",
 )
 @click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
+@column_flags
 @device_flags
 def build(
     given: tuple[str, ...],
@@ -97,6 +98,8 @@ def build(
     labels: bool,
     local_features: bool,
     batch_size: int | None,
+    image_column: str | None,
+    text_column: str | None,
     device: str,
     compute_precision: str,
 ) -> None:
@@ -114,6 +117,7 @@ def build(
     if len(given) > 2:
         raise click.UsageError(f"one collection is indexed at a time: leave out {given[2]}.")
     path = given[1] if len(given) == 2 else pictures_alone(given[0])
+    path = with_columns(path, image_column, text_column)
     place = place or default_place(path)
     run = given[0] if len(given) == 2 else model_for(place)
     built, _ = bring_up_to_date(

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import device_flags, given, say_device, settings_flags
+from diptych.cli.flags import column_flags, device_flags, given, say_device, settings_flags, with_columns
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 
@@ -29,9 +29,15 @@ def _train_command(recipe: Recipe) -> click.Command:
         type=click.Path(path_type=Path),
         help="run to go on with",
     )
+    @column_flags
     @settings_flags(recipe.settings)
     def command(
-        data: str | None, output_dir: Path | None, resume_from_checkpoint: Path | None, **flags: Any
+        data: str | None,
+        output_dir: Path | None,
+        resume_from_checkpoint: Path | None,
+        image_column: str | None,
+        text_column: str | None,
+        **flags: Any,
     ) -> None:
         from diptych.runs.train import inherited, resumed_settings, run_recipe
         from diptych.training.checkpoint import read_run
@@ -47,6 +53,7 @@ def _train_command(recipe: Recipe) -> click.Command:
         elif data is not None and output_dir is not None:
             folder, resume = output_dir, False
             settings = recipe.settings(**inherited(recipe.settings, given(flags)))
+            data = with_columns(data, image_column, text_column)
         else:
             raise click.UsageError("a new run needs data: give --data, the path of a data set or 'emoji'.")
         progress = run_recipe(recipe, settings, data, folder, resume=resume)
@@ -113,8 +120,11 @@ for _recipe in RECIPES.values():
 )
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
 @click.option("--ray", metavar="ADDRESS", help="count the ranks of vectors on a Ray cluster")
+@column_flags
 @device_flags
-def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
+def evaluate(
+    runs: tuple[Path, ...], image_column: str | None, text_column: str | None, **options: Any
+) -> None:
     """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores.
 
     A folder that diptych embed wrote is evaluated from its vectors, a few shards in memory at a time.
@@ -133,6 +143,7 @@ def evaluate(runs: tuple[Path, ...], **options: Any) -> None:
             "--ray evaluates a folder of vectors: run diptych embed first, and give its folder."
         )
     options["split"] = options["split"] or "val"
+    options["data"] = [with_columns(path, image_column, text_column) for path in options["data"]]
     click.echo(evaluate_runs(runs, **options, say=say_device).render())
 
 

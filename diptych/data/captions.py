@@ -38,7 +38,8 @@ class Captions:
     ``image_ids`` are the data set's own names of the images, unique. ``splits`` names the split of each
     image. ``labels`` are columns over the images (category, class ids, price, ...); ``text_ids`` optional
     names of texts. ``order`` says which texts an epoch of training shows (None: each once, in random order);
-    ``unreadable`` what training does with an image that cannot be read.
+    ``unreadable`` what training does with an image that cannot be read. ``notes`` are sentences about what the reader
+    left out, for whoever summarises the data.
     """
 
     images: ImageStore
@@ -51,6 +52,7 @@ class Captions:
     name: str = "data"
     order: TextOrder | None = None
     unreadable: Literal["stop", "skip"] = "stop"
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         n, m = len(self.images), len(self.texts)
@@ -103,6 +105,7 @@ class Captions:
             name=self.name,
             order=None if self.order is None else self.order.renumbered(new_text),
             unreadable=self.unreadable,
+            notes=self.notes,
         )
 
     def texts_of(self) -> list[NDArray[np.int64]]:

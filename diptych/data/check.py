@@ -115,7 +115,7 @@ def check(
     path, written = divided(path)
     options = {**written, **options}
     try:
-        chosen = find(path, format)
+        chosen = find(path, format, options)
     except DataError as error:
         found.raised("format", path, error)
         return CheckReport(str(path), None, problems=found.all)

@@ -37,6 +37,8 @@ class Draft:
         self.labels: list[Mapping[str, Any]] = []
         self.texts: list[str] = []
         self.image_of: list[int] = []
+        self.notes: list[str] = []  # sentences about what was left out
+        self.dropped = 0  # empty texts
         self._given: list[str | None] = []
         self._text_ids: list[str | None] = []
         self._rows: dict[str, int] = {}  # by key
@@ -95,6 +97,11 @@ class Draft:
                 self.problems.error(
                     "empty text", where, f"the text of image '{self.keys[row]}' is empty", expected
                 )
+            else:
+                self.dropped += 1
+                self.problems.warn(
+                    "empty text", where, f"image '{self.keys[row]}' has an empty text: left out"
+                )
             return
         self.texts.append(clean)
         self.image_of.append(row)
@@ -102,6 +109,10 @@ class Draft:
 
     def captions(self, store: Callable[[Sequence[str]], ImageStore]) -> Captions:
         """The finished data set; ``store`` makes the images from their keys."""
+        notes = [
+            *self.notes,
+            *([f"left out {_texts(self.dropped)} without a word."] if self.dropped else []),
+        ]
         columns = dict.fromkeys(column for labels in self.labels for column in labels)
         return Captions(
             images=store(self.keys),
@@ -112,6 +123,7 @@ class Draft:
             labels={column: [labels.get(column) for labels in self.labels] for column in columns},
             text_ids=self._whole(self._text_ids),
             name=self.name,
+            notes=notes,
         )
 
     def image_ids(self) -> list[str]:
@@ -122,3 +134,7 @@ class Draft:
     def _whole(ids: Sequence[str | None]) -> list[str] | None:
         given = [i for i in ids if i is not None]
         return given if given and len(set(given)) == len(ids) else None
+
+
+def _texts(count: int) -> str:
+    return f"{count:,} text{'' if count == 1 else 's'}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
+import unicodedata
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +34,16 @@ def groups(keys: Iterable[Hashable]) -> list[list[int]]:
 
 def normal_text(text: str) -> str:
     """A text without case, punctuation and spacing: what makes two texts nearly the same."""
-    return " ".join(re.findall(r"\w+", text.casefold()))
+    return " ".join(_words().findall(unicodedata.normalize("NFC", text).casefold()))
+
+
+@functools.cache
+def _words() -> re.Pattern[str]:
+    """Words of letters, digits and marks: vowel signs, which many scripts write with, are no letters to ``re``."""
+    marks = "".join(
+        c for c in map(chr, range(0x300, sys.maxunicode + 1)) if unicodedata.category(c)[0] == "M"
+    )
+    return re.compile(f"[\\w{re.escape(marks)}]+")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from diptych.data.captions import StoredImage
+from diptych.data.extra_formats import kind_of
 from diptych.data.opening import open_image
 from diptych.data.problems import Problems
 from diptych.errors import ImageError
@@ -33,9 +34,12 @@ PAGE = 16 * 1024  # of larger compressed files, four pages of this size are
 
 
 def is_image(name: str) -> bool:
-    """Whether a file name is that of an image (not a hidden or macOS ``._`` file)."""
+    """Whether a file name is that of an image that can be read (not a hidden or macOS ``._`` file)."""
     base = name.rsplit("/", 1)[-1]
-    return not base.startswith(".") and os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES
+    if base.startswith("."):
+        return False
+    kind = kind_of(base)
+    return os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES or (kind is not None and kind.is_read)
 
 
 def read_lines(path: Path, problems: Problems) -> list[str | None]:
@@ -79,14 +83,17 @@ def head(path: Path, size: int = 64 * 1024) -> str:
 
 
 def find_images(folder: Path) -> list[str]:
-    """Names of every image below ``folder``, relative, with forward slashes, sorted."""
-    names = []
+    """Names of every image below ``folder`` that can be read, relative, with forward slashes, sorted."""
+    return sorted(name for name in find_files(folder) if is_image(name))
+
+
+def find_files(folder: Path) -> Iterator[str]:
+    """Names of every file below ``folder`` but those in hidden folders, relative, with forward slashes."""
     for base, folders, files in os.walk(folder):
         folders[:] = [f for f in folders if not f.startswith(".")]
         relative = os.path.relpath(base, folder).replace(os.sep, "/")
         prefix = "" if relative == "." else f"{relative}/"
-        names += [prefix + name for name in files if is_image(name)]
-    return sorted(names)
+        yield from (prefix + name for name in files if not name.startswith("."))
 
 
 def image_root(names: Sequence[str], beside: Path, given: str | Path | None) -> Path:

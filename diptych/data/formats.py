@@ -32,6 +32,8 @@ from diptych.data import (
     webdataset,
 )
 from diptych.data.captions import Captions
+from diptych.data.extra_formats import left_out_by_kind
+from diptych.data.files import find_files
 from diptych.data.problems import Problems
 from diptych.data.splits import canonical_split
 from diptych.errors import DataError, DiptychError, SettingsError
@@ -90,6 +92,9 @@ class Format:
                     f"the format '{self.name}' has no option '{name}': its options are {known}."
                 )
 
+
+COLUMNS = ("image", "text")
+"""Options that name the columns of a table."""
 
 FURTHER = ("instances", "unlabelled")
 """Options of every format: the folder of COCO's instance annotations, and what to do with images without a label."""
@@ -175,7 +180,7 @@ def open_captions(
     """
     path, written = divided(path)
     options = {**written, **options}
-    found = find(path, format)
+    found = find(path, format, options)
     found.refuse_unknown(options)
     if split is not None and found.splits is not None:
         options["split"] = canonical_split(split)
@@ -187,8 +192,8 @@ def open_captions(
 
 def separate_splits(path: str | Path) -> list[str]:
     """The splits of a path that can be read one by one, without the files of the others; none in most formats."""
-    place, _ = divided(path)
-    found = find(place)
+    place, options = divided(path)
+    found = find(place, None, options)
     return [] if found.splits is None else list(found.splits(located(place)))
 
 
@@ -216,27 +221,40 @@ def recognise(path: str | Path) -> str | None:
     return next((entry.name for entry in FORMATS if entry.matches(place)), None)
 
 
-def find(path: str | Path, name: str | None = None) -> Format:
-    """The format of a path (or the one called ``name``), or an error that says what was looked for."""
+def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] | None = None) -> Format:
+    """The format of a path (or the one called ``name``), or an error that says what was looked for.
+
+    Where ``options`` name columns, a table is looked for that has them.
+    """
+    given = {column: value for column, value in (options or {}).items() if column in COLUMNS}
     if name is not None:
         named = next((entry for entry in FORMATS if entry.name == name), None)
         if named is None:
             raise SettingsError(
                 f"no format is called '{name}': there are {', '.join(f.name for f in FORMATS)}."
             )
-        if not named.matches(located(path)):
+        if not named.matches(located(path)) and not (given and named.name == "manifest"):
             raise DataError(f"{path} is not in the format '{name}': expected {named.description}.")
         return named
     place = located(path)
+    if given and manifest.tables(place):
+        return next(entry for entry in FORMATS if entry.name == "manifest")
     for entry in FORMATS:
         if entry.matches(place):
             return entry
-    looked_for = "; ".join(f"{entry.name} ({entry.description})" for entry in FORMATS[1:])
     if not place.exists():
         raise DataError(
             f"{path} does not exist: give the path of a data set, or 'emoji' for the built-in one."
         )
-    raise DataError(f"{path} holds no data set that is known{_hint(place)}: looked for {looked_for}.")
+    if unread := left_out_by_kind(find_files(place) if place.is_dir() else [place.name]):
+        raise DataError(f"{path} holds no picture that can be read: {' '.join(unread)}")
+    if table := manifest.not_understood(place):
+        raise DataError(table)
+    what = "no picture and no data set that is known" if place.is_dir() else "no data set that is known"
+    raise DataError(
+        f"{path} holds {what}{_hint(place)}: give a folder of pictures, a table of images and texts, or what "
+        "'diptych data formats' lists."
+    )
 
 
 def located(path: str | Path) -> Path:

@@ -17,7 +17,7 @@ from diptych.data.captions import Captions, StoredImage
 from diptych.data.draft import Draft, Empty
 from diptych.data.opening import open_image
 from diptych.data.problems import Problems
-from diptych.data.rows import Columns, add_texts, gather_labels
+from diptych.data.rows import Columns, add_texts, gather_labels, in_words
 from diptych.data.splits import UNSPLIT, canonical_split
 from diptych.errors import DataError, ImageError, MissingExtra
 
@@ -62,14 +62,21 @@ def matches(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def read(path: Path, *, empty: Empty = "error", problems: Problems | None = None) -> Captions:
-    """Read a data set saved on disk; needs the extra ``hf-datasets``."""
+def read(
+    path: Path,
+    *,
+    empty: Empty = "drop",
+    image: str | None = None,
+    text: str | None = None,
+    problems: Problems | None = None,
+) -> Captions:
+    """Read a data set saved on disk; needs the extra ``hf-datasets``. ``image`` and ``text`` name its columns."""
     problems = problems or Problems()
     splits, tables = _open(path)
-    columns = Columns.among(column for table in tables for column in table.column_names)
+    names = [column for table in tables for column in table.column_names]
+    columns = Columns.among(names, image, text)
     if columns is None:
-        names = ", ".join(dict.fromkeys(column for table in tables for column in table.column_names))
-        raise DataError(f"{path} has no image column: call one of its columns ({names}) 'image'.")
+        raise DataError(f"{path} has no image column that is known: {in_words(names, image, text)}.")
     draft = Draft(str(path), problems, empty)
     places: list[tuple[int, int]] = []
     labels: list[dict[str, list[Any]]] = []

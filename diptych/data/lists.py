@@ -37,7 +37,7 @@ def read(
     path: Path,
     *,
     images: str | Path | None = None,
-    empty: Empty = "error",
+    empty: Empty = "drop",
     problems: Problems | None = None,
 ) -> Captions:
     """Read JSON lists; ``images`` is the folder of their images, found beside them if not given."""

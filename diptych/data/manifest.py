@@ -19,8 +19,9 @@ from diptych.data.captions import Captions
 from diptych.data.draft import Draft, Empty
 from diptych.data.files import head, read_lines
 from diptych.data.problems import Problems
-from diptych.data.rows import KNOWN_COLUMNS, Columns, Row, add_rows, with_files
+from diptych.data.rows import KNOWN_COLUMNS, Columns, Row, add_rows, in_words, with_files
 from diptych.data.splits import UNSPLIT, split_of_each
+from diptych.errors import DataError
 from diptych.storage import parse_json
 
 DELIMITERS = ("\t", ",", ";", "|")
@@ -37,24 +38,36 @@ def read(
     path: Path,
     *,
     images: str | Path | None = None,
-    empty: Empty = "error",
+    empty: Empty = "drop",
+    image: str | None = None,
+    text: str | None = None,
     problems: Problems | None = None,
 ) -> Captions:
-    """Read a manifest; ``images`` is the folder of its images, found beside it if not given."""
+    """Read a manifest; ``images`` is the folder of its images, found beside it if not given.
+
+    ``image`` and ``text`` name the columns where they are called otherwise than ``rows.py`` lists.
+    """
     problems = problems or Problems()
-    files = manifests(path)
+    files = manifests(path, image, text)
+    if not files:
+        raise DataError(not_understood(path, image, text))
     splits = split_of_each(path, files, "manifests")
     draft = Draft(str(path), problems, empty)
     rows = [
         row
         for file, split in zip(files, splits, strict=True)
-        for row in (json_rows if file.suffix.lower() == ".jsonl" else table_rows)(
-            file, split or UNSPLIT, problems
+        for row in (
+            json_rows(file, split or UNSPLIT, problems)
+            if file.suffix.lower() == ".jsonl"
+            else table_rows(file, split or UNSPLIT, problems, image, text)
         )
     ]
-    columns = Columns.among(column for row in rows for column in row.values)
+    columns = Columns.among((column for row in rows for column in row.values), image, text)
     if columns is not None:
         add_rows(draft, rows, columns)
+        if columns.text is None:
+            known = in_words(column for row in rows[:1] for column in row.values)
+            draft.notes.append(f"{path} has no column of texts: {known}.")
     if not draft.keys:
         problems.error(
             "empty", path, "the manifest has a header but no rows", "write one row per image or text"
@@ -62,17 +75,41 @@ def read(
     return with_files(draft, files[0].parent, images, problems)
 
 
-def manifests(path: Path) -> list[Path]:
-    """The manifests at a path: the file itself, or those in the folder."""
+def manifests(path: Path, image: str | None = None, text: str | None = None) -> list[Path]:
+    """The manifests at a path: the file itself, or those in the folder; with the columns that are given, if any."""
+    return [file for file in tables(path) if _is_manifest(file, image, text)]
+
+
+def tables(path: Path) -> list[Path]:
+    """The tables at a path, understood or not."""
     if path.is_file():
-        return [path] if _is_manifest(path) else []
+        return [path] if path.suffix.lower() in (*TABLES, ".jsonl") else []
     if not path.is_dir():
         return []
     files = [f for f in path.iterdir() if f.is_file() and not f.name.startswith(".")]
-    return sorted(f for f in files if _is_manifest(f))
+    # a folder may hold one .txt per image, so only a file of that name is looked into
+    named = [f for f in files if f.suffix.lower() != ".txt" or "caption" in f.name.lower()]
+    return sorted(f for f in named if f.suffix.lower() in (*TABLES, ".jsonl"))
 
 
-def _is_manifest(path: Path) -> bool:
+def not_understood(path: Path, image: str | None = None, text: str | None = None) -> str:
+    """One sentence about a table, or the first of a folder, whose columns are not understood; empty without one."""
+    for file in tables(path):
+        first = head(file).split("\n", 1)[0]
+        if file.suffix.lower() == ".jsonl":
+            try:
+                row = parse_json(first)
+            except json.JSONDecodeError:
+                continue
+            names = list(row) if isinstance(row, dict) else []
+        else:
+            names = _split(first, max(DELIMITERS, key=first.count))
+        if names and Columns.among(names, image, text) is None:
+            return f"{file} is a table that is not understood: {in_words(names, image, text)}."
+    return ""
+
+
+def _is_manifest(path: Path, image: str | None, text: str | None) -> bool:
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
         first = head(path).split("\n", 1)[0]
@@ -80,24 +117,26 @@ def _is_manifest(path: Path) -> bool:
             row = parse_json(first)
         except json.JSONDecodeError:
             # a malformed file is still a manifest if it speaks of images: reading it says what is wrong
-            return first.lstrip().startswith("{") and '"image' in first
-        return isinstance(row, dict) and Columns.among(row) is not None
-    # a folder may hold one .txt per image, so only a file of that name is looked into
-    if suffix not in TABLES or (suffix == ".txt" and "caption" not in path.name.lower()):
-        return False
-    return sniff(head(path).split("\n", 1)[0]) is not None
+            return first.lstrip().startswith("{") and f'"{image or "image"}' in first
+        return isinstance(row, dict) and Columns.among(row, image, text) is not None
+    return sniff(head(path).split("\n", 1)[0], image, text) is not None
 
 
-def sniff(header: str) -> str | None:
+def sniff(header: str, image: str | None = None, text: str | None = None) -> str | None:
     """The delimiter that gives a header an image column, or None."""
     for delimiter in DELIMITERS:
-        try:
-            names = _names(next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter), []))
-        except csv.Error:
-            continue
-        if len(names) > 1 and Columns.among(names) is not None:
+        names = _split(header, delimiter)
+        if len(names) > 1 and Columns.among(names, image, text) is not None:
             return delimiter
-    return DELIMITERS[0] if Columns.among(_names([header])) is not None else None
+    return DELIMITERS[0] if Columns.among(_names([header]), image, text) is not None else None
+
+
+def _split(header: str, delimiter: str) -> list[str]:
+    """The names of columns in a header."""
+    try:
+        return _names(next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter), []))
+    except csv.Error:
+        return []
 
 
 def _names(cells: list[str]) -> list[str]:
@@ -106,12 +145,14 @@ def _names(cells: list[str]) -> list[str]:
     return [name.lower() if name.lower() in KNOWN_COLUMNS else name for name in names]
 
 
-def table_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
+def table_rows(
+    path: Path, split: str, problems: Problems, image: str | None = None, text: str | None = None
+) -> Iterator[Row]:
     """Rows of a CSV or TSV file, with the line each begins on; columns of numbers become numbers, empty labels None."""
     lines = read_lines(path, problems)
     if not lines or lines[0] is None:
         return
-    delimiter = sniff(lines[0]) or ","
+    delimiter = sniff(lines[0], image, text) or ","
     names: list[str] = []
     rows: list[tuple[int, list[Any]]] = []
     for line, cells in _records(path, lines, delimiter, problems):
@@ -122,7 +163,7 @@ def table_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
             problems.error("csv", f"{path}:{line}", f"the row has {len(cells)} fields", expected)
         else:
             rows.append((line, cells))
-    columns = Columns.among(names)
+    columns = Columns.among(names, image, text)
     for column in columns.further if columns else ():
         place = names.index(column)
         _to_numbers([cells for _, cells in rows], place)

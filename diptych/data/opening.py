@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from diptych.data.extra_formats import HEIC, is_heif, open_extra, register_heif
 from diptych.errors import ImageError
 
 if TYPE_CHECKING:
@@ -41,10 +42,11 @@ def open_image(
 ) -> Image.Image:
     """An RGB picture from a path, encoded bytes, or a file object; anything unreadable is an ``ImageError``.
 
-    Only the ``FORMATS`` are tried, and the size in the header is checked before a pixel is decoded. ``name`` is
-    what the error calls bytes and file objects (a tar member, say). ``size_hint`` is the side the picture will be
-    resized to: a JPEG is then decoded at the smallest of its built-in scales that is not below it, several times
-    faster for large photographs. The first frame of an animation is taken; colour profiles are ignored.
+    Only the ``FORMATS`` are tried, and those of ``data.extra_formats`` whose package is installed. The size in the
+    header is checked before a pixel is decoded. ``name`` is what the error calls bytes and file objects (a tar
+    member, say). ``size_hint`` is the side the picture will be resized to: a JPEG is then decoded at the smallest of
+    its built-in scales that is not below it, several times faster for large photographs. The first frame of an
+    animation is taken; colour profiles are ignored.
     """
     label = name or (str(source) if isinstance(source, str | Path) else "an image given as bytes")
     handle: BinaryIO | None = None
@@ -54,7 +56,7 @@ def open_image(
             stream = handle = open(source, "rb")  # noqa: SIM115  closed below, after decoding
         else:
             stream = io.BytesIO(source) if isinstance(source, bytes) else source
-        image = _open_header(stream)
+        image = open_extra(stream, label, max_pixels) or _open_header(stream, label)
         _check_cost(image, stream, label, max_pixels)
         if size_hint is not None:
             image.draft("RGB", (size_hint, size_hint))
@@ -66,6 +68,8 @@ def open_image(
     except IsADirectoryError as error:
         raise ImageError(f"{label} is a folder: give the path of one image.") from error
     except UnidentifiedImageError as error:
+        if _is_empty(stream):
+            raise ImageError(f"{label} is empty (0 bytes): copy it again, or remove it.") from error
         raise ImageError(
             f"{label} is no image that can be read: convert it to one of {', '.join(FORMATS)}, or remove it."
         ) from error
@@ -93,7 +97,12 @@ def to_rgb(image: Image.Image, label: str = "an image") -> Image.Image:
         raise _damaged(label, error) from error
 
 
-def _open_header(stream: BinaryIO) -> Image.Image:
+def _is_empty(stream: BinaryIO) -> bool:
+    stream.seek(0)
+    return not stream.read(1)
+
+
+def _open_header(stream: BinaryIO, label: str) -> Image.Image:
     """Read the header only, silently.
 
     Pillow warns or raises at its own pixel limit while opening; ours is checked right after, so its is lifted
@@ -103,6 +112,12 @@ def _open_header(stream: BinaryIO) -> Image.Image:
         warnings.simplefilter("ignore")
         Image.init()  # no work but the first time; a decoder that this Pillow lacks must not be asked for
         formats = [name for name in FORMATS if name in Image.OPEN]
+        head = stream.read(12)
+        stream.seek(0)
+        if is_heif(head):
+            if not register_heif():
+                raise ImageError(f"{label} is a HEIC picture: {HEIC.advice}, or convert it to JPEG.")
+            formats = ["HEIF"]
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             return Image.open(stream, formats=formats)

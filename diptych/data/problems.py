@@ -55,6 +55,9 @@ class Problems:
     def warn(self, kind: str, file: object, message: str, expected: str = "") -> None:
         """Report something a reader can live with."""
 
+    def not_understood(self, path: object, sentence: str) -> None:
+        """Report a table beside images whose columns are not understood: the images are read without it."""
+
     def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
         """Report images named by ``where`` but absent from the disk: one error that names the first few."""
         if files:
@@ -79,6 +82,10 @@ class Found(Problems):
     def warn(self, kind: str, file: object, message: str, expected: str = "") -> None:
         """Note something that can be lived with."""
         self.all.append(Problem("warning", kind, str(file), message, expected))
+
+    def not_understood(self, path: object, sentence: str) -> None:
+        """Note it: whoever checks the data wants its texts read."""
+        self.error("table", path, sentence.removeprefix(f"{path}/").rstrip("."))
 
     def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
         """Note every missing image by itself."""

@@ -3,8 +3,10 @@
 ==========  ============================================================================
 meaning     columns read as it, the first that is there
 ==========  ============================================================================
-image       ``image``, ``filepath``, ``file_name``, ``filename``, ``image_path``, ``image_name``
-text        ``text``, ``title``, ``caption``, ``captions``, ``comment``: a string or a list of them
+image       ``image``, ``filepath``, ``file_name``, ``filename``, ``image_path``, ``image_name``, ``image_file``; where
+            there is a text column too: ``file``, ``path``, ``photo``, ``picture``, ``img``
+text        ``text``, ``caption``, ``captions``, ``description``, ``title``, ``comment``, ``sentence``, ``alt``,
+            ``alt_text``: a string or a list of them
 image id    ``image_id``
 text id     ``text_id``
 split       ``split``
@@ -28,10 +30,22 @@ from diptych.data.files import FileImages, OnDisk, image_root
 from diptych.data.problems import Problems
 from diptych.data.splits import canonical_split
 
-IMAGE_COLUMNS = ("image", "filepath", "file_name", "filename", "image_path", "image_name")
-TEXT_COLUMNS = ("text", "title", "caption", "captions", "comment")
+IMAGE_COLUMNS = (
+    "image",
+    "filepath",
+    "file_name",
+    "filename",
+    "image_path",
+    "image_name",
+    "image_file",
+)
+WEAK_IMAGE_COLUMNS = ("file", "path", "photo", "picture", "img")  # which mean images only beside texts
+TEXT_COLUMNS = (
+    "text", "caption", "captions", "description", "title", "comment", "sentence", "alt", "alt_text",
+)  # fmt: skip
+LISTED = 12  # columns that a message names
 READ = {"image_id", "text_id", "split"}
-KNOWN_COLUMNS = {*IMAGE_COLUMNS, *TEXT_COLUMNS, *READ}
+KNOWN_COLUMNS = {*IMAGE_COLUMNS, *WEAK_IMAGE_COLUMNS, *TEXT_COLUMNS, *READ}
 
 
 @dataclass(frozen=True)
@@ -43,14 +57,30 @@ class Columns:
     further: tuple[str, ...]
 
     @staticmethod
-    def among(names: Iterable[str]) -> Columns | None:
-        """The meaning of columns by their names, or None without an image column."""
+    def among(names: Iterable[str], image: str | None = None, text: str | None = None) -> Columns | None:
+        """The meaning of columns by their names, or by those that the user gives; None without an image column."""
         known = list(dict.fromkeys(names))
-        image = next((c for c in IMAGE_COLUMNS if c in known), None)
+        if (image is not None and image not in known) or (text is not None and text not in known):
+            return None
+        text = text or next((c for c in TEXT_COLUMNS if c in known and c != image), None)
+        images = (*IMAGE_COLUMNS, *(WEAK_IMAGE_COLUMNS if text is not None else ()))
+        image = image or next((c for c in images if c in known and c != text), None)
         if image is None:
             return None
-        text = next((c for c in TEXT_COLUMNS if c in known), None)
         return Columns(image, text, tuple(c for c in known if c not in {image, text} | READ))
+
+
+def in_words(columns: Iterable[str], image: str | None = None, text: str | None = None) -> str:
+    """What is wrong with the columns of a table that is not understood, and how to name the right ones."""
+    known = list(dict.fromkeys(str(column) for column in columns))
+    listed = ", ".join(f"'{column}'" for column in known[:LISTED]) + (", …" if len(known) > LISTED else "")
+    for wanted in (image, text):
+        if wanted is not None and wanted not in known:
+            return f"it has no column '{wanted}', but {listed}"
+    return (
+        f"its columns are {listed}: say which holds the image and which the text, with --image_column and "
+        "--text_column or behind the path, ?image=COLUMN&text=COLUMN"
+    )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.draft import Draft
-from diptych.data.files import OnDisk, content_hash, find_images, is_image, read_lines
+from diptych.data.extra_formats import left_out_by_kind
+from diptych.data.files import OnDisk, content_hash, find_files, find_images, is_image, read_lines
 from diptych.data.opening import open_image
 from diptych.data.problems import Problems
 from diptych.data.splits import SPLIT_NAMES, UNSPLIT
@@ -30,7 +31,7 @@ def matches(path: Path) -> bool:
     """Whether ``path`` is a folder with a video below it, and either no image or the means to read videos."""
     if not path.is_dir() or next(find_videos(path), None) is None:
         return False
-    pictures = any(is_image(name) for _, _, files in os.walk(path) for name in files)
+    pictures = any(map(is_image, find_files(path)))
     return not pictures or can_read_videos()
 
 
@@ -44,6 +45,9 @@ def read(
     problems = problems or Problems()
     draft = Draft(str(path), problems)
     on_disk = OnDisk()
+    draft.notes = left_out_by_kind(find_files(path))
+    for note in draft.notes:
+        problems.warn("not read", path, note.rstrip("."))
     names: list[str] = []
     times: list[float | None] = []
     for name in sorted([*find_videos(path), *find_images(path)]):

@@ -150,7 +150,7 @@ def expand(pattern: str) -> Iterator[str]:
         yield from expand(pattern[: found.start()] + choice + pattern[found.end() :])
 
 
-def read(path: Path, *, empty: Empty = "error", problems: Problems | None = None) -> Captions:
+def read(path: Path, *, empty: Empty = "drop", problems: Problems | None = None) -> Captions:
     """Read webdataset tars."""
     problems = problems or Problems()
     files = tars(path)

@@ -113,6 +113,7 @@ def index_collection(
                 _discard_empty(place)
             raise
         built.skipped = [(file, ABSENT) for file in absent.files] + built.skipped
+        built.notes += captions.notes
         return built
     labeller = getattr(model, "predict_labels", None) if labels else None
     if labels and labeller is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,7 @@ def evaluate_runs(
     every = [*runs, *reranker]
     left_out = LeftOut()
     views = views_of(every, data, split, None if strict_images else ToBeLeftOut())
+    print("".join(f"{note}\n" for note in views[0].notes), end="", file=sys.stderr, flush=True)
     models = [Retriever.from_pretrained(run, device, compute_precision) for run in every]
     for run, model in zip(reranker, models[len(runs) :], strict=True):
         if model.scorer is None:

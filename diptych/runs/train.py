@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -90,9 +91,10 @@ def run_recipe(
             training = left_out.add(training, find(training))
         else:  # the loader skips what it cannot read: nothing is opened twice
             training = replace(training, unreadable="skip")
-        if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
-            left_out.save(folder)
-            left_out.tell(total, folder / FILE)
+    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+        left_out.save(folder)
+        left_out.tell(total, folder / FILE)
+        print("".join(f"{note}\n" for note in captions.notes), end="", file=sys.stderr, flush=True)
     multiple = 1
     if settings.compile or settings.cuda_graphs:
         packed = method.retriever.text.encoder.packs(torch.device(device))
@@ -139,7 +141,8 @@ def training_splits(captions: Captions) -> tuple[Captions, Captions]:
         )
     training = captions.split("train")
     if not len(training.texts):
-        raise DataError(f"{captions.name} has no texts: training needs captions beside the images.")
+        why = "".join(f" {note}" for note in captions.notes)
+        raise DataError(f"{captions.name} has no texts: training needs captions beside the images.{why}")
     if "val" in names:
         return training, captions.split("val")
     order = np.random.default_rng(0).permutation(len(training.images))

@@ -1,0 +1,176 @@
+"""Pictures that Pillow alone does not read: HEIC, camera RAW and SVG, each by a package of an extra.
+
+Light enough for the decoder processes; a package is imported when the first picture of its kind is opened. Limits are
+those of ``data.opening``: sizes are checked before pixels are decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from diptych.errors import ImageError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SVG_SIDE = 1024  # pixels of the longer side that a drawing, which has no pixels of its own, is rendered at
+SVG_BYTES = 20_000_000
+HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs", b"mif1", b"msf1")
+# only these are followed by the renderer without opening another file
+_REFERENCE = re.compile(rb"""href\s*=\s*["']?\s*(?!#|data:|https?:|mailto:|["'\s>])""", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of picture: the suffixes of its files, and the package and extra that read it ("": nothing here does)."""
+
+    name: str
+    suffixes: frozenset[str]
+    module: str = ""
+    package: str = ""
+    extra: str = ""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its package is installed."""
+        return bool(self.module) and _is_installed(self.module)
+
+    @property
+    def advice(self) -> str:
+        """What to do to have such files read."""
+        if not self.package:
+            return "convert them to JPEG or PNG"
+        return f"pip install {self.package} reads them (extra '{self.extra}')"
+
+
+HEIC = Kind("HEIC", frozenset({".heic", ".heif", ".hif"}), "pillow_heif", "pillow-heif", "heic")
+RAW = Kind(
+    "RAW",
+    frozenset(
+        {".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".nrw", ".3fr"}
+    ),
+    "rawpy",
+    "rawpy",
+    "raw",
+)
+SVG = Kind("SVG", frozenset({".svg"}), "resvg_py", "resvg-py", "svg")
+OTHERS = [
+    Kind("JPEG XL", frozenset({".jxl"})),
+    Kind("JPEG 2000", frozenset({".jp2", ".j2k"})),
+    Kind("Photoshop", frozenset({".psd"})),
+    Kind("icon", frozenset({".ico", ".icns"})),
+    Kind("PostScript", frozenset({".eps", ".ai"})),
+]
+KINDS = [HEIC, RAW, SVG, *OTHERS]
+_OF_SUFFIX = {suffix: kind for kind in KINDS for suffix in kind.suffixes}
+
+
+@cache
+def _is_installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+def kind_of(name: str) -> Kind | None:
+    """The kind of a file by its name, None for what Pillow reads and what is no picture."""
+    return _OF_SUFFIX.get(os.path.splitext(name)[1].lower())
+
+
+def left_out_by_kind(names: Iterable[str]) -> list[str]:
+    """Sentences that count the pictures among files that are not read, one for each kind."""
+    counts = Counter(kind.name for name in names if (kind := kind_of(name)) is not None and not kind.is_read)
+    advice = {kind.name: kind.advice for kind in KINDS}
+    return [
+        f"left out {count:,} {name} file{'' if count == 1 else 's'}: {advice[name]}."
+        for name, count in counts.items()
+    ]
+
+
+def register_heif() -> bool:
+    """Let Pillow open HEIC, and say whether it can."""
+    if not HEIC.is_read:
+        return False
+    from PIL import Image
+
+    if "HEIF" not in Image.OPEN:
+        import pillow_heif
+
+        pillow_heif.register_heif_opener(thumbnails=False, decode_threads=1)
+    return True
+
+
+def is_heif(head: bytes) -> bool:
+    """Whether the first bytes of a file are those of HEIC."""
+    return head[4:8] == b"ftyp" and head[8:12] in HEIF_BRANDS
+
+
+def open_extra(stream: BinaryIO, label: str, max_pixels: int) -> Image.Image | None:
+    """A camera RAW or an SVG picture by the name of its file, not yet RGB; None for any other file."""
+    kind = kind_of(label)
+    if kind is not RAW and kind is not SVG:
+        return None
+    if not kind.is_read:
+        raise ImageError(f"{label} is a {kind.name} picture: {kind.advice}, or remove it.")
+    return _open_raw(stream, label, max_pixels) if kind is RAW else _open_svg(stream, label)
+
+
+def _open_svg(stream: BinaryIO, label: str) -> Image.Image:
+    import resvg_py
+    from PIL import Image
+
+    data = stream.read(SVG_BYTES + 1)
+    if len(data) > SVG_BYTES:
+        raise ImageError(f"{label} is an SVG of more than {SVG_BYTES // 10**6} MB: simplify it.")
+    if _REFERENCE.search(data) or b"<!ENTITY" in data:
+        raise ImageError(f"{label} is an SVG that refers to other files, which are not opened: embed them.")
+    try:
+        png = resvg_py.svg_to_bytes(
+            svg_string=data.decode("utf-8"),
+            width=SVG_SIDE,
+            height=SVG_SIDE,  # it fits into both, its proportions kept
+            skip_system_fonts=b"<text" not in data,  # looking for fonts takes longer than drawing
+        )
+    except ValueError as error:
+        raise ImageError(f"{label} is no SVG that can be drawn ({error}): replace or remove it.") from error
+    return Image.open(io.BytesIO(png), formats=["PNG"])
+
+
+def _open_raw(stream: BinaryIO, label: str, max_pixels: int) -> Image.Image:
+    """The preview that the camera wrote into the file, or where there is none the developed picture at half size."""
+    import rawpy
+    from PIL import Image
+
+    with rawpy.imread(stream) as raw:
+        sizes = raw.sizes
+        if sizes.raw_width * sizes.raw_height > max_pixels:
+            raise ImageError(
+                f"{label} claims {sizes.raw_width}×{sizes.raw_height} pixels, more than the limit of "
+                f"{max_pixels:,}: shrink it."
+            )
+        preview = _preview(raw, rawpy)
+        if preview is not None and max(preview.size) * 2 >= max(sizes.width, sizes.height):
+            if preview.width * preview.height > max_pixels:
+                raise ImageError(
+                    f"{label} has a preview of {preview.size} pixels, more than the limit: shrink it."
+                )
+            return preview
+        return Image.fromarray(raw.postprocess(half_size=True, use_camera_wb=True, output_bps=8))
+
+
+def _preview(raw: Any, rawpy: Any) -> Image.Image | None:
+    from PIL import Image
+
+    try:
+        found = raw.extract_thumb()
+    except rawpy.LibRawError:  # none, or one in a format of its own
+        return None
+    if found.format != rawpy.ThumbFormat.JPEG:
+        return None
+    return Image.open(io.BytesIO(found.data), formats=["JPEG"])
