@@ -85,6 +85,33 @@ def two(tmp_path: Path) -> Path:
     )
 
 
+def test_corpora_of_the_same_pictures_share_them(tmp_path: Path) -> None:
+    """Captions and questions of one picture are never each other's negatives; other corpora stay as they are."""
+    shared = {f"p{i}": (picture(i), {"captions": [f"dog {i} a", f"dog {i} b"]}) for i in range(4)}
+    tar(tmp_path / "captions/0.tar", shared)
+    tar(tmp_path / "questions/0.tar", {f"p{i}": (picture(i), {"question": f"dog {i} ?"}) for i in (3, 1, 7)})
+    tar(tmp_path / "other/0.tar", {f"p{i}": (picture(50 + i), {"captions": ["a dog"]}) for i in range(3)})
+    listed: list[dict[str, Any]] = [{"path": name} for name in ("captions", "questions", "other")]
+    alone = open_captions(manifest(tmp_path, listed))
+    assert alone.picture_of is None
+    for entry in listed[:2]:
+        entry["images"] = "coco"
+    captions = open_captions(manifest(tmp_path, listed))
+    assert captions.picture_of is not None
+    assert captions.picture_of.tolist() == [0, 1, 2, 3, 3, 1, 6, 7, 8, 9]
+    assert captions.fingerprint() != alone.fingerprint()
+    part = captions.subset([9, 5, 4, 3, 1])
+    assert part.picture_of is not None
+    assert part.picture_of.tolist() == [0, 1, 2, 2, 1]
+    text = WordInput(WORDS, augment=0)
+    loader = PairLoader(captions, PixelInput(8), text.prepare(captions.texts), len(captions.texts), 0)
+    batch = next(loader.epoch(0))
+    for text_row, image in zip(batch.text_ids.tolist(), batch.image_ids.tolist(), strict=True):
+        assert image == captions.picture_of[captions.image_of[text_row]]
+    with pytest.raises(DataError, match='"images" is 3: give a name'):
+        open_captions(manifest(tmp_path, [{"path": "other", "images": 3}]))
+
+
 # order
 
 

@@ -39,7 +39,8 @@ class Captions:
     image. ``labels`` are columns over the images (category, class ids, price, ...); ``text_ids`` optional
     names of texts. ``order`` says which texts an epoch of training shows (None: each once, in random order);
     ``unreadable`` what training does with an image that cannot be read. ``notes`` are sentences about what the reader
-    left out, for whoever summarises the data.
+    left out, for whoever summarises the data. ``picture_of`` says which images are one picture (two corpora may hold
+    the same one): the row of the first of them; None: all are different.
     """
 
     images: ImageStore
@@ -53,6 +54,7 @@ class Captions:
     order: TextOrder | None = None
     unreadable: Literal["stop", "skip"] = "stop"
     notes: Sequence[str] = ()
+    picture_of: NDArray[np.int64] | None = None  # (N,)
 
     def __post_init__(self) -> None:
         n, m = len(self.images), len(self.texts)
@@ -106,7 +108,12 @@ class Captions:
             order=None if self.order is None else self.order.renumbered(new_text),
             unreadable=self.unreadable,
             notes=self.notes,
+            picture_of=None if self.picture_of is None else first_of_each(self.picture_of[chosen]),
         )
+
+    def pictures(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The picture of each of these images: equal numbers are one picture."""
+        return rows if self.picture_of is None else self.picture_of[rows]
 
     def texts_of(self) -> list[NDArray[np.int64]]:
         """For each image, the rows of its texts."""
@@ -122,11 +129,20 @@ class Captions:
         for text in self.texts:
             digest.update(text.encode() + b"\0")
         digest.update(np.ascontiguousarray(self.image_of).tobytes())
+        if self.picture_of is not None:
+            digest.update(np.ascontiguousarray(self.picture_of).tobytes())
         return digest.hexdigest()[:16]
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Pairs (image row, text)."""
         return zip(self.image_of.tolist(), self.texts, strict=True)
+
+
+def first_of_each(names: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
+    """For each row, the first row with the same name."""
+    first: dict[Any, int] = {}
+    listed = names.tolist() if isinstance(names, np.ndarray) else names
+    return np.array([first.setdefault(name, row) for row, name in enumerate(listed)], np.int64)
 
 
 class StoreRows:

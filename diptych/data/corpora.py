@@ -15,6 +15,8 @@
 ``texts``   the field of a sample's .json that holds its texts, or a list of such names (default: captions, caption,
             text, texts, questions, question)
 ``split``   the split of all its images (default: in the name of each tar, else train)
+``images``  a name that corpora of the same pictures share: samples of one key are then one picture, whose texts are
+            never each other's negatives (default: every sample is a picture of its own)
 ==========  ==========================================================================================================
 
 ``"window"`` beside ``"corpora"`` is how many texts are shuffled together. Only headers and texts are read to start;
@@ -32,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, first_of_each
 from diptych.data.files import head, read_json
 from diptych.data.order import WINDOW, Mixture, Stream
 from diptych.data.problems import Found, Problem, Problems
@@ -44,7 +46,7 @@ from diptych.progress import track
 
 _OPENING = re.compile(r'\s*\{\s*("window"\s*:\s*\d+\s*,\s*)?"corpora"\s*:')
 TEXTS = (*JSON_TEXTS, "questions", "question")
-FIELDS = ("path", "name", "weight", "texts", "split")
+FIELDS = ("path", "name", "weight", "texts", "split", "images")
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Corpus:
     weight: float
     texts: tuple[str, ...]
     split: str | None
+    images: str | None
 
 
 def matches(path: Path) -> bool:
@@ -79,6 +82,7 @@ def read(path: Path, *, problems: Problems | None = None) -> Captions:
 
 def _captions(path: Path, entries: list[Corpus], shards: list[tuple[int, Shard]], window: int) -> Captions:
     ids, splits, image_of, images = [], [], [np.empty(0, np.int64)], 0
+    pictures: list[Any] = []
     for number, shard in shards:
         corpus, count = entries[number], len(shard.offsets)
         split = corpus.split or split_in_name(shard.path.name) or UNSPLIT
@@ -88,6 +92,11 @@ def _captions(path: Path, entries: list[Corpus], shards: list[tuple[int, Shard]]
         )
         ids.append(StringColumn.of([f"{corpus.name}/{stem}/{key}" for key in shard.keys]))
         splits += [split] * count
+        if any(entry.images for entry in entries):
+            pictures += [
+                (corpus.images, key) if corpus.images else (images, place)
+                for place, key in enumerate(shard.keys)
+            ]
         image_of.append(shard.image_of + images)
         images += count
     sizes = np.array([len(shard.texts) for _, shard in shards])
@@ -107,6 +116,7 @@ def _captions(path: Path, entries: list[Corpus], shards: list[tuple[int, Shard]]
         name=str(path),
         order=Mixture(tuple(streams), window),
         unreadable="skip",
+        picture_of=first_of_each(pictures) if pictures else None,
     )
 
 
@@ -144,13 +154,18 @@ def _entry(path: Path, number: int, entry: Any) -> Corpus:
             f"{where}: {place} holds no tar: give a folder of webdataset tars, a tar or a pattern."
         )
     texts = entry.get("texts", list(TEXTS))
-    split = entry.get("split")
+    split, images = entry.get("split"), entry.get("images")
+    if images is not None and not (isinstance(images, str) and images):
+        raise DataError(
+            f'{where}: "images" is {images!r}: give a name that corpora of the same pictures share.'
+        )
     return Corpus(
         name=str(entry.get("name", entry["path"])),
         files=tuple(files),
         weight=float(weight),
         texts=(texts,) if isinstance(texts, str) else tuple(map(str, texts)),
         split=canonical_split(split) if isinstance(split, str) else None,
+        images=images,
     )
 
 

@@ -107,7 +107,7 @@ class PairLoader:
         batch = Batch(
             images=self.image_input(items, image_rng),
             texts=pack(read) if self.pack_texts else read,
-            image_ids=torch.from_numpy(images),
+            image_ids=torch.from_numpy(self.captions.pictures(images)),
             text_ids=torch.from_numpy(texts.copy()),
             targets={
                 name: torch.from_numpy(column.rows(images if column.of == "image" else texts))
