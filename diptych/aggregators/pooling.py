@@ -108,6 +108,6 @@ class GeM(Aggregator):
 
 def _element(features: Features, place: Tensor) -> Tensor:
     """The element at ``place`` (B,) of each set, zeros where the set is empty."""
-    rows = torch.arange(len(place), device=place.device)
+    rows = torch.arange(place.shape[0], device=place.device)  # not len(): an exported batch may have any size
     chosen = at_least_float32(features.values[rows, place])
     return chosen.masked_fill(~features.mask.any(dim=1, keepdim=True), 0)

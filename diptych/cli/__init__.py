@@ -37,6 +37,8 @@ VERBS = {
     "plan": "plan",
     "serve": "serve",
     "watch": "watch",
+    "import": "exchange",
+    "export": "exchange",
 }
 """Each verb and the module of this folder that holds it, in the order of use."""
 
@@ -52,7 +54,10 @@ class Verbs(click.Group):
         """A verb by its name."""
         if cmd_name not in VERBS:
             return None
-        found = getattr(importlib.import_module(f"{__name__}.{VERBS[cmd_name]}"), cmd_name)
+        module = importlib.import_module(f"{__name__}.{VERBS[cmd_name]}")
+        found = getattr(module, cmd_name, None) or getattr(
+            module, f"{cmd_name}_"
+        )  # a keyword of Python: import_
         assert isinstance(found, click.Command)
         return found
 
@@ -109,7 +114,7 @@ def _help(verb: str) -> str:
     """The docstring of a verb, without importing its module."""
     source = (Path(__file__).parent / f"{VERBS[verb]}.py").read_text("utf-8")
     for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == verb:
+        if isinstance(node, ast.FunctionDef) and node.name.rstrip("_") == verb:
             return ast.get_docstring(node) or ""
     return ""
 

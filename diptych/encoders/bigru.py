@@ -101,14 +101,18 @@ def valid_first(inputs: Inputs, pad: int) -> Features:
         raise DataError(
             "a GRU reads token ids (texts, words): prepare the texts with the model's text input."
         )
-    order = torch.argsort((~inputs.mask).to(torch.uint8), dim=1, stable=True)
+    places = torch.arange(inputs.mask.shape[1], device=inputs.mask.device)
+    order = torch.argsort(
+        places + inputs.mask.shape[1] * ~inputs.mask, dim=1
+    )  # no two are equal: stable, and exportable
     mask = inputs.mask.gather(1, order)
     return Features(inputs.values.gather(1, order).masked_fill(~mask, pad), mask)
 
 
 def _run(gru: nn.GRU, x: Tensor, ids: Features) -> Tensor:
     """States (B, W, dim) of a forward GRU; it reaches the padding only after every valid word."""
-    if x.is_cuda:  # packing would read the lengths back to the host, which no CUDA graph allows
+    if x.is_cuda or torch.compiler.is_exporting():
+        # packing would read the lengths back to the host, which no CUDA graph and no export allows
         states: Tensor = gru(x)[0]
         return states
     packed = pack_padded_sequence(x, ids.sizes, batch_first=True, enforce_sorted=False)  # 10 to 40 % faster

@@ -1,0 +1,136 @@
+"""import, export: what other programs made, and what they can read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from diptych.cli.flags import device_flags, say_device
+
+
+@click.group()
+def import_() -> None:
+    """Take over models and vectors that other programs made."""
+
+
+@import_.command("vse-infinity")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("output_dir", metavar="MODEL", type=click.Path(path_type=Path))
+@click.option(
+    "--vocabulary", type=click.Path(path_type=Path), help="vocabulary of a BiGRU, JSON as published"
+)
+@click.option("--text_model", help="what a BERT started from: hf:bert-base-uncased or a folder")
+def import_vse_infinity(
+    checkpoint: Path, output_dir: Path, vocabulary: Path | None, text_model: str | None
+) -> None:
+    """A checkpoint of the public VSE∞ code. Regions with BiGRU or BERT; weights only, nothing in the file is run."""
+    from diptych.runs.published import import_vse_infinity as run
+
+    if output_dir.exists():
+        raise click.UsageError(f"{output_dir} is already there: choose another folder for the model.")
+    model = run(checkpoint, vocabulary=vocabulary, text_model=text_model)
+    model.save_pretrained(output_dir)
+    click.echo(
+        f"{output_dir}: {model.dim} dimensions, {sum(p.numel() for p in model.parameters()):,} weights"
+    )
+    click.echo(f"next: diptych evaluate {output_dir} --data PATH --split test")
+
+
+@import_.command("embeddings")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("place", metavar="INDEX")
+@click.option("--model", required=True, help="the model that made the vectors: its folder, or hf:ID")
+@click.option(
+    "--paths",
+    type=click.Path(path_type=Path),
+    help="beside an .npy file: a line, or a row of a table, for each vector",
+)
+@click.option(
+    "--images", type=click.Path(path_type=Path), help="folder that relative paths of images start from"
+)
+@click.option("--name", default="", help="name of the collection in the index (default: SOURCE)")
+@click.option(
+    "--unchecked", is_flag=True, help="do not compare the vectors of some pictures with the model's own"
+)
+@device_flags
+def import_embeddings(
+    source: Path,
+    place: str,
+    model: str,
+    paths: Path | None,
+    images: Path | None,
+    name: str,
+    unchecked: bool,
+    device: str,
+    compute_precision: str,
+) -> None:
+    """Put vectors of images into an index.
+
+    SOURCE is a folder of clip-retrieval, a .npy with --paths, or a Parquet table.
+
+    Everything is checked before anything is written: width, NaN, one row of metadata for each vector, and, for a few
+    pictures that can be read, that the model makes the same vectors.
+    """
+    from diptych.encoders.dual import recorded_name
+    from diptych.index.opening import shown
+    from diptych.retriever import Retriever
+    from diptych.runs.embeddings import import_embeddings as run
+
+    retriever = Retriever.from_pretrained(model, device, compute_precision)
+    say_device(retriever.device)
+    done = run(
+        source, place, retriever, model_name=recorded_name(model), paths=paths, root=images, name=name,
+        check=not unchecked,
+    )  # fmt: skip
+    for note in done.notes:
+        click.echo(note, err=True)
+    click.echo(f"{shown(place)}: {done.images} images imported from {source}")
+
+
+@click.group()
+def export() -> None:
+    """Write vectors and encoders for other programs."""
+
+
+@export.command("vectors")
+@click.argument("place", metavar="INDEX")
+@click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.option(
+    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="items to write"
+)
+def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
+    """Vectors as .npy, items as Parquet. The layout is that of clip-retrieval."""
+    from diptych.index.opening import open_index
+    from diptych.runs.embeddings import export_vectors as run
+
+    with open_index(place) as opened:
+        click.echo(f"{output_dir}: {run(opened, output_dir, kind)} vectors")
+
+
+@export.command("faiss")
+@click.argument("place", metavar="INDEX")
+@click.argument("output", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="items to write"
+)
+def export_faiss(place: str, output: Path, kind: Any) -> None:
+    """Vectors as a faiss index of inner products. The ids of its rows are in FILE.json."""
+    from diptych.index.opening import open_index
+    from diptych.runs.embeddings import export_faiss as run
+
+    with open_index(place) as opened:
+        click.echo(f"{output}: {run(opened, output, kind)} vectors")
+
+
+@export.command("onnx")
+@click.argument("model")
+@click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
+def export_onnx(model: str, output_dir: Path) -> None:
+    """Both encoders as image.onnx and text.onnx. They are compared with torch before they are kept."""
+    from diptych.retriever import Retriever
+    from diptych.runs.onnx_export import export_onnx as run
+
+    for line in run(Retriever.from_pretrained(model), output_dir):
+        click.echo(line)
