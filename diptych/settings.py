@@ -68,6 +68,9 @@ class TrainingSettings:
     cuda_graphs: bool = setting(False, "replay each training step as a CUDA graph (one GPU)")
     workers: int = setting(0, "threads that prepare batches (0: the training thread itself)", low=0)
     tensorboard: bool = setting(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
+    ridge_baseline: bool = setting(
+        True, "measure ridge regression on the same frozen features too, and say which is better"
+    )
     on_collapse: Literal["warn", "stop"] = setting(
         "warn", "what to do when the loss sits at its collapsed value"
     )

@@ -59,12 +59,16 @@ def _train_command(recipe: Recipe) -> click.Command:
         progress = run_recipe(recipe, settings, data, folder, resume=resume)
         if os.environ.get("RANK", "0") != "0":  # of several processes, one speaks
             return
+        from diptych.training.baseline import Baseline, verdict
         from diptych.training.validation import named, shown
 
         click.echo(
             f"best validation {shown(progress.metric)} {progress.best:.1f} ({named(progress.best_epoch)}): "
             f"{folder / 'best'}"
         )
+        said = verdict(progress, Baseline.load(folder) if settings.ridge_baseline else None, data)
+        if said:
+            click.echo(said)
         click.echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")
 
     return command

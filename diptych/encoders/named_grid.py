@@ -61,9 +61,8 @@ class NamedGrid(Grid):
         return (logits.float() / self.class_temperature).softmax(dim=1)
 
 
-def lite0_with_names(size: int) -> NamedGrid:
+def with_names(backbone: Lite0) -> NamedGrid:
     """EfficientNet-Lite0 with ImageNet's class names as all-MiniLM-L6-v2 reads them; their share is 0 to begin with."""
-    backbone = Lite0(size=size)
     (weight, bias), (words, _) = published_classifier(), stored_words()
     encoder = NamedGrid(backbone, *words.shape)
     with torch.no_grad():

@@ -17,7 +17,8 @@ from diptych.data.images import ImageInput, PixelInput, RegionInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.encoder import Encoder
-from diptych.encoders.named_grid import lite0_with_names
+from diptych.encoders.lite0 import Lite0
+from diptych.encoders.named_grid import with_names
 from diptych.encoders.pretrained import load_config
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import SettingsError
@@ -94,7 +95,7 @@ def image_side(settings: Settings, captions: Captions, dim: int) -> tuple[Encode
         )
     name = "lite0" if name == "auto" else name
     if settings.names and (name, settings.text_encoder) == ("lite0", "minilm"):
-        encoder = lite0_with_names(settings.image_size)
+        encoder = with_names(Lite0(size=settings.image_size))
         return encoder, PixelInput(**encoder.backbone.pixel_format)
     network = named.backbone(name, settings.image_size)
     return Grid(network, dim, drop=0.0), PixelInput(**network.pixel_format)

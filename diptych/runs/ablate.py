@@ -77,7 +77,9 @@ def _measured(recipe: Recipe, values: dict[str, Any], data: str, run: Path, show
     if resume and to_json(resumed_settings(recipe, run, {})) != to_json(settings):
         raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
     try:
-        return run_recipe(recipe, settings, data, run, resume=resume, show_progress=show_progress)
+        return run_recipe(
+            recipe, settings, data, run, resume=resume, baseline=False, show_progress=show_progress
+        )
     except Interrupted as note:
         raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
 

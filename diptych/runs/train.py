@@ -19,15 +19,21 @@ from diptych.data.formats import open_captions
 from diptych.data.loading import check_batch_size
 from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.encoders.backbone import Backbone
+from diptych.encoders.lite0 import Lite0
+from diptych.encoders.named_grid import with_names
 from diptych.errors import CheckpointError, DataError
 from diptych.evaluation.evaluator import check_data
 from diptych.recipes.recipe import Recipe
+from diptych.retriever import Retriever
+from diptych.runs.header import header
 from diptych.settings import TrainingSettings, from_json
 from diptych.storage import storing
 from diptych.training import checkpoint
+from diptych.training.baseline import Baseline, ridge_baseline
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.loop import train
 from diptych.training.prepare import prepare, ready_views, unreadable_images
+from diptych.training.ridge import Names, names_of
 from diptych.training.start import check_settings
 from diptych.training.targets import fill_targets
 
@@ -47,9 +53,13 @@ def run_recipe(
     *,
     resume: bool = False,
     cache_dir: Path | None = None,
+    baseline: bool = True,
     show_progress: bool = True,
 ) -> Progress:
-    """Train ``recipe`` on ``data`` into ``folder``; see ``training.loop.train``."""
+    """Train ``recipe`` on ``data`` into ``folder``; see ``training.loop.train``.
+
+    With ``baseline``, and unless the settings say otherwise, ridge regression is measured on the same features first.
+    """
     if not resume and checkpoint.has_state(folder):
         raise CheckpointError(
             f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
@@ -120,6 +130,18 @@ def run_recipe(
         cache_dir=cache_dir,
         show_progress=show_progress,
     )
+    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+        if show_progress:
+            print(header(recipe, settings, method, training, validation, device), flush=True)
+        if baseline and settings.ridge_baseline and method.solver is None and Baseline.load(folder) is None:
+            found = ridge_baseline(
+                method,
+                prepared[0],
+                prepared[1],
+                _names(settings, method.retriever),
+                show_progress=show_progress,
+            )
+            found.save(folder)
     return train(
         method,
         card,
@@ -130,6 +152,14 @@ def run_recipe(
         resume=resume,
         show_progress=show_progress,
     )
+
+
+def _names(settings: TrainingSettings, retriever: Retriever) -> Names | None:
+    """The names that ``train ridge`` would add on the same features: those that Lite0 sees, in MiniLM's space."""
+    frozen = retriever.image.encoder.frozen_part()
+    if isinstance(frozen, Lite0) and getattr(settings, "text_encoder", "") == "minilm":
+        return names_of(with_names(frozen))
+    return None
 
 
 def training_splits(captions: Captions) -> tuple[Captions, Captions]:

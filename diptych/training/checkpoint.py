@@ -36,7 +36,7 @@ _UNLOADABLE = (
 )  # fmt: skip
 FREE_TO_CHANGE = {
     "epochs", "patience", "save_steps", "log_steps", "workers", "tensorboard", "on_collapse", "compile", "cuda_graphs",
-    "micro_batch",
+    "micro_batch", "ridge_baseline",
 }  # fmt: skip
 """Settings that may differ when a run is resumed: they do not change the steps already made."""
 

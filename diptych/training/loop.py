@@ -29,7 +29,7 @@ from diptych.training.signals import interrupted, interruptible
 from diptych.training.solving import solve, solve_alone
 from diptych.training.start import start
 from diptych.training.step import GraphedStep, Step
-from diptych.training.validation import finish_epoch, stop_early
+from diptych.training.validation import Clock, finish_epoch, stop_early
 from diptych.types import Batch, Embeddings, Terms
 
 
@@ -120,6 +120,7 @@ def train(
 
     with interruptible() as interrupt:
         first = progress.step // len(loader)
+        clock = Clock(first, settings.epochs)
         for epoch in range(first, settings.epochs):
             if stop_early(progress, epoch, settings):
                 break
@@ -166,7 +167,10 @@ def train(
                 )
                 method.objective.after_epoch(epoch)
             if log is not None:
-                finish_epoch(method, validation, folder, epoch, progress, log, show_progress)
+                finish_epoch(
+                    method, validation, folder, epoch, progress, log, show_progress,
+                    loss=meter.mean_loss(), clock=clock,
+                )  # fmt: skip
             progress = share(progress, accelerator)
             save_on_main(accelerator, folder, method, optimizer, progress)
             if interrupt.agreed(accelerator) and epoch + 1 < settings.epochs:

@@ -12,6 +12,7 @@ class Meter:
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
+        self.total, self.steps = 0.0, 0  # of what was read before
         self.reset()
 
     def reset(self) -> None:
@@ -28,6 +29,12 @@ class Meter:
     def read(self) -> dict[str, float]:
         """Means since the last read: loss, terms, pairs per second."""
         terms = {name: float(value) / self.count for name, value in self.sums.items()}
+        self.total, self.steps = self.total + sum(terms.values()) * self.count, self.steps + self.count
         speed = self.count * self.batch_size / (time.perf_counter() - self.began)
         self.reset()
         return {"loss": sum(terms.values()), **terms, "pairs_per_second": round(speed, 1)}
+
+    def mean_loss(self) -> float:
+        """The mean loss of all steps so far; reads the device."""
+        left = sum(float(value) for value in self.sums.values())
+        return (self.total + left) / max(1, self.steps + self.count)

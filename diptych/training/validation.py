@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 from diptych.data.prepared import Prepared
@@ -22,6 +23,9 @@ def finish_epoch(
     progress: Progress,
     log: Log,
     show_progress: bool,
+    *,
+    loss: float | None = None,
+    clock: Clock | None = None,
 ) -> None:
     """Validate, keep the best model, and say how the epoch went; epoch −1 is what a solver found before the first."""
     retriever, line = method.retriever, {"epoch": float(epoch)}
@@ -41,7 +45,32 @@ def finish_epoch(
         progress.step, {"epoch": epoch, **{k: v for k, v in line.items() if k != "epoch"}, "best": best}
     )
     if show_progress:
-        print(f"{named(epoch)}: {said}", flush=True)
+        before = "" if loss is None else f"loss {loss:.4g}, "
+        behind = "" if clock is None else clock.left(epoch)
+        print(f"{named(epoch)}: {before}{said}{behind}", flush=True)
+
+
+class Clock:
+    """How much longer a run takes: what its epochs took so far, for each epoch that is left."""
+
+    def __init__(self, first: int, epochs: int) -> None:
+        self.first, self.epochs, self.began = first, epochs, time.monotonic()
+
+    def left(self, epoch: int) -> str:
+        """The time that is left after an epoch, validation included, as the end of its line."""
+        remaining = self.epochs - epoch - 1
+        if remaining <= 0:
+            return ""
+        seconds = (time.monotonic() - self.began) / (epoch + 1 - self.first) * remaining
+        return f", at most {spoken(seconds)} left"
+
+
+def spoken(seconds: float) -> str:
+    """A length of time for people: 12 s, 4 min, 2 h 5 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def named(epoch: int) -> str:
