@@ -15,11 +15,12 @@ import pytest
 import torch
 from colour_model import ColourModel
 from commands import diptych, process, refused
+from disks import fill, small_disk
 from dual_folders import clip_folder
 from shard_data import checksums, contents, write_tars
 from small import photos
 
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, StorageError
 from diptych.index.build import index_collection
 from diptych.index.opening import open_index
 from diptych.retriever import Retriever
@@ -272,6 +273,19 @@ def test_a_failure_in_the_middle_leaves_no_file(tars: Path, tmp_path: Path) -> N
     with pytest.raises(RuntimeError):
         embed_shard(Failing(), "part-000", sources.open("part-000"), tmp_path)
     assert list((tmp_path / "shards").iterdir()) == []
+
+
+def test_a_full_disk_loses_nothing(tars: Path, whole: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        embed(ColourModel(), open_sources(tars), disk / "out", model_name="colours", part=(1, 4))
+        fill(disk, leave=8192)
+        with pytest.raises(StorageError, match="the disk is full"):
+            embed(ColourModel(), open_sources(tars), disk / "out", model_name="colours")
+        assert read_receipt(disk / "out", "part-000") is not None
+        assert not list((disk / "out").rglob(".new-*"))
+        (disk / "ballast").unlink()
+        assert embed(ColourModel(), open_sources(tars), disk / "out", model_name="colours").before == 1
+        assert checksums(disk / "out") == checksums(whole)
 
 
 # --- the command line --------------------------------------------------------------------------------

@@ -91,3 +91,16 @@ class Found(Problems):
         """Note every missing image by itself."""
         for file in files:
             self.error("missing image", file, f"named in {where} but not on disk", hint)
+
+
+class Absent(Problems):
+    """The sink of a reader that goes on without images that are not on disk, unless none is."""
+
+    def __init__(self) -> None:
+        self.files: list[str] = []
+
+    def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
+        """Note them."""
+        if len(files) == total:
+            super().missing(files, total, where, hint)
+        self.files += files

@@ -16,7 +16,7 @@ from PIL import Image
 from diptych.data.ahead import read_ahead
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.formats import open_captions
-from diptych.data.problems import Problems
+from diptych.data.problems import Absent
 from diptych.data.video_files import is_video
 from diptych.errors import DataError, DiptychError, IndexFault, MissingExtra, SettingsError
 from diptych.index.collection_files import CollectionFiles, digest, metadata_of, own_name, plain_value
@@ -72,7 +72,7 @@ def index_collection(
     columns of it and of its texts: ``predicted_labels`` and, in the same order, ``label_scores``. With
     ``local_features``, those that the model's pair scorer reads are stored beside the index, for re-ranking.
     """
-    absent = _Absent()
+    absent = Absent()
     captions = source if isinstance(source, Captions) else open_captions(source, problems=absent)
     if len(captions.images) == 0:
         raise DataError(f"{captions.name} has no images: an index needs at least one.")
@@ -377,19 +377,6 @@ class _Sync:
         if picture is None:
             return self.index.thumbnail(id)
         return make_thumbnail(picture) if isinstance(picture, Image.Image) else None
-
-
-class _Absent(Problems):
-    """The sink of a reader that goes on without images that are not on disk, unless none is."""
-
-    def __init__(self) -> None:
-        self.files: list[str] = []
-
-    def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
-        """Note them."""
-        if len(files) == total:
-            super().missing(files, total, where, hint)
-        self.files += files
 
 
 def _check_precision(index: Index, precision: Precision | None) -> None:

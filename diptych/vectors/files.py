@@ -28,7 +28,7 @@ import numpy as np
 
 from diptych.errors import DataError, MissingExtra
 from diptych.index.metadata import record
-from diptych.index.protocol import Item, Vectors
+from diptych.index.protocol import KINDS, Item, Vectors
 from diptych.storage import new_file, parse_json
 from diptych.vectors.manifest import Manifest, Receipt, read_manifest, read_receipt, shard_file
 
@@ -60,17 +60,20 @@ def shard_writer(target: Path, dim: int) -> Iterator[ShardWriter]:
             raise
 
 
+def _types(dim: int) -> dict[str, Any]:
+    """The Arrow type of each column, in their order."""
+    arrow, _ = parquet()
+    vector = arrow.list_(arrow.field("element", arrow.float32(), nullable=False), dim)
+    return dict.fromkeys(COLUMNS, arrow.string()) | {"thumbnail": arrow.binary(), "vector": vector}
+
+
 class ShardWriter:
     """Writes the rows of one shard into an open file, a row group at a time."""
 
     def __init__(self, handle: BinaryIO, dim: int) -> None:
         arrow, module = parquet()
-        types = dict.fromkeys(COLUMNS, arrow.string()) | {
-            "thumbnail": arrow.binary(),
-            "vector": arrow.list_(arrow.field("element", arrow.float32(), nullable=False), dim),
-        }
         self._arrow, self._sink, self._waiting = arrow, _Hashing(handle), list[Any]()
-        self.schema = arrow.schema([arrow.field(name, types[name], nullable=False) for name in COLUMNS])
+        self.schema = arrow.schema([arrow.field(n, kind, nullable=False) for n, kind in _types(dim).items()])
         squeezed = {name: "zstd" for name in COLUMNS if name not in ("vector", "thumbnail")}
         self._writer = module.ParquetWriter(
             self._sink,
@@ -192,7 +195,7 @@ class Written:
     def batches(self, rows: int = GROUP) -> Iterator[tuple[list[Item], Vectors]]:
         """Items with their vectors, images first; at most ``rows`` at a time are in memory."""
         for table in self.tables(COLUMNS, rows):
-            columns = table.to_pydict() if table.num_rows else {}
+            columns = self.values_of(table)
             items = [
                 Item(
                     id=columns["id"][row],
@@ -200,7 +203,7 @@ class Written:
                     path=columns["path"][row],
                     text=columns["text"][row],
                     image_id=columns["image_id"][row],
-                    metadata=parse_json(columns["metadata"][row]),
+                    metadata=self.metadata_of(columns["metadata"][row]),
                     content=columns["content"][row],
                     thumbnail=columns["thumbnail"][row] or None,
                 )
@@ -215,12 +218,12 @@ class Written:
         count = 0
         try:
             with module.ParquetFile(self.path, page_checksum_verification=True) as file:
+                self._check_schema(file.schema_arrow, columns)
                 for batch in file.iter_batches(batch_size=rows, columns=list(columns)):
                     count += batch.num_rows
                     yield batch
-        except (arrow.ArrowException, OSError, ValueError, KeyError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DataError(f"{self.path} is damaged ({reason}): {self._advice()}") from error
+        except (arrow.ArrowException, OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
+            raise DataError(f"{self.path} is damaged ({_first(error)}): {self._advice()}") from error
         if count != self.receipt.rows:
             raise DataError(
                 f"{self.path} has {count:,} rows, its receipt says {self.receipt.rows:,}: {self._advice()}"
@@ -229,12 +232,38 @@ class Written:
     def vectors_of(self, table: Any) -> Vectors:
         """The vectors (rows, dim) of a record batch that has them; read-only."""
         column = table.column("vector")
-        if column.type.list_size != self.dim:
-            raise DataError(
-                f"{self.path} has vectors of {column.type.list_size}, its manifest says {self.dim}: {self._advice()}"
-            )
         values: Vectors = column.flatten().to_numpy(zero_copy_only=True).reshape(-1, self.dim)
         return values
+
+    def values_of(self, table: Any) -> dict[str, list[Any]]:
+        """The columns of a record batch but its vectors, as Python values."""
+        try:
+            found: dict[str, list[Any]] = table.drop_columns(["vector"]).to_pydict()
+        except (ValueError, OverflowError) as error:  # bytes that are no text
+            raise DataError(f"{self.path} is damaged ({_first(error)}): {self._advice()}") from error
+        if any(kind not in KINDS for kind in found.get("kind", ())) or any(
+            None in one for one in found.values()
+        ):
+            raise DataError(f"{self.path} has a row that is neither image nor text: {self._advice()}")
+        return found
+
+    def metadata_of(self, text: str) -> dict[str, Any]:
+        """The metadata of a row."""
+        try:
+            found = parse_json(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise DataError(
+                f"{self.path} has metadata that are no JSON object ({text[:40]!r}): {self._advice()}"
+            )
+        return found
+
+    def _check_schema(self, schema: Any, columns: Sequence[str]) -> None:
+        for name, kind in _types(self.dim).items():
+            if name in columns and (name not in schema.names or schema.field(name).type != kind):
+                found = schema.field(name).type if name in schema.names else "missing"
+                raise DataError(f"{self.path}: column '{name}' is {found}, not {kind}: {self._advice()}")
 
     def check(self) -> None:
         """Compare the file with the size and checksum of its receipt."""
@@ -294,3 +323,7 @@ def open_vectors(folder: str | Path) -> VectorFolder:
     return VectorFolder(
         place, manifest, tuple(written), tuple(name for name, receipt in receipts.items() if not receipt)
     )
+
+
+def _first(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

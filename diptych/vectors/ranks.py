@@ -31,7 +31,6 @@ from torch import Tensor
 from diptych.errors import DataError
 from diptych.evaluation.metrics import Counts
 from diptych.scores import full_precision
-from diptych.storage import parse_json
 from diptych.vectors.files import Written
 
 TILE = (512, 1024)  # images and texts of one product
@@ -105,13 +104,13 @@ def _read_shard(shard: Written, split: str | None) -> Block:
     splits: set[str] = set()
     digest = hashlib.sha256()
     for table in shard.tables(("id", "kind", "image_id", "text", "metadata", "content", "vector")):
-        columns = table.drop_columns(["vector"]).to_pydict()
+        columns = shard.values_of(table)
         kept: dict[str, list[int]] = {"image": [], "text": []}
         for row, (id, kind, image_id, text, metadata, content) in enumerate(
             zip(*columns.values(), strict=True)
         ):
             if kind == "image":
-                own = _split(metadata)
+                own = str(shard.metadata_of(metadata).get("split") or "")
                 if split is not None and own != split:
                     continue
                 splits.add(own)
@@ -138,11 +137,6 @@ def _read_shard(shard: Written, split: str | None) -> Block:
         if not torch.isfinite(side).all():
             raise DataError(f"{shard.path} has {kind} vectors that are not finite: embed the shard again.")
     return Block(image, text[torch.from_numpy(order)], owner[order], tuple(splits), (digest.hexdigest(),))
-
-
-def _split(metadata: str) -> str:
-    found = parse_json(metadata).get("split")
-    return found if isinstance(found, str) else ""
 
 
 class _Product:

@@ -12,24 +12,11 @@ from typing import Any
 from diptych.data import parquet, webdataset
 from diptych.data.captions import Captions
 from diptych.data.formats import divided, find, located, open_captions
-from diptych.data.problems import Problems
+from diptych.data.problems import Absent
 from diptych.errors import DataError
 from diptych.index.collection_files import CollectionFiles, own_name
 
 ROWS = 10_000  # images of a shard where the data are not files of their own
-
-
-class Absent(Problems):
-    """The sink of a reader that goes on without images that are not on disk, unless none is."""
-
-    def __init__(self) -> None:
-        self.files: list[str] = []
-
-    def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
-        """Note them."""
-        if len(files) == total:
-            super().missing(files, total, where, hint)
-        self.files += files
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 
 import benchmark_files
 import numpy as np
+import vector_files
 from hostile import TEXTS, as_json, mutated, mutated_json, value, words
 from PIL import Image
 from register import CLOSING, TARGETS, Attack, attacked, target, void
@@ -504,4 +505,4 @@ def routes(folder: Path) -> Attack:
     return once
 
 
-__all__ = ["CLOSING", "TARGETS", "attacked", "benchmark_files", "value"]
+__all__ = ["CLOSING", "TARGETS", "attacked", "benchmark_files", "value", "vector_files"]
