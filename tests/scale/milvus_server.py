@@ -20,11 +20,12 @@ import pytest
 
 SETTINGS: dict[str, Any] = {
     "proxy.timeTickInterval": 20,  # milliseconds a read that must see every write waits for
-    "common.session.ttl": 5,  # seconds a killed server's name stays taken: the next start waits for them
     "queryCoord.checkInterval": 100,  # milliseconds between two looks at what is to be loaded
     "queryCoord.distPullInterval": 100,
     "log.level": "error",
 }
+# seconds a killed server's name stays taken, and the next start waits; one that is starved as long loses its name
+KILLABLE = {**SETTINGS, "common.session.ttl": 10}
 
 
 class MilvusServer:

@@ -8,8 +8,10 @@ loss of power does; each is answered with a line. The end of standard input ends
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -23,6 +25,7 @@ from pathlib import Path
 
 PORT, HEALTH = 19530, 9091
 SET_FLAGS, UP, RUNNING = 0x8914, 0x1, 0x40  # of an interface, as Linux numbers them
+SET_DEATH_SIGNAL = 1  # of prctl: what a process is sent when its parent ends
 PATIENCE = 240  # seconds for a start on a busy machine
 
 
@@ -69,7 +72,12 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            preexec_fn=_die_with_parent,
         )
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def wait(server: subprocess.Popen[bytes]) -> bool:

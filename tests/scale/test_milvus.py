@@ -331,8 +331,8 @@ def test_several_writers_at_once_lose_nothing(url: str) -> None:
 # ---------------------------------------------------------------------- options
 
 
-@pytest.mark.parametrize("graph", ["hnsw"])
-def test_an_approximate_index_answers_from_its_graph(server: MilvusServer, graph: str) -> None:
+def test_an_approximate_index_answers_from_its_graph(server: MilvusServer) -> None:
+    graph = "hnsw"
     items, vectors = collection(2000)
     name = f"graph{next(names)}"
     with MilvusIndex.create(server.url(name), DIM) as index:
@@ -356,6 +356,22 @@ def test_an_approximate_index_answers_from_its_graph(server: MilvusServer, graph
         assert len(index.search(vectors[0], 10, kind="image", filter="price = 5")) == 10
         with pytest.raises(IndexFault, match="an exact search needs an index made with index=flat"):
             index.search(vectors[0], exact=True)
+
+
+def test_a_server_without_diskann_says_so(server: MilvusServer) -> None:
+    url = server.url(f"disk{next(names)}")
+    with pytest.raises(
+        SettingsError, match=r"Milvus 2\.3\.5-lite, which is built without DiskANN: use index=hnsw"
+    ):
+        MilvusIndex.create(f"{url}?index=diskann", DIM)
+    assert not MilvusIndex.exists(url)
+    items, vectors = collection(20)
+    with MilvusIndex.create(url, DIM) as index:
+        index.add(items, vectors)
+    with MilvusIndex.open(f"{url}?index=diskann", writable=True) as index:
+        with pytest.raises(SettingsError, match="built without DiskANN"):
+            index.build_graph("image")
+        assert index.search(vectors[0], 20).exact  # as it was
 
 
 def test_partitions_divide_by_a_column(server: MilvusServer, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from colours import ColourModel, fill
 from commands import diptych, refused, training
 from engine_contract import DIM, collection
 from fastapi.testclient import TestClient
-from milvus_server import SETTINGS, MilvusServer, milvus
+from milvus_server import KILLABLE, MilvusServer, milvus
 from servers import served
 from small import precomputed
 
@@ -36,7 +36,7 @@ PATIENCE = 180  # seconds until a server that was killed answers again, on a bus
 @pytest.fixture(scope="module")
 def server() -> Iterator[MilvusServer]:
     """One that these tests may kill."""
-    with milvus() as running:
+    with milvus(KILLABLE) as running:
         yield running
 
 
@@ -103,6 +103,10 @@ def test_kills_during_updates_lose_nothing(server: MilvusServer, monkeypatch: py
             end = time.monotonic() + PATIENCE
             while (len(acknowledged), sum(acknowledged.values())) == before and not failures:
                 assert time.monotonic() < end  # the writer goes on after every kill
+                time.sleep(0.01)
+            seen = len(statuses)
+            while 200 not in statuses[seen:] and not failures:  # and so does the service
+                assert time.monotonic() < end
                 time.sleep(0.01)
             time.sleep(rng.random() / 5)
             server.kill()
@@ -204,7 +208,7 @@ def test_a_full_server_keeps_what_it_has(server: MilvusServer, tmp_path: Path) -
         fill(index, tmp_path / "pictures", model)
         index.compact()
     server.kill()
-    server.configure({**SETTINGS, "quotaAndLimits.limitWriting.diskProtection.diskQuota": 0.001})
+    server.configure({**KILLABLE, "quotaAndLimits.limitWriting.diskProtection.diskQuota": 0.001})
     server.start()
     try:
         with until(lambda: MilvusIndex.open(url, writable=True)) as index:
@@ -229,14 +233,14 @@ def test_a_full_server_keeps_what_it_has(server: MilvusServer, tmp_path: Path) -
             assert len(index) in (count, count + 1)
     finally:
         server.kill()
-        server.configure(SETTINGS)
+        server.configure(KILLABLE)
         server.start()
 
 
 def test_a_wrong_password_is_told_without_repeating_it(server: MilvusServer) -> None:
     items, vectors = collection(5)
     server.kill()
-    server.configure({**SETTINGS, "common.security.authorizationEnabled": True})
+    server.configure({**KILLABLE, "common.security.authorizationEnabled": True})
     server.start()
     try:
         right = server.url("secret", login="root:Milvus@")
@@ -253,7 +257,7 @@ def test_a_wrong_password_is_told_without_repeating_it(server: MilvusServer) -> 
         assert "sesame" not in said
     finally:
         server.kill()
-        server.configure(SETTINGS)
+        server.configure(KILLABLE)
         server.start()
 
 

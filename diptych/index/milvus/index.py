@@ -16,13 +16,14 @@ from typing import Any
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.engine import Engine, Samples, check_k, check_limit, new_facts
 from diptych.index.filters import Filter, kind_of, parse_filter
+from diptych.index.lexical import words_of
 from diptych.index.metadata import held_kinds
 from diptych.index.milvus import making, reading
 from diptych.index.milvus.address import read_address
 from diptych.index.milvus.cells import key_of
 from diptych.index.milvus.facts import Facts, picture_rows
 from diptych.index.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Wanted, keys, wanted
-from diptych.index.milvus.ranking import MARGIN, Nearest
+from diptych.index.milvus.ranking import Nearest, best_words, check_depth
 from diptych.index.milvus.rows import (
     Row,
     check_storable,
@@ -31,7 +32,7 @@ from diptych.index.milvus.rows import (
     vectors_of,
 )
 from diptych.index.milvus.server import Server
-from diptych.index.milvus.table import MOST, STRONG, drop_quietly
+from diptych.index.milvus.table import STRONG, drop_quietly
 from diptych.index.protocol import KINDS, Collection, Hits, IndexInfo, Item, Kind, Pair, Precision, Vectors
 from diptych.progress import track
 
@@ -39,7 +40,6 @@ FORMAT = (
     "diptych index 1"  # at the beginning of a collection's description; raised when old ones cannot be read
 )
 BUILD: dict[str, dict[str, Any]] = {"flat": {}, "hnsw": {"M": 16, "efConstruction": 200}, "diskann": {}}
-WORDS = (2, 5)  # the version of Milvus that has full-text search
 
 
 class MilvusIndex(Engine):
@@ -257,11 +257,7 @@ class MilvusIndex(Engine):
         """``search`` for each row of (queries, dimension); with an approximate index, filtered searches use it too."""
         queries = self._checked(vectors, "the query")
         check_k(k)
-        if k > MOST - MARGIN:
-            raise SettingsError(
-                f"Milvus gives at most {MOST - MARGIN:,} hits, not {k:,}: ask for fewer, or narrow the search with a "
-                "filter."
-            )
+        check_depth(k)
         if exact is False and self._graph == "flat":
             raise self._no_graph(kind)
         if exact and self._graph != "flat":
@@ -274,9 +270,17 @@ class MilvusIndex(Engine):
     def search_words(
         self, text: str, k: int = 10, *, kind: Kind | None = None, filter: str | Filter | None = None
     ) -> Hits:
-        """Refused: this engine has no full-text search yet."""
-        self._server.needs(WORDS, "full-text search (--hybrid)")
-        raise SettingsError("an index in Milvus has no full-text search: search without --hybrid.")
+        """The k best items by the server's BM25 over their texts, where it has it: from Milvus 2.5 on."""
+        check_k(k)
+        check_depth(k)
+        if not self._facts["words"]:
+            self._server.needs(making.WORDS, "full-text search (--hybrid)")
+            raise SettingsError(
+                f"{self.path} was made by a server without full-text search: index the collection anew under another "
+                "name, or search without --hybrid."
+            )
+        words = " ".join(words_of(text))
+        return best_words(self._items, words, k, self._wanted(kind, filter)) if words else Hits()
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
         """The most frequent texts and booleans of a metadata column; in a large index their numbers are estimates."""
@@ -339,7 +343,7 @@ class MilvusIndex(Engine):
         held: dict[str, set[str]] = {}
         parts: dict[str, list[Row]] = {}
         for serial, one, vector in zip(self._new_serials(len(items)), items, rows, strict=True):
-            new, metadata = row(one, vector, serial, picture_rows(one.thumbnail))
+            new, metadata = row(one, vector, serial, picture_rows(one.thumbnail), bool(self._facts["words"]))
             made.append(new)
             parts.setdefault(self._parts.of(metadata), []).append(new)
             for name, kinds in held_kinds((n, kind_of(v)) for n, v in metadata.items()).items():

@@ -16,6 +16,7 @@ from diptych.index.milvus.table import Table
 FORMAT = (
     "diptych index 1"  # at the beginning of a collection's description; raised when old ones cannot be read
 )
+WORDS = (2, 5)  # the version of Milvus that has full-text search
 BUILD: dict[str, dict[str, Any]] = {"flat": {}, "hnsw": {"M": 16, "efConstruction": 200}, "diskann": {}}
 
 
@@ -25,19 +26,30 @@ def tables(server: Server) -> tuple[Table, Table]:
     return Table(server, name, level), Table(server, f"{name}_facts", level)
 
 
+def check_graph(server: Server, graph: str | None) -> None:
+    """Raise when a server cannot build such an index: one that cannot tries for ever, and says nothing."""
+    if graph == "diskann" and "lite" in server.version:
+        raise SettingsError(
+            f"the server of {server.label} is Milvus {server.version.lstrip('v')}, which is built without DiskANN: use "
+            "index=hnsw, or a full server."
+        )
+
+
 def make(server: Server, facts: dict[str, str]) -> None:
     """Make the Milvus collections of a new index; one that is already there is refused."""
     items, meta = tables(server)
     if items.exists():
         read_facts(items)
         raise IndexFault(f"{server.label} is already an index: open it, or choose another name.")
+    check_graph(server, server.address.graph)
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     fact_fields(schema)
     meta.create(schema)
     # of two that create it at once, the server takes one: their descriptions differ
-    about = f"{FORMAT} {json.dumps({**facts, 'made': uuid.uuid4().hex})}"
+    words = server.has(WORDS)
+    about = f"{FORMAT} {json.dumps({**facts, 'words': 'bm25' if words else '', 'made': uuid.uuid4().hex})}"
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False, description=about)
-    item_fields(schema, int(facts["dimension"]))
+    item_fields(schema, int(facts["dimension"]), words)
     items.create(schema)
 
 
@@ -75,6 +87,8 @@ def prepare(items: Table, meta: Table, facts: dict[str, str], writable: bool) ->
     if not graph:
         graph = address.graph or "flat"
         items.make_index(graph, BUILD[graph])
+    if facts["words"]:
+        items.make_words_index()
     if not meta.index_type():
         meta.make_index("flat", {})
     if not meta.is_loaded():
@@ -97,6 +111,7 @@ def prepare(items: Table, meta: Table, facts: dict[str, str], writable: bool) ->
 def change_graph(items: Table, before: Graph, after: Graph) -> None:
     """Give the vectors another kind of index; nothing can be read meanwhile, and a failure brings the old one back."""
     replicas = items.server.address.replicas
+    check_graph(items.server, after)
     items.flush()
     items.drop_index()
     try:

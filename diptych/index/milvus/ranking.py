@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.errors import SettingsError
 from diptych.index import deadline
 from diptych.index.exact import MAX_TIES, TIE, rescore
 from diptych.index.milvus.pushdown import Wanted, keys
@@ -96,6 +97,28 @@ class Nearest:
         rows = list({row["pk"]: row for row in sorted(rows, key=lambda row: row["serial"])}.values())
         stored = vectors_of(rows, self.dimension)
         return _Candidates(rows, [item_of(row) for row in rows], stored, rescore(stored, query))
+
+
+def check_depth(k: int) -> None:
+    """Raise when more hits are wanted than Milvus gives."""
+    if k > MOST - MARGIN:
+        raise SettingsError(
+            f"Milvus gives at most {MOST - MARGIN:,} hits, not {k:,}: ask for fewer, or narrow the search with a "
+            "filter."
+        )
+
+
+def best_words(table: Table, text: str, k: int, wanted: Wanted) -> Hits:
+    """The k best items by the server's BM25; of equal scores images first, then in the order they were added."""
+    for depth in (k + MARGIN, *(one for one in (*LOOSE, MOST) if one > k + MARGIN)):
+        deadline.check()
+        rows = table.search_words(text, depth, wanted.expression, FIELDS, wanted.parts)
+        found = [(row, item) for row in rows if wanted.passes(item := item_of(row))]
+        if wanted.is_exact or len(found) >= k or len(rows) < depth:
+            break
+    # a better score is a larger one; milvus-lite gives it below zero, as a distance
+    best = sorted(found, key=lambda one: (-abs(one[0]["score"]), one[1].kind == "text", one[0]["serial"]))[:k]
+    return Hits(tuple(Hit(item, abs(float(row["score"]))) for row, item in best))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from diptych.errors import DataError, SettingsError
 from diptych.index.metadata import record
 from diptych.index.milvus.cells import cells_of, key_of
 from diptych.index.milvus.pushdown import KIND_NUMBERS
-from diptych.index.milvus.server import DataType
+from diptych.index.milvus.server import DataType, Function, FunctionType
 from diptych.index.protocol import Item, Vectors
 
 FIELD_BYTES = 65_535  # of a text or JSON column of Milvus
@@ -38,8 +38,8 @@ def check_storable(dimension: int, precision: str) -> None:
         )
 
 
-def item_fields(schema: Any, dimension: int) -> None:
-    """The columns of a row per item."""
+def item_fields(schema: Any, dimension: int, words: bool = False) -> None:
+    """The columns of a row per item; with ``words``, those from which the server computes BM25."""
     schema.add_field("pk", DataType.VARCHAR, is_primary=True, max_length=32)
     schema.add_field(
         "serial", DataType.INT64
@@ -52,6 +52,17 @@ def item_fields(schema: Any, dimension: int) -> None:
     schema.add_field("item", DataType.VARCHAR, max_length=FIELD_BYTES)
     schema.add_field("cells", DataType.JSON)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
+    if words:
+        schema.add_field("words", DataType.VARCHAR, max_length=FIELD_BYTES, enable_analyzer=True)
+        schema.add_field("weights", DataType.SPARSE_FLOAT_VECTOR)
+        schema.add_function(
+            Function(
+                name="bm25",
+                function_type=FunctionType.BM25,
+                input_field_names=["words"],
+                output_field_names=["weights"],
+            )
+        )
 
 
 def fact_fields(schema: Any) -> None:
@@ -62,7 +73,9 @@ def fact_fields(schema: Any) -> None:
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
 
 
-def row(item: Item, vector: Vectors, serial: int, pictures: int) -> tuple[Row, dict[str, Any]]:
+def row(
+    item: Item, vector: Vectors, serial: int, pictures: int, words: bool = False
+) -> tuple[Row, dict[str, Any]]:
     """The row of an item and its metadata in plain values; raises for an item Milvus cannot hold."""
     fields = list(record(item))
     metadata: dict[str, Any] = json.loads(fields[5])
@@ -86,6 +99,8 @@ def row(item: Item, vector: Vectors, serial: int, pictures: int) -> tuple[Row, d
         "cells": cells,
         "vector": vector,
     }
+    if words:
+        made["words"] = item.text
     return made, metadata
 
 

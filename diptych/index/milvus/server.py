@@ -17,6 +17,8 @@ from diptych.index.milvus.address import Address
 try:
     import grpc
     from pymilvus import DataType as DataType
+    from pymilvus import Function as Function
+    from pymilvus import FunctionType as FunctionType
     from pymilvus import MilvusClient as MilvusClient
     from pymilvus.exceptions import MilvusException as MilvusException
 except ImportError as missing:
@@ -88,8 +90,8 @@ class Server:
 
     def needs(self, version: tuple[int, int], what: str) -> None:
         """Raise when the server is older than ``version``, which ``what`` needs."""
-        self.ask(lambda client, seconds: None)
-        check_version(self.version, version, self.label, what)
+        if not self.has(version):
+            check_version(self.version, version, self.label, what)
 
     def has(self, version: tuple[int, int]) -> bool:
         """Whether the server is of this version or newer."""

@@ -70,6 +70,16 @@ class Table:
 
         self.server.ask(make)
 
+    def make_words_index(self) -> None:
+        """Give the texts an index for BM25; it may be there."""
+
+        def make(db: Any, seconds: float) -> None:
+            wanted = db.prepare_index_params()
+            wanted.add_index("weights", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
+            db.create_index(self.name, wanted, timeout=BUILDING)
+
+        self.server.ask(make)
+
     def drop_index(self) -> None:
         """Take the vectors out of memory and their index away; until ``load`` nothing can be read."""
 
@@ -209,23 +219,16 @@ class Table:
 
         Only the partitions ``parts`` are read, where some are named.
         """
-        found = self.server.ask(
-            lambda db, seconds: db.search(
-                self.name,
-                data=list(queries),
-                anns_field="vector",
-                limit=count,
-                filter=expression,
-                output_fields=list(fields),
-                partition_names=list(parts) or None,
-                search_params={"metric_type": "IP", "params": settings},
-                consistency_level=self.level,
-                timeout=seconds,
-            )
-        )
-        return [
-            [{**hit["entity"], "pk": hit["id"], "score": hit["distance"]} for hit in hits] for hits in found
-        ]
+        about = {"metric_type": "IP", "params": settings}
+        return self._search("vector", list(queries), count, expression, fields, about, parts)
+
+    def search_words(
+        self, text: str, count: int, expression: str, fields: Sequence[str], parts: Sequence[str] = ()
+    ) -> list[Row]:
+        """The ``count`` best rows by the server's BM25, best first, with their ``score``; others have no word of it."""
+        about = {"metric_type": "BM25"}
+        (found,) = self._search("weights", [text], count, expression, fields, about, parts)
+        return found
 
     def partitions(self) -> list[str]:
         """The names of its partitions, in the order in which they were made."""
@@ -234,6 +237,32 @@ class Table:
     def make_partition(self, name: str) -> None:
         """Make a partition; it may be there."""
         self.server.ask(lambda db, seconds: db.create_partition(self.name, name, timeout=seconds))
+
+    def _search(
+        self,
+        field: str,
+        queries: list[Any],
+        count: int,
+        expression: str,
+        fields: Sequence[str],
+        about: dict[str, Any],
+        parts: Sequence[str],
+    ) -> list[list[Row]]:
+        found = self.server.ask(
+            lambda db, seconds: db.search(
+                self.name,
+                data=queries,
+                anns_field=field,
+                limit=count,
+                filter=expression,
+                output_fields=["pk", *fields],
+                partition_names=list(parts) or None,
+                search_params=about,
+                consistency_level=self.level,
+                timeout=seconds,
+            )
+        )
+        return [[{**hit["entity"], "score": hit["distance"]} for hit in hits] for hits in found]
 
     def _upsert(self, rows: list[Row], partition: str, db: Any, seconds: float) -> None:
         db.upsert(self.name, rows, timeout=seconds, partition_name=partition)
