@@ -28,6 +28,7 @@ from diptych.retriever import Retriever
 
 COLOURS = ("red", "green", "blue", "grey")
 COUNT = 32
+HALF = 2e-4  # features of the frozen backbone go through the cache in float16
 
 
 def make_shop(folder: Path, count: int = COUNT) -> Path:
@@ -98,7 +99,7 @@ def test_all_four_directions_score_as_the_model_does(made: Path) -> None:
         for kind, rows in (("image", images), ("text", texts)):
             hits = found(made / "shop.index", query, "--kind", kind, "-k", 4)
             best = (rows @ vector).sort(descending=True).values[:4].tolist()
-            assert [hit["score"] for hit in hits] == pytest.approx(best, abs=1e-5)
+            assert [hit["score"] for hit in hits] == pytest.approx(best, abs=HALF)
             assert {hit["kind"] for hit in hits} == {kind}
     assert found(made / "shop.index", picture, "-k", 1)[0]["id"] == "images/p5.png"
 
@@ -114,7 +115,7 @@ def test_terms_weights_filters_and_more_like_this(made: Path) -> None:
     )  # a shell took the quotes
     images = model.encode_image(open_captions(made / "shop").images)
     best = (images @ (wanted / wanted.norm())).max()
-    assert shown[0]["score"] == pytest.approx(float(best), abs=1e-5)
+    assert shown[0]["score"] == pytest.approx(float(best), abs=HALF)
     cheap = found(place, "thing", "--filter", 'price < 20 and color = "red"', "-k", 50)
     assert {hit["id"] for hit in cheap} == {f"images/p{n}.png" for n in range(0, 20, 4)}
     like = found(place, "--like", "images/p5.png", "-k", 50)

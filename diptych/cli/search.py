@@ -85,6 +85,12 @@ def index() -> None:
     help="store what the model's pair scorer reads of each image beside the index: quick re-ranking, large files",
 )
 @click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
+@click.option(
+    "--exif/--no_exif", default=True, help="date, camera and place of photos as columns to filter by"
+)
+@click.option(
+    "--cache/--no_cache", default=True, help="share features of a frozen backbone with other commands"
+)
 @column_flags
 @device_flags
 def build(
@@ -98,6 +104,8 @@ def build(
     labels: bool,
     local_features: bool,
     batch_size: int | None,
+    exif: bool,
+    cache: bool,
     image_column: str | None,
     text_column: str | None,
     device: str,
@@ -122,7 +130,8 @@ def build(
     run = given[0] if len(given) == 2 else model_for(place)
     built, _ = bring_up_to_date(
         run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
-        approximate_above=above, codes=codes or None, labels=labels, local_features=local_features, device=device,
+        approximate_above=above, codes=codes or None, labels=labels, local_features=local_features, exif=exif,
+        cache=cache, device=device,
         compute_precision=compute_precision,
     )  # fmt: skip
     click.echo(summary(shown(place), built))

@@ -56,7 +56,7 @@ def open_image(
             stream = handle = open(source, "rb")  # noqa: SIM115  closed below, after decoding
         else:
             stream = io.BytesIO(source) if isinstance(source, bytes) else source
-        image = open_extra(stream, label, max_pixels) or _open_header(stream, label)
+        image = open_extra(stream, label, max_pixels) or open_header(stream, label)
         _check_cost(image, stream, label, max_pixels)
         if size_hint is not None:
             image.draft("RGB", (size_hint, size_hint))
@@ -102,7 +102,7 @@ def _is_empty(stream: BinaryIO) -> bool:
     return not stream.read(1)
 
 
-def _open_header(stream: BinaryIO, label: str) -> Image.Image:
+def open_header(stream: BinaryIO, label: str) -> Image.Image:
     """Read the header only, silently.
 
     Pillow warns or raises at its own pixel limit while opening; ours is checked right after, so its is lifted
@@ -155,6 +155,17 @@ def _scans(stream: BinaryIO) -> int:
         last = piece[-1:]
     stream.seek(at)
     return found
+
+
+def exif_tags(image: Image.Image) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The EXIF tags of a picture, and those of its place; both empty without EXIF."""
+    with _header_lock, warnings.catch_warnings():  # damaged EXIF only warns
+        warnings.simplefilter("ignore")
+        exif = image.getexif()
+        if not exif:
+            return {}, {}
+        inner, gps = exif.get_ifd(ExifTags.IFD.Exif), exif.get_ifd(ExifTags.IFD.GPSInfo)
+        return {**dict(exif), **dict(inner)}, dict(gps)
 
 
 def _orientation(image: Image.Image) -> int:

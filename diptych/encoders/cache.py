@@ -28,7 +28,7 @@ from diptych.data.text import CachedTexts, TextStore
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache_contents import OLD, PACKS, in_words
 from diptych.encoders.cells import compute_cells
-from diptych.encoders.feature_file import FeatureFile
+from diptych.encoders.feature_file import FeatureFile, to_half
 from diptych.encoders.feature_pack import MISSING, FeaturePack
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, ImageError
@@ -174,14 +174,17 @@ class PictureCache:
         return np.asarray(out[0])
 
     @torch.inference_mode()
-    def compute(self, keys: Sequence[str], pictures: Sequence[StoredImage]) -> NDArray[np.float16]:
-        """The cells (n, R, C) of pictures, computed now and added to the pack."""
+    def compute(
+        self, keys: Sequence[str], pictures: Sequence[StoredImage], *, store: bool = True
+    ) -> NDArray[np.float16]:
+        """The cells (n, R, C) of pictures, computed now and, unless told not to, added to the pack."""
         pixels = self.image_input(pictures)
         assert isinstance(pixels, torch.Tensor)
         device = next(self.backbone.parameters()).device
         cells = self.backbone(pixels.to(device)).float().cpu().numpy()
-        self.pack.append(keys, cells)
-        return np.asarray(cells, dtype=np.float16)
+        if store:
+            self.pack.append(keys, cells)
+        return to_half(cells)
 
 
 def _keys_of(store: ImageStore, skip: bool) -> tuple[dict[int, str], dict[int, str]]:

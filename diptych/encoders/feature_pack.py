@@ -163,7 +163,7 @@ class FeaturePack:
                     self.shape = self._read_shape()
                 file.seek(self._read)
                 data = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self._forget()
             return
         whole = len(data) // ENTRY.itemsize

@@ -25,6 +25,7 @@ from diptych.index.metadata import check_storable
 from diptych.index.moved import KeptVectors, settle
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.overlap import Overlap, decoders
+from diptych.index.photos import EXIF, PhotoColumns, SharedFeatures
 from diptych.index.protocol import KINDS, Index, Item, Precision, Vectors
 from diptych.index.thumbnails import make_thumbnail
 from diptych.index.works import Built, Read, Work, has_vector, reason_of
@@ -56,6 +57,8 @@ def index_collection(
     codes: bool | None = None,
     labels: bool = False,
     local_features: LocalFeatures | bool = False,
+    exif: bool = True,
+    cache: bool = True,
     show_progress: bool = False,
 ) -> Built:
     """Bring an index in line with a collection, creating it if need be.
@@ -70,7 +73,9 @@ def index_collection(
     an approximate index of them (None: never): a graph, with ``codes`` a table of binary codes. ``precision`` is
     that of a new index, float32 unless given. With ``labels``, the labels that the model predicts of an image are
     columns of it and of its texts: ``predicted_labels`` and, in the same order, ``label_scores``. With
-    ``local_features``, those that the model's pair scorer reads are stored beside the index, for re-ranking.
+    ``local_features``, those that the model's pair scorer reads are stored beside the index, for re-ranking. With
+    ``exif``, date, camera and place of photos are columns; with ``cache``, features of a frozen backbone are shared
+    with other commands.
     """
     absent = Absent()
     captions = source if isinstance(source, Captions) else open_captions(source, problems=absent)
@@ -106,6 +111,8 @@ def index_collection(
                     codes=codes,
                     labels=labels,
                     local_features=local_features,
+                    exif=exif,
+                    cache=cache,
                     show_progress=show_progress,
                 )
         except DiptychError:
@@ -121,7 +128,10 @@ def index_collection(
             "this model predicts no labels: index with a label-wise model, or without labels."
         )
     store = local_features if isinstance(local_features, LocalFeatures) else None
-    built = _Sync(model, captions, place, name, texts, batch_size, labeller, store).run(show_progress)
+    shared = SharedFeatures.of(model) if cache else None
+    photos = PhotoColumns() if exif else None
+    sync = _Sync(model, captions, place, name, texts, batch_size, labeller, store, shared, photos)
+    built = sync.run(show_progress)
     for kind in KINDS if approximate_above is not None else ():
         if place.count(kind) >= max(1, approximate_above or 0):
             try:
@@ -153,14 +163,18 @@ class _Sync:
         batch_size: int | None,
         labeller: Labeller | None = None,
         local: LocalFeatures | None = None,
+        shared: SharedFeatures | None = None,
+        photos: PhotoColumns | None = None,
     ) -> None:
+        self.shared, self.photos = shared, photos
         self.model, self.captions, self.index, self.labeller = model, captions, index, labeller
         on_gpu = getattr(getattr(model, "device", None), "type", "cpu") != "cpu"
         self.with_texts, self.batch_size = texts, batch_size or (ON_GPU if on_gpu else ON_CPU)
         self.local, self.stored = local, local.contents() if local is not None else {}
-        self.further = [PREDICTED] if labeller else []  # columns whose values are known only after encoding
         self.texts_of = captions.texts_of()
         self.files = CollectionFiles(captions)
+        # columns whose values are known only after encoding, or follow from the file
+        self.further = [PREDICTED] * bool(labeller) + [EXIF] * bool(photos and self.files.root)
         self.collection, note = settle(index, captions, self.files, name or own_name(captions))
         self.known = dict(index.contents(self.collection.number))
         self.known_images = {id for id, _ in index.contents(self.collection.number, "image")}
@@ -212,6 +226,8 @@ class _Sync:
         self.built.moved, self.built.total = len(moved), self.index.count("image")
         self.built.added -= len(moved)
         self.built.removed = len(self.known_images.intersection(gone) - moved)
+        self.built.notes += self.photos.notes() if self.photos is not None else []
+        self.built.notes += [self.shared.note] if self.shared is not None and self.shared.note else []
         return self.built
 
     def read(self, row: int) -> Read:
@@ -241,8 +257,19 @@ class _Sync:
             read.refused = reason_of(error)
             return read
         try:
-            if self.is_changed(read) and not read.same:
-                read.picture = self.captions.images[row]
+            if not self.is_changed(read):
+                return read
+            if self.photos is not None:
+                told = self.photos.of(read.id, self.files.path(row))
+                read.metadata = {**told, **read.metadata}  # the collection's own columns win
+                read.texts = [replace(text, metadata=read.metadata) for text in read.texts]
+            if not read.same:
+                cells = None
+                if self.shared is not None and self.files.relative(
+                    row
+                ):  # which need no picture for a thumbnail
+                    cells = self.shared.known(self.files.content(key))
+                read.picture = self.captions.images[row] if cells is None else cells
         except (UnicodeError, DataError, OSError) as error:
             read.unread = reason_of(error)
         return read
@@ -302,7 +329,10 @@ class _Sync:
         """Turn pictures into vectors, and let go of them."""
         if not pending:
             return
-        pictures = [work.picture for work in pending]
+        pictures: Sequence[Any] = [work.picture for work in pending]
+        if self.shared is not None:
+            keys = [self.files.content(work.item.content.rsplit("|", 1)[0]) for work in pending]
+            pictures = self.shared.items(keys, pictures)
         rows = self.model.encode_image(pictures, batch_size=self.batch_size)
         if self.labeller is not None:
             for work, found in zip(pending, self.labeller(pictures, batch_size=self.batch_size), strict=True):

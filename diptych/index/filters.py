@@ -11,6 +11,7 @@ Grammar (words in any case)::
             | column ["not"] "like" text               % any characters, _ one character
             | column "is" ["not"] "null"
     value   = number | text in quotes | true | false | null
+            | a date: 2024-06, 2024-06-01, 2024-06-01T12:30        the same as in quotes
     column  = a name, or `any name` in back quotes
 
 Every test is true or false. A missing value equals nothing, is neither below nor above anything, and so
@@ -24,6 +25,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, NoReturn
 
 from diptych.errors import QueryError
@@ -200,6 +202,7 @@ def _contains(value: Any, wanted: Value) -> bool:
 
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
+      | (?P<date>\d{4}-\d{2}(?:-\d{2}(?:T\d{2}:\d{2}(?::\d{2})?)?)?(?![\w.:\-]))
       | (?P<number>[+-]?(?:\d++\.?+\d*+|\.\d++)(?:[eE][+-]?\d++)?+(?![\w.]))
       | (?P<text>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')
       | (?P<quoted>`[^`]+`)
@@ -334,6 +337,12 @@ class _Parser:
             if len(token.text) > MAX_DIGITS:
                 self.fail(token, f"a number of at most {MAX_DIGITS} characters")
             return float(token.text) if re.search(r"[.eE]", token.text) else int(token.text)
+        if token.kind == "date":
+            try:
+                datetime.fromisoformat(token.text if len(token.text) > 7 else f"{token.text}-01")
+            except ValueError:
+                self.fail(token, "a date such as 2024-06-01")
+            return token.text
         if token.kind == "text":
             return re.sub(r"\\(.)", r"\1", token.text[1:-1], flags=re.DOTALL)
         if token.word in ("true", "false"):
