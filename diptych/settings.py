@@ -65,6 +65,9 @@ class TrainingSettings:
         "encode a process's share of a batch in pieces of N pairs, by gradient caching (0: whole)",
         low=0,
     )
+    shard_model: bool = setting(
+        False, "divide parameters, gradients and optimiser state over the processes (FSDP2, with torchrun)"
+    )
     cuda_graphs: bool = setting(False, "replay each training step as a CUDA graph (one GPU)")
     workers: int = setting(0, "threads that prepare batches (0: the training thread itself)", low=0)
     tensorboard: bool = setting(False, "also write TensorBoard event files (needs the extra 'tensorboard')")

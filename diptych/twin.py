@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from diptych.encoders.precision import computes_bf16
 from diptych.errors import SettingsError
 from diptych.types import Batch, Embeddings, Features
+from diptych.weights import whole_tensor
 
 KeyPrecision = Literal["auto", "same", "bf16"]
 
@@ -85,7 +86,7 @@ class Twin(nn.Module):
         targets = dict(self.retriever.named_parameters())
         if names:
             torch._foreach_lerp_(
-                [targets[n] for n in names], [sources[n] for n in names], 1.0 - self.momentum
+                [targets[n] for n in names], [whole_tensor(sources[n]) for n in names], 1.0 - self.momentum
             )
         buffers = dict(online.named_buffers())
         mine = list(self.retriever.named_buffers())

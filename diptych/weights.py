@@ -14,6 +14,21 @@ Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Turns a state into the one that is saved."""
 
 
+def is_divided(tensor: Tensor) -> bool:
+    """Whether a tensor is one process's share of a larger one (a ``DTensor``, whose module takes long to import)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A tensor put together from the shares of all processes, each of which must call it; others as they are."""
+    return tensor.full_tensor() if is_divided(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def whole_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state of a module in one piece."""
+    return {name: whole_tensor(value.detach()) for name, value in module.state_dict().items()}
+
+
 def own_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous CPU copies, each with memory of its own: safetensors refuses shared storage."""
     seen: set[int] = set()

@@ -88,7 +88,7 @@ class Run:
         return Prepared(Captions(self.images, TEXTS, ids // 2, names, splits), self.store)  # type: ignore[arg-type]
 
     def end_epoch(self, epoch: int) -> None:
-        show_pairs(self.objective, epoch, self.model, self.training, main=True, show_progress=False)
+        show_pairs(self.objective, epoch, self.model, self.training, show_progress=False)
         self.objective.after_epoch(epoch)
 
     def steps(self, start: int, count: int) -> list[dict[str, float]]:

@@ -143,7 +143,7 @@ def test_two_epochs_move_every_trainable_parameter(name: str, world: World) -> N
             step(method, optimizer, batch)
         with torch.no_grad():
             ready = Prepared(captions, method.retriever.text_input.prepare(captions.texts))
-            show_pairs(method.objective, epoch, method.retriever, ready, main=True, show_progress=False)
+            show_pairs(method.objective, epoch, method.retriever, ready, show_progress=False)
             method.objective.after_epoch(epoch)
     assert before
     still = [k for k, p in trainable(method).items() if torch.equal(p, before[k])]

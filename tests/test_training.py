@@ -446,7 +446,7 @@ def test_log_drops_lines_past_the_resumed_step(tmp_path: Path) -> None:
 
 def test_the_loss_scale_of_fp16_is_in_the_checkpoint(data: Path, tmp_path: Path) -> None:
     from diptych.runs.train import training_splits
-    from diptych.training.checkpoint import Progress, gather_random, load_state, save_state
+    from diptych.training.checkpoint import Progress, gather_random, load_state, save_state, tensors_of
     from diptych.training.optim import build_optimizer
 
     settings = RECIPE.settings(**SMALL)
@@ -462,7 +462,7 @@ def test_the_loss_scale_of_fp16_is_in_the_checkpoint(data: Path, tmp_path: Path)
         plain.zero_grad()
     assert scaler.get_scale() == 1024.0 * 2 / 2
     scaler.update(2.0**7)
-    save_state(tmp_path, method, optimizer, Progress(step=3), gather_random(1), scaler)
+    save_state(tmp_path, tensors_of(method, optimizer), Progress(step=3), gather_random(1), scaler)
     other = torch.amp.GradScaler("cpu")
     assert load_state(tmp_path, method, optimizer, scaler=other).step == 3
     assert other.state_dict() == scaler.state_dict()

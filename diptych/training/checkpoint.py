@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from diptych.settings import TrainingSettings, differences, from_json, to_json
 from diptych.storage import parse_json, recover_folder, replace_folder, write_text
 from diptych.training.method import Method
 from diptych.training.schedules import depends_on_epochs
-from diptych.weights import own_tensors
+from diptych.weights import is_divided, own_tensors, whole_state, whole_tensor
 
 FORMAT = 1
 # what loading a state that somebody else wrote, or a disk damaged, may raise
@@ -36,7 +38,7 @@ _UNLOADABLE = (
 )  # fmt: skip
 FREE_TO_CHANGE = {
     "epochs", "patience", "save_steps", "log_steps", "workers", "tensorboard", "on_collapse", "compile", "cuda_graphs",
-    "micro_batch", "ridge_baseline",
+    "micro_batch", "ridge_baseline", "shard_model",
 }  # fmt: skip
 """Settings that may differ when a run is resumed: they do not change the steps already made."""
 
@@ -137,25 +139,29 @@ def gather_random(processes: int) -> list[dict[str, Tensor]]:
     return [state for state in states if state is not None]
 
 
+def tensors_of(method: Method, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """The tensors of ``last/`` by file, whole and on the CPU; every process of a divided model must call it."""
+    found = {name: own_tensors(whole_state(module)) for name, module in method.modules().items()}
+    return {**found, "optimizer": _optimizer_tensors(method, optimizer)}
+
+
 def save_state(
     folder: Path,
-    method: Method,
-    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, dict[str, Tensor]],
     progress: Progress,
     randoms: list[dict[str, Tensor]],
     scaler: GradScaler | None = None,
 ) -> None:
     """Write ``last/``: modules, optimiser, random states of all processes, loss scale of fp16, progress."""
     with replace_folder(folder / "last") as new:
-        for name, module in method.modules().items():
-            save_file(own_tensors(module.state_dict()), new / f"{name}.safetensors")
-        save_file(_optimizer_tensors(method, optimizer), new / "optimizer.safetensors")
+        for name, content in tensors.items():
+            save_file(content, new / f"{name}.safetensors")
         for rank, state in enumerate(randoms):
             save_file(state, new / f"random-{rank}.safetensors")
         if scaler is not None:
             (new / "scaler.json").write_text(json.dumps(scaler.state_dict()), "utf-8")
-        content = {**asdict(progress), "best": progress.best if math.isfinite(progress.best) else None}
-        (new / "progress.json").write_text(json.dumps(content), "utf-8")
+        saved = {**asdict(progress), "best": progress.best if math.isfinite(progress.best) else None}
+        (new / "progress.json").write_text(json.dumps(saved), "utf-8")
 
 
 def has_state(folder: Path) -> bool:
@@ -172,14 +178,29 @@ def load_state(
     scaler: GradScaler | None = None,
 ) -> Progress:
     """Put a run back exactly where ``save_state`` left it; strict in names and shapes."""
-    last = folder / "last"
-    if not has_state(folder):
-        raise CheckpointError(
-            f"{folder} has no saved state yet (no last/ folder): start it without resuming."
-        )
-    try:
+    load_modules(folder, method)
+    return load_rest(folder, method, optimizer, rank, scaler)
+
+
+def load_modules(folder: Path, method: Method) -> None:
+    """The weights and buffers of a run, into modules that are not divided yet."""
+    _check_state(folder)
+    with _loading(folder):
         for name, module in method.modules().items():
-            module.load_state_dict(load_file(last / f"{name}.safetensors"), strict=True)
+            module.load_state_dict(load_file(folder / "last" / f"{name}.safetensors"), strict=True)
+
+
+def load_rest(
+    folder: Path,
+    method: Method,
+    optimizer: torch.optim.Optimizer,
+    rank: int = 0,
+    scaler: GradScaler | None = None,
+) -> Progress:
+    """The optimiser's state, the random state of this process, and where the run stands."""
+    _check_state(folder)
+    last = folder / "last"
+    with _loading(folder):
         _load_optimizer(method, optimizer, load_file(last / "optimizer.safetensors"))
         randoms = last / f"random-{rank}.safetensors"
         if not randoms.exists():
@@ -188,10 +209,25 @@ def load_state(
         if scaler is not None:
             scaler.load_state_dict(parse_json((last / "scaler.json").read_bytes()))
         return _progress(parse_json((last / "progress.json").read_bytes()))
+
+
+def _check_state(folder: Path) -> None:
+    if not has_state(folder):
+        raise CheckpointError(
+            f"{folder} has no saved state yet (no last/ folder): start it without resuming."
+        )
+
+
+@contextmanager
+def _loading(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except CheckpointError:
         raise
     except _UNLOADABLE as error:
-        raise CheckpointError(f"the state in {last} cannot be loaded ({error}): start a new run.") from error
+        raise CheckpointError(
+            f"the state in {folder / 'last'} cannot be loaded ({error}): start a new run."
+        ) from error
 
 
 def _progress(content: dict[str, Any]) -> Progress:
@@ -216,7 +252,7 @@ def _optimizer_tensors(method: Method, optimizer: torch.optim.Optimizer) -> dict
     names, tensors = _parameter_names(method), {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
-            tensors[f"{names[id(parameter)]}|{key}"] = torch.as_tensor(value)
+            tensors[f"{names[id(parameter)]}|{key}"] = whole_tensor(torch.as_tensor(value))
     return own_tensors(tensors)
 
 
@@ -235,7 +271,12 @@ def _load_optimizer(method: Method, optimizer: torch.optim.Optimizer, tensors: d
         on_device = slot != "step" or any(
             g.get("capturable") or g.get("fused") for g in optimizer.param_groups
         )
-        optimizer.state[parameter][slot] = value.to(parameter.device) if on_device else value
+        placed = value.to(parameter.device) if on_device else value
+        if is_divided(parameter):
+            from diptych.training.sharding import share_like
+
+            placed = share_like(placed, parameter)
+        optimizer.state[parameter][slot] = placed
 
 
 def _random_tensors() -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from diptych.training.meter import Meter
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, freeze_for_epoch, set_rates, trainable
 from diptych.training.pairs import show_pairs
-from diptych.training.processes import save_on_main, share
+from diptych.training.processes import divided, in_one_piece, save_on_main, share
 from diptych.training.schedules import schedule_of
 from diptych.training.signals import interrupted, interruptible
 from diptych.training.solving import solve, solve_alone
@@ -89,11 +89,14 @@ def train(
     method.retriever.to(device)
     if method.twin is not None:
         method.twin.to(device)
+    if resume:
+        checkpoint.load_modules(folder, method)
+    model = divided(method, accelerator) if settings.shard_model else None
     parameters = trainable(method)
     optimizer = build_optimizer(method, settings, graphs=settings.cuda_graphs)
     progress = Progress()
     if resume:
-        progress = checkpoint.load_state(folder, method, optimizer, rank, accelerator.scaler)
+        progress = checkpoint.load_rest(folder, method, optimizer, rank, accelerator.scaler)
     if not resume and accelerator.is_main_process:
         card.save(folder)
     log = None  # the main process alone writes
@@ -106,7 +109,7 @@ def train(
         save_on_main(accelerator, folder, method, optimizer, progress)
     if settings.compile:
         method.retriever.compile_encoders()
-    model = accelerator.prepare_model(method.retriever)
+    model = model or accelerator.prepare_model(method.retriever)
     step = Step(method, model, accelerator.prepare_optimizer(optimizer), accelerator, settings.clip_norm)
     run_step: Callable[[Batch], tuple[Embeddings, Batch, Terms]] = step
     if settings.cuda_graphs:
@@ -125,7 +128,8 @@ def train(
             if stop_early(progress, epoch, settings):
                 break
             model.train()
-            freeze_for_epoch(method, epoch, parameters)
+            waiting = freeze_for_epoch(method, epoch, parameters)
+            step.waiting = [parameters[name] for name in waiting if settings.shard_model]
             health.check_modes(method.retriever)
             method.objective.start_epoch(epoch)
             collapsed = method.objective.collapsed_value(settings.batch_size)
@@ -156,21 +160,15 @@ def train(
                     raise interrupted(card, folder, progress)
             watch.refuse_nan({})
             report_skipped(loader, accelerator, progress.step, log)
-            with torch.no_grad():
-                show_pairs(
-                    method.objective,
-                    epoch,
-                    method.retriever,
-                    training,
-                    main=accelerator.is_main_process,
-                    show_progress=show_progress,
-                )
-                method.objective.after_epoch(epoch)
-            if log is not None:
-                finish_epoch(
-                    method, validation, folder, epoch, progress, log, show_progress,
-                    loss=meter.mean_loss(), clock=clock,
-                )  # fmt: skip
+            with in_one_piece(model, method, accelerator) as now:
+                with torch.no_grad():
+                    show_pairs(method.objective, epoch, now, training, show_progress=show_progress)
+                    method.objective.after_epoch(epoch)
+                if log is not None and now is not None:
+                    finish_epoch(
+                        method, now, validation, folder, epoch, progress, log, show_progress,
+                        loss=meter.mean_loss(), clock=clock,
+                    )  # fmt: skip
             progress = share(progress, accelerator)
             save_on_main(accelerator, folder, method, optimizer, progress)
             if interrupt.agreed(accelerator) and epoch + 1 < settings.epochs:

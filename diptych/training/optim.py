@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from diptych.errors import SettingsError
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method, longest_prefix
+from diptych.weights import is_divided
 
 NORM_EPSILON = 1e-6  # as in torch's clip_grad_norm_
 
@@ -31,12 +32,13 @@ def build_optimizer(method: Method, settings: TrainingSettings, *, graphs: bool 
     for prefix in [*method.multipliers, *method.train_from]:
         if not any(name.startswith(prefix) for name in dict(method.retriever.named_parameters())):
             raise SettingsError(f"no parameter starts with '{prefix}': correct the multiplier's prefix.")
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    # parameters that are divided over processes and those that are not cannot be moved in one call
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         own = longest_prefix(name, method.multipliers)
         multiplier = 1.0 if own is None else method.multipliers[own]
         decay = settings.weight_decay if settings.decay_1d or parameter.dim() > 1 else 0.0
-        groups.setdefault((multiplier, decay), []).append(parameter)
+        groups.setdefault((multiplier, decay, is_divided(parameter)), []).append(parameter)
     described = [
         {
             "params": members,
@@ -44,7 +46,7 @@ def build_optimizer(method: Method, settings: TrainingSettings, *, graphs: bool 
             "lr": settings.learning_rate * multiplier,
             "weight_decay": decay,
         }
-        for (multiplier, decay), members in groups.items()
+        for (multiplier, decay, _), members in groups.items()
     ]
     on_cuda = next(iter(parameters.values())).is_cuda
     optimizer = torch.optim.AdamW(
@@ -88,12 +90,15 @@ def fold_clip(optimizer: Any, parameters: Sequence[Tensor], limit: float) -> Non
 
 
 def freeze_for_epoch(method: Method, epoch: int, parameters: Mapping[str, nn.Parameter]) -> list[str]:
-    """Let each parameter require a gradient exactly from its epoch on; returns the names still waiting."""
+    """Let each parameter require a gradient exactly from its epoch on; returns the names still waiting.
+
+    One that is divided over processes always requires it, for FSDP looks once: its gradient is to be dropped.
+    """
     waiting = []
     for name, parameter in parameters.items():
         prefix = longest_prefix(name, method.train_from)
         moves = prefix is None or epoch >= method.train_from[prefix]
-        parameter.requires_grad_(moves)
+        parameter.requires_grad_(moves or is_divided(parameter))
         if not moves:
             parameter.grad = None
             waiting.append(name)

@@ -17,22 +17,16 @@ from diptych.retriever import Retriever
 
 
 def show_pairs(
-    objective: Objective,
-    epoch: int,
-    retriever: Retriever,
-    training: Prepared,
-    *,
-    main: bool,
-    show_progress: bool,
+    objective: Objective, epoch: int, retriever: Retriever | None, training: Prepared, *, show_progress: bool
 ) -> None:
     """Encode the training pairs once and show them to every part of the objective that wants them.
 
-    The ``main`` process encodes; every process must call it.
+    The main process encodes, with the ``retriever``; the others give None. Every process must call it.
     """
     wanting = wanting_pairs(objective, epoch)
     if not wanting:
         return
-    pairs = encode_pairs(retriever, training, show_progress=show_progress) if main else None
+    pairs = None if retriever is None else encode_pairs(retriever, training, show_progress=show_progress)
     for part in wanting:
         part.see_pairs(epoch, pairs)
 

@@ -31,7 +31,7 @@ def solve(
     assert method.solver is not None
     chosen = method.solver(method.retriever, training, validation, show_progress=show_progress)
     log.write(progress.step, {"epoch": -1, **chosen})
-    finish_epoch(method, validation, folder, -1, progress, log, show_progress)
+    finish_epoch(method, method.retriever, validation, folder, -1, progress, log, show_progress)
 
 
 def solve_alone(

@@ -51,6 +51,13 @@ def check_settings(settings: TrainingSettings, device: str, processes: int) -> N
         )
     if settings.precision == "fp16" and device == "cpu":
         raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
+    if settings.shard_model and processes == 1:
+        raise SettingsError(
+            "--shard_model divides the model over several processes: start it with torchrun, or leave it out."
+        )
+    if settings.shard_model and (settings.compile or settings.precision == "fp16"):
+        wrong = "--compile" if settings.compile else "--precision fp16"
+        raise SettingsError(f"--shard_model does not go with {wrong}: leave that out (bf16 is fine).")
     if settings.batch_size % processes:
         raise SettingsError(f"--batch_size {settings.batch_size} does not divide over {processes} processes.")
     if settings.tensorboard and find_spec("tensorboard") is None:

@@ -15,6 +15,7 @@ from diptych.training.method import Method
 from diptych.training.optim import can_fold_clip, fold_clip
 from diptych.training.turns import backward_of_turn, takes_turns
 from diptych.types import Batch, Embeddings, Terms
+from diptych.weights import is_divided
 
 WARM_STEPS = 3  # eager steps of a new shape before its graph is captured: lazy initialisation must be over
 
@@ -28,6 +29,7 @@ class Step:
         self.method, self.model, self.optimizer = method, model, optimizer
         self.accelerator, self.clip_norm = accelerator, clip_norm
         self.turns = takes_turns(method.objective) and ops.processes() > 1
+        self.waiting: list[nn.Parameter] = []  # of a divided model: what does not move yet
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
         """Move the model by one batch."""
@@ -58,11 +60,17 @@ class Step:
 
     def clip(self) -> None:
         """Scale the gradients to at most ``clip_norm`` in global norm."""
+        for parameter in self.waiting:
+            parameter.grad = None
         if self.clip_norm > 0:
             parameters = [
                 p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None
             ]
-            if can_fold_clip(self.optimizer) and self.accelerator.scaler is None:
+            if any(map(is_divided, parameters)):
+                from diptych.training.sharding import clip_shares
+
+                clip_shares(parameters, self.clip_norm)
+            elif can_fold_clip(self.optimizer) and self.accelerator.scaler is None:
                 fold_clip(self.optimizer, parameters, self.clip_norm)
             else:
                 self.accelerator.clip_grad_norm_(parameters, self.clip_norm)

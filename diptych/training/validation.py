@@ -8,6 +8,7 @@ from pathlib import Path
 
 from diptych.data.prepared import Prepared
 from diptych.evaluation.evaluator import measure
+from diptych.retriever import Retriever
 from diptych.settings import TrainingSettings
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress
@@ -17,6 +18,7 @@ from diptych.training.method import Method
 
 def finish_epoch(
     method: Method,
+    retriever: Retriever,
     validation: Prepared | None,
     folder: Path,
     epoch: int,
@@ -27,8 +29,11 @@ def finish_epoch(
     loss: float | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Validate, keep the best model, and say how the epoch went; epoch −1 is what a solver found before the first."""
-    retriever, line = method.retriever, {"epoch": float(epoch)}
+    """Validate, keep the best model, and say how the epoch went; epoch −1 is what a solver found before the first.
+
+    ``retriever`` is the method's, in one piece.
+    """
+    line = {"epoch": float(epoch)}
     best, said = True, "no validation split"
     if validation is not None:
         report = measure(method.evaluators, retriever, validation, show_progress=show_progress)
