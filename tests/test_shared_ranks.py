@@ -49,3 +49,11 @@ def test_without_shared_texts_both_counts_agree() -> None:
         assert np.array_equal(a.queries, b.queries)
         for ties in TIES:
             assert np.array_equal(a.ranks(ties), b.ranks(ties))
+
+
+def test_scores_in_double_precision_are_level_with_themselves() -> None:
+    scores = np.random.default_rng(0).standard_normal((6, 12))
+    pairs = np.tile(np.arange(6), 2)
+    shared, own = count_shared_ranks(scores, pairs, np.arange(12)), count_ranks(scores, pairs)
+    for (_, one), (_, other) in zip(shared, own, strict=True):
+        assert np.array_equal(one.ranks(), other.ranks())

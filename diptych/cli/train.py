@@ -118,6 +118,11 @@ for _recipe in RECIPES.values():
     help="compute all scores into this .npy file first; a run that was killed goes on from there",
 )
 @click.option(
+    "--equal_texts",
+    is_flag=True,
+    help="every picture that has the same text, but for case and punctuation, is right for it",
+)
+@click.option(
     "--strict_images",
     is_flag=True,
     help="stop at a picture that cannot be read (else it is left out and listed)",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+EQUAL = "own pairs, and images of an equal text"
 TIED_SHARE = 0.01  # of the queries; above it the scores hardly rank anything and the report says so
 
 
@@ -30,10 +31,12 @@ class Card:
     version: str
     date: str
     left_out: int = 0  # images that could not be read
+    equal_texts: bool = False  # whether images that have an equal text are right for it
     run: str = ""  # folder of the run, or of each member of an ensemble
 
     PROTOCOL_FIELDS: ClassVar[tuple[str, ...]] = (
         "protocol", "split", "folds", "images", "texts", "texts_per_image", "ties", "score", "data_hash",
+        "equal_texts",
     )  # fmt: skip
 
     def protocol_fields(self) -> dict[str, Any]:
@@ -55,6 +58,7 @@ class Card:
             "texts": f"{self.texts:,}",
             "texts per image": per_image,
             "folds": str(self.folds),
+            "right answers": EQUAL if self.equal_texts else "own pairs",
             "ties": self.ties,
             "tied queries": tied,
             "score": self.score,
@@ -71,7 +75,7 @@ class Card:
         return [
             f"{card['data']}, split {card['split']}, protocol {card['protocol']} ({card['folds']} fold"
             f"{'s' if self.folds > 1 else ''}): {card['images']} images, {card['texts']} texts, "
-            f"{card['texts per image']} per image",
+            f"{card['texts per image']} per image" + (f"; right: {EQUAL}" if self.equal_texts else ""),
             f"ties {card['ties']} (tied: {card['tied queries']}), score {card['score']}, "
             f"data {card['data hash']}, model {card['model']}, diptych {card['diptych']}, {card['date']}",
             f"intervals: {card['intervals']}",
@@ -84,7 +88,8 @@ class Card:
             return ""
         return (
             f"{100 * tied / queries:.1f} % of the queries are tied, so the tie rule decides these numbers: "
-            "the model may have collapsed, or the data repeat; compare ties='strict' and 'pessimistic'."
+            "the model may have collapsed, or the data repeat (--equal_texts counts equal texts as right); compare "
+            "ties='strict' and 'pessimistic'."
         )
 
 

@@ -138,9 +138,10 @@ def count_shared_ranks(
     sides = [torch.from_numpy(np.asarray(one, np.int64)).to(device) for one in (image_of, text_of)]
     own = torch.full(sides[0].shape, -torch.inf, device=device)
     for rows, columns, part in tiles:
+        own = own.to(part.dtype)  # rounded otherwise, a score would not be level with itself
         inside = (sides[0] >= rows.start) & (sides[0] < rows.stop)
         inside &= (sides[1] >= columns.start) & (sides[1] < columns.stop)
-        own[inside] = part[sides[0][inside] - rows.start, sides[1][inside] - columns.start].float()
+        own[inside] = part[sides[0][inside] - rows.start, sides[1][inside] - columns.start]
     best, first, level = [], [], []
     for side, other, count in zip(sides, sides[::-1], scores.shape, strict=True):
         highest = own.new_full((count,), -torch.inf).scatter_reduce(0, side, own, "amax")

@@ -22,6 +22,7 @@ from diptych.errors import DataError, SettingsError
 from diptych.evaluation import protocols
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Card
+from diptych.evaluation.equal_texts import right_pairs, text_groups
 from diptych.evaluation.judgements import Judgements, coco_ids, judge_scores
 from diptych.evaluation.metrics import (
     DIRECTIONS,
@@ -29,6 +30,7 @@ from diptych.evaluation.metrics import (
     Ranks,
     checked_pairing,
     count_ranks,
+    count_shared_ranks,
     summary,
 )
 from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
@@ -50,13 +52,15 @@ def evaluate(
     text_batch_size: int | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
+    equal_texts: bool = False,
     device: torch.device | str | None = None,
     show_progress: bool = False,
 ) -> Report:
     """Encode every image and text of ``captions`` once, and report retrieval in both directions.
 
     ``text_store`` holds the texts already prepared for this model. ``bootstrap`` is the number of resamples
-    of the intervals, 0 for none. Scores are computed on ``device``, by default where the model is.
+    of the intervals, 0 for none. Scores are computed on ``device``, by default where the model is. With
+    ``equal_texts``, every image that has a text is right for it, and every equal text for the image.
     """
     return evaluate_ensemble(
         [retriever],
@@ -69,6 +73,7 @@ def evaluate(
         text_batch_size=text_batch_size,
         bootstrap=bootstrap,
         seed=seed,
+        equal_texts=equal_texts,
         device=device,
         show_progress=show_progress,
     )
@@ -87,6 +92,7 @@ def evaluate_ensemble(
     text_batch_size: int | None = None,
     bootstrap: int = 1000,
     seed: int = 0,
+    equal_texts: bool = False,
     score_matrix: Path | None = None,
     device: torch.device | str | None = None,
     show_progress: bool = False,
@@ -97,7 +103,7 @@ def evaluate_ensemble(
     With ``score_matrix``, the scores are computed once into that ``.npy`` file, resumed after a kill, and ranked
     from there.
     """
-    rules = Rules.of(protocol, ties, judgements, bootstrap, seed)
+    rules = Rules.of(protocol, ties, judgements, bootstrap, seed, equal_texts)
     source = _Source.of(captions, rules)
     stores = [None] * len(retrievers) if text_stores is None else text_stores
     galleries = [captions.images] * len(retrievers) if image_stores is None else image_stores
@@ -161,6 +167,7 @@ def evaluate_scores(
     judgements: Sequence[str | Judgements] = (),
     bootstrap: int = 1000,
     seed: int = 0,
+    equal_texts: bool = False,
     model: str = "unknown",
 ) -> Report:
     """Report scores (images, texts) that exist already, or that a pair scorer computes tile by tile.
@@ -168,7 +175,7 @@ def evaluate_scores(
     ``data`` are the captions scored, or only ``image_of`` (M,); judgements need the captions, for their ids.
     """
     scores, began = as_scores(scores), time.perf_counter()
-    rules = Rules.of(protocol, ties, judgements, bootstrap, seed)
+    rules = Rules.of(protocol, ties, judgements, bootstrap, seed, equal_texts)
     if isinstance(data, Captions):
         source = _Source.of(data, rules)
         if scores.shape != (source.images, len(source.image_of)):
@@ -177,6 +184,8 @@ def evaluate_scores(
                 f"{len(source.image_of)} texts: score these captions, in this order."
             )
     else:
+        if rules.equal_texts:
+            raise SettingsError("equal texts are found in the captions: pass them in place of image_of.")
         if rules.judgements:
             raise SettingsError(
                 "judgements need the captions, for their ids: pass them in place of image_of."
@@ -195,6 +204,7 @@ class _Source:
     split: str
     data_hash: str
     ids: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    group_of: NDArray[np.int64] | None = None  # (M,) equal texts share a number; only where that counts
 
     @staticmethod
     def of(captions: Captions, rules: Rules) -> _Source:
@@ -206,7 +216,8 @@ class _Source:
             judgements.check(images, texts)
         split = "+".join(sorted(set(captions.splits)))
         ids = coco_ids(captions) if rules.judgements else None
-        return _Source(image_of, images, captions.name, split, captions.fingerprint(), ids)
+        groups = text_groups(captions.texts) if rules.equal_texts else None
+        return _Source(image_of, images, captions.name, split, captions.fingerprint(), ids, groups)
 
     @staticmethod
     def bare(image_of: NDArray[np.int64], images: int, rules: Rules) -> _Source:
@@ -249,7 +260,10 @@ def _report(
     def ranked(images: NDArray[np.int64], texts: NDArray[np.int64]) -> Ranks:
         whole = rules.protocol.folds == 1
         part = timed if whole else Fold(timed, torch.from_numpy(images), torch.from_numpy(texts))
-        return count_ranks(part, source.image_of[texts] - images[0])
+        image_of = source.image_of[texts] - images[0]
+        if source.group_of is None:
+            return count_ranks(part, image_of)
+        return count_shared_ranks(part, *right_pairs(image_of, source.group_of[texts]))
 
     judged = _judged(timed, source, rules.judgements) if source.ids is not None else {}
     measured = _measure(ranked, judged, source, rules)
@@ -309,6 +323,7 @@ def _filled(
         seed=rules.seed,
         version=__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
+        equal_texts=rules.equal_texts,
     )
     tables = retrieval_tables(metrics)
     return Report((Group("retrieval", metrics, "rsum", card, intervals, speed, tables, outcomes=outcomes),))

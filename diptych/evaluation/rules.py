@@ -13,13 +13,14 @@ from diptych.evaluation.metrics import checked_ties
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How scores become numbers: protocol, tie rule, judgements, bootstrap. Checked before any work."""
+    """How scores become numbers: protocol, tie rule, judgements, bootstrap, what is right. Checked before any work."""
 
     protocol: protocols.Protocol
     ties: str
     judgements: Sequence[Judgements]
     draws: int
     seed: int
+    equal_texts: bool = False
 
     @staticmethod
     def of(
@@ -28,6 +29,7 @@ class Rules:
         judgements: Sequence[str | Judgements],
         draws: int,
         seed: int,
+        equal_texts: bool = False,
     ) -> Rules:
         """Rules from what a caller gave, names looked up."""
         if draws < 0:
@@ -39,7 +41,7 @@ class Rules:
                 f"{judged[0].name} is judged on the whole gallery, the protocol {chosen.name} has "
                 f"{chosen.folds} folds: use coco-5k."
             )
-        return Rules(chosen, checked_ties(ties), judged, draws, seed)
+        return Rules(chosen, checked_ties(ties), judged, draws, seed, equal_texts)
 
 
 def rules_of_ranks(protocol: str | protocols.Protocol, ties: str, draws: int, seed: int) -> Rules:

@@ -46,6 +46,7 @@ def evaluate_runs(
     device: str = "auto",
     compute_precision: str = "no",
     strict_images: bool = False,
+    equal_texts: bool = False,
     say: Callable[[torch.device], None] | None = None,
     show_progress: bool = True,
 ) -> Report:
@@ -55,16 +56,17 @@ def evaluate_runs(
     is a file that the scores are computed into first (see ``stored_scores``). What the recipe of a run measures
     beside retrieval comes first. ``say`` is told the device. Protocols of one modality, and of all four directions,
     are those of ``runs.uni_modal``. Pictures that cannot be read are left out, told and counted on the card, or with
-    ``strict_images`` an error.
+    ``strict_images`` an error. ``equal_texts``: see ``evaluation.retrieval.evaluate``.
     """
     if bool(rerank) != bool(reranker):
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
     if rerank and score_matrix is not None:
         raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
     special = (*downstream.PROTOCOLS, *uni_modal.PROTOCOLS)
-    if protocol in special and (rerank or score_matrix is not None or judgements):
+    if protocol in special and (rerank or score_matrix is not None or judgements or equal_texts):
         raise SettingsError(
-            f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements."
+            f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements "
+            "and --equal_texts."
         )
     if protocol in uni_modal.PROTOCOLS:
         if ties != "index":
@@ -116,6 +118,7 @@ def evaluate_runs(
     ]
     rules: dict[str, Any] = {
         "protocol": protocol, "ties": ties, "judgements": judgements, "bootstrap": bootstrap,
+        "equal_texts": equal_texts,
     }  # fmt: skip
     if reranker:
         scores = _reranked(models, prepared, len(runs), rerank, show_progress)

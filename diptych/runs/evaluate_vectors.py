@@ -11,7 +11,7 @@ from diptych.evaluation.report import Report
 from diptych.vectors.evaluate import evaluate_vectors
 from diptych.vectors.on_ray import connected
 
-NOT_OF_VECTORS = ("data", "judgements", "rerank", "reranker", "score_matrix")
+NOT_OF_VECTORS = ("data", "judgements", "rerank", "reranker", "score_matrix", "equal_texts", "strict_images")
 """Options that need the data, a model, or all scores at once."""
 
 
