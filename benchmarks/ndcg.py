@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{direction}: NDCG@{DEPTH} {mine.mean():.4f}, {some:,} queries compared one by one")
     print(f"{len(image):,} × {len(text):,}, {labels.shape[1]} labels, {torch.get_num_threads()} threads")
     print(
-        f"tiles {quick:.2f} s ({busy:.2f} s of processor time), {peak:.0f} MB; all with the products that make the scores"
+        f"tiles {quick:.2f} s ({busy:.2f} s of processor time), {peak:.0f} MB; all with the products of vectors"
     )
     for name, seconds in times.items():
         print(
