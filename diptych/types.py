@@ -176,14 +176,7 @@ class Batch:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, always in the same order."""
-        found: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            found.append(tensor)
-            return tensor
-
-        self.map(keep)
-        return found
+        return _met(self.map)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch on another device."""
@@ -261,15 +254,20 @@ class Embeddings:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, always in the same order."""
-        found: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            found.append(tensor)
-            return tensor
-
-        self.map(keep)
-        return found
+        return _met(self.map)
 
 
 Terms = dict[str, Tensor]
 """Named, weighted scalars; the loss is their sum."""
+
+
+def _met(map: Callable[[Change], object]) -> list[Tensor]:
+    """The tensors that a ``map`` meets, in its order."""
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map(keep)
+    return found

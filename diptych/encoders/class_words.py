@@ -18,10 +18,11 @@ from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.dual_side import DualImageSide, DualSide
+from diptych.encoders.encoder import text_inputs
 from diptych.encoders.lite0 import Lite0, published_classifier
 from diptych.encoders.pretrained import minilm_folder
 from diptych.encoders.transformer import TransformerText
-from diptych.errors import DataError, SettingsError
+from diptych.errors import SettingsError
 from diptych.ops import masked_mean, unit
 from diptych.parts import part
 from diptych.types import Features, Inputs
@@ -89,13 +90,10 @@ class SentenceVector(DualSide):
 
     def forward(self, inputs: Inputs) -> Features:
         """Token ids, or vectors computed before, → Features (B, 1, dim)."""
-        if not isinstance(inputs, Features):
-            raise DataError(
-                "a text encoder reads texts, not pictures: prepare them with the model's own text input."
-            )
-        if not inputs.is_ids:
-            return self.stored(inputs)
-        states: Features = self.encoder(inputs)
+        texts = text_inputs(inputs)
+        if not texts.is_ids:
+            return self.stored(texts)
+        states: Features = self.encoder(texts)
         sentence = unit(masked_mean(states.values, states.mask))  # (B, dim)
         return Features.whole((sentence - self.centre)[:, None])
 

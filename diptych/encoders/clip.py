@@ -15,6 +15,7 @@ from diptych.data.processors import processor_input
 from diptych.data.text import TextInput, WordPieceInput
 from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.dual_side import DualImageSide, DualSide
+from diptych.encoders.encoder import text_inputs
 from diptych.encoders.lora import add_lora
 from diptych.encoders.pretrained import (
     config_identity,
@@ -37,21 +38,31 @@ GRID_NUMBERS = 2  # at the end of a NaFlex patch: the height and width of its gr
 class _TransformersSide(DualSide):
     """One side of a model of transformers. Its first vector is that of ``get_image_features`` or
     ``get_text_features``; with ``local`` the projected patches or words follow, for pair scorers and other poolings.
-    With ``lora`` only adapters of that rank are trained (see ``add_lora``).
+    With ``lora`` only adapters of that rank are trained (see ``add_lora``). ``source`` is a folder, a hub id with or
+    without ``hf:``, or the loaded model.
     """
 
     kind: Literal["vision", "text"]
     asset: str
 
-    def _take(
-        self, source: str | Path | nn.Module, local: bool, pretrained: bool, lora: int
-    ) -> tuple[float, float]:
-        """This side of a model; returns the scale and bias of its logits."""
+    def __init__(
+        self,
+        source: str | Path | nn.Module,
+        trainable: bool = True,
+        local: bool = False,
+        pretrained: bool = True,
+        lora: int = 0,
+    ) -> None:
+        super().__init__()
         self.model, self.projection, self.config, scale = _half(source, self.kind, pretrained)
         self.dim, self.local, self.adapted = _width(self.config, self.kind), local, lora != 0
         if lora:
             add_lora(self.model, lora)
-        return scale
+        self._taken(*scale)
+        self.let_train(trainable)
+
+    def _taken(self, scale: float, bias: float) -> None:
+        """Told the scale and bias of the model's logits, once this side of it is there."""
 
     def fingerprint(self) -> str:
         """16 hex digits of the architecture and the weights; where they were loaded from does not matter."""
@@ -78,26 +89,14 @@ class _TransformersSide(DualSide):
 
 @part
 class ClipImage(_TransformersSide, DualImageSide):
-    """The image side: pixels (B, 3, H, W), or NaFlex patches, → Features (B, 1, dim), with ``local`` (B, 1 + R, dim).
-
-    ``source`` is a folder, a hub id with or without ``hf:``, or the loaded model.
-    """
+    """The image side: pixels (B, 3, H, W) or NaFlex patches → Features (B, 1, dim), with ``local`` (B, 1 + R, dim)."""
 
     kind, asset = "vision", "image_encoder"
 
-    def __init__(
-        self,
-        source: str | Path | nn.Module,
-        trainable: bool = True,
-        local: bool = False,
-        pretrained: bool = True,
-        lora: int = 0,
-    ) -> None:
-        super().__init__()
-        self.keep_scale(*self._take(source, local, pretrained, lora))
+    def _taken(self, scale: float, bias: float) -> None:
+        self.keep_scale(scale, bias)
         vision = self.config.vision_config
         self.patch = int(vision.patch_size) ** 2 * int(getattr(vision, "num_channels", 3)) + GRID_NUMBERS
-        self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
         """Pixels, patches, or vectors computed before, → Features."""
@@ -135,36 +134,18 @@ class ClipImage(_TransformersSide, DualImageSide):
 
 @part
 class ClipText(_TransformersSide):
-    """The text side: token ids (B, W) → Features (B, 1, dim), with ``local`` (B, 1 + W, dim).
-
-    ``source`` is a folder, a hub id with or without ``hf:``, or the loaded model.
-    """
+    """The text side: token ids (B, W) → Features (B, 1, dim), with ``local`` (B, 1 + W, dim)."""
 
     kind, asset = "text", "text_encoder"
 
-    def __init__(
-        self,
-        source: str | Path | nn.Module,
-        trainable: bool = True,
-        local: bool = False,
-        pretrained: bool = True,
-        lora: int = 0,
-    ) -> None:
-        super().__init__()
-        self._take(source, local, pretrained, lora)
-        self.let_train(trainable)
-
     def forward(self, inputs: Inputs) -> Features:
         """Token ids, or vectors computed before, → Features."""
-        if not isinstance(inputs, Features):
-            raise DataError(
-                "a text encoder reads texts, not pictures: prepare them with the model's own text input."
-            )
-        if not inputs.is_ids:
-            return self.stored(inputs)
-        seen = self.model(input_ids=inputs.values, attention_mask=inputs.mask.long())
+        texts = text_inputs(inputs)
+        if not texts.is_ids:
+            return self.stored(texts)
+        seen = self.model(input_ids=texts.values, attention_mask=texts.mask.long())
         pooled = self.projection(seen.pooler_output)
-        return self._set(pooled, self._words(seen.last_hidden_state) if self.local else pooled, inputs.mask)
+        return self._set(pooled, self._words(seen.last_hidden_state) if self.local else pooled, texts.mask)
 
     def _words(self, states: Tensor) -> Tensor:
         """Local vectors (B, W, dim), projected as the pooled one is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from diptych.errors import DataError
 from diptych.types import Features, Inputs
 
 
@@ -36,3 +37,12 @@ class Encoder(nn.Module):
     def packs(self, device: torch.device) -> bool:
         """Whether texts that come packed (``data.packing``) are encoded faster on a device than padded ones."""
         return False
+
+
+def text_inputs(inputs: Inputs) -> Features:
+    """What a text encoder reads, ids or what was computed of them; pictures are refused."""
+    if not isinstance(inputs, Features):
+        raise DataError(
+            "a text encoder reads texts, not pictures: prepare them with the model's own text input."
+        )
+    return inputs

@@ -18,6 +18,7 @@ from diptych.data.fixed_text import FixedTexts
 from diptych.data.processors import ProcessedPixels
 from diptych.data.text import CHUNK, TextInput, tokenizer_state
 from diptych.encoders.dual_side import DualImageSide, DualSide
+from diptych.encoders.encoder import text_inputs
 from diptych.encoders.pretrained import free_name
 from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
 from diptych.parts import part
@@ -93,13 +94,10 @@ class OpenClipText(_OpenClipSide):
 
     def forward(self, inputs: Inputs) -> Features:
         """Token ids, or vectors computed before, → Features."""
-        if not isinstance(inputs, Features):
-            raise DataError(
-                "a text encoder reads texts, not pictures: prepare them with the model's own text input."
-            )
-        if not inputs.is_ids:
-            return self.stored(inputs)
-        pooled: Tensor = self.model.encode_text(inputs.values)
+        texts = text_inputs(inputs)
+        if not texts.is_ids:
+            return self.stored(texts)
+        pooled: Tensor = self.model.encode_text(texts.values)
         return Features.whole(pooled[:, None])
 
 

@@ -12,7 +12,7 @@ from diptych.data.packing import PackedIds
 from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.bert import read_bert
 from diptych.encoders.dropping import check_rate, drop_words
-from diptych.encoders.encoder import Encoder
+from diptych.encoders.encoder import Encoder, text_inputs
 from diptych.encoders.packed import can_pack, packed_states, unpack
 from diptych.encoders.precision import fit
 from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model
@@ -59,10 +59,7 @@ class TransformerText(Encoder):
 
     def forward(self, inputs: Inputs) -> Features:
         """Token ids, or states computed before, → Features (B, W, dim)."""
-        if not isinstance(inputs, Features):
-            raise DataError(
-                "a text encoder reads texts, not pictures: prepare them with the model's own text input."
-            )
+        inputs = text_inputs(inputs)
         if isinstance(inputs, PackedIds) and self.can_pack:
             return Features(unpack(self.linear(packed_states(self.model, inputs)), inputs), inputs.mask)
         states = inputs

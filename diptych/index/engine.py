@@ -27,6 +27,15 @@ class Engine(Index):
     _facts: Mapping[str, str]
     _dimension: int
 
+    @classmethod
+    def open(
+        cls, path: Any, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
+    ) -> Self:
+        """An existing index at a path or URL; with ``fingerprint``, one made by another model is refused by name."""
+        index = cls(path, writable=writable)  # type: ignore[call-arg]
+        index._check_model(fingerprint, model)
+        return index
+
     def add(self, items: Sequence[Item], vectors: Any) -> None:
         """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
         self._write_checked(items, self._checked(vectors, "the vectors to add"), replace=False)

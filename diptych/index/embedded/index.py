@@ -76,15 +76,6 @@ class EmbeddedIndex(Engine):
         """Whether there is an index in this folder."""
         return (Path(path) / "index.db").is_file()
 
-    @classmethod
-    def open(
-        cls, path: str | Path, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
-    ) -> EmbeddedIndex:
-        """An existing index; with ``fingerprint``, one made by another model is refused by name."""
-        index = cls(path, writable=writable)
-        index._check_model(fingerprint, model)
-        return index
-
     @property
     def info(self) -> IndexInfo:
         """What the index says of itself."""

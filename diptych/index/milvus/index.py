@@ -96,15 +96,6 @@ class MilvusIndex(Engine):
         finally:
             server.close()
 
-    @classmethod
-    def open(
-        cls, url: str, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
-    ) -> MilvusIndex:
-        """An existing index; with ``fingerprint``, one made by another model is refused by name."""
-        index = cls(url, writable=writable)
-        index._check_model(fingerprint, model)
-        return index
-
     @staticmethod
     def exists(url: str) -> bool:
         """Whether there is an index to open."""

@@ -91,15 +91,6 @@ class PostgresIndex(Engine):
             database.close()
         return cls(url, writable=True)
 
-    @classmethod
-    def open(
-        cls, url: str, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
-    ) -> PostgresIndex:
-        """An existing index; with ``fingerprint``, one made by another model is refused by name."""
-        index = cls(url, writable=writable)
-        index._check_model(fingerprint, model)
-        return index
-
     @staticmethod
     def exists(url: str) -> bool:
         """Whether there is an index to open."""
