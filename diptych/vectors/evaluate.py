@@ -161,12 +161,12 @@ def _here(
 @lru_cache(maxsize=2)
 def _block(group: tuple[Written, ...], split: str | None) -> Block:
     """A block of vectors; the two used last are kept, since the next pair shares one of them."""
-    return read_block(group, split)
+    return read_block(group, split, facts=False)
 
 
 def own_of(group: tuple[Written, ...], split: str | None, device: str) -> Own:
     """What the queries of a block compare with: the work of one process of many."""
-    return own_scores(_block(group, split), pick_device(device))
+    return own_scores(read_block(group, split), pick_device(device))
 
 
 def pair_of(

@@ -84,9 +84,9 @@ def blocks(shards: Sequence[Written], rows: int = ROWS) -> list[list[Written]]:
     return found
 
 
-def read_block(shards: Sequence[Written], split: str | None = None) -> Block:
-    """The vectors of some shards, of one split if it is named."""
-    parts = [_read_shard(shard, split) for shard in shards]
+def read_block(shards: Sequence[Written], split: str | None = None, facts: bool = True) -> Block:
+    """The vectors of some shards, of one split if it is named; with ``facts`` also what the card of a report says."""
+    parts = [_read_shard(shard, split, facts) for shard in shards]
     starts = np.cumsum([0, *(len(part.image) for part in parts)])
     return Block(
         torch.cat([part.image for part in parts]),
@@ -97,20 +97,20 @@ def read_block(shards: Sequence[Written], split: str | None = None) -> Block:
     )
 
 
-def _read_shard(shard: Written, split: str | None) -> Block:
+def _read_shard(shard: Written, split: str | None, facts: bool) -> Block:
     places: dict[str, int] = {}  # of the images that are kept
     vectors: dict[str, list[NDArray[np.float32]]] = {"image": [], "text": []}
     image_of: list[int] = []
     splits: set[str] = set()
     digest = hashlib.sha256()
-    for table in shard.tables(("id", "kind", "image_id", "text", "metadata", "content", "vector")):
-        columns = shard.values_of(table)
+    further = ("metadata", "text", "content") if facts else ("metadata",) if split is not None else ()
+    for table in shard.tables(("id", "kind", "image_id", *further, "vector")):
+        values = shard.values_of(table)
+        columns = [values[name] for name in ("id", "kind", "image_id", *further)]
         kept: dict[str, list[int]] = {"image": [], "text": []}
-        for row, (id, kind, image_id, text, metadata, content) in enumerate(
-            zip(*columns.values(), strict=True)
-        ):
+        for row, (id, kind, image_id, *rest) in enumerate(zip(*columns, strict=True)):
             if kind == "image":
-                own = str(shard.metadata_of(metadata).get("split") or "")
+                own = str(shard.metadata_of(rest[0]).get("split") or "") if rest else ""
                 if split is not None and own != split:
                     continue
                 splits.add(own)
@@ -124,8 +124,10 @@ def _read_shard(shard: Written, split: str | None) -> Block:
                     f"{shard.path}: the image of the text '{id}' is not before it: embed the shard again."
                 )
             kept[kind].append(row)
-            # a file's content key begins with its size and time, which a copy does not keep
-            digest.update("\0".join((id, text, metadata, content.rsplit(":", 1)[-1], "")).encode())
+            if facts:
+                metadata, text, content = rest
+                # a file's content key begins with its size and time, which a copy does not keep
+                digest.update("\0".join((id, text, metadata, content.rsplit(":", 1)[-1], "")).encode())
         found = shard.vectors_of(table)
         for kind, rows in kept.items():
             vectors[kind].append(found[rows])
