@@ -69,6 +69,7 @@ class Vectors(Backbone):
     def __init__(self, side: DualSide) -> None:
         nn.Module.__init__(self)  # the pixels are the side's own input's business
         self.side, self.channels = side, side.dim
+        self.pixel_format = {}
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Vectors (B, L, dim)."""
