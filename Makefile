@@ -14,7 +14,7 @@ test: $(VENV)/.test browser lint
 
 # What needs minutes or other servers (tests/scale): Milvus in a network namespace of its own.
 test-scale: $(VENV)/.scale
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/scale
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/scale
 
 # Half an hour of hostile input for every reader, model folder, index file, route and parser; see SECURITY.md.
 attack: $(VENV)/.test

@@ -178,6 +178,52 @@ def test_samples_duplicates_and_reading_agree(both: Any) -> None:
     assert remote.verify() == []
 
 
+def test_more_rows_than_an_answer_holds(server: MilvusServer, tmp_path: Path) -> None:
+    count, dim = 20_000, 4
+    rng = np.random.default_rng(7)
+    vectors = rng.normal(size=(count, dim)).astype(np.float32)
+    vectors[::100] = vectors[0]  # 200 ties
+    color = ["red" if n % 4 else "blue" for n in range(count)]
+    items = [
+        Item(
+            f"i{n}",
+            text="rare" if n % 5000 == 4999 else "usual",
+            content=str(n),
+            metadata={"color": color[n]},
+        )
+        for n in range(count)
+    ]
+    with (
+        MilvusIndex.create(server.url("many"), dim) as remote,
+        EmbeddedIndex.create(tmp_path / "i", dim) as local,
+    ):
+        for index in (remote, local):
+            for start in range(0, count, 5000):
+                index.add(items[start : start + 5000], vectors[start : start + 5000])
+        assert len(remote) == count
+        assert dict(remote.contents(0)) == {item.id: item.content for item in items}
+        for k in (10, 300, 12_000):  # the last is asked in two steps
+            same(remote.search(vectors[0], k, kind="image"), local.search(vectors[0], k, kind="image"))
+        query = -vectors[4999]  # what passes stands at the end
+        for filter in ("text contains 'rare'", "not (text contains 'usual')", "text like 'r%'"):
+            same(remote.search(query, 50, filter=filter), local.search(query, 50, filter=filter))
+            assert len(remote.search(query, 50, filter=filter)) == 4
+        sample = remote.sample("image", None, 4096)
+        assert sample.shape == (4096, dim)
+        np.testing.assert_array_equal(sample, remote.sample("image", None, 4096))
+        assert abs(float(np.median(sample[:, 0])) - float(np.median(vectors[:, 0]))) < 0.1
+        chosen = remote.sample_items("image", None, count)
+        assert [item.id for item in chosen] == [item.id for item in items]
+        (first, many), (second, few) = remote.values("color")
+        assert (first, second) == ("red", "blue")
+        assert many == pytest.approx(15_000, rel=0.05)
+        assert few == pytest.approx(5_000, rel=0.1)
+        assert remote.verify() == []
+        assert remote.delete([f"i{n}" for n in range(0, count, 2)]) == count // 2
+        assert len(remote) == count // 2
+        assert len(dict(remote.contents(0))) == count // 2
+
+
 # ---------------------------------------------------------------------- hostile names
 
 
