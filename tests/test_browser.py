@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browsers import DROP, PASTE, PHONE, chromium, expect, opened, shoot
 from colours import ColourModel, draw, make_index, running
@@ -312,6 +313,102 @@ def test_nothing_matches_is_shown(page: Any) -> None:
     expect(page.locator("#grid li.below")).to_have_count(24)
 
 
+def test_nothing_that_matches_has_no_bar(page: Any) -> None:
+    ask(page, "submarine")
+    expect(page.locator("#notice")).to_contain_text("Nothing matches")
+    expect(page.locator(".meter:visible")).to_have_count(0)
+    ask(page, "red")
+    expect(page.locator("#status")).to_contain_text("5 matches")
+    expect(page.locator(".meter:visible")).to_have_count(24)
+
+
+def test_numbers_fall_in_the_order_shown(page: Any) -> None:
+    ask(page, "red triangle")
+    page.locator(".switch", has_text="Match words").click()
+    expect(page.locator("#grid .caption").first).to_have_text("a red triangle")
+    captions(page, 1)
+    numbers = [float(text) for text in page.locator(".score b").all_inner_texts()]
+    assert len(numbers) == 24
+    assert numbers == sorted(numbers, reverse=True)
+    expect(page.locator(".card").first).to_have_attribute("title", re.compile("similarity 0"))
+
+
+def test_a_count_under_a_filter_is_of_those_that_pass(page: Any) -> None:
+    ask(page, "red")
+    expect(page.locator("#status")).to_contain_text("of 60 images")
+    page.fill("#filter", 'shape = "square"')
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_contain_text("of those that pass the filter (60 images in all)")
+
+
+def test_columns_that_mean_nothing_to_users_are_hidden(browser: Any, tmp_path: Path) -> None:
+    model = ColourModel()
+    with make_index(tmp_path, model) as index:
+        items = [
+            Item(f"x{n}.png", text="a red thing", metadata={"split": split, "shelf": shelf})
+            for n, (split, shelf) in enumerate((("train", "a"), ("val", "b")))
+        ]
+        index.add(items, np.asarray(model.encode_text(["red", "red"])))
+        with running(create_app(index, model)) as url:
+            for page in opened(browser, url):
+                expect(page.locator("#picks select[name=shelf]")).to_be_visible()
+                expect(page.locator("#picks select[name=split]")).to_have_count(0)
+                page.goto(f"{url}/?like=x0.png")
+                expect(page.locator("#columns")).to_contain_text("shelf")
+                expect(page.locator("#columns")).not_to_contain_text("split")
+                page.goto(f"{url}/?filter=split%20%3D%20%22val%22&q=red")  # a typed filter may name it
+                expect(page.locator("#grid .caption")).to_have_count(1)
+
+
+def test_words_and_an_item_are_balanced(page: Any) -> None:
+    page.goto(page.url.split("?")[0] + "?like=green%2Fsquare.png&q=red")
+    expect(page.locator("#balance")).to_be_visible()
+    captions(page, 1)
+    page.locator("#weight").fill("-2")
+    expect(page.locator("#grid .caption").first).to_contain_text("red")
+    page.locator("#weight").fill("2")
+    expect(page.locator("#grid .caption").first).to_contain_text("green")
+
+
+def test_a_picture_is_opened_downloaded_and_its_path_copied(browser: Any, address: str) -> None:
+    for page in opened(
+        browser, address, accept_downloads=True, permissions=["clipboard-read", "clipboard-write"]
+    ):
+        page.locator(".card").first.hover()
+        with page.context.expect_page() as tab:
+            page.locator(".open").first.click()
+        assert "/api/image?id=" in tab.value.url
+        page.goto(f"{address}/?like=green%2Fsquare.png")
+        expect(page.locator("#acts")).to_be_visible()
+        assert page.locator("#open").get_attribute("href") == "/api/image?id=green%2Fsquare.png"
+        with page.expect_download() as saved:
+            page.click("#download")
+        assert saved.value.suggested_filename == "square.png"
+        page.click("#copy")
+        expect(page.locator("#copy")).to_have_text("Copied")
+        assert page.evaluate("navigator.clipboard.readText()") == "green/square.png"
+
+
+def test_an_error_keeps_the_results_before_it(page: Any) -> None:
+    ask(page, "red")
+    expect(page.locator("#status")).to_contain_text("5 matches")
+    before = captions(page, 24)
+    ask(page, '"red')
+    expect(page.locator(".notice.bad")).to_contain_text("never closes")
+    expect(page.locator("#notice button")).to_be_hidden()  # asking the same again is no help
+    expect(page.locator("#status")).to_have_text("What the search before found:")
+    assert captions(page, 24) == before
+    ask(page, "red")
+    expect(page.locator("#notice")).to_be_hidden()
+    page.evaluate(DROP, ["AAAA", "broken.png", "image/png"])
+    expect(page.locator(".notice.bad")).to_contain_text("broken.png")
+    expect(page.locator("#chip img")).to_be_hidden()
+    ask(page, "blue")
+    page.locator("#chip button").click()
+    expect(page.locator("#notice")).to_be_hidden()
+    expect(page.locator("#grid .caption").first).to_contain_text("blue")
+
+
 def test_what_is_no_image_is_told(page: Any) -> None:
     expect(page.locator(".card").first).to_be_visible()
     page.evaluate(DROP, [data("red", "ring"), "notes.txt", "text/plain"])
@@ -464,6 +561,7 @@ def test_it_fits_a_phone(browser: Any, address: str, scheme: str) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         widths = page.locator(".card").evaluate_all("cards => cards.slice(0, 2).map(c => c.offsetWidth)")
         assert all(150 < width < 200 for width in widths)
+        assert page.locator("#controls").evaluate("c => c.offsetHeight") < 60  # one line
         light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(247, 247, 249)"
         assert light == (scheme == "light")
         shoot(page, f"phone-{scheme}", full_page=True)

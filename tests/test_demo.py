@@ -92,9 +92,16 @@ def test_the_report_shows_everything(made: Path) -> None:
     report = Report.load(made / "demo" / "report.json")
     page = Page((made / "demo" / "report.html").read_text("utf-8"))
     assert list(page.sections)[1:] == [
-        "Diptych: VSE∞ on emoji", "Metrics", "Protocol", "Training", "Text → image", "Image → text",
-        "Search it yourself",
+        "Diptych: VSE∞ on emoji", "Searches in words", "Text → image", "Image → text", "Search it yourself", "Training",
+        "Metrics", "Protocol",
     ]  # fmt: skip
+    first = report.metrics["text_to_image_recall@1"]
+    assert (
+        f"the right picture is the first answer for {first:.0f} % of the texts"
+        in page.words["Diptych: VSE∞ on emoji"]
+    )
+    assert page.count("Searches in words", "figure") == len(demo.SEARCHES) * demo.ANSWERS
+    assert page.count("Searches in words", "figure", "right") == 0
     assert report.card.split == "test"
     for value in (report.metrics["rsum"], report.metrics["image_to_text_recall@1"]):
         assert f"{value:.1f}" in page.words["Metrics"]

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -188,6 +189,14 @@ def test_thumbnails_in_a_page(made: Path, tmp_path: Path) -> None:
     assert page.count("<figure") == 4
     assert page.count("<img") == 5  # and the query's own
     assert page.count("src='data:image/webp;base64,") == 5
+    links = re.findall(r"<a href='([^']+)'><img", page)
+    assert len(links) == 4
+    files = [(tmp_path / "new" / unquote(link)).resolve() for link in links]
+    assert all(file.is_file() and file.is_relative_to(made / "shop") for file in files)
+    assert all(file.name in page for file in files)
+    filtered = ("--filter", "price < 1000", "--html", tmp_path / "filtered.html")
+    diptych("search", made / "shop.index", "thing", *filtered)
+    assert "Filter: price &lt; 1000." in (tmp_path / "filtered.html").read_text("utf-8")
     asked = ("search", made / "shop.index", "zebra", "--chance", 1e-9, "--html", tmp_path / "none.html")
     diptych(*asked)
     assert "Nothing matches clearly. The nearest:" in (tmp_path / "none.html").read_text("utf-8")

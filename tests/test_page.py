@@ -116,3 +116,24 @@ def test_flat_and_short_curves() -> None:
     points(chart("loss", [(1, -1.0), (2, 500.0)], "#000"))  # no logarithm of what is negative
     assert "too few points" in chart("loss", [(1, 2.0)], "#000")
     assert "too few points" in chart("loss", [], "#000")
+
+
+def test_pictures_and_sentences_come_before_tables() -> None:
+    content = shown(introduction="First.\n\nSecond.")
+    places = [
+        content.index(part) for part in ("<p>First.</p><p>Second.</p>", "a dog", "diptych search x", "<table")
+    ]
+    assert places == sorted(places)
+    assert "framed in green" not in shown(
+        grids={"Words": [QueryCard("a dog", [Answer("dog.jpg", 0.9, False)])]}
+    )
+
+
+def test_answers_link_to_their_files() -> None:
+    answer = Answer("a dog", 0.5, False, Image.new("RGB", (8, 8)), "photos/my%20dog.jpg", "photos/my dog.jpg")
+    content = gallery_page("dogs", QueryCard("", [answer, Answer("no file", 0.1, False)]))
+    assert content.count("<a href='photos/my%20dog.jpg'>") == 1
+    assert "photos/my dog.jpg</span>" in content
+    evil = gallery_page("x", QueryCard("", [Answer("a", 0.5, False, None, "x' onclick='y", EVIL)]))
+    assert "onclick='y" not in evil
+    assert "<script" not in evil

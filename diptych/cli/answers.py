@@ -72,18 +72,43 @@ def print_pairs(index: Index, pairs: Sequence[Pair]) -> None:
             click.echo("\t".join(row))
 
 
-def gallery(index: Index, title: str, query: Query, hits: Hits, *, everything: bool) -> str:
-    """The answers as one HTML file with their thumbnails inside."""
+def gallery(
+    index: Index, title: str, query: Query, hits: Hits, place: Path, *, condition: str = "", everything: bool
+) -> str:
+    """The answers as one HTML file for ``place``: thumbnails inside, and links to the files themselves."""
     from diptych.reports.page import Answer, QueryCard, gallery_page
 
-    answers = [
-        Answer(_text(hit.item) or hit.item.id, hit.score, False, _picture(index, hit.item))
-        for hit in chosen(hits, everything)
-    ]
+    passed = {hit.item.id for hit in hits.matches}
+
+    def shown(hit: Hit) -> Answer:
+        file, name = path_of(index, hit.item), _name(index, hit.item)
+        weak = "" if not hits.matched or hit.item.id in passed else f" · {BELOW}"
+        text, link = _text(hit.item), link_to(file, place) if file else ""
+        note = (name if text else "") + weak
+        return Answer(
+            text or name, hit.score, False, _picture(index, hit.item), link, note.removeprefix(" · ")
+        )
+
+    answers = [shown(hit) for hit in chosen(hits, everything)]
     pictures = (_asked_picture(index, term.value) for term in query.terms if term.kind in ("image", "item"))
     nearest = "Nothing matches clearly. The nearest:" if answers else "Nothing in the collection matches."
-    note = "" if hits.matched else nearest
+    note = " ".join(
+        part
+        for part in (f"Filter: {condition}." if condition else "", "" if hits.matched else nearest)
+        if part
+    )
     return gallery_page(title, QueryCard(note, answers, next(pictures, None)))
+
+
+def link_to(file: str, page: Path) -> str:
+    """The address of a file for a page: relative where both lie below one folder, so that they can move together."""
+    from urllib.parse import quote
+
+    start = page.expanduser().resolve().parent
+    try:
+        return quote(os.path.relpath(file, start).replace(os.sep, "/"))
+    except ValueError:  # another drive
+        return Path(file).as_uri()
 
 
 def chosen(hits: Hits, everything: bool) -> Sequence[Hit]:

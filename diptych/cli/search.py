@@ -386,7 +386,12 @@ def search(
             from diptych.storage import write_text
 
             title = " ".join(query) or f"more like {like}"
-            write_text(html, answers.gallery(opened, title, asked, hits, everything=everything))
+            write_text(
+                html,
+                answers.gallery(
+                    opened, title, asked, hits, html, condition=condition or "", everything=everything
+                ),
+            )
         show = answers.print_json if as_json else answers.print_paths if paths else answers.print_hits
         show(opened, hits, everything=everything)
         if not hits and not as_json:

@@ -36,18 +36,30 @@ img { background: #fff; border-radius: .2rem; } svg { max-width: 100%; height: a
 @media (max-width: 44rem) { .label { width: 100%; } }
 .pair figcaption { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 3; overflow: hidden; }
 .pair figure.text figcaption { -webkit-line-clamp: 7; }
+.wide { overflow-x: auto; } td, figcaption, .note { overflow-wrap: anywhere; }
+figure a { color: inherit; text-decoration: none; } .note { display: block; }
+figure a:hover figcaption { text-decoration: underline; }
+@media (max-width: 44rem) { body { margin: 1rem auto; } td, th { padding: .25rem .4rem; font-size: .9rem; }
+  .query { width: 100%; } .query ~ figure, .gallery figure { width: calc(33.3% - .4rem); max-width: none; }
+  figure { max-width: 100%; box-sizing: border-box; } figure svg { width: 100%; }
+  figure img { max-width: 100%; height: auto; } }
 pre { background: #8881; padding: .75rem; border-radius: .4rem; overflow-x: auto; }
 """
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One retrieved item: its text or picture, its score, and whether it is a right answer."""
+    """One retrieved item: its text or picture, its score, and whether it is a right answer.
+
+    ``link`` is the address of its file, ``note`` a line below it, such as where it lies.
+    """
 
     text: str
     score: float
     right: bool
     picture: Image.Image | None = None
+    link: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,23 +98,28 @@ def page(
     grids: Mapping[str, Sequence[QueryCard]],
     commands: str,
 ) -> str:
-    """The whole file; ``metrics`` are (name, value, interval), ``curves`` one chart and ``grids`` one section each."""
-    parts = [
-        f"{_head(title)}<p>{html.escape(introduction)}</p>",
+    """The whole file: sentences and pictures first, then curves, then tables.
+
+    ``metrics`` are (name, value, interval), ``curves`` one chart and ``grids`` one section each; a blank line in the
+    introduction begins a paragraph.
+    """
+    paragraphs = "".join(f"<p>{html.escape(one)}</p>" for one in introduction.split("\n\n"))
+    parts = [f"{_head(title)}{paragraphs}"]
+    for name, queries in grids.items():
+        framed = any(answer.right for query in queries for answer in query.answers)
+        sentence = "<p>Right answers are framed in green.</p>" if framed else ""
+        parts += [f"<h2>{html.escape(name)}</h2>{sentence}", *map(_query, queries)]
+    parts += [
+        f"<h2>Search it yourself</h2><pre>{html.escape(commands)}</pre>",
+        "<h2>Training</h2><div class='row'>",
+        *(chart(name, points, COLOURS[i % len(COLOURS)]) for i, (name, points) in enumerate(curves.items())),
+        "</div>",
         "<h2>Metrics</h2>",
         _table(("metric", "value", "95 % interval"), metrics),
         "<h2>Protocol</h2>",
         _table(("field", "value"), [(name, str(value)) for name, value in card.items()]),
-        "<h2>Training</h2><div class='row'>",
-        *(chart(name, points, COLOURS[i % len(COLOURS)]) for i, (name, points) in enumerate(curves.items())),
-        "</div>",
+        "</html>",
     ]
-    for name, queries in grids.items():
-        parts += [
-            f"<h2>{html.escape(name)}</h2><p>Right answers are framed in green.</p>",
-            *map(_query, queries),
-        ]
-    parts.append(f"<h2>Search it yourself</h2><pre>{html.escape(commands)}</pre></html>")
     return "\n".join(parts)
 
 
@@ -185,7 +202,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f"<div class='wide'><table><tr>{head}</tr>{body}</table></div>"
 
 
 def _query(query: QueryCard) -> str:
@@ -214,10 +231,11 @@ def _answer(answer: Answer, side: int = THUMB) -> str:
     shown = _picture(answer.picture, side) if answer.picture is not None else ""
     mark = "✓ " if answer.right else ""
     text = html.escape(answer.text)
-    return (
-        f"<figure class='{kind}'>{shown}<figcaption title='{text}'>{mark}{text}</figcaption>"
-        f"<span class='score'>{answer.score:.3f}</span></figure>"
-    )
+    link = html.escape(answer.link, quote=True)
+    caption = f"<figcaption title='{text}'>{mark}{text}</figcaption>"
+    inner = f"<a href='{link}'>{shown}{caption}</a>" if link else f"{shown}{caption}"
+    note = f"<span class='score note'>{html.escape(answer.note)}</span>" if answer.note else ""
+    return f"<figure class='{kind}'>{inner}<span class='score'>{answer.score:.3f}</span>{note}</figure>"
 
 
 def _picture(picture: Image.Image, side: int = THUMB) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from diptych.training.log import read_log
 from diptych.training.prepare import prepare
 
 QUERIES = ("a cat laughing with tears", "something to drink", "rainy weather", "playing music")
+SEARCHES = ("an animal", "something to eat", "a vehicle", "sports")
 SHOWN, ANSWERS = 8, 6  # queries of each direction in the report, and answers of each
 SETTINGS: dict[str, Any] = {
     "text_encoder": "minilm", "train_text": False, "dim": 512, "epochs": 14, "decay_epoch": 10, "image_size": 176,
@@ -83,20 +85,45 @@ def render(
     scores, shown = retriever.similarity(images, texts), Shown(held_out)
     return page(
         title="Diptych: VSE∞ on emoji",
-        introduction="Trained on OpenMoji pictures with their names and aliases; every number below is on concepts "
-        "that were not trained on.",
+        introduction=_introduction(report, len(held_out.images), len(held_out.texts)),
         metrics=[
             (name, f"{value:.1f}", report.interval_text(name)) for name, value in report.metrics.items()
         ],
         card=report.card_fields(),
         curves={"training loss over steps": loss, "validation RSUM over epochs": rsum},
         grids={
+            "Searches in words": _searches(retriever, shown, images),
             "Text → image": _text_queries(shown, scores),
             "Image → text": _image_queries(shown, scores),
         },
         commands=f'diptych search {index} "birthday party"\ndiptych search {index} ./picture.png\n'
         f"diptych evaluate {run} --data {held_out.name} --split test",
     )
+
+
+def _introduction(report: Report, images: int, texts: int) -> str:
+    """What the numbers say, in sentences."""
+    found = {at: report.metrics[f"text_to_image_recall@{at}"] for at in (1, 10)}
+    named = {at: report.metrics[f"image_to_text_recall@{at}"] for at in (1, 10)}
+    chance = min(100.0, 1000 / images)
+    return (
+        "This model was trained on OpenMoji pictures with their names and aliases. Everything below is about concepts "
+        f"that it never saw while training: {images} pictures and {texts} texts.\n\n"
+        f"Given a text, the right picture is the first answer for {found[1]:.0f} % of the texts and among the first "
+        f"ten for {found[10]:.0f} % (by chance: {chance:.1f} %). Given a picture, a right text comes first for "
+        f"{named[1]:.0f} % and is among the first ten for {named[10]:.0f} %.\n\n"
+        "The first section shows searches as a user would type them; no right answers are known for them. The "
+        "queries of the next two were drawn at random, so that they show hits and misses as they come."
+    )
+
+
+def _searches(retriever: Retriever, shown: Shown, images: torch.Tensor) -> list[QueryCard]:
+    """What some words find among the pictures."""
+    rows = retriever.similarity(images, retriever.encode_text(list(SEARCHES)))
+    return [
+        QueryCard(text, [replace(one, right=False) for one in shown.images_for(0, rows[:, n], ANSWERS)])
+        for n, text in enumerate(SEARCHES)
+    ]
 
 
 def _text_queries(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:

@@ -4,6 +4,7 @@
 // by name: a column may be called constructor.
 const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: Object.create(null), hybrid: false, rerank: false, weight: 1, k: 24 };
 const PAGE = 24, PAUSE = 350, RERANKED = 50; // hits a page; milliseconds of rest while typing; best hits ordered anew
+const INTERNAL = new Set(["split"]); // columns that say nothing to those who search; a typed filter may name them
 const WORDS = new Set(["and", "or", "not", "in", "like", "contains", "is", "null", "true", "false"]); // of the filters
 let depth = 0; // steps of this page that one can go back
 let about = null, running = null, timer = 0, token = sessionStorage.getItem("token") || "";
@@ -14,7 +15,7 @@ const number = new Intl.NumberFormat();
 // ---------------------------------------------------------------- talking to the service
 
 class Refused extends Error {
-  constructor(message, position) { super(message); this.position = position; }
+  constructor(message, position, status = 0) { super(message); this.position = position; this.status = status; }
 }
 
 async function ask(path, options = {}) {
@@ -32,7 +33,7 @@ async function ask(path, options = {}) {
   }
   if (!answer.ok) {
     const failure = await answer.json().catch(() => ({ error: `The service answered with status ${answer.status}.` }));
-    throw new Refused(failure.error, failure.position);
+    throw new Refused(failure.error, failure.position, answer.status);
   }
   return answer;
 }
@@ -69,6 +70,9 @@ function clock(time) {
 }
 
 const picture = (id) => `/api/thumbnail?id=${encodeURIComponent(id)}`;
+const large = (id) => `/api/image?id=${encodeURIComponent(id)}`;
+// a frame opens its video, at its time
+const opened = (id, time) => time === null ? large(id) : `/api/video?id=${encodeURIComponent(id)}#t=${time}`;
 
 // ---------------------------------------------------------------- the question
 
@@ -95,13 +99,13 @@ function find(kind, k, signal, query = state.query) {
   if (!asks()) return ask(`/api/browse?${new URLSearchParams(fields)}`, { signal });
   if (query.trim()) fields.query = query;
   if (state.like) fields.like = state.like;
+  if ((state.like || state.image) && query.trim()) fields.image_weight = state.weight;
   if (state.hybrid && query.trim()) fields.hybrid = true;
   if ("video" in state.picks) fields.frames = true; // one video was chosen: then every frame of it counts
   if (state.rerank && kind === state.kind) fields.rerank = Math.min(RERANKED, about.limits.k);
   if (!state.image) return ask(`/api/search?${new URLSearchParams(fields)}`, { signal });
   const body = new FormData();
   for (const [name, value] of Object.entries(fields)) body.append(name, value);
-  if (query.trim()) body.append("image_weight", state.weight);
   body.append("images", state.image, state.image.name || "image");
   return ask("/api/search", { method: "POST", body, signal });
 }
@@ -139,7 +143,8 @@ function soon() {
 function list(found) {
   const grid = $("grid"), focused = grid.contains(document.activeElement);
   const best = Math.max(...found.hits.map((hit) => hit.score), 1e-9);
-  const items = found.hits.map((hit) => card(hit, best));
+  const judged = found.hits.some((hit) => "pair" in hit.details); // then the others were scored on another scale
+  const items = found.hits.map((hit) => card(hit, found.matched ? best : 0, !judged || "pair" in hit.details));
   const first = found.hits.findIndex((hit) => !hit.matches);
   if (first > 0) {
     const line = document.createElement("li");
@@ -173,7 +178,8 @@ function tell(found) {
   } else {
     const matches = found.hits.filter((hit) => hit.matches).length;
     const shown = found.matched && matches < found.hits.length ? `${matches} match` + (matches === 1 ? "" : "es") : `${found.hits.length} ${found.matched ? "best" : "closest"}`;
-    $("status").textContent = `${shown} of ${total} ${things} · ${Math.max(1, Math.round(found.seconds * 1000))} ms`;
+    const among = filter() ? `of those that pass the filter (${total} ${things} in all)` : `of ${total} ${things}`;
+    $("status").textContent = `${shown} ${among} · ${Math.max(1, Math.round(found.seconds * 1000))} ms`;
     if (!found.matched) {
       const which = filter() ? `No ${state.kind} that passes the filter` : `No ${state.kind}`;
       notice("", "Nothing matches", `${which} stands out from the rest of the collection for this search. The closest ones are shown below.`, filter() ? unfilter : null, "Clear the filters");
@@ -181,7 +187,8 @@ function tell(found) {
   }
 }
 
-function card(hit, best) {
+// the number is the one that orders the results; a bar would call the nearest of a search without matches full
+function card(hit, best, comparable = true) {
   const item = $("card").content.cloneNode(true).firstElementChild;
   const button = item.querySelector(".card"), img = item.querySelector("img"), frame = item.querySelector(".frame");
   const moment = hit.time === null ? "" : clock(hit.time), mark = item.querySelector(".time");
@@ -196,16 +203,26 @@ function card(hit, best) {
   const source = hit.kind === "image" ? hit.id : hit.image_id;
   if (source) show(img, picture(source)); else frame.classList.add("none");
   if (asks()) {
-    const score = hit.details.similarity ?? hit.score;
-    item.querySelector(".score b").textContent = score.toFixed(3);
-    item.querySelector(".meter i").style.width = `${Math.max(0, Math.min(1, hit.score / best)) * 100}%`;
-    button.setAttribute("aria-label", `${named}, score ${score.toFixed(3)}${hit.matches ? "" : ", not a match"}`);
+    const fused = "similarity" in hit.details && !("pair" in hit.details); // sums of 1 / rank: small, close numbers
+    const score = comparable ? hit.score.toFixed(fused ? 4 : 3) : "";
+    const made = Object.entries(hit.details).map(([name, value]) => `${name} ${Number(value.toPrecision(3))}`).join(", ");
+    item.querySelector(".score b").textContent = score;
+    item.querySelector(".meter").hidden = !best || !comparable;
+    if (best) item.querySelector(".meter i").style.width = `${Math.max(0, Math.min(1, hit.score / best)) * 100}%`;
+    if (made) button.title += `\n${made}`;
+    button.setAttribute("aria-label", `${named}${score ? `, score ${score}` : ""}${hit.matches ? "" : ", not a match"}`);
     item.classList.toggle("below", !hit.matches);
   } else {
     item.querySelector(".score").hidden = true;
     item.querySelector(".caption").style.marginBottom = "11px";
   }
   button.addEventListener("click", () => like(hit));
+  const open = item.querySelector(".open");
+  open.hidden = Boolean(token) || !source; // a link sends no token
+  if (!open.hidden) {
+    open.href = opened(source, hit.time);
+    open.setAttribute("aria-label", `Open ${named}`);
+  }
   return item;
 }
 
@@ -223,14 +240,19 @@ function notice(tone = null, title = "", text = "", retry = null, label = "Try a
 function fail(error) {
   const wrong = error instanceof Refused && error.position !== undefined && /filter/.test(error.message);
   document.querySelector(".filter").classList.toggle("wrong", wrong);
-  $("grid").replaceChildren();
   shut(); // it showed the image of an earlier question
+  const kept = $("grid").childElementCount > 0;
   $("more").hidden = true;
-  $("status").textContent = "";
+  $("status").textContent = kept ? "What the search before found:" : "";
+  const hopeless = error instanceof Refused && error.status >= 400 && error.status < 500;
+  if (hopeless && state.image) { // nothing to show of what is no picture
+    $("chip").querySelector("img").hidden = true;
+    $("chip").querySelector("img").removeAttribute("src");
+  }
   const before = wrong && Object.keys(state.picks).length ? 1 : 0; // characters that filter() put before the typed ones
   if (wrong && document.activeElement === $("filter")) $("filter").setSelectionRange(Math.max(0, error.position - before), $("filter").value.length);
   const message = error.message.replace(/at character (\d+)/g, (_, place) => `at character ${Math.max(1, place - before)}`);
-  notice("bad", wrong ? "The filter has a mistake" : "That did not work", capital(message), wrong ? unfilter : start, wrong ? "Clear the filters" : "Try again");
+  notice("bad", wrong ? "The filter has a mistake" : "That did not work", capital(message), wrong ? unfilter : hopeless ? null : start, wrong ? "Clear the filters" : "Try again");
 }
 
 // ---------------------------------------------------------------- the chosen image and its texts
@@ -245,24 +267,63 @@ async function panel(signal) {
   const source = item && (item.kind === "image" ? item.id : item.image_id);
   $("whole").hidden = $("chip").querySelector("img").hidden = !(state.image || source);
   if (!state.image && source) show($("chip").querySelector("img"), picture(source));
-  const large = source ? `/api/image?id=${encodeURIComponent(source)}` : "";
   if (state.image) show($("picture"), preview(state.image));
-  else if (source) show($("picture"), large);
-  const moment = item && item.time !== null ? item.time : null; // a frame opens its video, at its time
-  const opened = moment === null ? large : `/api/video?id=${encodeURIComponent(source)}#t=${moment}`;
+  else if (source) show($("picture"), large(source));
+  const moment = item && item.time !== null ? item.time : null;
   $("whole").title = moment === null ? "Open the picture" : `Open the video at ${clock(moment)}`;
-  // a link sends no token
-  if (large && !state.image && !token) $("whole").href = opened; else $("whole").removeAttribute("href");
+  $("whole").removeAttribute("href");
+  act(source && !state.image ? source : "", moment, item?.path || "");
   const name = lines[0] || item?.path || state.like;
   $("title").textContent = state.image ? state.image.name || "Your image" : moment === null ? name : `${name} at ${clock(moment)}`;
   $("own").replaceChildren(...lines.slice(1).map((line) => element("li", line)));
-  const facts = Object.entries(item ? { ...item.metadata, path: item.path } : {}).filter(([, value]) => value !== null && value !== "");
+  const facts = Object.entries(item ? { ...item.metadata, path: item.path } : {}).filter(([name, value]) => value !== null && value !== "" && !INTERNAL.has(name));
   $("facts").hidden = !facts.length;
   $("columns").replaceChildren(...facts.flatMap(([name, value]) => [element("dt", name), element("dd", Array.isArray(value) ? value.join(", ") : String(value))]));
   $("fits").hidden = true;
   $("panel").hidden = false;
   $("main").classList.add("paired");
   if (about.texts && (state.image || item?.kind === "image")) await fits(signal);
+}
+
+// open, download, copy the path: of an item that has a picture
+function act(source, moment, path) {
+  $("acts").hidden = !source;
+  if (!source) return;
+  const name = (path || source).split("/").pop();
+  const direct = !token; // a link sends no token: then the file is fetched by hand
+  for (const link of [$("open"), $("download")]) {
+    link.href = opened(source, moment);
+    link.onclick = direct ? null : async (event) => {
+      event.preventDefault();
+      const url = URL.createObjectURL(await (await ask(opened(source, moment).split("#")[0])).blob());
+      const made = element("a");
+      Object.assign(made, link === $("download") ? { href: url, download: name } : { href: url, target: "_blank" });
+      made.click();
+      setTimeout(() => URL.revokeObjectURL(url), 60000);
+    };
+  }
+  if (direct) $("whole").href = opened(source, moment);
+  $("download").download = name;
+  $("copy").hidden = !path;
+  $("copy").textContent = "Copy path";
+  $("copy").onclick = async () => {
+    await copied(path);
+    $("copy").textContent = "Copied";
+  };
+}
+
+async function copied(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).catch(() => selected(text));
+  return selected(text); // a page that did not come over HTTPS has no clipboard
+}
+
+function selected(text) {
+  const field = element("textarea");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
 }
 
 async function fits(signal) {
@@ -342,7 +403,7 @@ function dress() {
   const hint = narrow ? "Words or an image" : "Describe what you look for, or drop an image";
   $("query").placeholder = state.image || state.like ? (narrow ? "Add words" : "Add words to change it") : hint;
   $("clear").hidden = !state.query;
-  $("balance").hidden = !(state.image && state.query.trim());
+  $("balance").hidden = !((state.image || state.like) && state.query.trim());
   $("weight").value = Math.log2(state.weight);
   $("hybrid").checked = state.hybrid;
   $("rerank").checked = state.rerank;
@@ -359,7 +420,7 @@ function dress() {
 }
 
 function menus() {
-  const usable = Object.entries(about.values).filter(nameable).filter(([, values]) => values.length > 1 && values.length < 50);
+  const usable = Object.entries(about.values).filter(nameable).filter(([name]) => !INTERNAL.has(name)).filter(([, values]) => values.length > 1 && values.length < 50);
   $("picks").replaceChildren(...usable.slice(0, 6).map(([name, values]) => {
     const select = element("select");
     select.name = name;
@@ -371,7 +432,7 @@ function menus() {
     });
     return select;
   }));
-  const columns = Object.entries(about.columns).filter(nameable);
+  const columns = Object.entries(about.columns).filter(nameable).filter(([name]) => !INTERNAL.has(name));
   $("filter").placeholder = columns.length ? `Filter, such as ${example(columns)}` : "Filter";
 }
 

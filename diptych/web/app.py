@@ -180,6 +180,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
         text: Annotated[str, Query(description="plain text")] = "",
         query: Annotated[str, Query(description='an expression: "2:red shoe" - "sneaker"')] = "",
         like: Annotated[str, Query(description="the id of an item: more like this")] = "",
+        image_weight: Annotated[float, Query(description="weight of the item; below 0, away from it")] = 1.0,
         k: Annotated[int, Query(description="hits wanted")] = 24,
         kind: Annotated[str, Query(description="image, text or any")] = "image",
         filter: Annotated[str, Query(description='a filter: price < 50 and color = "red"')] = "",
@@ -193,6 +194,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
                 text,
                 query,
                 like,
+                image_weight=image_weight,
                 k=k,
                 kind=check_kind(kind),
                 filter=filter,
@@ -210,7 +212,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
         query: Annotated[str, Form()] = "",
         like: Annotated[str, Form()] = "",
         image_weight: Annotated[
-            float, Form(description="weight of the images; below 0, away from them")
+            float, Form(description="weight of the images and the item; below 0, away from them")
         ] = 1.0,
         k: Annotated[int, Form()] = 24,
         kind: Annotated[str, Form()] = "image",

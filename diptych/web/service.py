@@ -297,7 +297,7 @@ class Service:
         if asked.like:
             if self.index.get([asked.like]) == [None]:
                 raise QueryError(f"'{asked.like[:200]}' is not in the index: it may have been removed.")
-            terms.append(Term(asked.like, "item"))
+            terms.append(Term(asked.like, "item", asked.image_weight))
         if not terms:
             raise QueryError("the query is empty: give a text, an image, or the id of an item.")
         return tuple(terms)
