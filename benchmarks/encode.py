@@ -1,4 +1,4 @@
-"""Encoding speed as users meet it: ``Retriever.encode_image`` and ``encode_text``, and what bf16 changes.
+"""Encoding speed as users meet it: ``Retriever.encode_image`` and ``encode_text``, and what half precision changes.
 
     python benchmarks/encode.py                 # on a GPU
     python benchmarks/encode.py --tiny          # on a CPU: checks that it runs

@@ -23,7 +23,7 @@ from diptych.branches.labels import label_view
 from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput, ImageLike
 from diptych.data.text import TextInput, TextStore
-from diptych.devices import check_precision, pick_device
+from diptych.devices import pick_device, pick_precision
 from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.lora import merged
@@ -281,9 +281,9 @@ class Retriever(nn.Module):
         """
         find_parts()
         place = pick_device(device)
-        check_precision(precision, place)
+        chosen = pick_precision(precision, place)
         model = _loaded(folder).to(place).eval()
-        model.precision = precision
+        model.precision = chosen
         return model
 
     def compile_encoders(self) -> None:

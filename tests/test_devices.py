@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diptych.devices import autocast, check_precision, describe_device, pick_device
+from diptych.devices import autocast, describe_device, pick_device, pick_precision
 from diptych.errors import SettingsError
 
 
@@ -43,11 +43,16 @@ def test_an_unknown_device_is_refused(name: str) -> None:
 
 def test_precision() -> None:
     cpu = torch.device("cpu")
-    check_precision("bf16", cpu)
+    assert pick_precision("bf16", cpu) == "bf16"
+    assert [pick_precision("half", torch.device(kind)) for kind in ("cpu", "cuda", "mps")] == [
+        "bf16",
+        "fp16",
+        "fp16",
+    ]
     with pytest.raises(SettingsError, match="needs a GPU"):
-        check_precision("fp16", cpu)
-    with pytest.raises(SettingsError, match="choose no, bf16, fp16"):
-        check_precision("half", cpu)
+        pick_precision("fp16", cpu)
+    with pytest.raises(SettingsError, match="choose no, half, bf16, fp16"):
+        pick_precision("fp8", cpu)
     with autocast(cpu, "bf16"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     with autocast(cpu, "no"):

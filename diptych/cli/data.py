@@ -71,12 +71,12 @@ def extract(
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
     from diptych.data.readable import ToBeLeftOut
-    from diptych.devices import autocast, check_precision, pick_device
+    from diptych.devices import autocast, pick_device, pick_precision
     from diptych.encoders.extract import extract as extract_grid
     from diptych.encoders.extract_frames import extract_frames
 
     place = pick_device(device)
-    check_precision(compute_precision, place)
+    compute_precision = pick_precision(compute_precision, place)
     network = named.backbone(backbone, image_size).to(place)
     say_device(place)
     with autocast(place, compute_precision):

@@ -45,8 +45,8 @@ def device_flags(command: Command) -> Command:
         "--compute_precision",
         default="no",
         show_default=True,
-        type=click.Choice(["no", "bf16", "fp16"]),
-        help="mixed precision while encoding (no: float32)",
+        type=click.Choice(["no", "half", "bf16", "fp16"]),
+        help="precision of encoding (no: float32; half: fp16 on a GPU, bf16 on a CPU)",
     )(command)
     return click.option(
         "--device",
