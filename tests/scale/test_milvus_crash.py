@@ -189,7 +189,7 @@ def test_the_commands_and_the_service(server: MilvusServer, tmp_path: Path) -> N
         assert "does not answer" in refused("serve", url, "--port", 0)
         server.start()
         assert until(answered) == best
-    assert "removed 1 item\n" in diptych("index", "remove", url, best[0][0]).stdout
+    assert "removed 1 image" in diptych("index", "remove", url, best[0][0]).stdout
     assert "34 images" in diptych("index", tmp_path / "run", tmp_path / "toy_precomp", "--index", url).stdout
     assert found(url) == best
 
