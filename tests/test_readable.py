@@ -16,6 +16,7 @@ from diptych.data.captions import StoredImage
 from diptych.data.readable import first_readable, holds_pictures, undecodable, unopenable
 from diptych.errors import DataError, ImageError
 from diptych.evaluation.report import Report
+from diptych.runs.teach import readable_splits
 from diptych.training.log import read_log
 
 FLAGS = (
@@ -134,6 +135,12 @@ def test_settings_are_refused_before_anything_is_extracted(
     assert message in refused("train", "vse-plus-plus", *run)
     assert not (tmp_path / "cache" / "images").exists()
     assert not (tmp_path / "run").exists()
+
+
+def test_teachers_see_what_training_sees(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training, validation = readable_splits(str(table), show_progress=False)
+    assert (len(training.images), len(validation.images)) == (12, 6)
+    assert "left out 10 of 39 pictures" in capsys.readouterr().err
 
 
 class Faulty:

@@ -55,11 +55,11 @@ class LeftOut:
         said += [f"  {id}: {reason}" for id, reason in list(self.reasons.items())[:LISTED]]
         return said + ([f"  … and {count - LISTED:,} more"] if count > LISTED else [])
 
-    def tell(self, total: int, where: Path | None = None) -> None:
-        """Say it on standard error; ``where`` is the file that lists all of them."""
+    def tell(self, total: int, where: Path | None = None, *, advice: bool = True) -> None:
+        """Say it on standard error; ``where`` is the file that lists all, ``advice`` how to stop instead."""
         if lines := self.lines(total):
             listed = f"all are listed in {where}; " if where is not None else ""
-            lines.append(f"{listed}--strict_images stops at the first instead")
+            lines += [f"{listed}--strict_images stops at the first instead"] * advice
             print("\n".join(lines), file=sys.stderr, flush=True)
 
     def save(self, folder: Path) -> None:

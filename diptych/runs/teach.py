@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diptych.data.arrays import ArrayStore
+from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.readable import LeftOut, ToBeLeftOut, holds_pictures, undecodable, unopenable
 from diptych.devices import pick_device
 from diptych.runs.train import training_splits
 from diptych.training.teachers import Teachers
@@ -34,9 +36,10 @@ def teach(
 ) -> list[Taught]:
     """Vectors of the training images and texts, and of the validation texts, by which neighbours are judged.
 
-    What is there already is not computed again; after an interruption the same command goes on.
+    What is there already is not computed again; after an interruption the same command goes on. Pictures that cannot be
+    read are left out, as in training.
     """
-    training, validation = training_splits(open_captions(data))
+    training, validation = readable_splits(data, show_progress=show_progress)
     device, found = pick_device(), []
     for split, of, captions in (
         ("train", "images", training),
@@ -48,3 +51,16 @@ def teach(
         vectors = make(captions, device=device, cache_dir=cache_dir, show_progress=show_progress)
         found.append(Taught(split, of, vectors, time.perf_counter() - start))
     return found
+
+
+def readable_splits(data: str, *, show_progress: bool = True) -> tuple[Captions, Captions]:
+    """The training and validation captions that a run would use, without pictures that cannot be read; says which."""
+    captions, left_out = open_captions(data, problems=ToBeLeftOut()), LeftOut()
+    parts = []
+    for part in training_splits(captions):
+        part = left_out.add(part, unopenable(part.images))
+        if part.unreadable == "stop" and holds_pictures(part.images):
+            part = left_out.add(part, undecodable(part.images, show_progress=show_progress))
+        parts.append(part)
+    left_out.tell(len(captions.images), advice=False)
+    return parts[0], parts[1]

@@ -19,6 +19,7 @@ from typing import Any
 
 import benchmark_files
 import numpy as np
+import photo_files
 import vector_files
 from hostile import TEXTS, as_json, mutated, mutated_json, value, words
 from PIL import Image
@@ -505,4 +506,4 @@ def routes(folder: Path) -> Attack:
     return once
 
 
-__all__ = ["CLOSING", "TARGETS", "attacked", "benchmark_files", "value", "vector_files"]
+__all__ = ["CLOSING", "TARGETS", "attacked", "benchmark_files", "photo_files", "value", "vector_files"]
