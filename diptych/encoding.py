@@ -35,7 +35,7 @@ from diptych.progress import track
 from diptych.scores import evaluating
 from diptych.types import Features, Inputs
 
-Rows = Sequence[int]
+RowNumbers = Sequence[int]
 K = TypeVar("K")
 T = TypeVar("T")
 I = TypeVar("I", Features, Inputs)  # noqa: E741
@@ -69,7 +69,7 @@ def encoded_texts(
     encode: Callable[[Features], T],
     batch_size: int | None,
     show_progress: bool,
-) -> Iterator[tuple[Rows, T]]:
+) -> Iterator[tuple[RowNumbers, T]]:
     """Which texts, and ``encode`` of them."""
     packs = model.text.encoder.packs(model.device)
     with encoding_mode(model):
@@ -114,13 +114,13 @@ def text_batches(
     device: torch.device,
     packs: bool,
     show_progress: bool,
-) -> Iterator[tuple[Rows, Features]]:
+) -> Iterator[tuple[RowNumbers, Features]]:
     """Which texts, and their inputs on the device, batch by batch.
 
     Where the encoder ``packs``, texts are tokenised batch by batch and come in order; otherwise texts of like length go
     together, so that little is padding.
     """
-    jobs: list[Rows]
+    jobs: list[RowNumbers]
     packs = packs and not isinstance(texts, CachedTexts)
     if packs:
         size = batch_size or PACKED_TEXTS
@@ -132,7 +132,7 @@ def text_batches(
         jobs = [order[start : start + size] for start in range(0, len(order), size)]
     pinned = device.type == "cuda"
 
-    def read(job: Rows) -> list[tuple[Rows, Features]]:
+    def read(job: RowNumbers) -> list[tuple[RowNumbers, Features]]:
         if not packs:
             assert isinstance(texts, TextStore)
             return [(job, _pin(texts.collate(job), pinned))]
@@ -143,10 +143,10 @@ def text_batches(
     yield from _moved(parts, device)
 
 
-def collect(found: Iterable[tuple[slice | Rows, Tensor]], out: Tensor) -> Tensor:
+def collect(found: Iterable[tuple[slice | RowNumbers, Tensor]], out: Tensor) -> Tensor:
     """``out`` with its rows filled in; vectors on a GPU are copied and put there while it computes the next."""
 
-    def put(rows: slice | Rows, vectors: Tensor, copied: torch.cuda.Event | None) -> None:
+    def put(rows: slice | RowNumbers, vectors: Tensor, copied: torch.cuda.Event | None) -> None:
         if copied is not None:
             copied.synchronize()
         with torch.inference_mode():  # which a thread does not inherit
@@ -196,8 +196,8 @@ def _image_inputs(store: Any, job: slice, image_input: ImageInput, pinned: bool)
 
 
 def _packed(
-    texts: Sequence[str] | TextStore, job: Rows, text_input: TextInput
-) -> Iterator[tuple[Rows, Features]]:
+    texts: Sequence[str] | TextStore, job: RowNumbers, text_input: TextInput
+) -> Iterator[tuple[RowNumbers, Features]]:
     """The texts of a job packed, those that are too long in padded batches of their own."""
     first = 0 if isinstance(texts, TextStore) else job[0]
     store = texts if isinstance(texts, TextStore) else text_input.read(texts[job[0] : job[-1] + 1])

@@ -31,7 +31,7 @@ from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.queues import CoupledQueue
 from diptych.ops import unit
 from diptych.retriever import Retriever, Tower
-from diptych.training.pairs import encode_pairs, show_pairs
+from diptych.training.encoded_pairs import encode_pairs, show_pairs
 from diptych.twin import Twin
 from diptych.types import Batch, Embeddings
 

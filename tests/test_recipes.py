@@ -26,9 +26,9 @@ from diptych.parts import describe
 from diptych.recipes import RECIPES
 from diptych.retriever import Retriever
 from diptych.runs.train import seed_everything, training_splits
+from diptych.training.encoded_pairs import show_pairs
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, trainable
-from diptych.training.pairs import show_pairs
 from diptych.training.step import Step
 from diptych.training.targets import fill_targets
 

@@ -25,7 +25,7 @@ from diptych.training.teachers import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
     default=0,
     show_default=True,
     type=click.IntRange(0),
-    help="project teacher vectors to so many dimensions (0: none)",
+    help="project teacher vectors to this many dimensions (0: none)",
 )
 @click.option("--image_size", default=224, show_default=True, help="pixels of the image teacher's input")
 @click.option("--clean_captions", is_flag=True, help="clean the texts first, as cusa-clip does")

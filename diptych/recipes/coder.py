@@ -88,7 +88,7 @@ class Settings(vse_infinity.Settings):
     )
     clusters: int = setting(10_000, "prototypes K (F30K 10,000, COCO 20,000; Table 4)", low=2)
     prototype_epoch: int = setting(
-        3, "epochs without prototypes; from then on clustered anew after every epoch", low=1
+        3, "epochs without prototypes; after them, pairs are clustered again after every epoch", low=1
     )
     prototype_scale: float = setting(
         1.0, "s of (1/s) · CE(s · P v, z), the prototypes' loss (1: as printed)", low=1e-3

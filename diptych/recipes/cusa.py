@@ -53,7 +53,7 @@ class SoftLabelSettings:
         "pooled", "the teacher's vector: the mean of its cells, or all cells end to end (the paper)"
     )
     teacher_projection: int = setting(
-        0, "project teacher vectors to so many dimensions (2048; 0: none)", low=0
+        0, "project teacher vectors to this many dimensions (2048; 0: none)", low=0
     )
     teacher_mode: Literal["cached", "live"] = setting(
         "cached", "teacher vectors computed once and kept on disk, or in every step"

@@ -17,12 +17,12 @@ from diptych.progress import track
 from diptych.settings import TrainingSettings
 from diptych.training import checkpoint, health
 from diptych.training.checkpoint import Progress, RunCard
+from diptych.training.encoded_pairs import show_pairs
 from diptych.training.gradient_cache import CachedStep
 from diptych.training.log import Log
 from diptych.training.meter import Meter
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, freeze_for_epoch, set_rates, trainable
-from diptych.training.pairs import show_pairs
 from diptych.training.processes import divided, in_one_piece, save_on_main, share
 from diptych.training.schedules import schedule_of
 from diptych.training.signals import interrupted, interruptible
