@@ -188,6 +188,10 @@ def test_an_index_and_training_share_features(
     with open_index(tmp_path / "b.index") as b, open_index(tmp_path / "c.index") as c:
         shared, apart = b.vectors(["new.jpg", "old.jpg"]), c.vectors(["new.jpg", "old.jpg"])
     assert np.abs(shared - apart).max() < 2e-3  # cells in float16
+    model.precision = "bf16"
+    index_collection(model, other, tmp_path / "d.index")
+    assert sum(seen) == 5  # features of another precision are others
+    assert len(list((cache / "images").iterdir())) == 2
 
 
 def test_an_index_is_made_where_the_cache_cannot_be_written(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from PIL import Image
 
 from diptych.data.captions import StoredImage
 from diptych.data.exif import is_photo, photo_facts
+from diptych.devices import autocast
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import PictureCache
 from diptych.encoders.encoder import Encoder
@@ -51,8 +54,8 @@ class SharedFeatures:
     The cache is a convenience here: where it cannot be written, the index is made without it.
     """
 
-    def __init__(self, cache: PictureCache) -> None:
-        self.cache, self.writing = cache, True
+    def __init__(self, cache: PictureCache, precision: Callable[[], AbstractContextManager[object]]) -> None:
+        self.cache, self.precision, self.writing = cache, precision, True
         self.note = ""
 
     @staticmethod
@@ -62,7 +65,9 @@ class SharedFeatures:
         frozen = encoder.frozen_part() if isinstance(encoder, Encoder) else None
         if not isinstance(frozen, Backbone):
             return None
-        return SharedFeatures(PictureCache(frozen, model.image_input, folder))
+        precision = partial(autocast, model.device, model.precision)
+        with precision():  # features of another precision are others
+            return SharedFeatures(PictureCache(frozen, model.image_input, folder), precision)
 
     def known(self, key: str) -> NDArray[Any] | None:
         """The cells of a picture that some command has computed."""
@@ -85,6 +90,7 @@ class SharedFeatures:
     def _computed(
         self, keys: Sequence[str], pictures: Sequence[StoredImage], new: Sequence[int], store: bool
     ) -> Sequence[StoredImage]:
-        cells = self.cache.compute([keys[n] for n in new], [pictures[n] for n in new], store=store)
+        with self.precision():
+            cells = self.cache.compute([keys[n] for n in new], [pictures[n] for n in new], store=store)
         made: dict[int, NDArray[np.float16]] = dict(zip(new, cells, strict=True))
         return [made.get(n, picture) for n, picture in enumerate(pictures)]
