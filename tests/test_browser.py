@@ -18,6 +18,8 @@ from fastapi.testclient import TestClient
 from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.filters import parse_filter
 from diptych.index.protocol import Item
+from diptych.reports.page import Answer, QueryCard
+from diptych.reports.page import page as report_page
 from diptych.web.app import create_app
 from diptych.web.limits import Limits
 
@@ -565,3 +567,21 @@ def test_it_fits_a_phone(browser: Any, address: str, scheme: str) -> None:
         light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(247, 247, 249)"
         assert light == (scheme == "light")
         shoot(page, f"phone-{scheme}", full_page=True)
+
+
+def test_a_report_fits_a_phone(browser: Any, tmp_path: Path) -> None:
+    answers = [
+        Answer(f"a picture with a name that is rather long {n}", 0.5, n == 1, draw("red", "ring"))
+        for n in range(6)
+    ]
+    content = report_page(
+        title="A report", introduction="One.\n\nTwo.", metrics=[("image_to_text_recall@1", "23.1", "20.1–26.3")],
+        card={"data_hash": "0123456789abcdef" * 4}, curves={"loss": [(0, 2.0), (1, 1.0)]},
+        grids={"Text → image": [QueryCard("a red ring", answers, draw("red", "ring"))]},
+        commands="diptych search ./a-folder-with-a-long-name.index 'and a long query too'",
+    )  # fmt: skip
+    (tmp_path / "report.html").write_text(content, "utf-8")
+    for page in opened(browser, (tmp_path / "report.html").as_uri(), **PHONE):
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        top = page.locator("figure").first.bounding_box()["y"]
+        assert top < page.locator("table").first.bounding_box()["y"]
