@@ -17,7 +17,7 @@ BROKEN = 3  # the picture of this number, in its tar, is no picture
 
 
 def write_tars(folder: Path, tars: int = 4, images: int = 6, broken: int | None = BROKEN) -> Path:
-    """Tars that count their keys anew; two texts a picture, and some labels."""
+    """Tars that count their keys from 0; two texts a picture, and some labels."""
     folder.mkdir(parents=True, exist_ok=True)
     for shard in range(tars):
         with tarfile.open(folder / f"part-{shard:03d}.tar", "w") as tar:

@@ -179,7 +179,7 @@ def explained(labels: np.ndarray, steps: np.ndarray) -> float:
 
 
 def test_clusters_do_not_tell_when_a_pair_was_seen() -> None:
-    """Vectors gathered over an epoch cluster by the step they were gathered at; pairs encoded anew do not."""
+    """Vectors gathered over an epoch cluster by the step they were gathered at; pairs encoded again do not."""
     run = Run()
     run.images = [
         np.float32(1 + 0.1 * image) for image in run.images

@@ -39,7 +39,7 @@ VOCABULARY = ["<pad>", "<start>", "<end>", "<unk>", "a", "red", "green", "dog", 
 IDS = torch.tensor([[1, 4, 5, 7, 2], [1, 8, 2, 0, 0], [6, 0, 0, 0, 0]])
 
 
-# --- the public code's own computation, written anew: sorted values times softmax of a BiGRU over positions
+# --- the public code's own computation, written again: sorted values times softmax of a BiGRU over positions
 
 
 def pool(state: dict[str, Tensor], rows: Tensor, size: int) -> Tensor:

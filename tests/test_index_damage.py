@@ -177,7 +177,7 @@ def test_a_damaged_graph_is_told_and_built_again(
 
 def test_changes_keep_every_checksum(folder: Path) -> None:
     with EmbeddedIndex.open(folder, writable=True) as index:
-        index.update([Item("image 5", text="anew", thumbnail=b"x")], VECTORS[5:6])
+        index.update([Item("image 5", text="again", thumbnail=b"x")], VECTORS[5:6])
         index.delete([f"image {n}" for n in range(30, 40)])
         assert index.verify() == []
         index.compact()

@@ -130,7 +130,7 @@ def steps(rows: Tensor, size: int, epoch: int = 0) -> Iterator[tuple[Embeddings,
 
 
 def pairs_of(rows: Tensor) -> PairVectors:
-    """Every pair as it would be encoded anew: two texts of each image, both sides near the pair's row."""
+    """Every pair as it would be encoded again: two texts of each image, both sides near the pair's row."""
     g = torch.Generator().manual_seed(99)
     near = unit(rows + 0.02 * torch.randn(2, *rows.shape, generator=g)).half()
     return PairVectors(near[0], near[1], torch.arange(len(rows)))

@@ -34,7 +34,7 @@ class ArrayStore:
 
     A file is read with ``pread``, not mapped: pages of a map count as resident memory until the kernel wants
     them back, and a file cut short under a map kills the process. Reading is safe from several threads, and a
-    copy sent to another process opens the file anew. Rows that lie five times on disk (one per text) are
+    copy sent to another process opens the file again. Rows that lie five times on disk (one per text) are
     selected with ``captions.StoreRows(store, every_fifth)``.
     """
 

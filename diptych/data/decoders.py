@@ -160,7 +160,7 @@ class _Process:
         self._process.kill()
         status = self._process.wait()
         if status in (-signal.SIGPROF, -signal.SIGKILL):
-            return f"{name} takes more time or memory to decode than one picture may: save it anew, or shrink it."
+            return f"{name} takes more time or memory to decode than one picture may: save it again, or shrink it."
         return f"{name} is damaged and crashes its decoder: replace or remove it."
 
 

@@ -20,7 +20,7 @@ class Draft:
 
     ``key`` is what makes an image the same image (its path, its row); ``image_id`` what the data calls it.
     The ids of the result are the given ones when every image has one, else the keys. Two images of one id
-    are an error. ``strict_ids=False`` leaves that to the reader: JSON lists may number their images anew in each
+    are an error. ``strict_ids=False`` leaves that to the reader: JSON lists may number their images from 0 in each
     split, and the keys then serve as ids; precomputed folders compare the ids of all splits themselves.
     """
 

@@ -22,7 +22,7 @@ def hash_centres(classes: int, bits: int, seed: int = 0) -> Signs:
 
     The rows of the Hadamard matrix of size K = ``bits``, then their negatives: any two of these 2K codes differ in
     K/2 bits, a row and its negative in all K. Further classes get drawn codes with as many +1 as −1; each is drawn
-    anew, ``REDRAWS`` times at most, until it differs from every centre before it in more than K/4 bits and from all
+    again, ``REDRAWS`` times at most, until it differs from every centre before it in more than K/4 bits and from all
     of them in K/2 on average, and the best draw is kept. The same ``seed`` gives the same centres.
     """
     checked_bits(bits)

@@ -2,7 +2,7 @@
 
 ``[{"image": "a.jpg", "caption": "..." or ["...", ...], "image_id": ...}]`` in ``flickr30k_train.json``,
 ``coco_val.json`` or ``new_test.json`` (CUSA says ``image_path``). The path is the folder of these files or
-one of them; image names are relative to ``images``. Ids that are missing in some file or numbered anew in
+one of them; image names are relative to ``images``. Ids that are missing in some file or numbered from 0 in
 each split do not identify images: the image names then serve as ids.
 """
 

@@ -36,7 +36,7 @@ class ViewMaker(Protocol):
 
 
 class PairLoader:
-    """Every text once per epoch, with its image, in an order drawn anew each epoch.
+    """Every text once per epoch, with its image, in an order drawn again each epoch.
 
     ``batch_size`` counts the pairs of a step over all processes: every process draws the same order and takes
     its slice of each batch, so the same pairs meet in a step however many processes share it. Randomness has

@@ -176,7 +176,7 @@ def table_rows(
 def _records(
     path: Path, lines: list[str | None], delimiter: str, problems: Problems
 ) -> Iterator[tuple[int, list[str]]]:
-    """Records with the line each begins on; after a fault, the next line begins anew."""
+    """Records with the line each begins on; after a fault, the next line begins again."""
     csv.field_size_limit(LONGEST_FIELD)
     begin = 0
     while begin < len(lines):

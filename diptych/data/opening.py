@@ -141,7 +141,7 @@ def _check_cost(image: Image.Image, stream: BinaryIO, label: str, max_pixels: in
         scans = _scans(stream)
         if scans > MAX_SCANS:
             raise ImageError(
-                f"{label} is a JPEG of {scans} scans, more than the limit of {MAX_SCANS}: save it anew as an "
+                f"{label} is a JPEG of {scans} scans, more than the limit of {MAX_SCANS}: save it again as an "
                 "ordinary JPEG."
             )
 

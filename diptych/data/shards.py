@@ -117,7 +117,7 @@ class ShardImages:
 
 
 def index_shard(path: Path, names: Sequence[str], cache_dir: Path | None = None) -> Shard:
-    """The index of a tar, from the cache folder or made anew; ``names`` are the JSON fields that hold texts.
+    """The index of a tar, from the cache folder or made again; ``names`` are the JSON fields that hold texts.
 
     A sample that cannot be used (no image, no text, broken JSON) is skipped and noted; a tar that is missing or
     damaged as a whole is refused.

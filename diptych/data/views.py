@@ -24,7 +24,7 @@ DELETED = 0.4  # of the words that word augmentation touches; cached token state
 class AugmentedImages:
     """An image store seen through augmentation: copy ``number`` of every picture, always the same one.
 
-    For a frozen backbone: its outputs of some copies are computed once and kept, since each epoch cannot run it anew.
+    For a frozen backbone: its outputs of some copies are computed once and kept, since each epoch cannot run it again.
     """
 
     def __init__(self, store: ImageStore, augmentation: PictureAugmentation, number: int) -> None:

@@ -179,7 +179,7 @@ def read(path: Path, *, empty: Empty = "drop", problems: Problems | None = None)
 
 
 def _unique_keys(samples: Sequence[tuple[Path, Sample]]) -> bool:
-    """Whether keys name images; False when shards count anew: one key, different images in two tars."""
+    """Whether keys name images; False when each shard counts from 0: one key, different images in two tars."""
     seen: dict[str, Member] = {}
     for _, sample in samples:
         if sample.image is None:

@@ -44,7 +44,7 @@ FILE_BYTES = 1 << 30  # of records in one file: what is cleared, or checked afte
 ENTRY = np.dtype([("key", "V16"), ("row", "<i8"), ("crc", "<u4"), ("check", "<u4")])
 CHECK = np.uint32(0x44495054)  # an entry of zeros is no entry
 MISSING = -1
-USED_AGAIN = 3600.0  # seconds after which a use is noted anew
+USED_AGAIN = 3600.0  # seconds after which a use is noted again
 SLOTS = 64  # locks of those who compute the same pictures
 
 
@@ -361,13 +361,13 @@ class FeaturePack:
                     self._files[number] = os.open(path, os.O_RDONLY)
                 except OSError as error:
                     raise DataError(
-                        f"{path} is gone ({error.strerror}): run again, it is computed anew."
+                        f"{path} is gone ({error.strerror}): run again, it is computed again."
                     ) from error
         done = 0
         while done < len(into):
             count = os.preadv(self._files[number], [into[done:]], offset + done)
             if count == 0:
-                raise DataError(f"{path} ends early: run again, what is missing is computed anew.")
+                raise DataError(f"{path} ends early: run again, what is missing is computed again.")
             done += count
 
     def _forget(self) -> None:

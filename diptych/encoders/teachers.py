@@ -1,7 +1,7 @@
 """Teachers: frozen encoders whose vectors say how alike two images, or two texts, are (CUSA's soft labels).
 
 Any image backbone and any text transformer can teach. Its vectors are computed once and kept as one float16 matrix,
-which every process of every run reads from the same file; or they are computed anew for each batch (``Live``).
+which every process of every run reads from the same file; or they are computed again for each batch (``Live``).
 A file is named by the teacher's weights, its preparation of inputs and the content of the data: another teacher or
 other data is another file. A killed extraction goes on where it stopped.
 """
@@ -222,7 +222,7 @@ class Live(ArrayStore):
 def live_image_vectors(
     teacher: ImageTeacher | StoredTeacher, store: ImageStore, folder: str | Path | None = None
 ) -> Live:
-    """The teacher's vectors of a store's images, batch by batch; cells that are in the cache are not computed anew."""
+    """The teacher's vectors of a store's images, batch by batch; cells that are in the cache are not computed again."""
     _check(teacher, store)
     if isinstance(teacher, ImageTeacher):
         cells = cached_image_features(teacher.backbone, teacher.image_input, store, folder)

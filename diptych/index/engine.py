@@ -177,7 +177,7 @@ def other_model(place: str, theirs: tuple[str, str], ours: tuple[str, str]) -> I
     return IndexFault(
         f"{place} was made with the model '{theirs[0] or 'unnamed'}' (fingerprint {theirs[1] or 'none'}), not with "
         f"'{ours[0] or 'unnamed'}' (fingerprint {ours[1]}): search it with its own model, or index the collection "
-        "anew with this one in another place."
+        "again with this one in another place."
     )
 
 

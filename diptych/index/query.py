@@ -155,7 +155,7 @@ def _term(piece: _Piece, sign: float, paths: bool, weighted: bool) -> Term:
         )
     if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of a command line that are no UTF-8
         raise QueryError(
-            f"the text at character {piece.position + 1} of the query is not valid Unicode: write it anew.",
+            f"the text at character {piece.position + 1} of the query is not valid Unicode: write it again.",
             piece.position,
         )
     return Term(text, "text", sign * weight)

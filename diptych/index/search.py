@@ -78,7 +78,7 @@ class Searcher:
         """The k best items of a kind for a query expression, a query, or an image.
 
         ``hybrid`` fuses the ranking with that of BM25 over the texts. ``rerank`` is how many of the best hits
-        the pair scorer orders anew. ``chance`` sets the cut-off (see ``cutoff``); None leaves it out. An item that
+        the pair scorer orders again. ``chance`` sets the cut-off (see ``cutoff``); None leaves it out. An item that
         the query itself names is not among its answers. Of a video the best frame stands for all; with ``frames``
         each frame is an answer.
         """

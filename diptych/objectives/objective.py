@@ -58,7 +58,7 @@ class Objective(nn.Module):
         """Called after the last step of each epoch, without gradient."""
 
     def phase(self) -> Hashable:
-        """Changes when ``forward`` takes another path (an epoch's switch): recorded steps are then recorded anew."""
+        """Changes when ``forward`` takes another path (an epoch's switch): recorded steps are then recorded again."""
         return None
 
     def collapsed_value(self, pairs: int) -> float | None:

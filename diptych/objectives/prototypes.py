@@ -29,11 +29,11 @@ class PrototypeClassification(Objective):
     =================  ======================================================================================
 
     The paper only says "online k-means". Here: no loss in the first ``start`` epochs. At the end of the last of them
-    and of every later epoch all training pairs are encoded anew by the model as it then is (``see_pairs``), and
+    and of every later epoch all training pairs are encoded again by the model as it then is (``see_pairs``), and
     k-means (cosine, in blocks, ``iterations``) clusters u = unit(v + w); it starts from the last centroids, so that a
     cluster keeps its number, to which a row of the head belongs. Vectors gathered during an epoch would cluster by
     the time when they were gathered, since the model moves meanwhile. A cluster that k-means finds empty is put into
-    the largest one, and its row of the head is drawn anew; the optimiser's moments of that row stay and fade.
+    the largest one, and its row of the head is drawn again; the optimiser's moments of that row stay and fade.
 
     Within an epoch each step takes the nearest centroid as the label and moves it: c ← unit((n · c + Σ u) / (n + b)),
     the sum over its b pairs in the batch, n the pairs it stands for so far (``hits``), those of k-means included.

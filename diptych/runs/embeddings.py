@@ -186,7 +186,7 @@ def read_table(file: Path) -> list[dict[str, Any]]:
     except FileNotFoundError as error:
         raise DataError(f"{file} does not exist: check the path.") from error
     except Exception as error:  # pyarrow and json have errors of their own
-        raise DataError(f"{file} cannot be read as a table ({error}): write it anew.") from error
+        raise DataError(f"{file} cannot be read as a table ({error}): write it again.") from error
     return [{"path": line} for line in text.splitlines() if line]
 
 

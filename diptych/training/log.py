@@ -13,7 +13,7 @@ from diptych.storage import parse_json, storing, write_text
 class Log:
     """Appends one JSON object per line to ``log.jsonl``; a resumed run first drops the lines past its step.
 
-    A run that starts anew starts its log anew.
+    A run that starts again starts its log again.
     """
 
     def __init__(self, folder: Path, *, resumed_at: int | None = None, tensorboard: bool = False) -> None:

@@ -32,7 +32,7 @@ class Opened:
 class FileSources:
     """Shards that are files: each is read by itself, so that a machine reads only its own.
 
-    With several files an id is ``SHARD/KEY``: no process sees all keys, and tars often count anew.
+    With several files an id is ``SHARD/KEY``: no process sees all keys, and tars often count from 0.
     """
 
     name: str

@@ -125,7 +125,7 @@ def _divided(address: str) -> tuple[SplitResult, str, int]:
 
 
 class _Cut:
-    """Cuts a connection off after some seconds, however slowly it goes on: a timeout begins anew with each byte."""
+    """Cuts a connection off after some seconds, however slowly it goes on: a timeout begins again with each byte."""
 
     def __init__(self, seconds: float) -> None:
         self.passed = False

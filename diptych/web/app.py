@@ -185,7 +185,9 @@ def _add_search(app: FastAPI, service: Service) -> None:
         kind: Annotated[str, Query(description="image, text or any")] = "image",
         filter: Annotated[str, Query(description='a filter: price < 50 and color = "red"')] = "",
         hybrid: Annotated[bool, Query(description="fuse with full-text search")] = False,
-        rerank: Annotated[int, Query(description="re-rank so many of the top hits with the pair scorer")] = 0,
+        rerank: Annotated[
+            int, Query(description="re-rank this many of the top hits with the pair scorer")
+        ] = 0,
         frames: Annotated[bool, Query(description="every frame of a video, not the best of each")] = False,
     ) -> SearchReply:
         """Terms given together are mixed; the ranking is that of their sum."""

@@ -53,7 +53,7 @@ class Batcher:
     """Threads that run jobs of equal key together: ``run(key, values)`` gives one result per value.
 
     A batch that fails is run again one by one, so that a faulty request spoils no other; what is unavailable is
-    so for all of them, and each would wait for it anew. With ``workers`` of 1, no two batches run at once.
+    so for all of them, and each would wait for it again. With ``workers`` of 1, no two batches run at once.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from diptych.index.protocol import Item
 
 FILE = "index.db"
 FORMAT = 2  # of the index folder; raised when an old folder can no longer be read
-_ANEW = "copy the whole index again, or index the collection anew."
+_ANEW = "copy the whole index again, or index the collection again."
 STEPS = (
     1_000_000  # of SQLite's machine between two looks at the clock, each of which waits for the interpreter
 )
@@ -83,7 +83,7 @@ class Catalog:
             self.close()
             raise IndexFault(
                 f"{folder} has index format {found and found[0]}, this version reads {FORMAT}: "
-                "update diptych, or index the collection anew."
+                "update diptych, or index the collection again."
             )
 
     @staticmethod
@@ -404,7 +404,7 @@ def _translating(folder: Path) -> Iterator[None]:
             raise
         raise IndexFault(
             f"{folder / FILE} is damaged or half copied ({error}): copy the whole index again, "
-            "or index the collection anew."
+            "or index the collection again."
         ) from error
 
 

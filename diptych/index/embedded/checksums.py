@@ -32,7 +32,7 @@ _XOR = "({0} | :both) - ({0} & :both)"  # SQLite has no operator for it
 def damaged(folder: Path, what: str = "its catalog") -> IndexFault:
     """The refusal of something that is not what was written."""
     return IndexFault(
-        f"{folder} is damaged ({what}): copy the whole index again, or index the collection anew."
+        f"{folder} is damaged ({what}): copy the whole index again, or index the collection again."
     )
 
 
@@ -49,7 +49,7 @@ def check_length(path: Path) -> None:
     if len(head) == 100 and head[24:28] == head[92:96] and size < page * int.from_bytes(head[28:32], "big"):
         raise IndexFault(
             f"{path} is damaged or half copied (it has only {size} bytes): copy the whole index again, or index the "
-            "collection anew."
+            "collection again."
         )
 
 
@@ -86,7 +86,7 @@ def count_dead(db: sqlite3.Connection, slots: Iterable[int]) -> None:
 
 
 def recount_dead(db: sqlite3.Connection) -> None:
-    """Compute the checksum of removed slots anew, after some are forgotten."""
+    """Compute the checksum of removed slots again, after some are forgotten."""
     total = slot_sum(slot for (slot,) in db.execute("SELECT slot FROM dead"))
     db.execute("UPDATE meta SET value = ? WHERE key = 'dead_sum'", (str(total),))
 

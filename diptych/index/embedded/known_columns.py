@@ -1,4 +1,4 @@
-"""The metadata columns that the catalog knows: recorded as items come, counted anew at compaction."""
+"""The metadata columns that the catalog knows: recorded as items come, counted again at compaction."""
 
 from __future__ import annotations
 

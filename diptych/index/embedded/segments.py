@@ -25,7 +25,7 @@ from diptych.storage import storing
 
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
 SEGMENT_BYTES = 1 << 29  # a full segment: half a gigabyte, so that compaction rewrites little at a time
-_ANEW = "copy the whole index again, or index the collection anew."
+_ANEW = "copy the whole index again, or index the collection again."
 _SUFFIX = {"float32": "f32", "float16": "f16", "binary": "b1"}
 _STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
@@ -117,7 +117,7 @@ def attach(path: Path, layout: Layout, rows: int) -> Mapped:
     except FileNotFoundError:
         raise IndexFault(
             f"{path.parent} is incomplete: {path.name} is missing; copy the whole index again, "
-            "or index the collection anew."
+            "or index the collection again."
         ) from None
     with file:
         size = os.fstat(file.fileno()).st_size

@@ -267,7 +267,7 @@ class MilvusIndex(Engine):
         if not self._facts["words"]:
             self._server.needs(making.WORDS, "full-text search (--hybrid)")
             raise SettingsError(
-                f"{self.path} was made by a server without full-text search: index the collection anew under another "
+                f"{self.path} was made by a server without full-text search: index the collection again under another "
                 "name, or search without --hybrid."
             )
         words = " ".join(words_of(text))

@@ -64,7 +64,7 @@ def read_facts(items: Table) -> dict[str, str]:
         theirs, ours = about.split()[2], FORMAT.split()[2]
         raise IndexFault(
             f"{label} has index format {theirs}, this version reads {ours}: update diptych, or index the collection "
-            "anew."
+            "again."
         )
     facts: dict[str, str] = json.loads(about.removeprefix(FORMAT))
     return facts
@@ -76,7 +76,7 @@ def prepare(items: Table, meta: Table, facts: dict[str, str], writable: bool) ->
     if not meta.exists():
         raise IndexFault(
             f"{label} is incomplete (its Milvus collection {meta.name} is missing): restore both, or index the "
-            "collection anew under another name."
+            "collection again under another name."
         )
     _check_partitions(address, facts, label)
     made = set(items.partitions()) if facts["partition_by"] else set()

@@ -106,13 +106,13 @@ def faults(table: Table, meta: Table, dimension: int, show_progress: bool) -> li
         pictures: list[str] = []
         for one in piece:
             if one["pk"] in seen:
-                out.append(f"the key {one['pk']} is there twice: index its item anew.")
+                out.append(f"the key {one['pk']} is there twice: index its item again.")
             seen.add(one["pk"])
             out += _row_faults(one)
             pictures += [f"{one['pk']}:{one['serial']:016x}:{n:02x}" for n in range(one["pictures"])]
         lost += len(pictures) - len(meta.pick(pictures, []))
     if lost:
-        out.append(f"{lost} stored thumbnails are missing: index the collection anew.")
+        out.append(f"{lost} stored thumbnails are missing: index the collection again.")
     return out
 
 
@@ -120,11 +120,11 @@ def _row_faults(row: Row) -> list[str]:
     try:
         id = item_of(row).id
     except (ValueError, TypeError):
-        return [f"the row {row['pk']} holds no item: index the collection anew."]
+        return [f"the row {row['pk']} holds no item: index the collection again."]
     if key_of(id) != row["pk"]:
-        return [f"the row of '{id}' has the key of another item: index it anew."]
+        return [f"the row of '{id}' has the key of another item: index it again."]
     if checksum(row["vector"]) != row["checksum"]:
-        return [f"the vector of '{id}' differs from its checksum: index it anew."]
+        return [f"the vector of '{id}' differs from its checksum: index it again."]
     return []
 
 

@@ -93,7 +93,7 @@ class Tables:
         if facts.get("format", str(FORMAT)) != str(FORMAT):
             raise IndexFault(
                 f"{label} has index format {facts['format']}, this version reads {FORMAT}: update diptych, or "
-                "index the collection anew."
+                "index the collection again."
             )
         names = (*_FILLED, "collections", "columns", "totals")
         query = "SELECT name FROM unnest(%s::text[]) name WHERE to_regclass(%s || '.' || name) IS NULL"
@@ -108,7 +108,7 @@ class Tables:
         if lost:
             raise IndexFault(
                 f"{label} is incomplete (nothing in its table {lost[0]}): restore the whole index again, or index "
-                "the collection anew under another name."
+                "the collection again under another name."
             )
 
     def generation(self, db: Connection) -> int:
@@ -302,14 +302,14 @@ class Tables:
             )
             if lost := db.execute(self.sql(stray)).fetchone()[0]:
                 faults.append(
-                    f"{lost} rows of the table {table} belong to no item: index the collection anew."
+                    f"{lost} rows of the table {table} belong to no item: index the collection again."
                 )
         seen = db.execute(
             self.sql("SELECT kind, count(*), sum(words) FROM {s}.items GROUP BY kind")
         ).fetchall()
         kept = db.execute(self.sql("SELECT kind, items, words FROM {s}.totals WHERE items <> 0")).fetchall()
         if set(seen) != set(kept):
-            faults.append("the items are not as many as the index recorded: index the collection anew.")
+            faults.append("the items are not as many as the index recorded: index the collection again.")
         with db.cursor(name="verify", binary=True) as rows:  # read piece by piece, not into memory
             rows.execute(
                 self.sql("SELECT id, vector, checksum FROM {s}.items LEFT JOIN {s}.vectors USING (serial)")
@@ -318,9 +318,9 @@ class Tables:
             read = track(iter(lambda: rows.fetchmany(PIECE), []), "thousands of items", pieces, show_progress)
             for id, vector, expected in (row for piece in read for row in piece):
                 if vector is None:
-                    faults.append(f"'{id}' has no vector: index it anew.")
+                    faults.append(f"'{id}' has no vector: index it again.")
                 elif checksum(vector) != expected:
-                    faults.append(f"the vector of '{id}' differs from its checksum: index it anew.")
+                    faults.append(f"the vector of '{id}' differs from its checksum: index it again.")
         return faults
 
     # ------------------------------------------------------------------ inside
