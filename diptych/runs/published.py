@@ -18,6 +18,7 @@ there                                    here
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,8 @@ def _need(state: State, *names: str, source: object) -> None:
 def _read(file: Path) -> tuple[State, State, dict[str, Any]]:
     """Both states and the options; only tensors, plain values and the options' Namespace are allowed in the file."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice on damaged files
             found = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise DataError(f"{file} does not exist: check the path.") from error

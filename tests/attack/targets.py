@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import benchmark_files
+import exchange_files
 import numpy as np
 import photo_files
 import vector_files
@@ -506,4 +507,13 @@ def routes(folder: Path) -> Attack:
     return once
 
 
-__all__ = ["CLOSING", "TARGETS", "attacked", "benchmark_files", "photo_files", "value", "vector_files"]
+__all__ = [
+    "CLOSING",
+    "TARGETS",
+    "attacked",
+    "benchmark_files",
+    "exchange_files",
+    "photo_files",
+    "value",
+    "vector_files",
+]
