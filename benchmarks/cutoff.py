@@ -1,19 +1,31 @@
-"""Error rates of the "nothing matches" cut-off: held-out texts of a data set asked of all its images.
+"""Error rates of the cut-off: held-out texts of a data set asked of all its images, with and without an answer.
 
     python benchmarks/cutoff.py demo/run --data emoji --label category
 
-Each text is asked of the collection as it is, where a match exists, and of the collection without its image, or
-without every image of the same ``--label``, where none does. Of several runs (seeds), the mean and how far they
-are from it at most.
+Each text of ``--split`` is asked of the collection as it is, where a match exists, and of the collection without its
+image, or without every image of the same ``--label``, where none does. First fixed settings of ``--chance``, then
+the line that the captions of ``--calibrate`` draw, which has not seen the texts that judge it. Of several runs
+(seeds), the mean and how far they are from it at most.
 """
 
 from __future__ import annotations
 
 import argparse
 
+import numpy as np
+
 from diptych.data.formats import open_captions
-from diptych.index.cutoff import measure_cutoff_on
+from diptych.index.cutoff import (
+    CHANCES,
+    TOLERABLE,
+    Calibration,
+    CutoffRates,
+    background,
+    calibrate,
+    measure_cutoff,
+)
 from diptych.retriever import Retriever
+from diptych.training.prepare import prepare
 
 
 def main() -> None:
@@ -22,30 +34,70 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", help="folders of trained models")
     parser.add_argument("--data", default="emoji")
     parser.add_argument("--split", default="test", help="the split whose texts are asked, or 'all'")
+    parser.add_argument("--calibrate", default="val", help="the split whose texts draw the line")
     parser.add_argument("--label", help="leave out every image that shares this label with the answer")
     given = parser.parse_args()
     captions = open_captions(given.data)
-    split = None if given.split == "all" else given.split
-    rates = [
-        measure_cutoff_on(Retriever.from_pretrained(run), captions, given.label, split) for run in given.runs
-    ]
-    asked = rates[0][0].queries
+    splits = np.array([captions.splits[image] for image in captions.image_of])
+    asked = np.flatnonzero((splits == given.split) | (given.split == "all"))
+    drawing = np.flatnonzero(splits == given.calibrate)
+    own = [[int(image)] for image in captions.image_of]
+    out = own
+    if given.label:
+        values = np.array([str(value) for value in captions.labels[given.label]])
+        out = [np.flatnonzero(values == values[image]).tolist() for (image,) in own]
+    fixed: list[list[CutoffRates]] = []
+    lines: list[tuple[Calibration, float, float]] = []
+    for run in given.runs:
+        model = Retriever.from_pretrained(run)
+        ready = prepare(model, captions, show_progress=False)
+        images, texts = (
+            model.encode_image(ready.captions.images).numpy(),
+            model.encode_text(ready.texts).numpy(),
+        )
+        scores = texts[asked] @ images.T
+        fixed.append(measure_cutoff(scores, [own[n] for n in asked], [out[n] for n in asked]))
+        drawn = calibrate(texts[drawing], [own[n] for n in drawing], images)
+        if drawn is not None:
+            lines.append((drawn, *judged(drawn, scores, [out[n] for n in asked])))
     print(
-        f"{captions.name}: {len(captions.images)} images, {asked} texts of the split {given.split}, "
-        f"{len(rates)} runs"
+        f"{captions.name}: {len(captions.images)} images, {len(asked)} texts of the split {given.split}, "
+        f"{len(fixed)} runs"
     )
     print(f"without: {'images of the same ' + given.label if given.label else 'the image of the text'}")
-    print(f"{'chance':>8}{'match denied':>20}{'match claimed':>20}")
-    for same in zip(*rates, strict=True):
+    print(f"{'chance':>12}{'match denied':>20}{'match claimed':>20}")
+    for n, chance in enumerate(CHANCES):
+        same = [rates[n] for rates in fixed]
         denied, claimed = spread([one.false_none for one in same]), spread([one.false_match for one in same])
-        print(f"{same[0].chance:8.2f}{denied:>20}{claimed:>20}")
+        print(f"{chance:12.2f}{denied:>20}{claimed:>20}")
+    if lines:
+        denied, claimed = spread([line[1] for line in lines]), spread([line[2] for line in lines])
+        print(f"{'calibrated':>12}{denied:>20}{claimed:>20}")
+        on = sum(line[0].usable for line in lines)
+        print(
+            f"on {len(drawing)} texts of the split {given.calibrate} itself: {lines[0][0]}; "
+            f"on in {on} of {len(lines)} runs (both errors at most {100 * TOLERABLE:.0f} %)"
+        )
+
+
+def judged(line: Calibration, scores: np.ndarray, out: list[list[int]]) -> tuple[float, float]:
+    """The shares of texts whose match is denied, and for which one is claimed without its answers."""
+    denied = claimed = 0
+    for row, gone in zip(scores.astype(np.float64), out, strict=True):
+        whole, rest = background(row, len(row)), np.delete(row, gone)
+        left = background(rest, len(rest))
+        assert whole is not None
+        assert left is not None
+        denied += row.max() < whole.calibrated(line)
+        claimed += rest.max() >= left.calibrated(line)
+    return denied / len(scores), claimed / len(scores)
 
 
 def spread(shares: list[float]) -> str:
     """The mean of some shares in percent, and how far the farthest is from it."""
     mean = sum(shares) / len(shares)
     farthest = max(abs(share - mean) for share in shares)
-    return f"{100 * mean:.1f} ± {100 * farthest:.1f} %"
+    return f"{100 * mean:.1f} ± {100 * farthest:.1f} %" if len(shares) > 1 else f"{100 * mean:.1f} %"
 
 
 if __name__ == "__main__":

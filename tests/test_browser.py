@@ -41,7 +41,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    with EmbeddedIndex(folder / "index") as index, running(create_app(index, ColourModel())) as url:
+    with (
+        EmbeddedIndex(folder / "index") as index,
+        running(create_app(index, ColourModel(), chance=0.2)) as url,
+    ):
         yield url
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from statistics import NormalDist
 from threading import Thread
 from typing import Any
 
@@ -16,7 +17,14 @@ from PIL import Image
 
 from diptych.data.captions import Captions
 from diptych.errors import ImageError, IndexFault, QueryError, SettingsError
-from diptych.index.cutoff import background, measure_cutoff, measure_cutoff_on
+from diptych.index.cutoff import (
+    Background,
+    Calibration,
+    background,
+    calibrate,
+    measure_cutoff,
+    measure_cutoff_on,
+)
 from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.lexical import fuse
 from diptych.index.protocol import Hit, Hits, Item, Query, Term
@@ -160,12 +168,12 @@ def test_every_word_of_a_hybrid_query_is_a_match(searcher: Searcher) -> None:
     rows = np.random.default_rng(0).normal(size=(30, searcher.model.dim))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     searcher.index.add([Item(f"n{n}", text=f"thing number {n}") for n in range(30)], rows)
-    assert not searcher.search("number 7", 30).matched
-    hits = searcher.search("number 7", 30, hybrid=True)
+    assert not searcher.search("number 7", 30, chance=0.2).matched
+    hits = searcher.search("number 7", 30, hybrid=True, chance=0.2)
     assert [hit.item.id for hit in hits.matches] == ["n7"]
     assert hits.matches[0].details["words"] == 1
     assert {hit.details.get("words") for hit in hits if hit.item.id != "n7"} == {0.5}
-    assert not searcher.search("zebra", 30, hybrid=True).matched
+    assert not searcher.search("zebra", 30, hybrid=True, chance=0.2).matched
 
 
 QUERIES = ["shoes", "RED shoe", "cafe shoe", "running cafés", "red_shoes", "cafe\N{COMBINING ACUTE ACCENT}"]
@@ -349,13 +357,99 @@ def test_hits_know_whether_anything_matched(tmp_path: Path) -> None:
     with EmbeddedIndex.create(tmp_path / "i", model.dim, fingerprint=model.fingerprint()) as index:
         index.add([Item(f"i{n}") for n in range(300)], rows)
         searcher = Searcher(index, model)
-        none = searcher.search("red", 5)
+        none = searcher.search("red", 5, chance=0.2)
         assert none.cutoff is not None
         assert not none.matched
         assert searcher.search("red", 5, chance=None).matched
         index.add([Item("match")], model.encode_text(["red"]))
-        some = searcher.search("red", 5)
+        some = searcher.search("red", 5, chance=0.2)
         assert some.strength is not None
         assert [hit.item.id for hit in some.matches] == ["match"]
     fused = Hits((Hit(Item("a"), 0.03, {"similarity": 0.5}),), cutoff=0.4)
     assert fused.matched
+
+
+def captioned(tmp_path: Path, noise: float, texts: int = 80, split: bool = False) -> Searcher:
+    """An index whose captions are their images' vectors with noise; with ``split``, those of train without any."""
+    model, rng = ColourModel(), np.random.default_rng(0)
+    rows = rng.normal(size=(300, model.dim))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    spread = np.where(np.arange(texts) % 4 == 0, 0.0, noise) if split else np.full(texts, noise)
+    asked = rows[:texts] + spread[:, None] * rng.normal(size=(texts, model.dim))
+    asked /= np.linalg.norm(asked, axis=1, keepdims=True)
+    index = EmbeddedIndex.create(tmp_path / "i", model.dim, fingerprint=model.fingerprint())
+    index.add([Item(f"i{n}") for n in range(300)], rows)
+    parts = [{"split": "train" if n % 4 == 0 else "test"} if split else {} for n in range(texts)]
+    index.add(
+        [Item(f"t{n}", "text", text="a", image_id=f"i{n}", metadata=parts[n]) for n in range(texts)], asked
+    )
+    return Searcher(index, model)
+
+
+def test_a_calibration_is_the_best_line_between_there_and_not_there() -> None:
+    """Against a loop over every line that could be drawn."""
+    rng = np.random.default_rng(3)
+    items = rng.normal(size=(120, 6))
+    queries = items[:60] + 0.7 * rng.normal(size=(60, 6))
+    found = calibrate(queries, [[n] for n in range(60)], items)
+    assert found is not None
+    there, gone = [], []
+    for n in range(60):
+        scores = [float(np.dot(queries[n].astype(np.float32), row.astype(np.float32))) for row in items]
+        median = float(np.median(scores))
+        spread = (median - float(np.quantile(scores, 0.1))) / 1.2815515655446004
+        expected = -NormalDist().inv_cdf(0.5 / 120)
+        there.append((max(scores) - median) / spread - expected)
+        gone.append((max(s for m, s in enumerate(scores) if m != n) - median) / spread - expected)
+    errors = [
+        max(np.mean([s < line for s in there]), np.mean([s >= line for s in gone]))
+        for line in (*there, *gone)
+    ]
+    assert max(found.missed, found.claimed) == pytest.approx(min(errors))
+    assert found.missed == pytest.approx(np.mean([s < found.excess - 1e-6 for s in there]), abs=0.02)
+    assert found.queries == 60
+    # a mutation: with the answers left in, nothing tells there from not there
+    mixed = calibrate(queries, [[] for _ in range(60)], items)
+    assert mixed is not None
+    assert max(mixed.missed, mixed.claimed) > max(found.missed, found.claimed)
+
+
+def test_the_line_moves_with_the_size_of_the_collection() -> None:
+    line = Calibration(1.0, 0.1, 0.1, 60)
+    small, large = Background(0.0, 1.0, 100), Background(0.0, 1.0, 10_000)
+    assert large.calibrated(line) - small.calibrated(line) == pytest.approx(
+        large.cutoff(0.5) - small.cutoff(0.5)
+    )
+
+
+def test_captions_of_the_collection_draw_the_cutoff(tmp_path: Path) -> None:
+    searcher = captioned(tmp_path, noise=0.02)
+    hits = searcher.search("red", 5)
+    assert hits.cutoff is not None
+    assert "on 80 captions of this collection" in hits.note
+    assert searcher.calibration() is searcher.calibration()  # once for one state of the index
+    searcher.index.delete(["t0"])
+    assert "on 79 captions" in searcher.search("red", 5).note
+
+
+def test_a_cutoff_that_would_often_be_wrong_is_off(tmp_path: Path) -> None:
+    hits = captioned(tmp_path, noise=5.0).search("red", 5)
+    assert hits.cutoff is None
+    assert hits.matches == hits.hits
+    assert hits.note.startswith("no cut-off: it would be wrong too often (")
+
+
+def test_too_few_captions_draw_no_cutoff(tmp_path: Path) -> None:
+    searcher = captioned(tmp_path, noise=0.02, texts=30)
+    assert searcher.search("red", 5).note == "no cut-off: fewer than 50 captions to measure it with"
+    assert (
+        searcher.search("red", 5, kind="text").note
+        == "no cut-off: it is measured for images that answer a text"
+    )
+    assert searcher.search("red", 5, chance=0.2).cutoff is not None
+
+
+def test_held_out_captions_are_preferred(tmp_path: Path) -> None:
+    found = captioned(tmp_path, noise=0.5, texts=100, split=True).calibration()
+    assert found is not None
+    assert found.queries == 75

@@ -58,6 +58,7 @@ def print_json(index: Index, hits: Hits, *, everything: bool) -> None:
     ]  # fmt: skip
     facts = {
         "matched": hits.matched, "cutoff": hits.cutoff, "strength": hits.strength, "exact": hits.exact,
+        "note": hits.note,
     }  # fmt: skip
     click.echo(json.dumps({**facts, "hits": answers}, ensure_ascii=False))
 
@@ -141,6 +142,8 @@ def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
     below = len(hits) - len(hits.matches)
     if not hits:
         return
+    if hits.cutoff is None and hits.note and not everything:
+        click.echo(f"--matches leaves nothing out here: {hits.note}. --chance 0.2 sets one.", err=True)
     if not hits.matched and everything:
         click.echo("nothing matches clearly: these are the nearest.", err=True)
     elif not hits.matched:
@@ -151,7 +154,11 @@ def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
         )
     elif below and sys.stdout.isatty():
         what = "dimmed" if everything else "left out"
-        click.echo(f"{below} of {len(hits)} are below the cut-off of {hits.cutoff:.3f} and {what}.", err=True)
+        reliable = f" ({hits.note})" if hits.note else ""
+        click.echo(
+            f"{below} of {len(hits)} are below the cut-off of {hits.cutoff:.3f} and {what}{reliable}.",
+            err=True,
+        )
 
 
 def _row(index: Index, hit: Hit, cells: int) -> tuple[str, ...]:

@@ -308,7 +308,8 @@ def model_of(
 @click.option(
     "--chance",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="chance of claiming a match where there is none: higher marks more answers as matches (default: 0.2)",
+    help="chance of claiming a match where there is none: higher marks more answers as matches "
+    "(default: calibrated with captions of the collection, off where that cannot be done well)",
 )
 @click.option(
     "--all/--matches",
@@ -353,7 +354,6 @@ def search(
     ./photos "two parrots".
     """
     from diptych.encoders.dual import is_pretrained_name
-    from diptych.index.cutoff import CHANCE
     from diptych.index.opening import open_index
     from diptych.index.search import Searcher
 
@@ -380,7 +380,7 @@ def search(
         searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls, pair_scorer=judge)
         hits = searcher.search(
             asked, k, kind=kind, filter=condition, hybrid=hybrid, rerank=rerank,
-            chance=chance or (CHANCE if query else None), exact=exact, frames=frames,
+            chance=chance or ("calibrated" if query else None), exact=exact, frames=frames,
         )  # fmt: skip
         if html is not None:
             from diptych.storage import write_text

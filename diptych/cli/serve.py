@@ -59,6 +59,11 @@ def limit_flags(command: Command) -> Command:
     multiple=True,
     help="re-rank with the pair scorer of this run (default: the model's own); repeatable: their mean",
 )
+@click.option(
+    "--chance",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="chance of claiming a match where there is none (default: calibrated with captions of the collection)",
+)
 @limit_flags
 @device_flags
 def serve(
@@ -74,6 +79,7 @@ def serve(
     host_names: tuple[str, ...],
     roots: tuple[Path, ...],
     rerankers: tuple[str, ...],
+    chance: float | None,
     device: str,
     compute_precision: str,
     **limits: Any,
@@ -103,5 +109,6 @@ def serve(
     serve(
         place, served, model_name=model or "", host=host, port=port, token=token, private=private,
         allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None, rerankers=rerankers,
+        chance=chance,
         limits=Limits(**{name.removeprefix("max_"): value for name, value in given(limits).items()}),
     )  # fmt: skip

@@ -20,6 +20,7 @@ high by chance alone, the higher the larger N; for a normal background it passes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -35,6 +36,9 @@ from diptych.model import Model
 CHANCE = 0.2  # where both errors are about equal on held-out queries of the demo (docs/search.md)
 CHANCES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 FEWEST = 20  # items below which a collection has no background to speak of
+QUERIES = 300  # captions of a collection that are asked to calibrate its cut-off
+FEWEST_QUERIES = 50  # below which their error rates would be guesses
+TOLERABLE = 0.2  # share of either error above which a cut-off is not worth having
 _NORMAL = NormalDist()
 _LOWER = -_NORMAL.inv_cdf(0.1)
 
@@ -55,7 +59,11 @@ class Background:
         """The score that the best of ``count`` normal background items passes with probability ``chance``."""
         if not 0 < chance < 1:
             raise SettingsError(f"the chance of a false match must lie between 0 and 1, not {chance}.")
-        return self.location + _NORMAL.inv_cdf(1 - chance / max(1, self.count)) * self.spread
+        return self.location + _highest(self.count, chance) * self.spread
+
+    def calibrated(self, calibration: Calibration) -> float:
+        """The score that a calibration draws the line at, whatever the number of items."""
+        return self.location + (_highest(self.count, 0.5) + calibration.excess) * self.spread
 
 
 def background(scores: Any, count: int) -> Background | None:
@@ -65,6 +73,61 @@ def background(scores: Any, count: int) -> Background | None:
         return None
     low, median = np.quantile(values, [0.1, 0.5])
     return Background(float(median), float(median - low) / _LOWER, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Where captions of a collection draw the line between match and no match, and how often the line is wrong.
+
+    ``excess`` counts spreads from where the best of N background items is expected (the median of its strength), so
+    that the line moves with N. ``missed``: the caption's image is there, and nothing reaches the line. ``claimed``: it
+    is not there, and something does. Each over ``queries`` captions.
+    """
+
+    excess: float
+    missed: float
+    claimed: float
+    queries: int
+
+    @property
+    def usable(self) -> bool:
+        """Whether neither error is above ``TOLERABLE``."""
+        return max(self.missed, self.claimed) <= TOLERABLE
+
+    def __str__(self) -> str:
+        return (
+            f"{100 * self.missed:.0f} % of what is there missed, {100 * self.claimed:.0f} % of what is not claimed, "
+            f"on {self.queries} captions of this collection"
+        )
+
+
+def calibrate(queries: Any, own: Sequence[Sequence[int]], items: Any) -> Calibration | None:
+    """Calibrate the cut-off with captions (M, D) of a collection of items (N, D); None where there is too little.
+
+    ``own`` are the items that each caption belongs to. Each caption is asked of all items, and of all but its own. The
+    line is drawn where the larger of the two error rates is smallest.
+    """
+    texts, rows = np.asarray(queries, np.float32), np.asarray(items, np.float32)
+    if len(texts) < FEWEST_QUERIES or len(rows) < FEWEST + 1:
+        return None
+    typical = _highest(len(rows), 0.5)
+    present, absent = np.zeros(len(texts)), np.zeros(len(texts))
+    for n, (scores, out) in enumerate(zip((texts @ rows.T).astype(np.float64), own, strict=True)):
+        found = background(scores, len(scores))
+        assert found is not None
+        present[n] = found.strength(float(scores.max())) - typical
+        absent[n] = found.strength(float(np.delete(scores, list(out)).max())) - typical
+    lines = np.unique(np.concatenate([present, absent]))
+    missed = np.searchsorted(np.sort(present), lines, side="left") / len(present)
+    claimed = 1 - np.searchsorted(np.sort(absent), lines, side="left") / len(absent)
+    best = int(np.argmin(np.maximum(missed, claimed)))
+    return Calibration(float(lines[best]), float(missed[best]), float(claimed[best]), len(texts))
+
+
+def _highest(count: int, chance: float) -> float:
+    """z(N): the strength that the best of ``count`` normal background items passes with probability ``chance``."""
+    # in the lower tail, where a small chance keeps its digits
+    return -_NORMAL.inv_cdf(chance / max(1, count)) if chance < max(1, count) else -math.inf
 
 
 @dataclass(frozen=True, slots=True)

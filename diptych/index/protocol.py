@@ -60,13 +60,14 @@ class Hits(Sequence[Hit]):
     ``exact`` says whether every candidate was scored. ``cutoff``, where the query layer computed one, is the
     score below which an item of this collection does not match this query; ``strength`` is the best score on
     the same scale in units of the background's spread, so ``matched`` is False when nothing in the collection
-    matches.
+    matches. ``note`` says how reliable the cut-off is, or why there is none.
     """
 
     hits: tuple[Hit, ...] = ()
     exact: bool = True
     cutoff: float | None = None
     strength: float | None = None
+    note: str = ""
 
     @property
     def matched(self) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from diptych.data.images import ImageLike, as_item
 from diptych.data.opening import open_image
 from diptych.errors import AddressError, IndexFault, QueryError
-from diptych.index.cutoff import CHANCE, Background, background
+from diptych.index.cutoff import FEWEST_QUERIES, QUERIES, Background, Calibration, background, calibrate
 from diptych.index.engine import check_k, other_model
 from diptych.index.exact import rescore
 from diptych.index.filters import Filter
@@ -26,6 +26,7 @@ from diptych.model import Model
 DEEPER = 4  # times as many items are asked for when those found are frames of too few videos
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
 MAX_DOWNLOAD = 20_000_000  # bytes of an image fetched from an address
+SAMPLE = 4096  # items whose scores are a query's background
 PATIENCE = 10  # seconds for such a download
 
 
@@ -61,6 +62,7 @@ class Searcher:
         self.pair_scorer: PairScorer | None = pair_scorer or _own_scorer(model)
         self.allow_urls = allow_urls
         self._tokenizer = Tokenizer()
+        self._calibrations: dict[int, Calibration | None] = {}  # of the state of the index with that number
 
     def search(
         self,
@@ -71,14 +73,15 @@ class Searcher:
         filter: str | Filter | None = None,
         hybrid: bool = False,
         rerank: int = 0,
-        chance: float | None = CHANCE,
+        chance: float | Literal["calibrated"] | None = "calibrated",
         exact: bool | None = None,
         frames: bool = False,
     ) -> Hits:
         """The k best items of a kind for a query expression, a query, or an image.
 
         ``hybrid`` fuses the ranking with that of BM25 over the texts. ``rerank`` is how many of the best hits
-        the pair scorer orders again. ``chance`` sets the cut-off (see ``cutoff``); None leaves it out. An item that
+        the pair scorer orders again. ``chance`` sets the cut-off (see ``cutoff``): "calibrated" takes the one that
+        captions of the collection draw, and none where it would be wrong too often; None leaves it out. An item that
         the query itself names is not among its answers. Of a video the best frame stands for all; with ``frames``
         each frame is an answer.
         """
@@ -104,7 +107,7 @@ class Searcher:
         if rerank:
             ranked = self._reranked(asked, ranked, rerank)
         found = Hits(tuple(ranked[:k]), hits.exact)
-        return found if chance is None else self._with_cutoff(found, vector, kind, filter, chance)
+        return found if chance is None else self._with_cutoff(found, vector, kind, chance)
 
     def more_like(
         self, id: str, k: int = 10, *, kind: Kind | None = "image", filter: str | Filter | None = None
@@ -158,15 +161,57 @@ class Searcher:
                 return hits
             wanted *= DEEPER
 
+    def calibration(self) -> Calibration | None:
+        """What captions in the index say of the cut-off for images; None where there are too few of them.
+
+        Captions of the splits val and test are preferred: the model may have been trained on the others.
+        """
+        state = self.index.generation
+        if state not in self._calibrations:
+            self._calibrations = {state: self._calibrated()}
+        return self._calibrations[state]
+
+    def _calibrated(self) -> Calibration | None:
+        if self.index.count("text") < FEWEST_QUERIES:
+            return None
+        held: str | None = 'split in ("val", "test")' if "split" in self.index.info.columns else None
+        texts = self.index.sample_items("text", held, QUERIES) if held else []
+        if len(texts) < FEWEST_QUERIES:
+            held, texts = None, self.index.sample_items("text", None, QUERIES)
+        queries = self.index.sample("text", held, QUERIES)
+        pictures = self.index.sample_items("image", None, SAMPLE)
+        rows: dict[str, list[int]] = {}
+        for row, item in enumerate(pictures):
+            rows.setdefault(item.id, []).append(row)
+        # the picture of a caption may not be in the sample: it is added
+        missing = list(dict.fromkeys(text.image_id for text in texts if text.image_id not in rows))
+        found = self._present_vectors([id for id in missing if id])
+        for id in found:
+            rows[id] = [len(rows)]
+        items = np.concatenate([self.index.sample("image", None, SAMPLE), *(v[None] for v in found.values())])
+        kept = [n for n, text in enumerate(texts) if text.image_id in rows]
+        return calibrate(queries[kept], [rows[texts[n].image_id] for n in kept], items)
+
     def _with_cutoff(
-        self, hits: Hits, vector: Vectors, kind: Kind | None, filter: str | Filter | None, chance: float
+        self, hits: Hits, vector: Vectors, kind: Kind | None, chance: float | Literal["calibrated"]
     ) -> Hits:
         # over the whole collection, not what a filter left: the few items of a narrow filter may all match
         found = self.background(vector, kind)
         if found is None or not hits:
             return hits
-        best = max(hit.details.get("similarity", hit.score) for hit in hits)
-        return replace(hits, cutoff=found.cutoff(chance), strength=found.strength(best))
+        strength = found.strength(max(hit.details.get("similarity", hit.score) for hit in hits))
+        if chance != "calibrated":
+            return replace(hits, cutoff=found.cutoff(chance), strength=strength)
+        if kind != "image":
+            return replace(hits, note="no cut-off: it is measured for images that answer a text")
+        calibration = self.calibration()
+        if calibration is None:
+            return replace(hits, note=f"no cut-off: fewer than {FEWEST_QUERIES} captions to measure it with")
+        if not calibration.usable:
+            return replace(hits, note=f"no cut-off: it would be wrong too often ({calibration})")
+        return replace(
+            hits, cutoff=found.calibrated(calibration), strength=strength, note=f"cut-off: {calibration}"
+        )
 
     def _fused(
         self,

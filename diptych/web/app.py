@@ -102,6 +102,7 @@ def create_app(
     writer: Writer | None = None,
     model_name: str = "",
     pair_scorer: PairScorer | None = None,
+    chance: float | None = None,
 ) -> FastAPI:
     """The service as an ASGI application; the index stays the caller's to close.
 
@@ -109,12 +110,13 @@ def create_app(
     page's own files. ``roots`` narrows the folders files are served from; without it, those of the index's
     collections. ``hosts`` are the host names it answers to (None: any), ``origins`` the sites that may call
     it from a browser (CORS). ``writer`` opens the index for a change; without it, ``index`` itself is used.
+    ``chance`` sets the cut-off of a search; without it, captions of the collection do, where they can.
     """
     limits = limits or Limits()
     folders = None if roots is None else [Path(root) for root in roots]
     service = Service(
         index, model, limits=limits, roots=folders, allow_urls=allow_urls, writer=writer,
-        model_name=model_name, pair_scorer=pair_scorer,
+        model_name=model_name, pair_scorer=pair_scorer, chance=chance,
     )  # fmt: skip
 
     @asynccontextmanager

@@ -51,6 +51,7 @@ def serve(
     allow_urls: bool = False,
     model_name: str = "",
     rerankers: Sequence[str | Path] = (),
+    chance: float | None = None,
     log_level: str = "warning",
 ) -> None:
     """Serve an index (a path or a database URL) until interrupted.
@@ -82,7 +83,7 @@ def serve(
             app = create_app(
                 index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
                 origins=origins, allow_urls=allow_urls, model_name=model_name,
-                pair_scorer=reranker_of(place, model, rerankers),
+                pair_scorer=reranker_of(place, model, rerankers), chance=chance,
                 writer=lambda: _writer(place, fingerprint),
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused

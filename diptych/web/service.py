@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from PIL import Image
 
 from diptych.errors import DataError, DiptychError, QueryError, SettingsError, Unavailable
 from diptych.index import deadline
-from diptych.index.cutoff import CHANCE
 from diptych.index.frames import one_per_video
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Query, Term, Vectors
 from diptych.index.query import parse_query
@@ -87,8 +86,10 @@ class Service:
         writer: Writer | None = None,
         model_name: str = "",
         pair_scorer: PairScorer | None = None,
+        chance: float | None = None,
     ) -> None:
         self.index, self.limits, self.allow_urls = index, limits, allow_urls
+        self.chance: float | Literal["calibrated"] = chance or "calibrated"
         self.metrics, self.traffic = Metrics(), Traffic()
         self.pictures = Pictures(index, limits, roots)
         self._writer: Writer = writer or (lambda: nullcontext(index))
@@ -126,10 +127,10 @@ class Service:
         query = Query(self._terms(asked))
         filter = asked.filter.strip() or None
         # more like an item: what is nearest, without asking whether it is near
-        chance = None if all(term.kind == "item" for term in query.terms) else CHANCE
+        alone = all(term.kind == "item" for term in query.terms)
         return self._searcher.search(
-            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank, chance=chance,
-            frames=asked.frames,
+            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank,
+            chance=None if alone else self.chance, frames=asked.frames,
         )  # fmt: skip
 
     def browse(self, k: int, kind: Kind | None, filter: str) -> Hits:
