@@ -148,7 +148,7 @@ def test_a_cut_at_the_end_of_an_epoch_skips_nothing(
 ) -> None:
     whole = run(data, tmp_path / "whole", save_steps=1, **changes)
 
-    def cut(*arguments: Any) -> None:
+    def cut(*arguments: Any, **named: Any) -> None:
         raise RuntimeError("power cut")
 
     monkeypatch.setattr(loop, "finish_epoch", cut)  # after the last step, before the epoch is over

@@ -22,6 +22,7 @@ from diptych.errors import DataError, SettingsError
 from diptych.index.collection_files import CollectionFiles, digest, metadata_of
 from diptych.index.metadata import check_storable
 from diptych.index.overlap import Overlap, decoders
+from diptych.index.photos import EXIF, PhotoColumns
 from diptych.index.protocol import Item, Vectors
 from diptych.index.thumbnails import make_thumbnail
 from diptych.index.works import reason_of
@@ -51,7 +52,7 @@ class _Picture:
     """An image on its way into a file; ``reason`` says why it cannot be."""
 
     item: Item
-    lines: list[str]
+    texts: list[tuple[str, str]] = field(default_factory=list)  # each with its digest
     picture: StoredImage | None = None
     vector: Vectors | None = None
     reason: str = ""
@@ -105,7 +106,10 @@ class _Shard:
         self.model, self.captions, self.writer = model, opened.captions, writer
         self.thumbnails, self.batch_size = thumbnails, batch_size
         self.files, self.texts_of = CollectionFiles(self.captions), self.captions.texts_of()
-        self.kept: list[tuple[Item, list[str]]] = []  # images that have a vector, without their thumbnail
+        self.photos, self.further = PhotoColumns(), [EXIF] * bool(self.files.root)
+        self.kept: list[
+            tuple[Item, list[tuple[str, str]]]
+        ] = []  # with a vector, without thumbnail; texts and digests
         self.unreadable: list[tuple[str, str]] = []
         self.texts = 0
 
@@ -138,11 +142,13 @@ class _Shard:
         id = str(self.captions.image_ids[row])
         lines = [self.captions.texts[n] for n in self.texts_of[row]]
         metadata = metadata_of(self.captions, row)
-        found = _Picture(Item(id=id, metadata=metadata), lines)
+        found = _Picture(Item(id=id, metadata=metadata))
         try:
             check_storable(id, metadata)
             "".join([id, *lines]).encode()
-            content = f"{self.files.key(row, '')}|{digest([lines, metadata])}"
+            content = f"{self.files.key(row, '')}|{digest([lines, metadata, *self.further])}"
+            found.texts = [(line, digest([line, metadata, *self.further])) for line in lines]
+            metadata = {**self.photos.of(id, self.files.path(row)), **metadata}  # its own columns win
             found.picture = self.captions.images[row]
             path = self.files.relative(row)
             found.item = Item(
@@ -185,7 +191,7 @@ class _Shard:
             self.writer.write(
                 [one.item for one in good], np.stack([one.vector for one in good if one.vector is not None])
             )
-        self.kept += [(Item(id=one.item.id, metadata=one.item.metadata), one.lines) for one in good]
+        self.kept += [(Item(id=one.item.id, metadata=one.item.metadata), one.texts) for one in good]
 
     def write_texts(self) -> None:
         """Encode and write the texts of the images that were kept, in their order."""
@@ -200,15 +206,15 @@ class _Shard:
 
     def text_items(self) -> Iterator[Item]:
         """The texts as items; each has the columns of its image, so that a filter finds both."""
-        for image, lines in self.kept:
-            for number, line in enumerate(lines):
+        for image, texts in self.kept:
+            for number, (line, content) in enumerate(texts):
                 yield Item(
                     id=f"{image.id}#text{number}",
                     kind="text",
                     text=line,
                     image_id=image.id,
                     metadata=image.metadata,
-                    content=digest([line, image.metadata]),
+                    content=content,
                 )
 
 
