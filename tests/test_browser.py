@@ -276,7 +276,7 @@ def test_a_model_with_a_pair_scorer_offers_to_re_rank(browser: Any, folder: Path
         def pair_scorer(self, query: Any, items: Any, files: Any) -> list[float]:
             return [float("cross" in item.text) for item in items]
 
-    with EmbeddedIndex(folder / "index") as index, running(create_app(index, Pairs())) as url:
+    with EmbeddedIndex(folder / "index") as index, running(create_app(index, Pairs(), chance=0.2)) as url:
         for page in opened(browser, url):
             ask(page, "red")
             expect(page.locator("#status")).to_contain_text("5 matches")
