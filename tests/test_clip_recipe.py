@@ -75,7 +75,7 @@ def test_heads_are_trained_on_vectors_computed_once(
     assert model.dim == plain.dim
     for name, value in plain.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
-    assert any(cache.glob("images-*.npy"))
+    assert any(cache.glob("images/*/rows-*.f16"))
     assert "give --cross_head as well" in refused(
         "train", "clip", "--data", data, "--output_dir", tmp_path / "none", "--model", clip, "--tune", "heads"
     )
