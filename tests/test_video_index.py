@@ -225,6 +225,11 @@ def test_the_command_line_indexes_and_searches_a_folder_of_videos(tmp_path: Path
     assert found.stdout.count("noise.mp4 at") == 1
     assert "data:image" in (tmp_path / "page.html").read_text()
     diptych(
+        "index", tmp_path / "model", tmp_path / "films", "--index", tmp_path / "again"
+    )  # features are cached now
+    diptych("search", tmp_path / "again", "--like", "noise.mp4#t=4", "--html", tmp_path / "page.html")
+    assert "data:image" in (tmp_path / "page.html").read_text()
+    diptych(
         "index", tmp_path / "model", f"{tmp_path / 'films'}?every=0.5", "--index", tmp_path / "fine.index"
     )
     assert (

@@ -265,9 +265,10 @@ class _Sync:
                 read.texts = [replace(text, metadata=read.metadata) for text in read.texts]
             if not read.same:
                 cells = None
-                if self.shared is not None and self.files.relative(
-                    row
-                ):  # which need no picture for a thumbnail
+                file = self.files.relative(row)
+                if (
+                    self.shared is not None and file and not is_video(file)
+                ):  # needs no picture for a thumbnail
                     cells = self.shared.known(self.files.content(key))
                 read.picture = self.captions.images[row] if cells is None else cells
         except (UnicodeError, DataError, OSError) as error:
