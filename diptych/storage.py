@@ -8,8 +8,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -87,25 +88,37 @@ def recover_folder(target: Path) -> None:
                 old.rename(target)
 
 
+def _new_folder(target: Path) -> AbstractContextManager[Path]:
+    """A folder of a name of its own beside ``target``."""
+    return _claimed(target, Path.mkdir, partial(shutil.rmtree, ignore_errors=True))
+
+
 @contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder of a name of its own beside ``target``, removed at the end if it is still there under that name.
+def _claimed(
+    target: Path, make: Callable[[Path], object], remove: Callable[[Path], object]
+) -> Iterator[Path]:
+    """Something new under a name of its own beside ``target``, removed at the end if it still has that name.
 
     It is locked meanwhile: one that nobody has locked is what a crash left, and goes.
     """
-    new = target.with_name(f".new-{target.name[:200]}-{uuid4().hex[:12]}")
+    new = _beside(target)
     with ExitStack() as stack:
         with _locked(target.parent):  # or it is taken for remains before it is locked
             for left in target.parent.glob(f"{glob.escape(new.name[:-12])}*"):
                 with suppress(OSError), _locked(left, wait=False) as free:
                     if free:
-                        shutil.rmtree(left, ignore_errors=True)
-            new.mkdir()
+                        remove(left)
+            make(new)
             stack.enter_context(_locked(new))
         try:
             yield new
         finally:
-            shutil.rmtree(new, ignore_errors=True)
+            remove(new)
+
+
+def _beside(target: Path) -> Path:
+    """A name that nothing else has, beside ``target``."""
+    return target.with_name(f".new-{target.name[:200]}-{uuid4().hex[:12]}")
 
 
 @contextmanager
@@ -161,7 +174,7 @@ def write_text(target: Path, text: str) -> None:
 
 def write_bytes(target: Path, content: bytes) -> None:
     """Write a small file in one piece: synced, then renamed over the old one."""
-    new = target.with_name(f".new-{target.name[:200]}-{uuid4().hex[:12]}")
+    new = _beside(target)
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -179,33 +192,20 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
     What a killed process left under another name goes when the same target is next written; one that another process
     is still writing, which has it locked, stays. Of several that finish, the last one wins.
     """
-    start = f".new-{target.name[:200]}-"
-    new = target.with_name(f"{start}{uuid4().hex[:12]}")
     with storing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.parent):  # or it is taken for remains before it is locked
-            for left in target.parent.glob(f"{glob.escape(start)}*"):
-                with suppress(OSError), _locked(left, wait=False) as free:
-                    if free:
-                        left.unlink()
-            new.touch()
-            lock = ExitStack()
-            lock.enter_context(_locked(new))
-        with lock:
-            try:
-                with new.open("wb") as handle:
-                    yield handle
-                    handle.flush()
-                    os.fsync(handle.fileno())
-                os.replace(new, target)
-                _sync(target.parent)
-            finally:
-                new.unlink(missing_ok=True)
+        with _claimed(target, Path.touch, partial(Path.unlink, missing_ok=True)) as new:
+            with new.open("wb") as handle:
+                yield handle
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(new, target)
+            _sync(target.parent)
 
 
 def create_file(target: Path, content: bytes) -> bool:
     """Write a small file in one piece unless it is there; whether it was this process that wrote it."""
-    new = target.with_name(f".new-{target.name[:200]}-{uuid4().hex[:12]}")
+    new = _beside(target)
     with storing(target, but=FileExistsError):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
