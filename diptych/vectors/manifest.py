@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import DataError
-from diptych.storage import create_file, parse_json, write_text
+from diptych.storage import create_file, new_file, parse_json, write_text
 
 FORMAT, VERSION = "diptych-embeddings", 1
 MANIFEST = "manifest.json"
@@ -196,9 +196,11 @@ def read_receipt(folder: Path, name: str) -> Receipt | None:
 def write_receipt(folder: Path, receipt: Receipt) -> None:
     """Say that a shard is whole."""
     content = asdict(receipt) | {"file": f"{SHARDS}/{receipt.name}.parquet", "rows": receipt.rows}
-    write_text(
-        folder / SHARDS / f"{receipt.name}.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    )
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    with new_file(
+        folder / SHARDS / f"{receipt.name}.json"
+    ) as handle:  # takes away what a killed process left
+        handle.write(text.encode())
 
 
 def _receipt(content: Mapping[str, Any]) -> Receipt:
