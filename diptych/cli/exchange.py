@@ -89,6 +89,11 @@ def import_embeddings(
     click.echo(f"{shown(place)}: {done.images} images imported from {source}")
 
 
+of_kind = click.option(
+    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="items to write"
+)
+
+
 @click.group()
 def export() -> None:
     """Write vectors and encoders for other programs."""
@@ -97,9 +102,7 @@ def export() -> None:
 @export.command("vectors")
 @click.argument("place", metavar="INDEX")
 @click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
-@click.option(
-    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="items to write"
-)
+@of_kind
 def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
     """Vectors as .npy, items as Parquet. The layout is that of clip-retrieval."""
     from diptych.index.opening import open_index
@@ -112,9 +115,7 @@ def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
 @export.command("faiss")
 @click.argument("place", metavar="INDEX")
 @click.argument("output", metavar="FILE", type=click.Path(path_type=Path))
-@click.option(
-    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="items to write"
-)
+@of_kind
 def export_faiss(place: str, output: Path, kind: Any) -> None:
     """Vectors as a faiss index of inner products. The ids of its rows are in FILE.json."""
     from diptych.index.opening import open_index

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,18 +16,23 @@ from diptych.data.ahead import read_ahead
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.formats import open_captions
 from diptych.data.problems import Absent
-from diptych.data.video_files import is_video
 from diptych.errors import DataError, DiptychError, IndexFault, MissingExtra, SettingsError
-from diptych.index.collection_files import CollectionFiles, digest, metadata_of, own_name, plain_value
+from diptych.index.collection_files import (
+    CollectionFiles,
+    check_writable,
+    content_of,
+    metadata_of,
+    own_name,
+    text_items,
+)
 from diptych.index.local_features import LocalFeatures, features_place
-from diptych.index.metadata import check_storable
 from diptych.index.moved import KeptVectors, settle
 from diptych.index.opening import create_index, index_exists, open_index
 from diptych.index.overlap import Overlap, decoders
 from diptych.index.photos import EXIF, PhotoColumns, SharedFeatures
 from diptych.index.protocol import KINDS, Index, Item, Precision, Vectors
 from diptych.index.thumbnails import make_thumbnail
-from diptych.index.works import Built, Read, Work, has_vector, reason_of
+from diptych.index.works import NOT_FINITE, Built, Read, Work, has_vector, reason_of
 from diptych.model import Model
 from diptych.progress import track
 
@@ -235,16 +239,13 @@ class _Sync:
         read = Read(row, self.name(str(self.captions.image_ids[row])), metadata_of(self.captions, row))
         read.lines = [self.captions.texts[n] for n in self.texts_of[row]]
         try:
-            check_storable(read.id, read.metadata)
-            written = json.dumps(read.metadata, default=plain_value, ensure_ascii=False)
-            "".join([read.id, *read.lines, written]).encode()
+            check_writable(read.id, read.lines, read.metadata)
             before = self.known.get(read.id, "").rsplit("|", 1)[0]
             key = self.files.key(row, before)
-            read.content = f"{key}|{digest([read.lines, read.metadata, *self.further])}"
-            read.texts = [
-                self.text(read.id, n, line, read.metadata)
-                for n, line in enumerate(read.lines * self.with_texts)
-            ]
+            read.content = content_of(key, read.lines, read.metadata, self.further)
+            if self.with_texts:
+                number = self.collection.number
+                read.texts = text_items(read.id, read.lines, read.metadata, self.further, number)
             # a file that was only touched, or whose texts alone changed, keeps its vector
             read.same = bool(before) and self.files.content(before) == self.files.content(key)
             read.same = read.same and self.labeller is None  # labels are predicted from the picture
@@ -265,10 +266,7 @@ class _Sync:
                 read.texts = [replace(text, metadata=read.metadata) for text in read.texts]
             if not read.same:
                 cells = None
-                file = self.files.relative(row)
-                if (
-                    self.shared is not None and file and not is_video(file)
-                ):  # needs no picture for a thumbnail
+                if self.shared is not None and self.files.own_file(row):  # needs no picture for a thumbnail
                     cells = self.shared.known(self.files.content(key))
                 read.picture = self.captions.images[row] if cells is None else cells
         except (UnicodeError, DataError, OSError) as error:
@@ -378,7 +376,7 @@ class _Sync:
         self.seen -= {id, *(f"{id}#text{n}" for n in range(work.count))}
         self.built.images -= 1
         self.built.texts -= work.count
-        self.skip(id, "the model makes NaN or infinity of it: check the model and the picture.")
+        self.skip(id, NOT_FINITE)
         return False
 
     def skip(self, id: str, reason: str) -> None:
@@ -389,21 +387,9 @@ class _Sync:
         """The id of an image in the index: its own, with the number of any later collection in front."""
         return image_id if self.collection.number == 0 else f"{self.collection.number}/{image_id}"
 
-    def text(self, image_id: str, number: int, line: str, metadata: Mapping[str, Any]) -> Item:
-        """A text as an item; it has the columns of its image, so that a filter finds both."""
-        return Item(
-            id=f"{image_id}#text{number}",
-            kind="text",
-            text=line,
-            image_id=image_id,
-            metadata=metadata,
-            content=digest([line, metadata, *self.further]),
-            collection=self.collection.number,
-        )
-
     def thumbnail(self, id: str, row: int, picture: StoredImage | None) -> bytes | None:
         """A stored thumbnail for an image that has no file of its own to make one from later: a frame has none."""
-        if (file := self.files.relative(row)) and not is_video(file):
+        if self.files.own_file(row):
             return None
         if picture is None:
             return self.index.thumbnail(id)

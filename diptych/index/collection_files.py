@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from diptych.data.captions import Captions, StoreRows
+from diptych.data.video_files import is_video
+from diptych.index.metadata import check_storable
+from diptych.index.protocol import Item
 
 
 class CollectionFiles:
@@ -37,6 +40,11 @@ class CollectionFiles:
         if path is None or not path.resolve().is_relative_to(self.root):
             return ""
         return os.path.relpath(path.resolve(), self.root).replace(os.sep, "/")
+
+    def own_file(self, row: int) -> str:
+        """The same for an image that is all of its file; empty for a frame of a video, too."""
+        file = self.relative(row)
+        return "" if is_video(file) else file
 
     def content(self, key: str) -> str:
         """The part of a key that depends on the content alone."""
@@ -65,7 +73,46 @@ def metadata_of(captions: Captions, row: int) -> Mapping[str, Any]:
     return {name: None if _is_nan(value) else value for name, value in metadata.items()}
 
 
-def digest(facts: Any) -> str:
+def check_writable(id: str, lines: Sequence[str], metadata: Mapping[str, Any]) -> None:
+    """Raise when the id, texts or columns of an image cannot be stored."""
+    check_storable(id, metadata)
+    written = json.dumps(metadata, default=plain_value, ensure_ascii=False)
+    "".join([id, *lines, written]).encode()
+
+
+def content_of(
+    key: str, lines: Sequence[str], metadata: Mapping[str, Any], further: Sequence[str] = ()
+) -> str:
+    """What an item keeps of an image to know a change by: the key of its file, and a digest of what is said of it.
+
+    ``further`` names columns that follow from the picture or its file, and so are not in ``metadata`` yet.
+    """
+    return f"{key}|{_digest([lines, metadata, *further])}"
+
+
+def text_items(
+    image_id: str,
+    lines: Sequence[str],
+    metadata: Mapping[str, Any],
+    further: Sequence[str] = (),
+    collection: int = 0,
+) -> list[Item]:
+    """The texts of an image as items; each has the columns of its image, so that a filter finds both."""
+    return [
+        Item(
+            id=f"{image_id}#text{number}",
+            kind="text",
+            text=line,
+            image_id=image_id,
+            metadata=metadata,
+            content=_digest([line, metadata, *further]),
+            collection=collection,
+        )
+        for number, line in enumerate(lines)
+    ]
+
+
+def _digest(facts: Any) -> str:
     """16 hex digits of facts that JSON can write."""
     return hashlib.blake2b(json.dumps(facts, default=plain_value).encode(), digest_size=8).hexdigest()
 

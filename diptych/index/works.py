@@ -12,6 +12,8 @@ from diptych.data.captions import StoredImage
 from diptych.index.local_features import Local
 from diptych.index.protocol import Item, Vectors
 
+NOT_FINITE = "the model makes NaN or infinity of it: check the model and the picture."
+
 
 @dataclass(slots=True)
 class Work:

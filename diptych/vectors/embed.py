@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,19 @@ from PIL import Image
 
 from diptych.data.ahead import read_ahead
 from diptych.data.captions import StoredImage
-from diptych.data.video_files import is_video
 from diptych.errors import DataError, SettingsError
-from diptych.index.collection_files import CollectionFiles, digest, metadata_of
-from diptych.index.metadata import check_storable
+from diptych.index.collection_files import (
+    CollectionFiles,
+    check_writable,
+    content_of,
+    metadata_of,
+    text_items,
+)
 from diptych.index.overlap import Overlap, decoders
 from diptych.index.photos import EXIF, PhotoColumns
 from diptych.index.protocol import Item, Vectors
 from diptych.index.thumbnails import make_thumbnail
-from diptych.index.works import reason_of
+from diptych.index.works import NOT_FINITE, reason_of
 from diptych.model import Model
 from diptych.progress import track
 from diptych.vectors.files import ShardWriter, shard_writer
@@ -44,7 +49,6 @@ CHUNK = 256  # images written together
 PIXELS = 64_000_000  # of the decoded pictures of a batch; one is encoded while the next is read
 TEXTS = 4096  # encoded together
 ABSENT = "it is named by the data but not on disk."
-NOT_FINITE = "the model makes NaN or infinity of it: check the model and the picture."
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class _Picture:
     """An image on its way into a file; ``reason`` says why it cannot be."""
 
     item: Item
-    texts: list[tuple[str, str]] = field(default_factory=list)  # each with its digest
+    texts: list[Item] = field(default_factory=list)
     picture: StoredImage | None = None
     vector: Vectors | None = None
     reason: str = ""
@@ -107,9 +111,7 @@ class _Shard:
         self.thumbnails, self.batch_size = thumbnails, batch_size
         self.files, self.texts_of = CollectionFiles(self.captions), self.captions.texts_of()
         self.photos, self.further = PhotoColumns(), [EXIF] * bool(self.files.root)
-        self.kept: list[
-            tuple[Item, list[tuple[str, str]]]
-        ] = []  # with a vector, without thumbnail; texts and digests
+        self.kept: list[list[Item]] = []  # the texts of each image that has a vector
         self.unreadable: list[tuple[str, str]] = []
         self.texts = 0
 
@@ -144,28 +146,27 @@ class _Shard:
         metadata = metadata_of(self.captions, row)
         found = _Picture(Item(id=id, metadata=metadata))
         try:
-            check_storable(id, metadata)
-            "".join([id, *lines]).encode()
-            content = f"{self.files.key(row, '')}|{digest([lines, metadata, *self.further])}"
-            found.texts = [(line, digest([line, metadata, *self.further])) for line in lines]
+            check_writable(id, lines, metadata)
+            content = content_of(self.files.key(row, ""), lines, metadata, self.further)
+            texts = text_items(id, lines, metadata, self.further)
             metadata = {**self.photos.of(id, self.files.path(row)), **metadata}  # its own columns win
+            found.texts = [replace(text, metadata=metadata) for text in texts]
             found.picture = self.captions.images[row]
-            path = self.files.relative(row)
             found.item = Item(
                 id=id,
-                path=path,
+                path=self.files.relative(row),
                 text="\n".join(lines),
                 metadata=metadata,
                 content=content,
-                thumbnail=self.thumbnail(path, found.picture),
+                thumbnail=self.thumbnail(row, found.picture),
             )
         except (UnicodeError, DataError, OSError) as error:
             found.reason, found.picture = reason_of(error), None
         return found
 
-    def thumbnail(self, path: str, picture: StoredImage) -> bytes | None:
+    def thumbnail(self, row: int, picture: StoredImage) -> bytes | None:
         """A small picture of an image that has no file of its own to make one from later."""
-        if not self.thumbnails or (path and not is_video(path)) or not isinstance(picture, Image.Image):
+        if not self.thumbnails or self.files.own_file(row) or not isinstance(picture, Image.Image):
             return None
         return make_thumbnail(picture)
 
@@ -191,11 +192,11 @@ class _Shard:
             self.writer.write(
                 [one.item for one in good], np.stack([one.vector for one in good if one.vector is not None])
             )
-        self.kept += [(Item(id=one.item.id, metadata=one.item.metadata), one.texts) for one in good]
+        self.kept += [one.texts for one in good]
 
     def write_texts(self) -> None:
         """Encode and write the texts of the images that were kept, in their order."""
-        for items in _chunks(self.text_items(), TEXTS):
+        for items in _chunks(chain.from_iterable(self.kept), TEXTS):
             rows = np.asarray(self.model.encode_text([item.text for item in items]), np.float32)
             finite = np.asarray(np.isfinite(rows).all(axis=1))
             self.unreadable += [
@@ -203,19 +204,6 @@ class _Shard:
             ]
             self.writer.write([item for item, good in zip(items, finite, strict=True) if good], rows[finite])
             self.texts += int(finite.sum())
-
-    def text_items(self) -> Iterator[Item]:
-        """The texts as items; each has the columns of its image, so that a filter finds both."""
-        for image, texts in self.kept:
-            for number, (line, content) in enumerate(texts):
-                yield Item(
-                    id=f"{image.id}#text{number}",
-                    kind="text",
-                    text=line,
-                    image_id=image.id,
-                    metadata=image.metadata,
-                    content=content,
-                )
 
 
 @dataclass
