@@ -130,7 +130,7 @@ def augmentation(data: str, output: Path, **options: Any) -> None:
 def attention(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
     """Cells and words that transformers look at.
 
-    A row per run, for the same pairs.
+    A column per run, for the same pairs.
     """
     from diptych.runs.show_attention import show_attention
 
