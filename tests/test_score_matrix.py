@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.errors import DataError
+from diptych.errors import DataError, StorageError
 from diptych.evaluation import score_matrix
 from diptych.evaluation.score_matrix import stored_scores
 from diptych.interaction.saf import SAF
@@ -21,6 +25,7 @@ from diptych.scores import MeanScores, PairScores, Where
 from diptych.types import Features, Ragged
 
 DIM = 8
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "score_matrix.py"
 WHO = {"model": "abc", "data": "def"}
 
 
@@ -87,6 +92,37 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     torch.testing.assert_close(whole(stored), whole(scores), rtol=0, atol=1e-6)
     third = Killed(scores, 0)  # a finished file is read, nothing is computed
     torch.testing.assert_close(whole(stored_scores(scores, path, WHO, third.tile)), whole(stored))
+
+
+def test_a_run_killed_in_its_first_block_starts_again(tmp_path: Path) -> None:
+    scores, path = scores_of(), tmp_path / "s.npy"
+    with pytest.raises(KeyboardInterrupt):
+        stored_scores(scores, path, WHO, Killed(scores, 1).tile)
+    torch.testing.assert_close(whole(stored_scores(scores, path, WHO)), whole(scores), rtol=0, atol=1e-6)
+    path.unlink()  # killed between the card and the matrix
+    card = json.loads((tmp_path / "s.json").read_text())
+    (tmp_path / "s.json").write_text(json.dumps({**card, "done": 0, "refined": False}))
+    torch.testing.assert_close(whole(stored_scores(scores, path, WHO)), whole(scores), rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="files have holes here")
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        stored_scores(scores_of(), tmp_path / "s.npy", WHO)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_benchmark_kills_resumes_and_compares() -> None:
+    for scorer, precision in (("sgr", "no"), ("saf", "bf16")):
+        command = [sys.executable, str(BENCHMARK), "--tiny", "--scorer", scorer, "--precision", precision]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "killed after 7 of 12 tiles: status -9, 12 images finished" in done.stdout
+        assert "6 tiles for the 12 images that were left, 0 of them scored again" in done.stdout
 
 
 def test_files_of_others_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def stored_scores(
     card = path.with_suffix(".json")
     identity = {**identity, "score": scores.kind, "shape": list(scores.shape)}
     done = _done(path, card, identity)
-    matrix: Any = _opened(path, scores.shape, fresh=done == 0)
+    if done == 0:  # the card first: a matrix without one is somebody else's
+        write_text(card, json.dumps({**identity, "done": 0, "refined": False}))
+        _reserve(path, card, scores.shape)
+    matrix: Any = _opened(path, scores.shape)
     images, texts = scores.shape
     ask = scores.tile if tile is None else tile
     with storing(path):
@@ -84,17 +88,27 @@ def _done(path: Path, card: Path, identity: dict[str, Any]) -> int:
         other = next((name for name in identity if found.get(name) != identity[name]), "content")
         held, wanted = found.get(other), identity.get(other)
         raise DataError(f"{path} holds scores of another {other} ({held}, not {wanted}): give another file.")
-    if not path.exists():
+    if done and not path.exists():
         raise DataError(f"{card} is there, but {path.name} beside it is not: remove it, and run again.")
     return done
 
 
-def _opened(path: Path, shape: tuple[int, int], fresh: bool) -> NDArray[np.float32]:
+def _reserve(path: Path, card: Path, shape: tuple[int, int]) -> None:
+    """Make a matrix of zeros that has all its room: a mapped file that meets a full disk would end the process."""
     with storing(path):
-        if fresh:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made: NDArray[np.float32] = np.lib.format.open_memmap(path, "w+", np.float32, shape)
-            return made
+        try:
+            np.lib.format.open_memmap(path, "w+", np.float32, shape)
+            if hasattr(os, "posix_fallocate"):
+                with path.open("r+b") as file:
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            card.unlink(missing_ok=True)
+            raise
+
+
+def _opened(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
+    with storing(path):
         found: NDArray[np.float32] = np.lib.format.open_memmap(path, "r+")
     if found.shape != shape or found.dtype != np.float32:
         raise DataError(f"{path} is {found.dtype} of shape {found.shape}, not float32 of {shape}: remove it.")
