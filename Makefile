@@ -12,7 +12,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test browser lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-# What needs minutes or other servers (tests/scale): Milvus in a network namespace of its own.
+# What needs minutes or other servers (tests/scale): Milvus in a network namespace of its own, Ray, torchrun; after make test, both in 30 minutes.
 test-scale: $(VENV)/.scale
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/scale
 
