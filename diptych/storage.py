@@ -104,16 +104,27 @@ def _claimed(
     new = _beside(target)
     with ExitStack() as stack:
         with _locked(target.parent):  # or it is taken for remains before it is locked
-            for left in target.parent.glob(f"{glob.escape(new.name[:-12])}*"):
-                with suppress(OSError), _locked(left, wait=False) as free:
-                    if free:
-                        remove(left)
+            _remove_left(target.parent, f"{glob.escape(new.name[:-12])}*", remove)
             make(new)
             stack.enter_context(_locked(new))
         try:
             yield new
         finally:
             remove(new)
+
+
+def sweep_files(folder: Path) -> None:
+    """Remove what killed processes left in a folder whose files are all written with ``new_file``."""
+    with _locked(folder):
+        _remove_left(folder, ".new-*", partial(Path.unlink, missing_ok=True))
+
+
+def _remove_left(folder: Path, pattern: str, remove: Callable[[Path], object]) -> None:
+    """Remove what nobody has locked; the folder must be locked."""
+    for left in folder.glob(pattern):
+        with suppress(OSError), _locked(left, wait=False) as free:
+            if free:
+                remove(left)
 
 
 def _beside(target: Path) -> Path:

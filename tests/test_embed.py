@@ -275,6 +275,18 @@ def test_a_failure_in_the_middle_leaves_no_file(tars: Path, tmp_path: Path) -> N
     assert list((tmp_path / "shards").iterdir()) == []
 
 
+def test_what_killed_processes_left_goes_at_the_end(tars: Path, whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    for name in ("part-001.parquet", "part-001.json", "part-003.json"):
+        (out / "shards" / f".new-{name}-0123456789ab").write_bytes(b"PAR1")
+    with files.new_file(out / "shards" / "part-002.json") as being_written:
+        embed(ColourModel(), open_sources(tars), out, model_name="colours")
+        assert [file.name for file in out.rglob(".new-*")] == [Path(being_written.name).name]
+        being_written.write((whole / "shards" / "part-002.json").read_bytes())
+    assert checksums(out) == checksums(whole)
+
+
 def test_a_full_disk_loses_nothing(tars: Path, whole: Path, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         embed(ColourModel(), open_sources(tars), disk / "out", model_name="colours", part=(1, 4))

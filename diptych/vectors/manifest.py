@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import DataError
-from diptych.storage import create_file, new_file, parse_json, write_text
+from diptych.storage import create_file, new_file, parse_json, sweep_files, write_text
 
 FORMAT, VERSION = "diptych-embeddings", 1
 MANIFEST = "manifest.json"
@@ -170,10 +170,11 @@ def join_manifest(folder: Path, wanted: Manifest) -> Manifest:
 
 
 def complete_manifest(folder: Path, manifest: Manifest) -> bool:
-    """Put the receipts into the manifest if all are there; whether they were."""
+    """Put the receipts into the manifest if all are there, and remove what killed processes left; whether they were."""
     receipts = {name: receipt for name in manifest.shards if (receipt := read_receipt(folder, name))}
     if len(receipts) < len(manifest.shards):
         return False
+    sweep_files(folder / SHARDS)
     written = replace(manifest, receipts=receipts).to_json()
     if (folder / MANIFEST).read_text("utf-8") != written:
         write_text(folder / MANIFEST, written)
@@ -197,9 +198,7 @@ def write_receipt(folder: Path, receipt: Receipt) -> None:
     """Say that a shard is whole."""
     content = asdict(receipt) | {"file": f"{SHARDS}/{receipt.name}.parquet", "rows": receipt.rows}
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    with new_file(
-        folder / SHARDS / f"{receipt.name}.json"
-    ) as handle:  # takes away what a killed process left
+    with new_file(folder / SHARDS / f"{receipt.name}.json") as handle:
         handle.write(text.encode())
 
 
