@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from functools import lru_cache
 
 from PIL import Image
 
@@ -32,6 +33,7 @@ def tile_bomb(side: int = 25_000) -> bytes:
     return b"II*\x00" + struct.pack("<I", 8 + len(raw)) + raw + directory + struct.pack("<I", 0)
 
 
+@lru_cache(maxsize=2)
 def transparent_png(side: int) -> bytes:
     """An RGBA PNG of one colour: small as a file, four bytes a pixel once it is decoded."""
 

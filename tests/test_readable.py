@@ -71,6 +71,67 @@ def test_training_and_evaluation_leave_them_out_and_say_so(table: Path, tmp_path
     assert "3 of 39 images are missing" in sentence
 
 
+def test_pictures_of_runs_leave_them_out_and_say_so(table: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "mean", tmp_path / "gpo"
+    for run, recipe in zip(runs, ("vse-plus-plus", "vse-infinity"), strict=True):
+        diptych("train", recipe, "--data", table, "--output_dir", run, *FLAGS)
+    said = "left out 5 of 11 pictures, which cannot be read, with 10 texts:"
+    for verb, given, made in (
+        ("space", (runs[0], "--untrained"), "space.png"),
+        ("grids", runs, "grids.html"),
+        ("speed", (runs[0], "--most", 10), "speed.png"),
+        ("knowledge", (runs[0], "--texts", "the big one", "the small one"), "knowledge.png"),
+    ):
+        done = diptych("show", verb, *given, "--output", tmp_path / made)
+        assert said in done.stderr, verb
+        assert "val/huge.png: " in done.stderr
+        assert "--strict_images" not in done.stderr  # which these commands do not have
+    assert (
+        "all 6 images and 12 texts"
+        in diptych("show", "space", runs[0], "--output", tmp_path / "s.png").stdout
+    )
+
+
+def test_augmentation_draws_others_in_their_place(table: Path, tmp_path: Path) -> None:
+    done = diptych("show", "augmentation", "--data", table, "--count", 12, "--output", tmp_path / "a.png")
+    assert "12 pictures of" in done.stdout
+    assert "of 17 pictures, which cannot be read, with " in done.stderr
+
+
+def test_confusions_and_labels_leave_them_out(table: Path, tmp_path: Path) -> None:
+    rows = list(csv.reader(table.read_text().splitlines()))
+    labelled = table.with_name("labels.csv")
+    with labelled.open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [*row, ("labels", "big", "small")[0 if not n else 1 + n // 2 % 2]] for n, row in enumerate(rows)
+        )
+    run = tmp_path / "run"
+    small = ("--heads=2", "--blocks=1", "--feedforward=16")
+    diptych("train", "labelwise", "--data", labelled, "--output_dir", run, *FLAGS, *small)
+    done = diptych("show", "confusions", run, "--output", tmp_path / "c.html")
+    assert "left out 5 of 11 pictures, which cannot be read, with 10 texts:" in done.stderr
+    done = diptych("label", run, labelled, "--output", tmp_path / "told.csv")
+    assert "left out 15 of 39 pictures, which cannot be read, with 30 texts:" in done.stderr
+    told = list(csv.DictReader((tmp_path / "told.csv").read_text().splitlines()))
+    assert [row["kind"] for row in told].count("image") == 24
+    assert not any("broken" in row["id"] for row in told)
+
+
+def test_class_lists_leave_them_out_or_stop(table: Path, tmp_path: Path) -> None:
+    folder = table.parent
+    names = [f"{split}/{name}" for split in ("train", "val") for name in ("0.png", "1.png", *BAD[:3])]
+    lines = [f"{n} {1 + n // 5} 1 {name}" for n, name in enumerate(names)]
+    (folder / "Ebay_test.txt").write_text("\n".join(["image_id class_id super_class_id path", *lines]) + "\n")
+    run = tmp_path / "run"
+    diptych("train", "vse-plus-plus", "--data", table, "--output_dir", run, *FLAGS)
+    asked = ("evaluate", run, "--protocol", "image-classes", "--data", folder)
+    done = diptych(*asked)
+    assert "left out 6 of 10 pictures, which cannot be read:" in done.stderr
+    assert "sop (4 images, each against the others)" in done.stdout
+    assert "pictures that could not be read 6" in done.stdout
+    assert "broken.jpg is damaged" in refused(*asked, "--strict_images")
+
+
 def test_a_backbone_that_is_trained_skips_them_while_it_reads(table: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = diptych("train", "vse-plus-plus", "--data", table, "--output_dir", run, *FLAGS, "--train_backbone")

@@ -43,15 +43,30 @@ class LeftOut:
         self.texts += len(captions.texts) - len(kept.texts)
         return kept
 
+    def draw(self, captions: Captions, rows: Sequence[int], count: int) -> list[int]:
+        """The first ``count`` of these rows whose image can be read; those before them that cannot are noted."""
+        drawn: list[int] = []
+        failed: dict[int, str] = {}
+        for row in rows:
+            if len(drawn) == count:
+                break
+            try:
+                captions.images[row]
+                drawn.append(row)
+            except (ImageError, OSError) as error:
+                failed[row] = reason_of(error)
+        self.add(captions, failed)
+        if failed and not drawn:
+            raise DataError(f"none of the images of {captions.name} that have a text could be read.")
+        return drawn
+
     def lines(self, total: int) -> list[str]:
         """What to tell the user, the first few by name; empty where nothing was left out."""
         if not self.reasons:
             return []
         count = len(self.reasons)
-        said = [
-            f"left out {count:,} of {total:,} pictures, which cannot be read, with {self.texts:,} "
-            f"text{'' if self.texts == 1 else 's'}:"
-        ]
+        texts = f", with {self.texts:,} text{'' if self.texts == 1 else 's'}" if self.texts else ""
+        said = [f"left out {count:,} of {total:,} pictures, which cannot be read{texts}:"]
         said += [f"  {id}: {reason}" for id, reason in list(self.reasons.items())[:LISTED]]
         return said + ([f"  … and {count - LISTED:,} more"] if count > LISTED else [])
 

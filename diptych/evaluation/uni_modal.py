@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,9 @@ from diptych.data.captions import Captions
 from diptych.data.class_lists import ClassList, open_class_list
 from diptych.data.files import FileImages
 from diptych.data.prepared import Prepared
+from diptych.data.readable import LeftOut, undecodable
 from diptych.encoders.teachers import TextTeacher, cache_text_vectors
+from diptych.errors import DataError
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.classes import class_recall
 from diptych.evaluation.correlation import neighbour_agreement
@@ -28,16 +31,24 @@ from diptych.retriever import Retriever
 
 @dataclass(frozen=True)
 class ImageClasses:
-    """R@1 of class-based image retrieval on the lists of CUB, SOP, In-Shop or iNaturalist, and their mean."""
+    """R@1 of class-based image retrieval on the lists of CUB, SOP, In-Shop or iNaturalist, and their mean.
+
+    Pictures that cannot be read are left out, told and counted on the card, or with ``strict_images`` an error.
+    """
 
     folders: Sequence[str | Path]
+    strict_images: bool = False
 
     def __call__(
         self, model: Retriever, data: Prepared | None = None, *, show_progress: bool = False
     ) -> Group:
         """The group ``image-classes``; ``data`` plays no part."""
         view = uni_view(model)
-        lists = [open_class_list(folder) for folder in self.folders]
+        lists, left_out = [open_class_list(folder) for folder in self.folders], LeftOut()
+        if not self.strict_images:
+            total = sum(len(one.paths) + len(one.gallery_paths or ()) for one in lists)
+            lists = [_readable(one, left_out, show_progress) for one in lists]
+            left_out.tell(total)
         metrics: dict[str, float] = {}
         rows: list[tuple[str, list[str]]] = []
         for one in lists:
@@ -58,7 +69,13 @@ class ImageClasses:
             "image_classes_average",
             Facts(
                 {"protocol": "image-classes", "data": ", ".join(_digest(one) for one in lists)},
-                {"vectors": "uni-modal heads" if view else "the towers' own", "model": model.fingerprint()},
+                {
+                    "vectors": "uni-modal heads" if view else "the towers' own",
+                    "model": model.fingerprint(),
+                    **(
+                        {"pictures that could not be read": len(left_out.reasons)} if left_out.reasons else {}
+                    ),
+                },
             ),
             tables=(Layout(["image → image by class", "R@1"], rows),),
         )
@@ -130,6 +147,22 @@ def _teacher(name: str) -> TextTeacher:
 
 def _images(paths: Sequence[Path]) -> FileImages:
     return FileImages(Path(), [str(path) for path in paths])
+
+
+def _readable(one: ClassList, left_out: LeftOut, show_progress: bool) -> ClassList:
+    """The list without the pictures that cannot be read, which are noted."""
+    sides = [(one.paths, one.classes)]
+    if one.gallery_paths is not None and one.gallery_classes is not None:
+        sides.append((one.gallery_paths, one.gallery_classes))
+    kept: list[Any] = []
+    for paths, classes in sides:
+        failed = undecodable(_images(paths), show_progress=show_progress)
+        if len(failed) == len(paths):
+            raise DataError(f"none of the {len(paths):,} images of {one.name} could be read: {failed[0]}")
+        left_out.reasons |= {str(paths[row]): reason for row, reason in failed.items()}
+        rows = [row for row in range(len(paths)) if row not in failed]
+        kept += [[paths[row] for row in rows], classes[rows]]
+    return ClassList(one.name, *kept)
 
 
 def _described(one: ClassList) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from diptych.branches.labels import label_view
+from diptych.data.readable import ToBeLeftOut
 from diptych.evaluation.confusions import DEPTHS, Failures, find_confusions
 from diptych.evaluation.metrics import DIRECTIONS
 from diptych.evaluation.report import aligned_rows
@@ -15,6 +16,7 @@ from diptych.reports.grids import Shown
 from diptych.reports.page import Answer, QueryCard, cases_page
 from diptych.retriever import Retriever
 from diptych.runs.evaluate import views_of
+from diptych.runs.show import shown_views
 from diptych.scores import Scores
 from diptych.storage import write_text
 from diptych.training.prepare import prepare
@@ -35,7 +37,7 @@ def show_confusions(
     """Write a page with the ``count`` most confused label pairs, and return the table of them."""
     model = Retriever.from_pretrained(run, "auto")
     _, view = label_view(model.branches.items())
-    captions = views_of([run], data, split)[0]
+    captions = shown_views([model], views_of([run], data, split, ToBeLeftOut()), show_progress)[0]
     rows = view.labels.rows_of(captions)
     ready = prepare(model, captions, device=model.device.type, show_progress=show_progress)
     scores = model.scores(ready.captions.images, ready.texts, show_progress=show_progress)

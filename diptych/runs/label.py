@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from diptych.data.formats import open_captions
+from diptych.data.readable import LeftOut, ToBeLeftOut, undecodable
 from diptych.retriever import Retriever
 from diptych.storage import write_text
 
@@ -26,9 +27,14 @@ def label_collection(
     device: str = "auto",
     show_progress: bool = True,
 ) -> str:
-    """Write one row per image, and per text where there are any, and return how many got a label."""
+    """Write one row per image, and per text where there are any, and return how many got a label.
+
+    Images that cannot be read are left out, with their texts, and told.
+    """
     retriever = Retriever.from_pretrained(model, device)
-    captions = open_captions(path)
+    whole, left_out = open_captions(path, problems=ToBeLeftOut()), LeftOut()
+    captions = left_out.add(whole, undecodable(whole.images, show_progress=show_progress))
+    left_out.tell(len(whole.images), advice=False)
     found = retriever.predict_labels(
         captions.images, threshold=threshold, top=top, show_progress=show_progress
     )

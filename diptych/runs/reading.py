@@ -49,9 +49,13 @@ def readable_views(
     left_out: LeftOut,
     *,
     cache_dir: Path | None = None,
+    advice: bool = True,
     show_progress: bool = True,
 ) -> list[Captions]:
-    """What each model reads, without the images that one of them cannot read; all keep the same images. Says which."""
+    """What each model reads, without the images that one of them cannot read; all keep the same images.
+
+    Says which; ``advice`` names the flag that stops at the first, where the command has it.
+    """
     failed: dict[int, str] = {}
     for model, view in zip(models, views, strict=True):
         failed |= unopenable(view.images)
@@ -59,7 +63,7 @@ def readable_views(
             model, view, device=str(model.device), cache_dir=cache_dir, show_progress=show_progress
         )
     kept = [left_out.add(views[0], failed), *(LeftOut().add(view, failed) for view in views[1:])]
-    left_out.tell(len(views[0].images))
+    left_out.tell(len(views[0].images), advice=advice)
     return kept
 
 

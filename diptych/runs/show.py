@@ -9,6 +9,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.readable import LeftOut, ToBeLeftOut, unopenable
 from diptych.errors import CheckpointError, SettingsError
 from diptych.evaluation.metrics import DIRECTIONS, KS, summary
 from diptych.evaluation.report import aligned_rows
@@ -28,6 +29,7 @@ from diptych.reports.page import Comparison, comparison_page
 from diptych.retriever import Retriever
 from diptych.runs.evaluate import views_of
 from diptych.runs.poolings import learned_poolings
+from diptych.runs.reading import readable_views
 from diptych.runs.train import captions_fingerprint, resumed_settings, seed_everything, training_splits
 from diptych.scores import EmbeddingScores
 from diptych.storage import write_text
@@ -54,8 +56,9 @@ def show_space(
     The same ``count`` images with all their texts are drawn in every panel; the numbers are over the whole split.
     """
     check_output(output)
-    names, views = names_of(runs), views_of(runs, data, split)
+    names, views = names_of(runs), views_of(runs, data, split, ToBeLeftOut())
     models = [Retriever.from_pretrained(run) for run in runs]
+    views = shown_views(models, views, show_progress)
     if untrained:
         models.insert(0, model_at_start(runs[0], data))
         names, views = [f"{names[0]}, before training", *names], [views[0], *views]
@@ -97,8 +100,9 @@ def show_grids(
     """Write one page with what two runs answer to the same queries, and return how they compare in all."""
     if len(runs) != 2:
         raise SettingsError(f"grids compare two runs, not {len(runs)}: diptych show grids RUN1 RUN2.")
-    names, views = names_of(runs), views_of(runs, data, split)
+    names, views = names_of(runs), views_of(runs, data, split, ToBeLeftOut())
     models = [Retriever.from_pretrained(run) for run in runs]
+    views = shown_views(models, views, show_progress)
     scores = {
         name: EmbeddingScores(*encoded(model, view, show_progress))
         for name, model, view in zip(names, models, views, strict=True)
@@ -175,11 +179,19 @@ def names_of(runs: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
+def shown_views(
+    models: Sequence[Retriever], views: Sequence[Captions], show_progress: bool
+) -> list[Captions]:
+    """What each model reads, without the images that cannot be read; these are told."""
+    return readable_views(models, views, LeftOut(), advice=False, show_progress=show_progress)
+
+
 def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
     """The model a run started from: built again from its recipe, settings, seed and training data."""
     card = read_run(run)
     source = data[0] if data else str(card["data"])
-    training, validation = training_splits(open_captions(source))
+    parts = training_splits(open_captions(source, problems=ToBeLeftOut()))
+    training, validation = (LeftOut().add(part, unopenable(part.images)) for part in parts)
     if captions_fingerprint(training, validation) != card["data_fingerprint"]:
         raise CheckpointError(
             f"{source} is not what {run} was trained on ({card['data']}, as it was then): "

@@ -14,6 +14,7 @@ from PIL import Image
 from diptych import ops
 from diptych.data.captions import Captions
 from diptych.data.images import as_item
+from diptych.data.readable import LeftOut, ToBeLeftOut
 from diptych.data.vocabulary import tokenize
 from diptych.encoders.shared import Contextual
 from diptych.errors import DataError, SettingsError
@@ -21,7 +22,7 @@ from diptych.evaluation.report import aligned_rows
 from diptych.reports.attention import Attended, attention_sheet, recalled_sheet
 from diptych.retriever import Retriever, Tower
 from diptych.runs.evaluate import views_of
-from diptych.runs.show import encoded, names_of
+from diptych.runs.show import encoded, names_of, shown_views
 from diptych.storage import write_bytes
 from diptych.types import Inputs
 
@@ -42,13 +43,15 @@ def show_attention(
     A token's share is the attention it gets in the last layer of the transformer, averaged over heads and queries.
     """
     _check_png(output)
-    names, views = names_of(runs), views_of(runs, data, split)
+    names, views = names_of(runs), views_of(runs, data, split, ToBeLeftOut())
     models = [Retriever.from_pretrained(run) for run in runs]
     for run, model in zip(runs, models, strict=True):
         _transformers(run, model)
     view = views[0]
     texts_of, with_text = view.texts_of(), np.unique(view.image_of)
-    rows = np.random.default_rng(seed).permutation(with_text)[:count].tolist()
+    left_out = LeftOut()
+    rows = left_out.draw(view, np.random.default_rng(seed).permutation(with_text).tolist(), count)
+    left_out.tell(len(view.images), advice=False)
     chosen = [int(texts_of[row][0]) for row in rows]
     pictures = [_picture(view, row) for row in rows]
     seen = [
@@ -96,8 +99,9 @@ def show_knowledge(
     _check_png(output)
     if not all(text.strip() for text in texts):
         raise SettingsError("a text is empty: give two sentences.")
-    names, views = names_of(runs), views_of(runs, data, split)
+    names, views = names_of(runs), views_of(runs, data, split, ToBeLeftOut())
     models = [Retriever.from_pretrained(run) for run in runs]
+    views = shown_views(models, views, show_progress)
     view = views[0]
     _picture(view, 0)
     sets = [set(tokenize(text.lower())) for text in texts]

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from diptych.data.formats import open_captions
+from diptych.data.readable import LeftOut, ToBeLeftOut
 from diptych.errors import DataError, SettingsError
 from diptych.reports.augmentations import contact_sheet
 from diptych.storage import write_bytes
@@ -22,11 +23,13 @@ def show_augmentation(
         raise SettingsError(
             f"{output} cannot be written: the picture is a PNG, give a name that ends in .png."
         )
-    captions = open_captions(data, split=split)
+    captions = open_captions(data, split=split, problems=ToBeLeftOut())
     with_text = np.unique(captions.image_of)
-    rows = np.random.default_rng(seed).permutation(with_text)[:count]
+    left_out = LeftOut()
+    rows = left_out.draw(captions, np.random.default_rng(seed).permutation(with_text).tolist(), count)
+    left_out.tell(len(captions.images), advice=False)
     pictures, texts, texts_of = [], [], captions.texts_of()
-    for row in rows.tolist():
+    for row in rows:
         item = captions.images[row]
         if not isinstance(item, Image.Image):
             raise DataError(f"{captions.name} holds features, not pictures: give data with pictures.")

@@ -11,6 +11,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.prepared import Prepared
+from diptych.data.readable import ToBeLeftOut
 from diptych.devices import autocast
 from diptych.errors import SettingsError
 from diptych.evaluation.report import aligned_rows
@@ -21,7 +22,7 @@ from diptych.reports.speed import Contestant, Timing, picture_of_queries, pictur
 from diptych.reranking import RerankedScores
 from diptych.retriever import Retriever
 from diptych.runs.evaluate import views_of
-from diptych.runs.show import names_of
+from diptych.runs.show import names_of, shown_views
 from diptych.scores import EmbeddingScores, MeanScores, PairScores, Scores, evaluating
 from diptych.training.prepare import prepare
 from diptych.types import Features, Ragged
@@ -56,8 +57,9 @@ def show_speed(
     """
     check_output(output)
     names = names_of(runs)
-    views = [_drawn(view, count, seed) for view in views_of(runs, data, split)]
+    views = [_drawn(view, count, seed) for view in views_of(runs, data, split, ToBeLeftOut())]
     models = [Retriever.from_pretrained(run, device, compute_precision) for run in runs]
+    views = shown_views(models, views, show_progress)
     ready = [
         prepare(model, view, device=str(model.device), show_progress=show_progress)
         for model, view in zip(models, views, strict=True)

@@ -66,7 +66,7 @@ def evaluate_uni_modal(
         return Report((_sts(run, data[0], device, compute_precision, show_progress),))
     model = Retriever.from_pretrained(run, device, compute_precision)
     if protocol == CLASSES:
-        return Report((ImageClasses(data)(model, show_progress=show_progress),))
+        return Report((ImageClasses(data, strict_images)(model, show_progress=show_progress),))
     return _four(model, data, captions, bootstrap, strict_images, show_progress)
 
 
@@ -113,5 +113,5 @@ def _four(
     evaluators: list[Evaluator] = [Retrieval(bootstrap=bootstrap), UniModal()]
     evaluators += [Sts(path) for path in sentences]
     if classes:
-        evaluators.append(ImageClasses(classes))
+        evaluators.append(ImageClasses(classes, strict_images))
     return measure(evaluators, model, prepared, show_progress=show_progress)
