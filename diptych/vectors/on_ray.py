@@ -6,13 +6,14 @@ safe because a job either writes a file that appears when it is whole, always th
 
 from __future__ import annotations
 
+import platform
 import re
 import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from diptych import errors as known
 from diptych.errors import DiptychError, MissingExtra, SettingsError, Unavailable
 from diptych.progress import track
 from diptych.registry import import_plugins
+from diptych.storage import parse_json
 
 TRIES = 5  # of a job whose worker dies
 AHEAD = 2  # jobs given to Ray for each that can run
@@ -46,7 +48,7 @@ def connected(address: str, cpus: int = 1) -> Iterator[Cluster]:
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="diptych")
     except (RuntimeError, ConnectionError, ValueError, OSError, TimeoutError) as error:
-        raise _unreachable(address, error) from error
+        raise _refused(ray, address, error) from error
     try:
         yield Cluster(ray, address, cpus)
     finally:
@@ -186,18 +188,33 @@ def _check_answer(address: str) -> None:
         raise _unreachable(address, error) from error
 
 
-def _unreachable(address: str, error: Exception) -> DiptychError:
+def _refused(ray: Any, address: str, error: Exception) -> DiptychError:
+    """Why a cluster that listens cannot be joined: Ray names another version only where it is close to its own."""
+    here, there = (ray.__version__, platform.python_version()), _versions(ray, address)
+    if there is not None and there != here:
+        return SettingsError(
+            f"the Ray cluster at {address} runs ray {there[0]} on Python {there[1]}, this machine has ray {here[0]} on "
+            f"Python {here[1]}: install the same versions here."
+        )
     if "ersion mismatch" in str(error):
-        versions = re.findall(r"Ray: *([\w.+]+)\s+Python: *([\w.+]+)", str(error))
-        if len(versions) >= 2:
-            (there, python), (here, own) = versions[:2]
-            return SettingsError(
-                f"the Ray cluster at {address} runs ray {there} on Python {python}, this machine has ray {here} on "
-                f"Python {own}: install the same versions here."
-            )
         return SettingsError(
             f"the Ray cluster at {address} runs another version of Ray or Python: install the same here."
         )
+    return _unreachable(address, error)
+
+
+def _versions(ray: Any, address: str) -> tuple[str, str] | None:
+    """The versions of Ray and Python that a cluster has written down; None where they cannot be read."""
+    with suppress(Exception):  # no public part of Ray tells them without joining
+        told = ray._raylet.GcsClient(address=address).internal_kv_get(
+            b"CLUSTER_METADATA", b"cluster", timeout=ANSWER
+        )
+        found = parse_json(told)
+        return str(found["ray_version"]), str(found["python_version"])
+    return None
+
+
+def _unreachable(address: str, error: Exception) -> DiptychError:
     return Unavailable(
         f"no Ray cluster answers at {address} ({_first(error)}): check the address, or start one with ray start --head."
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 from commands import diptych, process, refused
 from dual_folders import clip_folder
 from ray_cluster import RayCluster, kill
@@ -145,18 +146,22 @@ def test_a_shard_that_kills_no_worker_but_fails_is_named(
     assert receipts(tmp_path / "out") == 2
 
 
+@pytest.mark.parametrize("joining", ["", "def fail(**_): raise ConnectionError\nray.init = fail\n"])
 def test_another_version_of_ray_is_refused(
-    cluster: RayCluster, model: Path, data: Path, tmp_path: Path
+    cluster: RayCluster, model: Path, data: Path, tmp_path: Path, joining: str
 ) -> None:
+    """Ray itself names a version that is close to its own; 2.49.2 only fails, with an error that says nothing."""
     script = (
-        "import sys, ray; ray.__version__ = '2.49.0'; from diptych.cli import main; "
-        "main(['embed', *sys.argv[1:]])"
+        f"import sys, ray; ray.__version__ = '2.49.0'\n{joining}"
+        "from diptych.cli import main; main(['embed', *sys.argv[1:]])"
     )
     arguments = [str(model), str(data), str(tmp_path / "out"), "--ray", cluster.address]
     ended = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith("error: the Ray cluster at 127.0.0.2:")
+    assert f"runs ray {ray.__version__} on Python " in ended.stderr
     assert "this machine has ray 2.49.0" in ended.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_no_cluster_is_one_sentence(model: Path, data: Path, tmp_path: Path) -> None:
