@@ -10,7 +10,7 @@ from diptych.errors import IndexFault, SettingsError
 from diptych.index.milvus.address import Address, Graph
 from diptych.index.milvus.pushdown import Parts
 from diptych.index.milvus.rows import fact_fields, item_fields
-from diptych.index.milvus.server import MilvusClient, Server
+from diptych.index.milvus.server import OLDEST, MilvusClient, Server
 from diptych.index.milvus.table import Table
 
 FORMAT = (
@@ -31,7 +31,7 @@ def check_graph(server: Server, graph: str | None) -> None:
     if graph == "diskann" and "lite" in server.version:
         raise SettingsError(
             f"the server of {server.label} is Milvus {server.version.lstrip('v')}, which is built without DiskANN: use "
-            "index=hnsw, or a full server."
+            f"index=hnsw, or a full server of {OLDEST[0]}.{OLDEST[1]} or newer."
         )
 
 
