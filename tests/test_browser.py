@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(folder: Path) -> Iterator[str]:
     with (
         EmbeddedIndex(folder / "index") as index,
-        running(create_app(index, ColourModel(), chance=0.2)) as url,
+        running(create_app(index, ColourModel(), chance=0.2, local=True)) as url,
     ):
         yield url
 
@@ -201,7 +201,7 @@ def test_the_example_of_a_filter_is_one(page: Any, browser: Any, tmp_path: Path)
             )
             other.fill("#filter", "`in stock` = true")
             other.keyboard.press("Enter")
-            expect(other.locator("#status")).to_have_text("Some of the images that pass the filter")
+            expect(other.locator("#status")).to_have_text("The 1 image that passes the filter")
             expect(other.locator(".card")).to_have_count(1)
 
 
@@ -343,7 +343,22 @@ def test_a_count_under_a_filter_is_of_those_that_pass(page: Any) -> None:
     expect(page.locator("#status")).to_contain_text("of 60 images")
     page.fill("#filter", 'shape = "square"')
     page.keyboard.press("Enter")
-    expect(page.locator("#status")).to_contain_text("of those that pass the filter (60 images in all)")
+    expect(page.locator("#status")).to_contain_text("of the 12 images that pass the filter (60 in all)")
+    page.fill("#filter", 'id = "green/square.png"')
+    page.keyboard.press("Enter")
+    expect(page.locator("#status")).to_contain_text(
+        "1 closest of the 1 image that passes the filter (60 in all)"
+    )
+
+
+def test_the_page_says_how_reliable_the_cut_off_is(browser: Any, folder: Path) -> None:
+    with EmbeddedIndex(folder / "index") as index, running(create_app(index, ColourModel())) as url:
+        for page in opened(browser, url):
+            expect(page.locator("#note")).to_be_hidden()  # nothing was asked
+            ask(page, "red")
+            expect(page.locator("#note")).to_contain_text("ut-off: ")
+            note = page.evaluate("async () => (await (await fetch('/api/search?text=red')).json()).note")
+            assert page.locator("#note").inner_text().lower() == f"{note}.".lower()
 
 
 def test_columns_that_mean_nothing_to_users_are_hidden(browser: Any, tmp_path: Path) -> None:
@@ -375,7 +390,7 @@ def test_words_and_an_item_are_balanced(page: Any) -> None:
     expect(page.locator("#grid .caption").first).to_contain_text("green")
 
 
-def test_a_picture_is_opened_downloaded_and_its_path_copied(browser: Any, address: str) -> None:
+def test_a_picture_is_opened_downloaded_and_its_path_copied(browser: Any, address: str, folder: Path) -> None:
     for page in opened(
         browser, address, accept_downloads=True, permissions=["clipboard-read", "clipboard-write"]
     ):
@@ -391,7 +406,19 @@ def test_a_picture_is_opened_downloaded_and_its_path_copied(browser: Any, addres
         assert saved.value.suggested_filename == "square.png"
         page.click("#copy")
         expect(page.locator("#copy")).to_have_text("Copied")
-        assert page.evaluate("navigator.clipboard.readText()") == "green/square.png"
+        copied = Path(page.evaluate("navigator.clipboard.readText()"))
+        assert copied.is_absolute()
+        assert copied == (folder / "pictures" / "green" / "square.png").resolve()
+
+
+def test_where_a_file_lies_is_told_on_this_machine_only(folder: Path) -> None:
+    with EmbeddedIndex(folder / "index") as index:
+        for local in (True, False):
+            with TestClient(create_app(index, ColourModel(), local=local)) as client:
+                (item,) = client.get("/api/items", params={"id": "green/square.png"}).json()
+                assert Path(item["file"]).is_file() is local
+                assert item["path"] == "green/square.png"
+                assert bool(item["file"]) is local
 
 
 def test_an_error_keeps_the_results_before_it(page: Any) -> None:
@@ -550,7 +577,7 @@ def test_a_low_limit_on_answers_and_a_column_with_an_odd_name(browser: Any, tmp_
                 expect(menu).to_have_value("")
                 expect(menu).not_to_have_class("chosen")
                 menu.select_option("b")
-                expect(page.locator("#status")).to_have_text("Some of the images that pass the filter")
+                expect(page.locator("#status")).to_have_text("Some of the 4 images that pass the filter")
                 page.locator(".card").first.click()
                 expect(page.locator("#texts li")).to_have_count(3)
                 expect(page.locator("#notice")).to_be_hidden()

@@ -157,11 +157,11 @@ def test_remove_in_each_way(photos: Path, place: str, tmp_path: Path) -> None:
     listed = diptych("index", "remove", place, "--filter", 'folder = "r"', "--dry-run")
     assert set(listed.stdout.split()) == {"r/red.png", "r/red.png#text0"}
     said = diptych("index", "remove", place, "--filter", 'folder = "r"').stdout
-    assert said == "removed 1 images, 1 texts; 9 items are left\n"
+    assert said == "removed 1 image, 1 text; 9 items are left\n"
     (photos / "g" / "green.png").unlink()
-    assert diptych("index", "remove", place, "--missing").stdout.startswith("removed 1 images, 1 texts; 7 ")
+    assert diptych("index", "remove", place, "--missing").stdout.startswith("removed 1 image, 1 text; 7 ")
     assert diptych("index", "remove", place, "--missing").stdout.startswith("removed 0 images")
-    assert diptych("index", "remove", place, "b/blue.png").stdout.startswith("removed 1 images, 1 texts; 5 ")
+    assert diptych("index", "remove", place, "b/blue.png").stdout.startswith("removed 1 image, 1 text; 5 ")
     said = diptych("index", "remove", place, "--collection", tmp_path / "others").stdout
     assert said == "removed 3 images, 0 texts; 2 items are left\n"
     with open_index(place) as index:

@@ -305,7 +305,7 @@ def test_a_full_disk_loses_nothing(tars: Path, whole: Path, tmp_path: Path) -> N
 
 def test_the_command(tars: Path, clip: Path, tmp_path: Path) -> None:
     said = diptych("embed", clip, tars, tmp_path / "out")
-    assert "4 shards, 23 images, 46 texts (0 shards were there, 1 pictures skipped)" in said.stdout
+    assert "4 shards, 23 images, 46 texts (0 shards were there, 1 picture skipped)" in said.stdout
     assert "skipped part-001/0003: " in said.stderr
     assert "4 shards were there" in diptych("embed", clip, tars, tmp_path / "out").stdout
     for number in (1, 2):

@@ -406,7 +406,7 @@ def test_a_full_disk(made: Path, tmp_path: Path) -> None:
         assert "the disk is full" in refused(*new)
         ballast.unlink()
         assert diptych("index", "verify", place).stdout == "sound\n"
-        assert diptych("index", "remove", place, "images/p1.png").stdout.startswith("removed 1 images")
+        assert diptych("index", "remove", place, "images/p1.png").stdout.startswith("removed 1 image, ")
 
 
 def test_a_second_writer(made: Path, own: Path) -> None:

@@ -136,6 +136,8 @@ def test_filters_are_pushed_down_and_mean_the_same(both: Any, text: str) -> None
             remote.search(query, 400, kind=kind, filter=text),
             local.search(query, 400, kind=kind, filter=text),
         )
+        assert remote.count(kind, text) == len(local.search(query, 400, kind=kind, filter=text))
+        assert local.count(kind, text) == remote.count(kind, text)
 
 
 @pytest.mark.parametrize(

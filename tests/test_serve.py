@@ -110,7 +110,7 @@ def test_a_database_is_indexed_searched_served_and_may_go_away(folder: Path, ser
         assert "does not answer" in refused("serve", url, "--port", 0)
         server.start()
         assert answered(client) == best
-    assert "removed 1 images" in diptych("index", "remove", url, best[0][0]).stdout
+    assert "removed 1 image, " in diptych("index", "remove", url, best[0][0]).stdout
 
 
 # --- what cannot be served

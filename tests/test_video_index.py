@@ -209,7 +209,7 @@ def test_the_command_line_indexes_and_searches_a_folder_of_videos(tmp_path: Path
     recipe.build(settings, captions).retriever.save_pretrained(tmp_path / "model")
     (tmp_path / "films" / "broken.webm").write_bytes(b"nothing")
     said = diptych("index", tmp_path / "model", tmp_path / "films")
-    assert "6 images, 1 texts (6 added" in said.stdout
+    assert "6 images, 1 text (6 added" in said.stdout
     assert "skipped broken.webm#t=0: " in said.stderr
     assert "cannot be read as a video" in said.stderr
     place = f"{tmp_path / 'films'}.index"

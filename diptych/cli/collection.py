@@ -50,10 +50,16 @@ def summary(place: str, built: Built) -> str:
     """One line on what indexing did, and on all that the index holds where that is more than this collection."""
     moved = f"{built.moved} moved, " if built.moved else ""
     more = f"; the index holds {built.total} images in all" if built.total > built.images else ""
+    held = f"{counted(built.images, 'image')}, {counted(built.texts, 'text')}"
     return (
-        f"{place}: {built.images} images, {built.texts} texts ({built.added} added, {built.updated} updated, {moved}"
+        f"{place}: {held} ({built.added} added, {built.updated} updated, {moved}"
         f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped){more}"
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: ``1 image``, ``2 images``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def model_for(place: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from diptych.cli.collection import counted
 from diptych.cli.flags import device_flags, say_device
 
 SHOWN = 20  # unreadable pictures that are named; the receipts list all
@@ -112,8 +113,9 @@ def embed(
         )
     share = f" (part {part} of {len(sources.names)})" if part else ""
     click.echo(
-        f"{out}: {len(done.receipts)} shards{share}, {done.images:,} images, {done.texts:,} texts "
-        f"({done.before} shards were there, {len(done.unreadable)} pictures skipped)"
+        f"{out}: {counted(len(done.receipts), 'shard')}{share}, {counted(done.images, 'image')}, "
+        f"{counted(done.texts, 'text')} ({done.before} shards were there, "
+        f"{counted(len(done.unreadable), 'picture')} skipped)"
     )
     if done.failed:
         name, reason = done.failed[0]

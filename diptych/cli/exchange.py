@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from diptych.cli.collection import counted
 from diptych.cli.flags import device_flags, say_device
 
 
@@ -86,7 +87,7 @@ def import_embeddings(
     )  # fmt: skip
     for note in done.notes:
         click.echo(note, err=True)
-    click.echo(f"{shown(place)}: {done.images} images imported from {source}")
+    click.echo(f"{shown(place)}: {counted(done.images, 'image')} imported from {source}")
 
 
 of_kind = click.option(

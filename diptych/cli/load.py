@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from diptych.cli.collection import counted
+
 
 @click.command()
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
@@ -46,12 +48,13 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
         click.echo(note, err=True)
     rows = done.written + done.unchanged
     click.echo(
-        f"{shown(place)}: {_shards(done.shards)}, {done.images:,} images, {done.texts:,} texts ({done.written:,} "
-        f"written, {done.unchanged:,} unchanged) in {done.seconds:.1f} s, {rows / max(done.seconds, 1e-3):,.0f} rows/s"
+        f"{shown(place)}: {counted(done.shards, 'shard')}, {counted(done.images, 'image')}, "
+        f"{counted(done.texts, 'text')} ({done.written:,} written, {done.unchanged:,} unchanged) "
+        f"in {done.seconds:.1f} s, {rows / max(done.seconds, 1e-3):,.0f} rows/s"
     )
     if done.missing:
         verb = "is" if done.missing == 1 else "are"
-        click.echo(f"{_shards(done.missing)} {verb} not embedded yet: load again later.", err=True)
+        click.echo(f"{counted(done.missing, 'shard')} {verb} not embedded yet: load again later.", err=True)
     if done.failed:
         name, reason = done.failed[0]
         raise DataError(
@@ -60,7 +63,3 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
         )
     named = shlex.quote(shown(place))
     click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
-
-
-def _shards(count: int) -> str:
-    return f"{count:,} shard{'s' * (count != 1)}"

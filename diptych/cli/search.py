@@ -14,6 +14,7 @@ from diptych.cli import answers
 from diptych.cli.collection import (
     bring_up_to_date,
     collection_of,
+    counted,
     default_place,
     is_collection,
     model_for,
@@ -184,7 +185,7 @@ def verify(place: str) -> None:
         faults = opened.verify(show_progress=True)
     for fault in faults:
         click.echo(fault)
-    click.echo("sound" if not faults else f"{len(faults)} faults")
+    click.echo("sound" if not faults else counted(len(faults), "fault"))
     sys.exit(1 if faults else 0)
 
 
@@ -233,12 +234,13 @@ def remove(
         if dry_run:
             for id in chosen:
                 click.echo(id)
-            click.echo(f"{len(chosen)} items would be removed.", err=True)
+            click.echo(f"{counted(len(chosen), 'item')} would be removed.", err=True)
             return
         gone = removal.remove_items(opened, chosen)
         if whole is not None:
             opened.forget_collection(whole.number)
-        click.echo(f"removed {gone['image']} images, {gone['text']} texts; {len(opened)} items are left")
+        left = f"{counted(len(opened), 'item')} {'is' if len(opened) == 1 else 'are'} left"
+        click.echo(f"removed {counted(gone['image'], 'image')}, {counted(gone['text'], 'text')}; {left}")
 
 
 @index.command()

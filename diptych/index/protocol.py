@@ -187,8 +187,8 @@ class Index(Protocol):
         """A number that grows with every change."""
         ...
 
-    def count(self, kind: Kind | None = None) -> int:
-        """Items present, of one kind or of all."""
+    def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
+        """Items present, of one kind or of all; with a filter, those that pass."""
         ...
 
     def __len__(self) -> int: ...

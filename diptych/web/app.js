@@ -165,7 +165,9 @@ function list(found) {
 function tell(found) {
   const things = state.kind === "image" ? "images" : "texts";
   const total = number.format(state.kind === "image" ? about.images : about.texts);
+  const passing = found.passing === 1 ? `1 ${state.kind} that passes` : `${number.format(found.passing ?? 0)} ${things} that pass`;
   notice();
+  $("note").textContent = found.note && found.hits.length ? `${capital(found.note)}.` : "";
   if (!found.hits.length && about.images + about.texts === 0) {
     notice("calm", "This collection is empty", "Add images to it with the command diptych index.");
     $("status").textContent = "";
@@ -174,11 +176,11 @@ function tell(found) {
     else notice("calm", `No ${things} here`, `The collection has no ${things}.`);
     $("status").textContent = "";
   } else if (!asks()) {
-    $("status").textContent = filter() ? `Some of the ${things} that pass the filter` : `A look at the collection of ${total} ${things}`;
+    $("status").textContent = filter() ? `${found.hits.length < found.passing ? "Some of the" : "The"} ${passing} the filter` : `A look at the collection of ${total} ${things}`;
   } else {
     const matches = found.hits.filter((hit) => hit.matches).length;
     const shown = found.matched && matches < found.hits.length ? `${matches} match` + (matches === 1 ? "" : "es") : `${found.hits.length} ${found.matched ? "best" : "closest"}`;
-    const among = filter() ? `of those that pass the filter (${total} ${things} in all)` : `of ${total} ${things}`;
+    const among = filter() ? `of the ${passing} the filter (${total} in all)` : `of ${total} ${things}`;
     $("status").textContent = `${shown} ${among} · ${Math.max(1, Math.round(found.seconds * 1000))} ms`;
     if (!found.matched) {
       const which = filter() ? `No ${state.kind} that passes the filter` : `No ${state.kind}`;
@@ -244,6 +246,7 @@ function fail(error) {
   const kept = $("grid").childElementCount > 0;
   $("more").hidden = true;
   $("status").textContent = kept ? "What the search before found:" : "";
+  $("note").textContent = "";
   const hopeless = error instanceof Refused && error.status >= 400 && error.status < 500;
   if (hopeless && state.image) { // nothing to show of what is no picture
     $("chip").querySelector("img").hidden = true;
@@ -272,7 +275,7 @@ async function panel(signal) {
   const moment = item && item.time !== null ? item.time : null;
   $("whole").title = moment === null ? "Open the picture" : `Open the video at ${clock(moment)}`;
   $("whole").removeAttribute("href");
-  act(source && !state.image ? source : "", moment, item?.path || "");
+  act(source && !state.image ? source : "", moment, item?.path || "", item?.file || item?.path || "");
   const name = lines[0] || item?.path || state.like;
   $("title").textContent = state.image ? state.image.name || "Your image" : moment === null ? name : `${name} at ${clock(moment)}`;
   $("own").replaceChildren(...lines.slice(1).map((line) => element("li", line)));
@@ -286,7 +289,7 @@ async function panel(signal) {
 }
 
 // open, download, copy the path: of an item that has a picture
-function act(source, moment, path) {
+function act(source, moment, path, place) {
   $("acts").hidden = !source;
   if (!source) return;
   const name = (path || source).split("/").pop();
@@ -304,10 +307,10 @@ function act(source, moment, path) {
   }
   if (direct) $("whole").href = opened(source, moment);
   $("download").download = name;
-  $("copy").hidden = !path;
+  $("copy").hidden = !place;
   $("copy").textContent = "Copy path";
   $("copy").onclick = async () => {
-    await copied(path);
+    await copied(place);
     $("copy").textContent = "Copied";
   };
 }

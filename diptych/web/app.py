@@ -25,7 +25,7 @@ from diptych.web.limits import Limits
 from diptych.web.monitoring import CountRequests
 from diptych.web.replies import (
     Failure,
-    ItemReply,
+    PlacedReply,
     SearchReply,
     add_handlers,
     failure,
@@ -103,6 +103,7 @@ def create_app(
     model_name: str = "",
     pair_scorer: PairScorer | None = None,
     chance: float | None = None,
+    local: bool = False,
 ) -> FastAPI:
     """The service as an ASGI application; the index stays the caller's to close.
 
@@ -110,7 +111,8 @@ def create_app(
     page's own files. ``roots`` narrows the folders files are served from; without it, those of the index's
     collections. ``hosts`` are the host names it answers to (None: any), ``origins`` the sites that may call
     it from a browser (CORS). ``writer`` opens the index for a change; without it, ``index`` itself is used.
-    ``chance`` sets the cut-off of a search; without it, captions of the collection do, where they can.
+    ``chance`` sets the cut-off of a search; without it, captions of the collection do, where they can. ``local`` says
+    that clients are people of this machine: only they are told where a file lies.
     """
     limits = limits or Limits()
     folders = None if roots is None else [Path(root) for root in roots]
@@ -133,7 +135,7 @@ def create_app(
     add_handlers(app)
     _add_page(app)
     _add_search(app, service)
-    _add_items(app, service)
+    _add_items(app, service, local)
     _add_state(app, service, writable=token is not None)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, limits=limits)
@@ -172,10 +174,10 @@ def _add_search(app: FastAPI, service: Service) -> None:
     def answer(asked: Asked) -> SearchReply:
         start = time.perf_counter()
         with service.traffic.request(), service.limited():
-            hits = service.search(asked)
+            hits, passing = service.search(asked), service.passing(asked.kind, asked.filter)
         seconds = time.perf_counter() - start
         service.metrics.search_seconds.observe(seconds)
-        return search_reply(hits, seconds)
+        return search_reply(hits, seconds, passing)
 
     @app.get("/api/search", tags=["search"], summary="Search by text, expression or item")
     def search(
@@ -237,17 +239,21 @@ def _add_search(app: FastAPI, service: Service) -> None:
         start = time.perf_counter()
         with service.limited():
             hits = service.browse(k, check_kind(kind), filter)
-        return search_reply(hits, time.perf_counter() - start)
+            passing = service.passing(check_kind(kind), filter)
+        return search_reply(hits, time.perf_counter() - start, passing)
 
 
-def _add_items(app: FastAPI, service: Service) -> None:
+def _add_items(app: FastAPI, service: Service, local: bool) -> None:
     changing, showing = Turns(CHANGING, WAITING), Turns(SHOWING, 8 * WAITING)
 
     @app.get("/api/items", tags=["items"], summary="Items by id")
-    def items(id: Annotated[list[str], Query(description="one or several")]) -> list[ItemReply | None]:
+    def items(id: Annotated[list[str], Query(description="one or several")]) -> list[PlacedReply | None]:
         """null where there is none."""
         with service.limited():
-            return [None if item is None else item_reply(item) for item in service.items(id)]
+            return [
+                None if item is None else item_reply(item, service.index.file(item) if local else None)
+                for item in service.items(id)
+            ]
 
     @app.post("/api/items", tags=["items"], summary="Add or replace items")
     @changing

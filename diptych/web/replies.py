@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -48,6 +49,12 @@ class ItemReply(BaseModel):
     metadata: dict[str, Any]
 
 
+class PlacedReply(ItemReply):
+    """An item, and where its file lies."""
+
+    file: str = Field(description="told only to people of this machine; empty without a file")
+
+
 class HitReply(ItemReply):
     """An item and how well it matches."""
 
@@ -64,16 +71,18 @@ class SearchReply(BaseModel):
     matched: bool = Field(description="false when nothing in the collection matches the query")
     cutoff: float | None = Field(description="the score below which an item does not match this query")
     strength: float | None = Field(description="the best score, in spreads above the collection's median")
+    note: str = Field(description="how reliable the cut-off is, or why there is none")
+    passing: int | None = Field(description="items of this kind that pass the filter; null without one")
     seconds: float
 
 
-def item_reply(item: Item) -> ItemReply:
-    """An item as JSON."""
-    return ItemReply(**_fields(item))
+def item_reply(item: Item, file: Path | None = None) -> PlacedReply:
+    """An item as JSON, with the place of its file where that is told."""
+    return PlacedReply(**_fields(item), file="" if file is None else str(file.absolute()))
 
 
-def search_reply(hits: Hits, seconds: float) -> SearchReply:
-    """Hits as JSON."""
+def search_reply(hits: Hits, seconds: float, passing: int | None = None) -> SearchReply:
+    """Hits as JSON; ``passing`` counts the items that pass the filter."""
     passed = {hit.item.id for hit in hits.matches}
     return SearchReply(
         hits=[_hit(hit, hit.item.id in passed) for hit in hits],
@@ -81,6 +90,8 @@ def search_reply(hits: Hits, seconds: float) -> SearchReply:
         matched=hits.matched,
         cutoff=hits.cutoff,
         strength=hits.strength,
+        note=hits.note,
+        passing=passing,
         seconds=seconds,
     )
 

@@ -84,6 +84,7 @@ def serve(
                 index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
                 origins=origins, allow_urls=allow_urls, model_name=model_name,
                 pair_scorer=reranker_of(place, model, rerankers), chance=chance,
+                local=not reachable and not hosts,  # of a name, others come through a proxy
                 writer=lambda: _writer(place, fingerprint),
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused

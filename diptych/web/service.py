@@ -133,6 +133,10 @@ class Service:
             chance=None if alone else self.chance, frames=asked.frames,
         )  # fmt: skip
 
+    def passing(self, kind: Kind | None, filter: str) -> int | None:
+        """How many items of a kind pass a filter; None where there is no filter."""
+        return self.index.count(kind, filter) if filter.strip() else None
+
     def browse(self, k: int, kind: Kind | None, filter: str) -> Hits:
         """Items spread evenly over the collection, for a page without a query; their scores mean nothing.
 

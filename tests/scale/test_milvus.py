@@ -118,6 +118,7 @@ def test_filters_mean_the_same(both: Any, text: str) -> None:
                 remote.search(query, k, kind=kind, filter=text),
                 local.search(query, k, kind=kind, filter=text),
             )
+        assert remote.count(kind, text) == local.count(kind, text)
 
 
 @pytest.mark.parametrize(

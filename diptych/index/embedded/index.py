@@ -104,9 +104,16 @@ class EmbeddedIndex(Engine):
         """A number that grows with every change."""
         return self._read(lambda state, db: state.generation)
 
-    def count(self, kind: Kind | None = None) -> int:
-        """Items present, of one kind or of all."""
-        return self._read(lambda state, db: state.count(kind))
+    def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
+        """Items present, of one kind or of all; with a filter, those that pass."""
+
+        def read(state: State, db: Any) -> int:
+            if filter is None:
+                return state.count(kind)
+            chosen = self._columns.select(state, db, filter, kind)
+            return sum(len(chosen[segment.number]) for segment in state.of_kind(kind))
+
+        return self._read(read)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items by id and say how many were there; texts of a removed image go with it."""

@@ -124,9 +124,11 @@ class MilvusIndex(Engine):
         """A number that grows with every change."""
         return self._facts_of_index.generation()
 
-    def count(self, kind: Kind | None = None) -> int:
-        """Items present, of one kind or of all."""
-        return self._items.count(wanted(kind, None, ()).expression)
+    def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
+        """Items present, of one kind or of all; with a filter, those that pass."""
+        if filter is None:
+            return self._items.count(wanted(kind, None, ()).expression)
+        return reading.passing(self._items, self._wanted(kind, filter))
 
     # ------------------------------------------------------------------ changing
 

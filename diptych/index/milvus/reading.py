@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,19 @@ MARK = 4  # digits of a key that choose a sample
 SPARE = 1.3  # times as many rows as a sample needs are asked for
 
 
+def passing(table: Table, wanted: Wanted) -> int:
+    """How many items are wanted."""
+    if wanted.is_exact:
+        return table.count(wanted.expression)
+    return sum(1 for _ in _passing_rows(table, wanted))
+
+
+def _passing_rows(table: Table, wanted: Wanted) -> Iterator[Row]:
+    """The rows that pass where the server alone finds too many."""
+    for piece in table.rows(wanted.expression, ["serial", "item"], ITEM_BYTES):
+        yield from (one for one in piece if wanted.passes(item_of(one)))
+
+
 def spread(table: Table, wanted: Wanted, size: int) -> list[str]:
     """Keys of up to ``size`` items, in the order they were added, the same for the same state.
 
@@ -29,13 +43,7 @@ def spread(table: Table, wanted: Wanted, size: int) -> list[str]:
     id, so they are spread evenly too.
     """
     if not wanted.is_exact:
-        found = [
-            one
-            for piece in table.rows(wanted.expression, ["serial", "item"], ITEM_BYTES)
-            for one in piece
-            if wanted.passes(item_of(one))
-        ]
-        return _even(found, size)
+        return _even(list(_passing_rows(table, wanted)), size)
     total = table.count(wanted.expression)
     if total < MOST:
         return _even(table.all_rows(wanted.expression, ["serial"]), size)

@@ -122,8 +122,12 @@ class PostgresIndex(Engine):
         """A number that grows with every change."""
         return self._database.ask(self._tables.generation)
 
-    def count(self, kind: Kind | None = None) -> int:
-        """Items present, of one kind or of all."""
+    def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
+        """Items present, of one kind or of all; with a filter, those that pass."""
+        if filter is not None:
+            return self._database.ask(
+                lambda db: ranking.passing(db, self._tables, self._selection(db, kind, filter))
+            )
         counts = self._database.ask(self._tables.counts)
         return sum(counts.values()) if kind is None else counts[kind]
 

@@ -86,18 +86,27 @@ def best_words(
     return [(score, serial, item(rest)) for score, serial, *rest in rows]
 
 
+def passing(db: Connection, tables: Tables, chosen: Chosen) -> int:
+    """How many items are chosen."""
+    statement = tables.sql(f"SELECT count(*) FROM {{s}}.items WHERE {_condition(chosen)}")
+    return int(db.execute(statement, {**chosen.values, "kind": chosen.kind}).fetchone()[0])
+
+
 def spread(db: Connection, tables: Tables, chosen: Chosen, size: int) -> list[int]:
     """Serials of up to ``size`` items at even distances, in the order they were added."""
-    condition = f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {chosen.where}"
-    count = f"SELECT count(*) FROM {{s}}.items WHERE {condition}"
-    given = {**chosen.values, "kind": chosen.kind}
-    total = db.execute(tables.sql(count), given).fetchone()[0]
+    total = passing(db, tables, chosen)
     places = np.linspace(0, max(0, total - 1), min(size, total)).astype(np.int64).tolist()
     statement = f"""
         SELECT serial FROM (SELECT serial, row_number() OVER (ORDER BY serial) - 1 AS place
-                            FROM {{s}}.items WHERE {condition}) numbered
+                            FROM {{s}}.items WHERE {_condition(chosen)}) numbered
         WHERE place = ANY(%(places)s) ORDER BY serial"""
-    return [serial for (serial,) in db.execute(tables.sql(statement), {**given, "places": places}).fetchall()]
+    given = {**chosen.values, "kind": chosen.kind, "places": places}
+    return [serial for (serial,) in db.execute(tables.sql(statement), given).fetchall()]
+
+
+def _condition(chosen: Chosen) -> str:
+    """What a row must satisfy to be chosen."""
+    return f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {chosen.where}"
 
 
 def sample(db: Connection, tables: Tables, chosen: Chosen, size: int) -> list[Any]:
