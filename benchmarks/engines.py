@@ -4,11 +4,12 @@
 
 PostgreSQL and Milvus are real servers that the benchmark starts (packages of the extras ``test`` and ``scale``; Milvus
 in a network namespace of its own). Vectors and recall are those of ``benchmarks/index.py``. Each engine is filled and
-searched in turn, alone; a row of the table is written to ``--results`` when it is measured, and a second run goes on
-where the first was stopped. Memory is that of the server, or what the process that searches an embedded index takes for
-it; bytes are those on disk. Searches are for 10 images, one at a time, through the engine's own ``search``, in three
-rounds: the table has the medians of the rounds' p50 and p99. ``load`` is the machine's load average of the last minute
-when a row was finished; the benchmark itself adds one to two to it.
+searched exactly, in turn; then each builds its graph, in turn, and is searched by it; the other servers are stopped. A
+row of the table is written to ``--results`` when it is measured, and a second run goes on where the first was stopped.
+Memory is that of the server, or what the process that searches an embedded index takes for it; bytes are those on disk.
+Searches are for 10 images, one at a time, through the engine's own ``search``, in three rounds: the table has the
+medians of the rounds' p50 and p99. ``load`` is the machine's load average of the last minute when a row was finished;
+the benchmark itself adds one to two to it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests" / "scale")]
 from index import best, make_vectors  # noqa: E402
 
+from diptych.errors import Unavailable  # noqa: E402
 from diptych.index.opening import create_index, open_index  # noqa: E402
 from diptych.index.protocol import Index, Item, Vectors  # noqa: E402
 from diptych.storage import write_text  # noqa: E402
@@ -43,6 +45,11 @@ POSTGRESQL = (  # a quarter of 16 GB as its manual advises, a graph that is buil
     "fsync = on", "shared_buffers = '4GB'", "maintenance_work_mem = '4GB'", "max_parallel_maintenance_workers = 1",
     "max_wal_size = '8GB'",
 )  # fmt: skip
+KINDS = {  # of search, by engine: exact ones first, since building a graph takes longest
+    "embedded": ("exact", "binary codes", "graph"),
+    "PostgreSQL": ("exact", "HNSW"),
+    "Milvus": ("FLAT, strong", "FLAT, bounded", "HNSW, bounded"),
+}
 PART = "part = 7"  # a filter that one item in a hundred passes
 
 
@@ -158,41 +165,42 @@ def disk(folder: Path) -> float:
 
 def embedded(
     args: argparse.Namespace, results: Results, vectors: Vectors, queries: Vectors, truth: Any
-) -> None:
-    """The embedded engine: exact, then with its approximate index; searched in this process."""
+) -> Iterator[None]:
+    """The embedded engine: exact and by binary codes, then by its graph; searched in this process."""
     size = len(vectors)
-    kinds = [("exact", None), ("graph", False), ("binary codes", True)]
-    if all(results.has(size, "embedded", name) for name, _ in kinds):
+    if all(results.has(size, "embedded", name) for name in KINDS["embedded"]):
         return
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "index"
         with create_index(place, DIMENSION) as index:
             speed = fill(index, vectors)
-        for name, codes in kinds:
-            row = Row(size, "embedded", name, load=speed)
-            if codes is not None:
-                with open_index(place, writable=True) as index:
-                    start = time.perf_counter()
-                    index.build_graph("image", codes=codes)
-                    row.build = time.perf_counter() - start
+        for name in KINDS["embedded"]:
+            if name == "graph":
+                yield
             if results.has(size, "embedded", name):
                 continue
+            row = Row(size, "embedded", name, load=speed)
+            if name != "exact":
+                with open_index(place, writable=True) as index:
+                    start = time.perf_counter()
+                    index.build_graph("image", codes=name == "binary codes")
+                    row.build = time.perf_counter() - start
             before = memory([os.getpid()])
             with open_index(place) as index:
-                measure(row, index, queries, truth, args.seconds, codes is None)
+                measure(row, index, queries, truth, args.seconds, name == "exact")
                 row.memory, row.disk = memory([os.getpid()]) - before, disk(place)
             results.add(row)
 
 
 def postgresql(
     args: argparse.Namespace, results: Results, vectors: Vectors, queries: Vectors, truth: Any
-) -> None:
-    """PostgreSQL with pgvector: exact, then HNSW."""
+) -> Iterator[None]:
+    """PostgreSQL with pgvector: exact, then HNSW; stopped in between."""
     import psycopg
     from servers import postgres
 
-    size, kinds = len(vectors), ["exact", "HNSW"]
-    if all(results.has(size, "PostgreSQL", name) for name in kinds):
+    size = len(vectors)
+    if all(results.has(size, "PostgreSQL", name) for name in KINDS["PostgreSQL"]):
         return
     with postgres() as server:
         with psycopg.connect(server.url, autocommit=True) as db:
@@ -201,53 +209,73 @@ def postgresql(
             folder = Path(db.execute("SHOW data_directory").fetchone()[0])
         server.stop()
         server.start()
-        pid = int((folder / "postmaster.pid").read_text().split()[0])
-        url = server.index_url("bench")
+        url, speed = server.index_url("bench"), 0.0
         with create_index(url, DIMENSION) as index:
             speed = fill(index, vectors)
             index.compact()
-            for name in kinds:
-                row = Row(size, "PostgreSQL", name, load=speed)
+        for name in KINDS["PostgreSQL"]:
+            row = Row(size, "PostgreSQL", name, load=speed)
+            if name == "HNSW":
+                server.stop()
+                yield
+                server.start()
+            if results.has(size, "PostgreSQL", name):
+                continue
+            with open_index(url, writable=True) as index:
                 if name == "HNSW":
                     start = time.perf_counter()
                     index.build_graph("image")
                     row.build = time.perf_counter() - start
-                if not results.has(size, "PostgreSQL", name):
-                    measure(row, index, queries, truth, args.seconds, name == "exact")
-                    row.memory, row.disk = memory(family(pid)), disk(folder / "base")
-                    results.add(row)
+                measure(row, index, queries, truth, args.seconds, name == "exact")
+                pid = int((folder / "postmaster.pid").read_text().split()[0])
+                row.memory, row.disk = memory(family(pid)), disk(folder / "base")
+            results.add(row)
 
 
 def milvus(
     args: argparse.Namespace, results: Results, vectors: Vectors, queries: Vectors, truth: Any
-) -> None:
-    """Milvus: exact with reads that see every change and with reads that may be seconds old, then HNSW."""
+) -> Iterator[None]:
+    """Milvus: exact with reads that see every change and with reads that may be seconds old, then HNSW.
+
+    It is stopped before HNSW, as kill -9 does.
+    """
     from milvus_server import milvus as running
 
     size = len(vectors)
-    kinds = ["FLAT, strong", "FLAT, bounded", "HNSW, bounded"]
-    if all(results.has(size, "Milvus", name) for name in kinds):
+    if all(results.has(size, "Milvus", name) for name in KINDS["Milvus"]):
         return
     with running() as server:
-        assert server.pid is not None
         with create_index(server.url("bench"), DIMENSION) as index:
             speed = fill(index, vectors)
             index._items.flush()
             settle(index)
-        for name in kinds:
+        for name in KINDS["Milvus"]:
             row = Row(size, "Milvus", name, load=speed)
-            level = name.rpartition(" ")[2]
-            url = server.url("bench", f"consistency={level}")
             if name.startswith("HNSW"):
-                with open_index(server.url("bench", "index=hnsw"), writable=True) as index:
+                server.kill()
+                yield
+                server.start()
+            if results.has(size, "Milvus", name):
+                continue
+            if name.startswith("HNSW"):
+                with again(lambda: open_index(server.url("bench", "index=hnsw"), writable=True)) as index:
                     start = time.perf_counter()
                     index.build_graph("image")
                     row.build = time.perf_counter() - start
-            if not results.has(size, "Milvus", name):
-                with open_index(url) as index:
-                    measure(row, index, queries, truth, args.seconds, name.startswith("FLAT"))
-                row.memory, row.disk = memory([server.pid]), disk(server.folder / "data")
-                results.add(row)
+            with open_index(server.url("bench", f"consistency={name.rpartition(' ')[2]}")) as index:
+                measure(row, index, queries, truth, args.seconds, name.startswith("FLAT"))
+            assert server.pid is not None
+            row.memory, row.disk = memory([server.pid]), disk(server.folder / "data")
+            results.add(row)
+
+
+def again(opened: Callable[[], Any]) -> Any:
+    """What a server that was just started gives, once it does."""
+    while True:
+        try:
+            return opened()
+        except Unavailable:
+            time.sleep(1)
 
 
 def settle(index: Any) -> None:
@@ -282,7 +310,8 @@ def table(rows: list[Row]) -> Iterator[str]:
     heads = ["items", "engine", "search", *COLUMNS]
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
-    for row in rows:
+    order = [(engine, search) for engine, searches in KINDS.items() for search in searches]
+    for row in sorted(rows, key=lambda row: (row.items, order.index((row.engine, row.search)))):
         numbers = [_shown(getattr(row, name), form) for name, form in COLUMNS.values()]
         yield f"| {' | '.join([f'{row.items:,}', row.engine, row.search, *numbers])} |"
 
@@ -306,8 +335,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--engines", nargs="+", default=["embedded", "postgresql", "milvus"])
     parser.add_argument("--results", type=Path, default=Path("engines.json"))
-    parser.add_argument("--seconds", type=float, default=30.0, help="of searches of each kind, about")
-    parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of searches of each kind, about")
+    parser.add_argument("--queries", type=int, default=100)
     args = parser.parse_args()
     results = Results(args.results)
     engines = {"embedded": embedded, "postgresql": postgresql, "milvus": milvus}
@@ -316,8 +345,9 @@ def main() -> None:
             vectors = make_vectors(size, DIMENSION, seed=2)
             queries = make_vectors(args.queries, DIMENSION, seed=3)
             truth = best(vectors, queries)
-            for name in args.engines:
-                engines[name](args, results, vectors, queries, truth)
+            parts = [engines[name](args, results, vectors, queries, truth) for name in args.engines]
+            for part in [*parts, *parts]:  # each to its graph, then each to its end
+                next(part, None)
     print("\n".join(table(results.rows)))
 
 
