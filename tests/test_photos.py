@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,30 @@ def test_exif_columns_filter_an_index(
     without = diptych("index", run, folder, "--index", tmp_path / "j.index", "--no_exif")
     assert without.exit_code == 0
     assert "unknown column 'date'" in refused("search", tmp_path / "j.index", "photo", "--filter", filter)
+
+
+def test_photos_inside_tars_have_the_same_columns(
+    trained: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder, cache = trained
+    monkeypatch.setenv("DIPTYCH_CACHE", str(cache))
+    (tmp_path / "tars").mkdir()
+    with tarfile.open(tmp_path / "tars" / "train-0.tar", "w") as tar:
+        for file in sorted(folder.iterdir()):
+            tar.add(file, file.name)
+    place = tmp_path / "tars.index"
+    assert "12 images" in diptych("index", run, tmp_path / "tars").stdout
+    with open_index(place) as index:
+        (item,) = index.get(["5"])
+        assert item is not None
+        assert item.metadata["date"] == "2024-06-15T10:00:00"
+        assert item.metadata["camera"] == "Maker One"
+        assert index.count("image", "date > 2024-06-01 and date < 2024-09-01 and latitude > 50") == 3
+    assert "12 unchanged" in diptych("index", run, tmp_path / "tars").stdout
+    diptych("index", run, tmp_path / "tars", "--index", tmp_path / "j.index", "--no_exif")
+    assert "unknown column 'date'" in refused(
+        "search", tmp_path / "j.index", "x", "--filter", "date > 2024-01"
+    )
 
 
 def test_dates_that_are_none_are_counted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from PIL import ExifTags
 
 from diptych.data.opening import exif_tags, open_header
+from diptych.data.webdataset import Member
 
 DATE, CAMERA, LATITUDE, LONGITUDE = "date", "camera", "latitude", "longitude"
 PHOTOS = frozenset(
@@ -21,14 +23,17 @@ LONGEST_NAME = 100  # characters of a camera's name
 DIGITS = 6  # of a place: about ten centimetres
 
 
-def photo_facts(path: Path) -> tuple[dict[str, Any], str]:
+def photo_facts(photo: Path | Member) -> tuple[dict[str, Any], str]:
     """The columns that a photo's EXIF fills, and the date it claims where that is none; both empty without EXIF.
+
+    A photo is a file, or a member of a tar.
 
     ``date`` is local time as ``2024-06-01T12:30:00``, ``camera`` its maker and model, ``latitude`` and ``longitude``
     are degrees, north and east positive.
     """
     try:
-        with path.open("rb") as stream, open_header(stream, str(path)) as image:
+        opened = photo.open("rb") if isinstance(photo, Path) else io.BytesIO(photo.bytes())
+        with opened as stream, open_header(stream, str(photo)) as image:
             tags, gps = exif_tags(image)
     except (
         Exception
@@ -100,6 +105,6 @@ def _text(value: Any) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in value).split())
 
 
-def is_photo(path: Path) -> bool:
+def is_photo(photo: Path | Member) -> bool:
     """Whether a file is of a kind that carries EXIF."""
-    return path.suffix.lower() in PHOTOS
+    return Path(photo.name).suffix.lower() in PHOTOS

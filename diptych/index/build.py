@@ -178,7 +178,7 @@ class _Sync:
         self.texts_of = captions.texts_of()
         self.files = CollectionFiles(captions)
         # columns whose values are known only after encoding, or follow from the file
-        self.further = [PREDICTED] * bool(labeller) + [EXIF] * bool(photos and self.files.root)
+        self.further = [PREDICTED] * bool(labeller) + [EXIF] * bool(photos and self.files.has_photos)
         self.collection, note = settle(index, captions, self.files, name or own_name(captions))
         self.known = dict(index.contents(self.collection.number))
         self.known_images = {id for id, _ in index.contents(self.collection.number, "image")}
@@ -261,7 +261,7 @@ class _Sync:
             if not self.is_changed(read):
                 return read
             if self.photos is not None:
-                told = self.photos.of(read.id, self.files.path(row))
+                told = self.photos.of(read.id, self.files.photo(row))
                 read.metadata = {**told, **read.metadata}  # the collection's own columns win
                 read.texts = [replace(text, metadata=read.metadata) for text in read.texts]
             if not read.same:

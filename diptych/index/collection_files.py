@@ -13,6 +13,7 @@ import numpy as np
 
 from diptych.data.captions import Captions, StoreRows
 from diptych.data.video_files import is_video
+from diptych.data.webdataset import Member
 from diptych.index.metadata import check_storable
 from diptych.index.protocol import Item
 
@@ -32,7 +33,21 @@ class CollectionFiles:
         """Where an image lies; None when the collection has no files."""
         if not self.root:
             return None
-        return Path(self.store.path(row if self.rows is None else int(self.rows[row])))
+        return Path(self.store.path(self._stored(row)))
+
+    def photo(self, row: int) -> Path | Member | None:
+        """Where the bytes of an image lie, in a file or in a tar; None for images that have none of their own."""
+        if self.root:
+            return self.path(row)
+        return self.store.member(self._stored(row)) if self.has_photos else None
+
+    @property
+    def has_photos(self) -> bool:
+        """Whether images have bytes of their own, in files or in tars."""
+        return bool(self.root) or hasattr(self.store, "member")
+
+    def _stored(self, row: int) -> int:
+        return row if self.rows is None else int(self.rows[row])
 
     def relative(self, row: int) -> str:
         """The path of an image below the root, empty when it has no file there."""

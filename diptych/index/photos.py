@@ -15,6 +15,7 @@ from PIL import Image
 
 from diptych.data.captions import StoredImage
 from diptych.data.exif import is_photo, photo_facts
+from diptych.data.webdataset import Member
 from diptych.devices import autocast
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache import PictureCache
@@ -30,11 +31,11 @@ class PhotoColumns:
 
     nonsense: dict[str, str] = field(default_factory=dict)
 
-    def of(self, id: str, path: Path | None) -> dict[str, Any]:
+    def of(self, id: str, photo: Path | Member | None) -> dict[str, Any]:
         """The columns of one photo, none for what is no file."""
-        if path is None or not is_photo(path):
+        if photo is None or not is_photo(photo):
             return {}
-        facts, claimed = photo_facts(path)
+        facts, claimed = photo_facts(photo)
         if claimed:
             self.nonsense[id] = claimed
         return facts

@@ -110,7 +110,7 @@ class _Shard:
         self.model, self.captions, self.writer = model, opened.captions, writer
         self.thumbnails, self.batch_size = thumbnails, batch_size
         self.files, self.texts_of = CollectionFiles(self.captions), self.captions.texts_of()
-        self.photos, self.further = PhotoColumns(), [EXIF] * bool(self.files.root)
+        self.photos, self.further = PhotoColumns(), [EXIF] * self.files.has_photos
         self.kept: list[list[Item]] = []  # the texts of each image that has a vector
         self.unreadable: list[tuple[str, str]] = []
         self.texts = 0
@@ -149,7 +149,7 @@ class _Shard:
             check_writable(id, lines, metadata)
             content = content_of(self.files.key(row, ""), lines, metadata, self.further)
             texts = text_items(id, lines, metadata, self.further)
-            metadata = {**self.photos.of(id, self.files.path(row)), **metadata}  # its own columns win
+            metadata = {**self.photos.of(id, self.files.photo(row)), **metadata}  # its own columns win
             found.texts = [replace(text, metadata=metadata) for text in texts]
             found.picture = self.captions.images[row]
             found.item = Item(
