@@ -29,6 +29,7 @@ from diptych.encoders.timm_models import TimmBackbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import SettingsError
 from diptych.retriever import Retriever, Tower
+from diptych.settings import TEACHERS
 
 IMAGE_HELP = (
     "regions or grid (stored features), lite0 (EfficientNet-Lite0), hf:ID, timm:NAME, a model folder, "
@@ -178,9 +179,6 @@ def text_side(
     if max_length is not None and max_length < own.max_length:
         own = WordPieceInput(source, own.augment, max_length)
     return text, own
-
-
-TEACHERS = "minilm (extra 'demo'), hf:ID, or a model folder"
 
 
 def image_teacher(

@@ -13,6 +13,14 @@ from diptych.errors import SettingsError
 
 T = TypeVar("T")
 
+TEACHERS = "minilm (extra 'demo'), hf:ID, or a model folder"
+IMAGE_TEACHER_HELP = (
+    "image teacher: lite0, hf:ID, timm:NAME, a model folder, stored (the mean of stored features), a file of "
+    "vectors, or auto: stored for stored features, lite0 for pictures"
+)
+TEXT_TEACHER_HELP = f"text teacher, the mean of its token states: {TEACHERS}"
+"""Settings that several recipes and commands have, in words: a help page imports no model."""
+
 
 def setting(default: T, help: str, *, low: float | None = None, high: float | None = None) -> T:
     """A field with its sentence of help and its range, both ends allowed."""

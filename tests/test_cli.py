@@ -68,7 +68,11 @@ def test_every_setting_is_a_flag(name: str) -> None:
 HEAVY = ("torch", "numpy", "transformers", "PIL")
 
 
-@pytest.mark.parametrize("words", [(), ("search",), ("index", "build"), ("serve",), ("data",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [(), ("search",), ("index", "build"), ("serve",), ("data",), ("evaluate",), ("compare",), ("teach",)],
+    ids=" ".join,
+)
 def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
     """In a process of its own, timed by its CPU seconds: a busy machine does not make it slower."""
     code = (

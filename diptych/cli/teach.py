@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from diptych.training.teachers import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
+from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 
 
 @click.command()

@@ -18,8 +18,8 @@ from diptych.objectives.combine import Sum
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI, CrossModalSoftLabels, UniModalSoftLabels
 from diptych.recipes.recipe import RECALLS, Row
-from diptych.settings import setting
-from diptych.training.teachers import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP, Teachers
+from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP, setting
+from diptych.training.teachers import Teachers
 
 COLUMNS = {
     **RECALLS,

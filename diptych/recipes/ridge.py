@@ -25,7 +25,7 @@ from diptych.errors import SettingsError
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes.recipe import Recipe
 from diptych.retriever import Retriever, Tower
-from diptych.settings import TrainingSettings, setting
+from diptych.settings import TEACHERS, TrainingSettings, setting
 from diptych.training.method import Method
 from diptych.training.ridge import Ridge
 
@@ -41,7 +41,7 @@ class Settings(TrainingSettings):
         "frozen image features: grid (stored ones), lite0 (EfficientNet-Lite0), hf:ID, timm:NAME, a model folder, "
         "or auto: stored features where the data has them, lite0 for pictures",
     )
-    text_encoder: str = setting("minilm", f"frozen text encoder: {named.TEACHERS}")
+    text_encoder: str = setting("minilm", f"frozen text encoder: {TEACHERS}")
     image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
     names: bool = setting(
         True, "add the names of what EfficientNet-Lite0 sees, where lite0 and minilm are the encoders"
@@ -63,7 +63,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     if settings.text_encoder in named.GRUS:
         raise SettingsError(
             f"--text_encoder {settings.text_encoder} knows nothing before it is trained, so there are no vectors to "
-            f"regress to: use {named.TEACHERS}."
+            f"regress to: use {TEACHERS}."
         )
     source = named.text_source(settings.text_encoder)
     dim = int(load_config(source).hidden_size)

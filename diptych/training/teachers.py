@@ -36,11 +36,6 @@ from diptych.objectives.soft_labels import (
 from diptych.retriever import Retriever
 from diptych.training.method import Method
 
-IMAGE_TEACHER_HELP = (
-    "image teacher: lite0, hf:ID, timm:NAME, a model folder, stored (the mean of stored features), a file of "
-    "vectors, or auto: stored for stored features, lite0 for pictures"
-)
-TEXT_TEACHER_HELP = f"text teacher, the mean of its token states: {named.TEACHERS}"
 PUBLISHED = "train_unicom.npy"
 VECTOR_FILES = (".npy", ".pkl", ".pickle")
 

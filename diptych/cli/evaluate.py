@@ -1,0 +1,134 @@
+"""evaluate, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from diptych.cli.flags import column_flags, device_flags, given, say_device, with_columns
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--data", multiple=True, help="data set, one for all runs or one each (default: the first run's own)"
+)
+@click.option("--split", help="split to evaluate (default: val; of vectors, everything)")
+@click.option(
+    "--protocol",
+    default="plain",
+    show_default=True,
+    help="plain, flickr30k, coco-1k, coco-5k, video, hashing; sts, image-classes; four-directions",
+)
+@click.option(
+    "--judgements",
+    multiple=True,
+    type=click.Choice(["eccv", "cxc", "coco"]),
+    help="also many-to-many metrics",
+)
+@click.option("--ties", default="index", show_default=True, help="tie rule (see docs/evaluation.md)")
+@click.option(
+    "--bootstrap", default=1000, show_default=True, help="resamples of the 95 % intervals (0: none)"
+)
+@click.option(
+    "--rerank",
+    default=0,
+    type=click.IntRange(0),
+    help="re-rank the top N of each query with the pair scorers of --reranker",
+)
+@click.option(
+    "--reranker",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="run with a pair scorer (may be repeated: the mean of their scores)",
+)
+@click.option(
+    "--score_matrix",
+    type=click.Path(path_type=Path),
+    help="compute all scores into this .npy file first; a run that was killed goes on from there",
+)
+@click.option(
+    "--equal_texts",
+    is_flag=True,
+    help="every picture that has the same text, but for case and punctuation, is right for it",
+)
+@click.option(
+    "--strict_images",
+    is_flag=True,
+    help="stop at a picture that cannot be read (else it is left out and listed)",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
+@click.option("--ray", metavar="ADDRESS", help="count the ranks of vectors on a Ray cluster")
+@column_flags
+@device_flags
+def evaluate(
+    runs: tuple[Path, ...], image_column: str | None, text_column: str | None, **options: Any
+) -> None:
+    """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores.
+
+    A folder that diptych embed wrote is evaluated from its vectors, a few shards in memory at a time.
+    """
+    from diptych.vectors.manifest import is_vectors
+
+    if any(is_vectors(run) for run in runs):
+        from diptych.runs.evaluate_vectors import evaluate_folder
+
+        click.echo(evaluate_folder(runs, **given(options)).render())
+        return
+    from diptych.runs.evaluate import evaluate_runs
+
+    if options.pop("ray"):
+        raise click.UsageError(
+            "--ray evaluates a folder of vectors: run diptych embed first, and give its folder."
+        )
+    options["split"] = options["split"] or "val"
+    options["data"] = [with_columns(path, image_column, text_column) for path in options["data"]]
+    click.echo(evaluate_runs(runs, **options, say=say_device).render())
+
+
+class _Sides(click.Command):
+    """A command whose ``--with`` takes every result that follows it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``--with B1 B2`` read as ``--with B1 --with B2``."""
+        read: list[str] = []
+        after = False
+        for arg in args:
+            if arg.startswith("-"):
+                after = arg == "--with"
+                read += [] if after else [arg]
+            else:
+                read += ["--with", arg] if after else [arg]
+        if "--with" in args and "--with" not in read:
+            ctx.fail("--with has no result behind it: give those of the other side.")
+        return super().parse_args(ctx, read)
+
+
+@click.command(cls=_Sides)
+@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--with", "other", multiple=True, type=click.Path(path_type=Path), help="results of the other side"
+)
+@click.option("--data", multiple=True, help="data set to evaluate runs on (default: each run's own)")
+@click.option("--split", default="val", show_default=True, help="split to evaluate runs on")
+@click.option("--protocol", default="plain", show_default=True, help="protocol to evaluate runs under")
+@click.option(
+    "--draws",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(0),
+    help="resamples of the interval and of the paired test (0: none)",
+)
+@device_flags
+def compare(results: tuple[Path, ...], other: tuple[Path, ...], draws: int, **options: Any) -> None:
+    """Compare two results, or several seeds of each.
+
+    As in: diptych compare A1 A2 A3 --with B1 B2 B3. A result is a report that evaluate --output saved, or the folder of
+    a run, which is evaluated first. The difference comes with its 95 % interval and a paired test. Unlike protocols are
+    refused, with the field that differs.
+    """
+    from diptych.runs.compare import compare_runs
+
+    click.echo(compare_runs(results, other, draws=draws, **options).render())
