@@ -5,7 +5,7 @@
     DiptychError
     ├── DataError          a file, folder or manifest that cannot be read as the format it claims
     │   └── ImageError     one image that is corrupt, too large, or not an image
-    ├── SettingsError      a setting out of range, or two that do not go together
+    ├── SettingsError      a setting out of range, or two that cannot be combined
     ├── CheckpointError    a run or model folder that is incomplete, of another recipe, or of another version
     ├── IndexFault         an index of another model, half copied, or locked
     │   └── Unavailable    a database or service that does not answer now; the same request may work later
@@ -35,7 +35,7 @@ class ImageError(DataError):
 
 
 class SettingsError(DiptychError):
-    """A setting out of range, or two settings that do not go together."""
+    """A setting out of range, or two settings that cannot be combined."""
 
 
 class CheckpointError(DiptychError):

@@ -104,12 +104,10 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Enco
             )
         if settings.train_backbone:
             raise SettingsError(
-                f"{captions.name} holds stored features, which no backbone makes: leave out --train_backbone."
+                f"{captions.name} holds stored features, so there is no backbone to train: leave out --train_backbone."
             )
         if settings.unit_input and name != "grid":
-            raise SettingsError(
-                "--unit_input belongs to stored CNN vectors: give --image_encoder grid with it."
-            )
+            raise SettingsError("--unit_input is for stored CNN vectors: give --image_encoder grid too.")
         width = int(first.shape[-1])
         encoder: Encoder = (
             Regions(width, settings.dim, drop=drop)
@@ -122,7 +120,7 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Enco
             f"--image_encoder {name} reads pictures, {captions.name} holds features: use regions or grid."
         )
     if settings.unit_input:
-        raise SettingsError("--unit_input belongs to stored CNN vectors: pictures do without it.")
+        raise SettingsError("--unit_input is for stored CNN vectors: leave it out for pictures.")
     network = backbone(name, settings.image_size)
     return Grid(network, settings.dim, drop=drop, trainable=settings.train_backbone), PixelInput(
         **network.pixel_format
@@ -192,7 +190,7 @@ def image_teacher(
 def text_teacher(name: str, project: int = 0) -> TextTeacher:
     """A text teacher by the name of its transformer."""
     if name in GRUS:
-        raise SettingsError(f"'{name}' knows nothing before it is trained and cannot teach: use {TEACHERS}.")
+        raise SettingsError(f"'{name}' is not pretrained and cannot teach: use {TEACHERS}.")
     source = text_source(name)
     encoder = TransformerText(source, trainable=False, projection=False)
     return TextTeacher(encoder, WordPieceInput(source, augment=0.0), project)
@@ -217,7 +215,9 @@ def gpo(settings: Pooling) -> Aggregator:
     outputs = settings.dim if settings.gpo_per_dimension else 1
     if settings.gpo_data_dependent:
         if settings.gpo_sequence != "bigru":
-            raise SettingsError("--gpo_data_dependent goes with --gpo_sequence bigru only.")
+            raise SettingsError(
+                "--gpo_data_dependent works only with --gpo_sequence bigru: leave one of them out."
+            )
         return aggregators.GPO(aggregators.SortedRowBiGRU(settings.dim, outputs=outputs))
     generators = {
         "bigru": aggregators.CosSinBiGRU,

@@ -46,7 +46,7 @@ def part(cls: type[T]) -> type[T]:
         raise ValueError(f"two parts are called {cls.__name__}")
     make = cls.__init__
     signature = inspect.signature(make)
-    # a class without its own __init__ shows nn.Module's (*args, **kwargs), which is no argument of it
+    # a class without its own __init__ shows nn.Module's (*args, **kwargs), which is not an argument of it
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = [name for name, p in signature.parameters.items() if p.kind not in open_ended][1:]
 

@@ -13,7 +13,7 @@ from written import add_member, encoded
 
 from diptych.vectors.files import open_vectors
 
-BROKEN = 3  # the picture of this number, in its tar, is no picture
+BROKEN = 3  # the picture of this number, in its tar, is not a picture
 
 
 def write_tars(folder: Path, tars: int = 4, images: int = 6, broken: int | None = BROKEN) -> Path:

@@ -148,7 +148,7 @@ def table(folder: Path, *more: str, skip: int | None = None) -> Path:
 PICTURES: dict[str, tuple[Callable[[Path], object], str]] = {
     "corrupt": (
         lambda p: (p / "images" / "picture3.png").write_bytes(b"\x89PNG\r\n\x1a\n123"),
-        "picture3.png is no image that can be read: convert it to one of JPEG, PNG,",
+        "picture3.png is not an image that can be read: convert it to one of JPEG, PNG,",
     ),
     "cut off": (lambda p: cut(p / "images" / "picture3.png", 3000), "picture3.png"),
     "bomb": (

@@ -148,7 +148,7 @@ def test_an_index_keeps_the_model_it_was_made_with(
     with open_index("photos.index") as index:
         assert index.info.model == str(tmp_path / "model")
     shutil.rmtree("model")
-    assert "say where it lies now with --model" in refused("search", "photos", "a dog")
+    assert "give its new place with --model" in refused("search", "photos", "a dog")
 
 
 def test_what_is_no_collection_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

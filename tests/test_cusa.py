@@ -196,7 +196,7 @@ def test_published_vectors_by_image_id(data: str, bert: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"text_teacher": "bigru"}, "'bigru' knows nothing before it is trained"),
+        ({"text_teacher": "bigru"}, "'bigru' is not pretrained"),
         ({"text_teacher": "nothing"}, "there is no text encoder 'nothing'"),
         ({"image_teacher": "lite0"}, "stored features, which an image teacher cannot look at"),
         ({"image_teacher": "nothing"}, "there is no image encoder 'nothing'"),

@@ -75,7 +75,7 @@ def test_strips_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_picture_is_one_sentence_and_the_process_lives(pool: Decoders) -> None:
     pool.open(png(), name="a", longest=512)
     (process,) = pool._idle
-    with pytest.raises(ImageError, match="mine is no image that can be read"):
+    with pytest.raises(ImageError, match="mine is not an image that can be read"):
         pool.open(b"garbage", name="mine", longest=512)
     with pytest.raises(ImageError, match="more than the limit of 100"):
         pool.open(png(), name="mine", longest=512, max_pixels=100)

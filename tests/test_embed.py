@@ -209,9 +209,9 @@ def test_a_folder_of_another_model_or_other_data_is_refused(tars: Path, whole: P
     before = checksums(whole)
     with pytest.raises(DataError, match="another model, colours"):
         embed(ColourModel("others"), open_sources(tars), whole)
-    with pytest.raises(DataError, match="begun with other data, 4 shards"):
+    with pytest.raises(DataError, match="started with other data, 4 shards"):
         embed(ColourModel(), open_sources(tars / "part-000.tar"), whole)
-    with pytest.raises(DataError, match="begun with texts"):
+    with pytest.raises(DataError, match="started with texts"):
         embed(ColourModel(), open_sources(tars), whole, texts=False)
     assert checksums(whole) == before
     data = photos(tmp_path / "photos", 4)

@@ -155,7 +155,7 @@ def test_unreadable_pictures_are_skipped_with_their_texts_and_listed(tmp_path: P
     assert len(lines(tmp_path / "out" / "train_caps.txt")) == 20
     listed = lines(tmp_path / "out" / "train_skipped.txt")
     assert [line.split("\t")[0] for line in listed] == ["id1", "id4"]
-    assert "1.png is no image" in listed[0]
+    assert "1.png is not an image" in listed[0]
     again = extract(captions, Toy(), pixel_input(), tmp_path / "out", show_progress=False)
     assert again.skipped == result.skipped
 

@@ -50,7 +50,7 @@ def test_a_first_line_of_word2vec_is_no_word(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("the 1 2 3\ndog 1 2\n", r":2 has 2 numbers after its word, not 3"),
-        ("the 1 2 3\ndog 1 x 3\n", r":2 holds something that is no number"),
+        ("the 1 2 3\ndog 1 x 3\n", r":2 holds something that is not a number"),
         ("the 1 2 3\nd\xf6g 1 2 3\n", r":2 is not UTF-8"),
         ("the\ndog\n", r":1 has 0 numbers"),
         ("the 1 2 3\n", "none of the 1 words has a vector"),
@@ -67,7 +67,7 @@ def test_malformed_files_are_named_with_their_line(content: str, message: str, t
 def test_another_width_and_a_missing_file(text_file: Path) -> None:
     with pytest.raises(DataError, match="have 3 numbers, not 300: give --word_dim 3"):
         word_vectors(["dog"], text_file, dim=300)
-    with pytest.raises(DataError, match="is no file of word vectors"):
+    with pytest.raises(DataError, match="is not a file of word vectors"):
         word_vectors(["dog"], "glove.6B.300d.txt")
 
 

@@ -179,4 +179,4 @@ def test_the_command_line_refuses_batch_statistics(tmp_path: Path) -> None:
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "--micro_batch does not go with BatchNorm" in done.stderr
+    assert "--micro_batch cannot be combined with BatchNorm" in done.stderr

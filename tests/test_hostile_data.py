@@ -158,7 +158,7 @@ def test_damaged_headers_of_arrays(tmp_path: Path, text: str) -> None:
 def test_image_numbers_of_any_length(tmp_path: Path) -> None:
     save_part(tmp_path, "train", 2)
     (tmp_path / "train_image_of.txt").write_text("\n".join([LONG] * 10) + "\n")
-    assert "is no number" in told(tmp_path)
+    assert "is not a number" in told(tmp_path)
 
 
 def test_damaged_tables(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
 
 
 def test_a_member_is_called_by_its_name() -> None:
-    with pytest.raises(ImageError, match=r"^train\.tar/7\.jpg is no image"):
+    with pytest.raises(ImageError, match=r"^train\.tar/7\.jpg is not an image"):
         open_image(b"junk", name="train.tar/7.jpg")
 
 
@@ -210,7 +210,7 @@ def test_an_icon_is_refused_whatever_it_holds(side: int) -> None:
     inside = one_bit_png(side)
     assert len(inside) < 30_000
     with pytest.raises(
-        ImageError, match=r"is no image that can be read: convert it to one of JPEG, PNG, WEBP"
+        ImageError, match=r"is not an image that can be read: convert it to one of JPEG, PNG, WEBP"
     ):
         open_image(icon(inside), name="bomb.ico")
 
@@ -227,7 +227,7 @@ def test_an_eps_starts_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         pillows.load()
     assert mark.exists()  # the trap works
     mark.unlink()
-    with pytest.raises(ImageError, match="is no image that can be read"):
+    with pytest.raises(ImageError, match="is not an image that can be read"):
         open_image(data)
     assert not mark.exists()
 
@@ -277,7 +277,7 @@ def test_as_item_of_arrays() -> None:
         np.zeros((5, 7), dtype=np.int64),
         np.zeros(3, dtype=np.uint8),
     ):
-        with pytest.raises(DataError, match="is no image"):
+        with pytest.raises(DataError, match="is not an image"):
             as_item(bad)
 
 

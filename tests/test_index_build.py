@@ -221,7 +221,7 @@ def test_an_id_of_another_collection_is_not_taken_over(
     other.image_ids[0] = "d0.png"  # which the second collection of an index calls 1/d0.png
     built = index_collection(model, other, tmp_path / "i")
     assert [name for name, _ in built.skipped] == ["1/d0.png"]
-    assert "the index has another item of the id '1/d0.png'" in built.skipped[0][1]
+    assert "the index already has another item with the id '1/d0.png'" in built.skipped[0][1]
     with open_index(tmp_path / "i") as index:
         (item,) = index.get(["1/d0.png"])
         assert item is not None

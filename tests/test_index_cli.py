@@ -460,7 +460,7 @@ def test_an_empty_index_and_an_empty_collection(made: Path, tmp_path: Path) -> N
         ((), "there is nothing to search for: give"),
         (("thing", "--rerank", 5), "no pair scorer to re-rank with: leave re-ranking out"),
         (("thing", "--chance", 0), "--chance"),
-        (("thing", "--json", "--paths"), "do not go together: choose one"),
+        (("thing", "--json", "--paths"), "cannot be combined: choose one"),
         (("thing", "--kind", "sound"), "'sound' is not one of 'image', 'text'"),
     ],
 )

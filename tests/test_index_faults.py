@@ -243,7 +243,7 @@ def test_a_folder_that_is_no_index_is_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_text_is_refused(index: EmbeddedIndex, item: Item) -> None:
-    with pytest.raises(DataError, match="which is no character: remove it"):
+    with pytest.raises(DataError, match="which is not a character: remove it"):
         index.add([item], rows(1))
     assert len(index) == 50
     assert index.thumbnail("\ud800") is None

@@ -140,7 +140,7 @@ def test_mirflickr_refuses_what_it_cannot_read(tmp_path):
     with pytest.raises(SettingsError, match="leave none to train on"):
         open_captions(path)
     (path / "mirflickr25k_annotations_v080" / "sky.txt").write_text("1\nim2\n")
-    with pytest.raises(DataError, match=r"sky.txt:2: 'im2' is no number: one picture number per line"):
+    with pytest.raises(DataError, match=r"sky.txt:2: 'im2' is not a number: one picture number per line"):
         open_captions(f"{path}?test=5&val=3")
     with pytest.raises(SettingsError, match="least_uses=0"):
         open_captions(f"{path}?least_uses=0")
@@ -277,7 +277,7 @@ def test_the_authors_arrays_must_agree(tmp_path):
     with pytest.raises(DataError, match=r"has no variable 'feat' \(its variables: other\)"):
         open_captions(path)
     (path / "test_label.mat").write_bytes(b"no")
-    with pytest.raises(DataError, match="is no MATLAB file"):
+    with pytest.raises(DataError, match="is not a MATLAB file"):
         open_captions(path)
     path = label_arrays(tmp_path / "c")
     np.save(path / "train_cls.npy", np.zeros((7, 4, 7), np.float32))

@@ -216,7 +216,7 @@ def test_refusals(out: Path, tmp_path: Path) -> None:
         index.collection("first")
         index.collection(*_collection(out))
         index.add([Item(f"1/{id}", collection=0)], np.eye(1, other.dim))
-    with pytest.raises(DataError, match="the index has another item of the id"):
+    with pytest.raises(DataError, match="the index already has another item with the id"):
         load(out, tmp_path / "taken")
 
 

@@ -43,7 +43,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         os.truncate(folder / "broken.jpg", 600)
         (folder / "empty.png").touch()
         (folder / "huge.png").write_bytes(transparent_png(11_000))
-        (folder / "text.png").write_text("this is no picture")
+        (folder / "text.png").write_text("this is not a picture")
     path = tmp_path / "photos" / "table.csv"
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("image", "text", "split"), *rows])

@@ -284,7 +284,7 @@ def test_any_number_of_texts_by_a_list_of_their_images(tmp_path: Path) -> None:
     for content, message in (
         ("0\n2\n2\n", "3 lines for 4 texts"),
         ("0\n2\n2\n3\n", "it names image 3: numbers from 0 to 2"),
-        ("0\n2\nx\n2\n", r"dev_image_of.txt:3: 'x' is no number"),
+        ("0\n2\nx\n2\n", r"dev_image_of.txt:3: 'x' is not a number"),
     ):
         (tmp_path / "dev_image_of.txt").write_text(content)
         with pytest.raises(DataError, match=message):

@@ -156,7 +156,7 @@ def test_bad_input_says_so(photos: Path, model: Retriever, tmp_path: Path) -> No
         index_collection(model, photos, "postgresql://nowhere/x", local_features=True)
     wrong = tmp_path / "w.index.features"
     wrong.write_text("nothing")
-    with pytest.raises(IndexFault, match="is no file of local features"):
+    with pytest.raises(IndexFault, match="is not a file of local features"):
         LocalFeatures(wrong, "abc")
 
 

@@ -374,7 +374,7 @@ def test_uploads_in_other_formats_are_refused_unread(client: TestClient) -> None
         ):
             sentence = refused(answer)
             assert sentence.startswith(
-                f"the uploaded image '{name}' is no image that can be read: convert it to"
+                f"the uploaded image '{name}' is not an image that can be read: convert it to"
             )
             assert "JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM, AVIF" in sentence
     assert client.get("/api/items", params={"id": "a"}).json() == [None]

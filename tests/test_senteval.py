@@ -90,7 +90,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             "has 2 lines for the 4 pairs of STS.input.MSRvid.txt",
         ),
         ("STS/STS12-en-test/STS.gs.MSRvid.txt", "1\n2\nx\n3\n", r"MSRvid.txt:3 has the gold score 'x'"),
-        ("STS/STS12-en-test/STS.gs.MSRvid.txt", "1\n2\nnan\n3\n", "which is no number"),
+        ("STS/STS12-en-test/STS.gs.MSRvid.txt", "1\n2\nnan\n3\n", "which is not a number"),
         ("STS/STS12-en-test/STS.gs.MSRvid.txt", "\n\n\n\n", "holds no pair with a gold score"),
         (
             "STS/STS12-en-test/STS.input.MSRvid.txt",

@@ -21,7 +21,9 @@ def test_what_a_divided_model_cannot_do_is_refused(tmp_path: Path) -> None:
     assert "divides the model over several processes: start it with torchrun, or leave it out" in said
     recipe = RECIPES["vse-infinity"].settings
     for changes, wrong in (({"compile": True}, "--compile"), ({"precision": "fp16"}, "--precision fp16")):
-        with pytest.raises(SettingsError, match=f"--shard_model does not go with {wrong}: leave that out"):
+        with pytest.raises(
+            SettingsError, match=f"--shard_model cannot be combined with {wrong}: leave that out"
+        ):
             check_settings(recipe(shard_model=True, **changes), "cuda", 2)  # type: ignore[arg-type]
 
 

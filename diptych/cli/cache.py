@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def cache() -> None:
-    """Look at computed features that are kept on disk, or remove them."""
+    """List or remove the computed features on disk."""
 
 
 @cache.command()
@@ -33,8 +33,8 @@ def info() -> None:
 @cache.command()
 @click.option("--backbone", help="only the features of this backbone: the start of its name in 'cache info'")
 @click.option("--old", is_flag=True, help="only files of earlier versions, which nothing reads any more")
-@click.option("--older_than", help="only what nothing has used for so long: 12h, 30d, 8w")
-@click.option("--keep", help="leave this much of what was used last: 500MB, 10GB")
+@click.option("--older_than", help="only features that no command has used for this long: 12h, 30d, 8w")
+@click.option("--keep", help="keep this much, the features used last: 500MB, 10GB")
 @click.option("--dry_run", is_flag=True, help="say what would be removed, and remove nothing")
 def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | None, dry_run: bool) -> None:
     """Remove computed features. Without an option, all of them; commands compute again what they need."""

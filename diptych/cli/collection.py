@@ -81,9 +81,9 @@ def model_place(opened: Index, given: str | None) -> str:
     recorded = opened.info.model
     if given is None and not (recorded and (is_pretrained_name(recorded) or Path(recorded).exists())):
         raise IndexFault(
-            f"the model of this index was at {recorded}, which is gone: say where it lies now with --model."
+            f"the model of this index was at {recorded}, which is gone: give its new place with --model."
             if recorded
-            else "this index does not say where its model lies: say it with --model."
+            else "this index does not record its model: give the model with --model."
         )
     return given or recorded
 
@@ -114,7 +114,7 @@ def pictures_alone(path: str) -> str:
 
 
 def is_collection(place: str) -> bool:
-    """Whether a folder given in place of an index holds pictures to index: it is no index, run or model."""
+    """Whether a folder given in place of an index holds pictures to index: it is not an index, run or model."""
     from diptych.data.formats import located, recognise
     from diptych.index.opening import index_exists
 

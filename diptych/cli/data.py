@@ -13,7 +13,7 @@ from diptych.cli.flags import column_flags, device_flags, say_device, with_colum
 
 @click.group()
 def data() -> None:
-    """Look at data before training on it."""
+    """Check data before training on it."""
 
 
 @data.command()
@@ -30,7 +30,7 @@ def check(path: str, image_column: str | None, text_column: str | None) -> None:
 
 @data.command()
 def formats() -> None:
-    """The formats that are recognised."""
+    """List the formats that Diptych recognises."""
     from diptych.data.formats import FORMATS
 
     for entry in FORMATS:
@@ -66,7 +66,7 @@ def extract(
     device: str,
     compute_precision: str,
 ) -> None:
-    """Turn images into grid features (precomputed layout). Run again to go on after an interruption."""
+    """Turn images into grid features (precomputed layout). Run again to continue after an interruption."""
     from diptych import named
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput

@@ -26,7 +26,7 @@ SHOWN = 20  # unreadable pictures that are named; the receipts list all
     default=10_000,
     show_default=True,
     type=click.IntRange(1),
-    help="images of a shard where SHARDS are no tars or Parquet files",
+    help="images per shard, if SHARDS are not tars or Parquet files",
 )
 @click.option("--texts/--no_texts", default=True, help="embed the texts too")
 @click.option(
@@ -38,10 +38,9 @@ SHOWN = 20  # unreadable pictures that are named; the receipts list all
     "--ray", "address", metavar="ADDRESS", help="embed on a Ray cluster: host:6379, ray://host:10001 or auto"
 )
 @click.option("--cpus", default=1, show_default=True, type=click.IntRange(1), help="CPUs of one Ray worker")
-@click.option("--retry", is_flag=True, help="embed again the shards that have unreadable pictures")
+@click.option("--retry", is_flag=True, help="embed shards with unreadable pictures again")
 @click.option(
     "--batch_size",
-    "--batch-size",
     default=64,
     show_default=True,
     type=click.IntRange(1),
@@ -63,7 +62,7 @@ def embed(
     device: str,
     compute_precision: str,
 ) -> None:
-    """Write the vectors of a large collection into files. Run again to go on.
+    """Write the vectors of a large collection into files. Run again to continue.
 
     OUT is a folder with one Parquet file per shard, and a manifest.
 

@@ -26,7 +26,7 @@ from diptych.cli.flags import column_flags, device_flags, given, say_device, wit
     "--judgements",
     multiple=True,
     type=click.Choice(["eccv", "cxc", "coco"]),
-    help="also many-to-many metrics",
+    help="also compute many-to-many metrics",
 )
 @click.option("--ties", default="index", show_default=True, help="tie rule (see docs/evaluation.md)")
 @click.option(
@@ -47,17 +47,17 @@ from diptych.cli.flags import column_flags, device_flags, given, say_device, wit
 @click.option(
     "--score_matrix",
     type=click.Path(path_type=Path),
-    help="compute all scores into this .npy file first; a run that was killed goes on from there",
+    help="compute all scores into this .npy file first; a killed run continues from it",
 )
 @click.option(
     "--equal_texts",
     is_flag=True,
-    help="every picture that has the same text, but for case and punctuation, is right for it",
+    help="count every picture with the same text as right; case and punctuation do not matter",
 )
 @click.option(
     "--strict_images",
     is_flag=True,
-    help="stop at a picture that cannot be read (else it is left out and listed)",
+    help="stop at a picture that cannot be read (default: leave it out and list it)",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
 @click.option("--ray", metavar="ADDRESS", help="count the ranks of vectors on a Ray cluster")
@@ -66,7 +66,7 @@ from diptych.cli.flags import column_flags, device_flags, given, say_device, wit
 def evaluate(
     runs: tuple[Path, ...], image_column: str | None, text_column: str | None, **options: Any
 ) -> None:
-    """Evaluate a run, a model folder or a pretrained model (hf:ID). Several are an ensemble: their mean scores.
+    """Evaluate a run, a model folder or a pretrained model (hf:ID). Several form an ensemble: the mean of their scores.
 
     A folder that diptych embed wrote is evaluated from its vectors, a few shards in memory at a time.
     """
@@ -126,8 +126,8 @@ def compare(results: tuple[Path, ...], other: tuple[Path, ...], draws: int, **op
     """Compare two results, or several seeds of each.
 
     As in: diptych compare A1 A2 A3 --with B1 B2 B3. A result is a report that evaluate --output saved, or the folder of
-    a run, which is evaluated first. The difference comes with its 95 % interval and a paired test. Unlike protocols are
-    refused, with the field that differs.
+    a run, which is evaluated first. The difference comes with its 95 % interval and a paired test. Results with
+    different protocols are refused, and the field is named.
     """
     from diptych.runs.compare import compare_runs
 

@@ -13,7 +13,7 @@ from diptych.cli.flags import device_flags, say_device
 
 @click.group()
 def import_() -> None:
-    """Take over models and vectors that other programs made."""
+    """Import models and vectors of other programs."""
 
 
 @import_.command("vse-infinity")
@@ -26,7 +26,7 @@ def import_() -> None:
 def import_vse_infinity(
     checkpoint: Path, output_dir: Path, vocabulary: Path | None, text_model: str | None
 ) -> None:
-    """A checkpoint of the public VSE∞ code. Regions with BiGRU or BERT; weights only, nothing in the file is run."""
+    """Import a checkpoint of the public VSE∞ code. Regions with BiGRU or BERT; nothing in the file is run."""
     from diptych.runs.published import import_vse_infinity as run
 
     if output_dir.exists():
@@ -67,7 +67,7 @@ def import_embeddings(
     device: str,
     compute_precision: str,
 ) -> None:
-    """Put vectors of images into an index.
+    """Import vectors of images into an index.
 
     SOURCE is a folder of clip-retrieval, a .npy with --paths, or a Parquet table.
 
@@ -97,7 +97,7 @@ of_kind = click.option(
 
 @click.group()
 def export() -> None:
-    """Write vectors and encoders for other programs."""
+    """Export vectors and encoders for other programs."""
 
 
 @export.command("vectors")
@@ -105,7 +105,7 @@ def export() -> None:
 @click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
 @of_kind
 def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
-    """Vectors as .npy, items as Parquet. The layout is that of clip-retrieval."""
+    """Export vectors as .npy and items as Parquet. The layout is that of clip-retrieval."""
     from diptych.index.opening import open_index
     from diptych.runs.embeddings import export_vectors as run
 
@@ -118,7 +118,7 @@ def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
 @click.argument("output", metavar="FILE", type=click.Path(path_type=Path))
 @of_kind
 def export_faiss(place: str, output: Path, kind: Any) -> None:
-    """Vectors as a faiss index of inner products. The ids of its rows are in FILE.json."""
+    """Export vectors as a faiss index of inner products. The ids of its rows are in FILE.json."""
     from diptych.index.opening import open_index
     from diptych.runs.embeddings import export_faiss as run
 
@@ -130,7 +130,7 @@ def export_faiss(place: str, output: Path, kind: Any) -> None:
 @click.argument("model")
 @click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
 def export_onnx(model: str, output_dir: Path) -> None:
-    """Both encoders as image.onnx and text.onnx. They are compared with torch before they are kept."""
+    """Export both encoders as image.onnx and text.onnx. They are compared with torch before they are kept."""
     from diptych.retriever import Retriever
     from diptych.runs.onnx_export import export_onnx as run
 

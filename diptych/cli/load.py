@@ -28,7 +28,7 @@ from diptych.cli.collection import counted
     help="make an approximate index at the end, or none (default: from 200,000 items of a kind on, without --shard)",
 )
 def load(out: Path, place: str, part: str | None, precision: Any, approximate: bool | None) -> None:
-    """Fill an index with what diptych embed wrote. Run again to go on.
+    """Fill an index with what diptych embed wrote. Run again to continue.
 
     What the index holds already is left as it is, so a loader that was killed loses nothing, and several may run at
     once. Nothing is removed. What is not embedded yet is loaded by a later run.

@@ -15,7 +15,9 @@ def whole(ctx: click.Context, param: click.Parameter, value: str) -> int:
         if number != int(number):
             raise ValueError
     except (ValueError, OverflowError):
-        raise click.BadParameter(f"'{value}' is no whole number: write 1000000 or 1e6.", ctx, param) from None
+        raise click.BadParameter(
+            f"'{value}' is not a whole number: write 1000000 or 1e6.", ctx, param
+        ) from None
     return int(number)
 
 
@@ -41,9 +43,9 @@ def whole(ctx: click.Context, param: click.Parameter, value: str) -> int:
 @click.option("--flop", default=0.0, help="FLOP of encoding one image, as in 8.8e9")
 @click.option("--workers", default="1", metavar="NUMBER", callback=whole, help="workers that encode at once")
 @click.option("--memory", default=64.0, show_default=True, help="memory of a search machine in GB")
-@click.option("--worker_hour", "--worker-hour", default=0.0, help="price of a worker-hour")
-@click.option("--machine_hour", "--machine-hour", default=0.0, help="price of an hour of a search machine")
-@click.option("--gb_month", "--gb-month", default=0.0, help="price of a stored gigabyte for a month")
+@click.option("--worker_hour", default=0.0, help="price of a worker-hour")
+@click.option("--machine_hour", default=0.0, help="price of an hour of a search machine")
+@click.option("--gb_month", default=0.0, help="price of a stored gigabyte for a month")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def plan(as_json: bool, **demand: Any) -> None:
     """Estimate bytes, FLOP, hours and money of a large collection.

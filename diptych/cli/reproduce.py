@@ -9,7 +9,7 @@ import click
 
 @click.group()
 def reproduce() -> None:
-    """Reproduce a paper's experiment that needs no data."""
+    """Reproduce an experiment of a paper that needs no data."""
 
 
 @reproduce.command("vse-infinity")

@@ -121,7 +121,7 @@ def build(
     from diptych.index.opening import shown
 
     if codes and approximate is False:
-        raise click.UsageError("--exact and --codes do not go together: choose one.")
+        raise click.UsageError("--exact and --codes cannot be combined: choose one.")
     above = 1 if approximate or codes else None if approximate is False else APPROXIMATE_ABOVE
     if len(given) > 2:
         raise click.UsageError(f"one collection is indexed at a time: leave out {given[2]}.")
@@ -151,7 +151,7 @@ index.add_command(load)
 @index.command()
 @click.argument("place", metavar="INDEX")
 def info(place: str) -> None:
-    """What an index holds, and the model it was made with."""
+    """Show what an index holds, and its model."""
     from diptych.index.opening import open_index
 
     with open_index(place) as opened:
@@ -192,7 +192,7 @@ def verify(place: str) -> None:
 @index.command()
 @click.argument("place", metavar="INDEX")
 def compact(place: str) -> None:
-    """Give back the space of removed items."""
+    """Free the space of removed items."""
     from diptych.index.opening import open_index
 
     with open_index(place, writable=True) as opened:
@@ -205,7 +205,7 @@ def compact(place: str) -> None:
 @click.option("--collection", help="remove all items of this collection: its folder, name or number")
 @click.option("--filter", "condition", help="remove what passes a metadata filter")
 @click.option("--missing", is_flag=True, help="remove images whose files are gone")
-@click.option("--dry_run", is_flag=True, help="only say what would be removed")
+@click.option("--dry_run", is_flag=True, help="list what would be removed, and remove nothing")
 def remove(
     place: str,
     ids: tuple[str, ...],
@@ -214,7 +214,7 @@ def remove(
     missing: bool,
     dry_run: bool,
 ) -> None:
-    """Remove items by id, collection, filter, or lost file.
+    """Remove items by id, collection, filter, or missing file.
 
     Images go with their texts. A later 'diptych index' adds what is still in the collection.
     """
@@ -246,14 +246,16 @@ def remove(
 @index.command()
 @click.argument("place", metavar="INDEX")
 @click.option(
-    "--threshold", type=float, help="least score of a pair (default: the best pairs whatever they score)"
+    "--threshold", type=float, help="lowest score of a pair (default: the best pairs, whatever their scores)"
 )
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="most pairs listed")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1), help="largest number of pairs"
+)
 @click.option(
     "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="what to compare"
 )
 def duplicates(place: str, threshold: float | None, limit: int, kind: Any) -> None:
-    """Pairs of images or texts whose vectors nearly agree."""
+    """List pairs of images or texts with nearly equal vectors."""
     from diptych.index.opening import open_index
 
     with open_index(place) as opened:
@@ -280,7 +282,7 @@ def model_of(
 @click.command()
 @click.argument("place", metavar="INDEX")
 @click.argument("query", nargs=-1)
-@click.option("-k", "k", default=10, show_default=True, help="answers")
+@click.option("-k", "k", default=10, show_default=True, help="number of answers")
 @click.option(
     "--kind",
     default="image",
@@ -289,7 +291,7 @@ def model_of(
     help="what to find",
 )
 @click.option("--filter", "condition", help="metadata filter, as in 'price < 50 and color = \"red\"'")
-@click.option("--like", help="the id of an item to find more like, alone or beside a query")
+@click.option("--like", help="id of an item: find more like it, alone or together with a query")
 @click.option("--hybrid", is_flag=True, help="fuse with full-text search (BM25)")
 @click.option(
     "--rerank",
@@ -305,13 +307,13 @@ def model_of(
 @click.option(
     "--exact/--approximate",
     default=None,
-    help="score every item, or use the approximate index (default: that, where the index has one)",
+    help="score every item, or use the approximate index (default: approximate, if the index has one)",
 )
 @click.option(
     "--chance",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="chance of claiming a match where there is none: higher marks more answers as matches "
-    "(default: calibrated with captions of the collection, off where that cannot be done well)",
+    help="chance of a false match: a higher value marks more answers as matches "
+    "(default: calibrated with captions of the collection, no cut-off if that fails)",
 )
 @click.option(
     "--all/--matches",
@@ -319,11 +321,11 @@ def model_of(
     default=True,
     help="mark answers below the cut-off, or leave them out (default: mark)",
 )
-@click.option("--frames", is_flag=True, help="every frame of a video (default: the best frame of each video)")
-@click.option("--allow_urls", is_flag=True, help="fetch images that a query names by address")
-@click.option("--model", help="folder or name of the model (default: as recorded)")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object")
-@click.option("--paths", is_flag=True, help="paths only, for pipes")
+@click.option("--frames", is_flag=True, help="show every frame of a video (default: the best frame of each)")
+@click.option("--allow_urls", is_flag=True, help="fetch images from web addresses in a query")
+@click.option("--model", help="folder or name of the model (default: the model that the index records)")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+@click.option("--paths", is_flag=True, help="print paths only, for pipes")
 @click.option(
     "--html", type=click.Path(path_type=Path), help="also write the answers with thumbnails to this file"
 )
@@ -352,15 +354,15 @@ def search(
 ) -> None:
     """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'.
 
-    In place of INDEX also pictures, which are indexed first: ./photos "two parrots"; or a model and pictures: hf:ID
-    ./photos "two parrots".
+    INDEX may also be a folder of pictures, which is indexed first: ./photos "two parrots"; or a model and a folder:
+    hf:ID ./photos "two parrots".
     """
     from diptych.encoders.dual import is_pretrained_name
     from diptych.index.opening import open_index
     from diptych.index.search import Searcher
 
     if as_json and paths:
-        raise click.UsageError("--json and --paths do not go together: choose one.")
+        raise click.UsageError("--json and --paths cannot be combined: choose one.")
     if reranker and not rerank:
         raise click.UsageError("--reranker re-ranks the top N hits: give --rerank N too.")
     path = place if is_collection(place) else None

@@ -27,7 +27,7 @@ def limit_flags(command: Command) -> Command:
 @click.command()
 @click.argument("place", metavar="INDEX")
 @click.argument("pictures", nargs=-1)
-@click.option("--model", help="folder or name of the model (default: as recorded)")
+@click.option("--model", help="folder or name of the model (default: the model that the index records)")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option("--port", default=8000, show_default=True, help="port to listen on (0: a free one)")
 @click.option(
@@ -44,7 +44,7 @@ def limit_flags(command: Command) -> Command:
     "host_names",
     multiple=True,
     metavar="NAME",
-    help="host name it answers to, as behind a proxy; repeatable",
+    help="host name that the service answers to, for instance behind a proxy; repeatable",
 )
 @click.option(
     "--root",
@@ -57,12 +57,12 @@ def limit_flags(command: Command) -> Command:
     "--reranker",
     "rerankers",
     multiple=True,
-    help="re-rank with the pair scorer of this run (default: the model's own); repeatable: their mean",
+    help="re-rank with the pair scorer of this run (default: the model's own); repeatable, for their mean",
 )
 @click.option(
     "--chance",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="chance of claiming a match where there is none (default: calibrated with captions of the collection)",
+    help="chance of a false match (default: calibrated with captions of the collection)",
 )
 @limit_flags
 @device_flags
@@ -86,8 +86,8 @@ def serve(
 ) -> None:
     """Search an index in the browser and over HTTP. As in: diptych serve ./photos.index.
 
-    In place of INDEX also pictures, which are indexed first: diptych serve ./photos; or a model and pictures: diptych
-    serve hf:ID ./photos.
+    INDEX may also be a folder of pictures, which is indexed first: diptych serve ./photos; or a model and a folder:
+    diptych serve hf:ID ./photos.
     """
     from diptych.encoders.dual import is_pretrained_name
     from diptych.index.opening import open_index

@@ -13,7 +13,7 @@ from diptych.cli.flags import Command, device_flags
 
 @click.group()
 def show() -> None:
-    """Draw what runs have learned. The joint space, answers of two runs side by side, or pooling weights."""
+    """Draw what models have learned. The joint space, pooling weights, attention, speed, or two runs side by side."""
 
 
 def _on_data(command: Command) -> Command:

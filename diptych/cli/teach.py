@@ -30,7 +30,7 @@ from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 @click.option("--image_size", default=224, show_default=True, help="pixels of the image teacher's input")
 @click.option("--clean_captions", is_flag=True, help="clean the texts first, as cusa-clip does")
 def teach(data: str, **options: Any) -> None:
-    """Compute the teacher vectors of a data set once (CUSA). Run again to go on after an interruption."""
+    """Compute the teacher vectors of a data set once (CUSA). Run again to continue after an interruption."""
     from diptych.runs.teach import teach as run
     from diptych.training.teachers import Teachers
 

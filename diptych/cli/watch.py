@@ -15,7 +15,8 @@ from diptych.cli.flags import device_flags, say_device
 @click.argument("place", metavar="INDEX")
 @click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
 @click.option(
-    "--model", help="folder or name of the model (default: as recorded; of a new index lite0+minilm)"
+    "--model",
+    help="folder or name of the model (default: the model that the index records; for a new index lite0+minilm)",
 )
 @click.option(
     "--interval",
@@ -41,7 +42,7 @@ def watch(
 ) -> None:
     """Keep an index current while a folder changes. Ctrl-C ends it.
 
-    New, changed and removed pictures are indexed once their files have rested for one interval. A folder that
+    New, changed and removed pictures are indexed once their files have not changed for one interval. A folder that
     disappears leaves the index as it is, and is followed again when it is back.
     """
     from diptych.encoders.dual import recorded_name

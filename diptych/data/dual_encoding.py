@@ -88,7 +88,9 @@ def _texts_of(file: Path, problems: Problems) -> dict[str, list[tuple[str, str]]
         head, _, text = line.strip().partition(" ")
         name, mark, _ = head.rpartition("#")
         if not mark or not name:
-            problems.error("list", f"{file}:{number}", f"'{head[:40]}' is no name", "VIDEO#NUMBER and a text")
+            problems.error(
+                "list", f"{file}:{number}", f"'{head[:40]}' is not a name", "VIDEO#NUMBER and a text"
+            )
             continue
         out.setdefault(name, []).append((f"{file}:{number}", text))
     return out
@@ -107,7 +109,7 @@ def _array(folder: Path) -> ArrayStore:
         count, dim = (int(number) for number in (folder / "shape.txt").read_text().split())
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{folder / 'shape.txt'} is no shape ({error}): expected 'ROWS DIMENSIONS'."
+            f"{folder / 'shape.txt'} is not a shape ({error}): expected 'ROWS DIMENSIONS'."
         ) from error
     if count < 1 or dim < 1:
         raise DataError(
@@ -140,9 +142,11 @@ def _literal(path: Path) -> Mapping[str, list[str]]:
     try:
         found = ast.literal_eval(path.read_text("utf-8"))
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise DataError(f"{path} is no dict of the frames of each video ({error}): copy it again.") from error
+        raise DataError(
+            f"{path} is not a dict of the frames of each video ({error}): copy it again."
+        ) from error
     if not isinstance(found, dict) or not all(isinstance(own, list) for own in found.values()):
         raise DataError(
-            f"{path} is no dict of the frames of each video: expected {{'video0': ['video0_0', ...]}}."
+            f"{path} is not a dict of the frames of each video: expected {{'video0': ['video0_0', ...]}}."
         )
     return found

@@ -97,7 +97,7 @@ def _degrees(parts: Any, reference: Any, negative: str) -> float:
 
 
 def _text(value: Any) -> str:
-    """A tag as text without what does not print; empty where it is no text."""
+    """A tag as text without what does not print; empty where it is not text."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if not isinstance(value, str):

@@ -79,7 +79,7 @@ def _is_installed(module: str) -> bool:
 
 
 def kind_of(name: str) -> Kind | None:
-    """The kind of a file by its name, None for what Pillow reads and what is no picture."""
+    """The kind of a file by its name, None for what Pillow reads and what is not a picture."""
     return _OF_SUFFIX.get(os.path.splitext(name)[1].lower())
 
 
@@ -138,7 +138,9 @@ def _open_svg(stream: BinaryIO, label: str) -> Image.Image:
             skip_system_fonts=b"<text" not in data,  # looking for fonts takes longer than drawing
         )
     except ValueError as error:
-        raise ImageError(f"{label} is no SVG that can be drawn ({error}): replace or remove it.") from error
+        raise ImageError(
+            f"{label} is not an SVG that can be drawn ({error}): replace or remove it."
+        ) from error
     return Image.open(io.BytesIO(png), formats=["PNG"])
 
 

@@ -77,7 +77,7 @@ def read_json(path: Path, problems: Problems) -> Any:
 
 
 def head(path: Path, size: int = 64 * 1024) -> str:
-    """The beginning of a file, to recognise what it is; bytes that are no text are replaced."""
+    """The beginning of a file, to recognise what it is; bytes that are not text are replaced."""
     with path.open("rb") as handle:
         return handle.read(size).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
 

@@ -89,7 +89,9 @@ def _from_package(wanted: set[str]) -> dict[str, NDArray[np.float32]]:
 def _from_text(source: str | Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
     path = Path(source).expanduser()
     if not path.is_file():
-        raise DataError(f"{path} is no file of word vectors: give 'glove', or the path of glove.6B.300d.txt.")
+        raise DataError(
+            f"{path} is not a file of word vectors: give 'glove', or the path of glove.6B.300d.txt."
+        )
     found: dict[str, NDArray[np.float32]] = {}
     dim: int | None = None
     for number, line in _lines(path):
@@ -108,7 +110,7 @@ def _from_text(source: str | Path, wanted: set[str]) -> dict[str, NDArray[np.flo
         try:
             found.setdefault(word, np.array(rest.split(" "), dtype=np.float32))
         except ValueError as error:
-            raise DataError(f"{path}:{number} holds something that is no number ({error}).") from error
+            raise DataError(f"{path}:{number} holds something that is not a number ({error}).") from error
     return found
 
 

@@ -83,7 +83,7 @@ def _names(path: Path) -> list[str]:
         found: Any = np.load(path, allow_pickle=False)
     except (ValueError, OSError) as error:
         raise DataError(
-            f"{path} is no array of names ({error}): write it with numpy.save(path, numpy.array(names, dtype=str))."
+            f"{path} is not an array of names ({error}): write it with numpy.save(path, numpy.array(names, dtype=str))."
         ) from error
     return [one.decode() if isinstance(one, bytes) else str(one) for one in found.reshape(-1).tolist()]
 

@@ -43,7 +43,7 @@ def as_item(image: ImageLike) -> StoredImage:
     if np.issubdtype(image.dtype, np.floating) and image.ndim in (1, 2):
         return image
     raise DataError(
-        f"an array of shape {image.shape} and type {image.dtype} is no image: give a picture as uint8 "
+        f"an array of shape {image.shape} and type {image.dtype} is not an image: give a picture as uint8 "
         "(H, W, 3), or features as floats (regions, dim)."
     )
 
@@ -70,7 +70,7 @@ class RegionInput(ImageInput):
 
     def __init__(self, dim: int = 2048) -> None:
         if dim < 1:
-            raise SettingsError(f"dim={dim} is no feature length: give a positive number.")
+            raise SettingsError(f"dim={dim} is not a feature length: give a positive number.")
         self.dim = dim
 
     def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Features:
@@ -117,14 +117,14 @@ class PixelInput(ImageInput):
     ) -> None:
         mean = mean if mean is not None else (DETECTOR_MEAN if bgr else IMAGENET_MEAN)
         std = std if std is not None else ((1.0, 1.0, 1.0) if bgr else IMAGENET_STD)
-        _check(size >= 1, f"size={size} is no picture side: give a positive number of pixels.")
+        _check(size >= 1, f"size={size} is not a picture side: give a positive number of pixels.")
         _check(len(mean) == 3 and len(std) == 3, "mean and std need three numbers each, one per colour.")
         _check(all(s > 0 for s in std), f"std={tuple(std)} must be positive.")
         _check(
             len(crop_ratio) == 2 and 0 < crop_ratio[0] <= crop_ratio[1] <= 1,
             f"crop_ratio={tuple(crop_ratio)} must be two numbers with 0 < low ≤ high ≤ 1.",
         )
-        _check(0 <= flip <= 1, f"flip={flip} is no probability: give a number from 0 to 1.")
+        _check(0 <= flip <= 1, f"flip={flip} is not a probability: give a number from 0 to 1.")
         _check(resize in ("stretch", "crop"), f"resize='{resize}' is unknown: choose stretch or crop.")
         _check(
             interpolation in FILTERS, f"interpolation='{interpolation}' is unknown: {' or '.join(FILTERS)}."

@@ -87,7 +87,7 @@ def _add(draft: Draft, entry: dict[str, Any], where: str, restval: str, first_fi
         return
     wrong = [field for field in ("filename", "filepath") if not isinstance(entry.get(field, ""), str)]
     if wrong or not isinstance(entry["sentences"], list):
-        what = f"{wrong[0]} is a {type(entry[wrong[0]]).__name__}" if wrong else "sentences is no list"
+        what = f"{wrong[0]} is a {type(entry[wrong[0]]).__name__}" if wrong else "sentences is not a list"
         draft.problems.error("json", where, what, "names are strings, sentences a list")
         return
     split = canonical_split(str(entry["split"]))

@@ -65,7 +65,7 @@ def _table(path: str) -> NDArray[np.bool_]:
     except NotImplementedError as error:
         raise DataError(f"{path} is a MATLAB 7.3 file: save it again with -v7.") from error
     except Exception as error:  # a damaged file raises nearly anything
-        raise DataError(f"{path} is no MATLAB file ({error}): copy it again.") from error
+        raise DataError(f"{path} is not a MATLAB file ({error}): copy it again.") from error
     if KEY not in content:
         known = ", ".join(name for name in content if not name.startswith("__")) or "none"
         raise DataError(f"{path} has no variable '{KEY}' (its variables: {known}): copy it again.")

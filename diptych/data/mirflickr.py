@@ -56,7 +56,7 @@ def read(
                 problems.error(
                     "label",
                     f"{file}:{number}",
-                    f"'{line.strip()}' is no number",
+                    f"'{line.strip()}' is not a number",
                     "one picture number per line",
                 )
                 continue

@@ -71,7 +71,7 @@ def open_image(
         if _is_empty(stream):
             raise ImageError(f"{label} is empty (0 bytes): copy it again, or remove it.") from error
         raise ImageError(
-            f"{label} is no image that can be read: convert it to one of {', '.join(FORMATS)}, or remove it."
+            f"{label} is not an image that can be read: convert it to one of {', '.join(FORMATS)}, or remove it."
         ) from error
     except Exception as error:  # a damaged file can make its decoder raise anything at all
         raise _damaged(label, error) from error

@@ -131,7 +131,7 @@ def _open(file: Path) -> Any:
     try:
         return pyarrow.parquet.ParquetFile(file)
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file} is no whole Parquet file ({_first(error)}): copy it again.") from error
+        raise DataError(f"{file} is not a whole Parquet file ({_first(error)}): copy it again.") from error
 
 
 def _is_text(kind: Any) -> bool:

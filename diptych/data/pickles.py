@@ -181,14 +181,14 @@ class _Machine:
         """Add to the list on the stack."""
         target = self.top()
         if type(target) is not list:
-            raise RefusedError("it appends to what is no list")
+            raise RefusedError("it appends to what is not a list")
         target.extend(items)
 
     def set_items(self, items: list[Any]) -> None:
         """Add key, value, key, value, … to the dict on the stack."""
         target = self.top()
         if type(target) is not dict or len(items) % 2:
-            raise RefusedError("it sets entries of what is no dict")
+            raise RefusedError("it sets entries of what is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) not in (str, int, bytes):
                 raise RefusedError("a key of a dict is neither a text nor a whole number")
@@ -236,7 +236,7 @@ class _Machine:
         """A call, of which only those that make arrays are understood; none is made."""
         arguments, called = self.pop(), self.pop()
         if not isinstance(called, Name) or type(arguments) is not tuple:
-            raise RefusedError("it calls what is no name of an array")
+            raise RefusedError("it calls what is not a name of an array")
         self.push(call(called.meaning, arguments, self.claim))
 
     def build(self) -> None:

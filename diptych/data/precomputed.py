@@ -165,7 +165,9 @@ class Part:
             return None
         for number, line in enumerate(lines, 1):
             if line is None or not line.strip().isdecimal() or len(line.strip()) > 18:
-                problems.error("counts", f"{path}:{number}", f"'{line}' is no number", "the row of an image")
+                problems.error(
+                    "counts", f"{path}:{number}", f"'{line}' is not a number", "the row of an image"
+                )
                 return None
         return np.asarray([int(line or 0) for line in lines], dtype=np.int64)
 

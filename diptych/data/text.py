@@ -375,7 +375,7 @@ def _mask(sizes: NDArray[np.int64], multiple: int) -> NDArray[np.bool_]:
 def _probability(value: float) -> float:
     if not 0 <= value < 1:
         raise SettingsError(
-            f"augment={value} is no probability for words: give 0 (none) or a number below 1."
+            f"augment={value} is not a probability for words: give 0 (none) or a number below 1."
         )
     return value
 

@@ -123,7 +123,7 @@ def _add(file: Path, field_of: str, clips: dict[str, _Clip], problems: Problems)
     for sentence in _objects(entries, "sentences", file, problems):
         name = str(sentence.get("video_id", ""))
         if name not in clips:
-            message = f"a text of '{name}', which is no video of the file"
+            message = f"a text of '{name}', which is not a video of the file"
             problems.error("json", file, message, "every video_id of 'sentences' among 'videos'")
             continue
         clips[name].texts.append(sentence.get("caption"))
@@ -132,7 +132,7 @@ def _add(file: Path, field_of: str, clips: dict[str, _Clip], problems: Problems)
 def _objects(entries: dict[str, Any], name: str, file: Path, problems: Problems) -> Iterator[dict[str, Any]]:
     found = entries.get(name)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        problems.error("json", file, f"'{name}' is no list of objects", "the file as MSR-VTT publishes it")
+        problems.error("json", file, f"'{name}' is not a list of objects", "the file as MSR-VTT publishes it")
         return
     yield from found
 

@@ -140,5 +140,5 @@ def _seconds(every: float | str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0.01 <= seconds < float("inf"):
-        raise SettingsError(f"every='{every}' is no distance of frames: give seconds, from 0.01 on.")
+        raise SettingsError(f"every='{every}' is not a distance of frames: give seconds, from 0.01 on.")
     return seconds

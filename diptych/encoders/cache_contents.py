@@ -154,14 +154,14 @@ def _remover(path: Path) -> Callable[[], bool]:
 def _days(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([hdwmy])[a-z]*", text.strip().lower())
     if found is None:
-        raise SettingsError(f"'{text}' is no age: write hours, days or weeks, such as 12h, 30d or 8w.")
+        raise SettingsError(f"'{text}' is not an age: write hours, days or weeks, such as 12h, 30d or 8w.")
     return float(found[1]) * DAYS[found[2]]
 
 
 def _size(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
     if found is None:
-        raise SettingsError(f"'{text}' is no size: write it such as 500MB or 10GB.")
+        raise SettingsError(f"'{text}' is not a size: write it such as 500MB or 10GB.")
     return float(found[1]) * UNITS[found[2]]
 
 

@@ -239,7 +239,7 @@ def to_half(rows: NDArray[Any]) -> NDArray[np.float16]:
     if not np.isfinite(half).all():
         largest = float(np.nanmax(np.abs(rows)))
         raise DataError(
-            f"features of size {largest:.3g} do not fit half precision (65504), or are no numbers: use a "
+            f"features of size {largest:.3g} do not fit half precision (65504), or are not numbers: use a "
             "backbone with normalised outputs."
         )
     return half

@@ -14,7 +14,7 @@ NAME = "default"  # peft's name of the only adapter
 def add_lora(model: nn.Module, rank: int) -> None:
     """Freeze a transformer and give its queries and values adapters of ``rank``: W x → W x + SCALE · B A x, B = 0."""
     if rank < 1:
-        raise SettingsError(f"lora={rank} is no rank of an adapter: give 1 or more (8 is usual).")
+        raise SettingsError(f"lora={rank} is not a rank of an adapter: give 1 or more (8 is usual).")
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError as error:

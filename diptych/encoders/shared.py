@@ -69,7 +69,7 @@ class TokenTransformer(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 0:
-            raise SettingsError(f"depth={depth} is no count of layers: give 0 (none), 1 or more.")
+            raise SettingsError(f"depth={depth} is not a count of layers: give 0 (none), 1 or more.")
         if dim % heads:
             raise SettingsError(f"dim={dim} does not divide over {heads} heads: choose a multiple of them.")
         self.dim, self.heads = dim, heads

@@ -86,7 +86,7 @@ class SharedBlocks(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 1:
-            raise SettingsError(f"depth={depth} is no count of blocks: give 1 or more (6 in the paper).")
+            raise SettingsError(f"depth={depth} is not a count of blocks: give 1 or more (6 in the paper).")
         if dim % heads:
             raise SettingsError(f"dim={dim} does not divide over {heads} heads: choose a multiple of them.")
         self.dim = dim

@@ -99,7 +99,7 @@ class ImageTeacher:
             yield self.of_cells(chunk.values()), chunk.images
 
     def check(self, store: ImageStore) -> None:
-        """Refuse what is no picture."""
+        """Refuse what is not a picture."""
         if not holds_pictures(store):
             raise DataError(
                 "the data holds stored features, which an image teacher cannot look at: use the teacher 'stored', or "

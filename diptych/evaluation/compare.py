@@ -142,7 +142,7 @@ def _check_allowed(allow: Collection[str], groups: Sequence[Group]) -> None:
     unknown = set(allow) - set(known)
     if unknown:
         raise SettingsError(
-            f"allow names '{sorted(unknown)[0]}', which is no protocol field: these are {', '.join(known)}."
+            f"allow names '{sorted(unknown)[0]}', which is not a protocol field: these are {', '.join(known)}."
         )
 
 

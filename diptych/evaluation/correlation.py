@@ -72,7 +72,7 @@ def _checked(similarities: ArrayLike, gold: ArrayLike) -> tuple[NDArray[np.float
             f"{a.shape} similarities and {b.shape} gold scores cannot be correlated: give one each."
         )
     if not np.isfinite(b).all():
-        raise DataError("a gold score is no finite number: check the file of gold scores.")
+        raise DataError("a gold score is not a finite number: check the file of gold scores.")
     return np.nan_to_num(a, nan=0.0), b  # the cosine of a zero vector
 
 

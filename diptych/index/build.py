@@ -321,7 +321,7 @@ class _Sync:
                 taken.add(name)
         if taken:
             raise DataError(
-                f"the index has another item of the id '{min(taken)}': index it into another place."
+                f"the index already has another item with the id '{min(taken)}': index it into another place."
             )
 
     def encode(self, pending: list[Work]) -> None:

@@ -82,7 +82,7 @@ def own_name(captions: Captions) -> str:
 
 
 def metadata_of(captions: Captions, row: int) -> Mapping[str, Any]:
-    """The columns of one image, its split among them; NaN is no value."""
+    """The columns of one image, its split among them; NaN is not a value."""
     metadata = {str(name): values[row] for name, values in captions.labels.items()}
     metadata.setdefault("split", captions.splits[row])
     return {name: None if _is_nan(value) else value for name, value in metadata.items()}

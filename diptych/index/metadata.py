@@ -36,7 +36,7 @@ def plain(id: str, name: object, value: Any) -> Any:
 def check_storable(id: str, metadata: Mapping[str, Any]) -> None:
     """Raise when an id or a value of metadata cannot be stored, before an item is made of them."""
     if "\x00" in id:
-        raise DataError(f"the id {id!r} holds a NUL, which no name may: remove it.")
+        raise DataError(f"the id {id!r} holds a NUL character: remove it.")
     for name, value in metadata.items():
         plain(id, name, value)
 
@@ -67,6 +67,6 @@ def record(item: Item) -> tuple[Any, ...]:
         "".join(texts).encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"item {item.id!r} holds {error.object[error.start]!r}, which is no character: remove it."
+            f"item {item.id!r} holds {error.object[error.start]!r}, which is not a character: remove it."
         ) from error
     return (*texts, item.collection)

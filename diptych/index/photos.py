@@ -32,7 +32,7 @@ class PhotoColumns:
     nonsense: dict[str, str] = field(default_factory=dict)
 
     def of(self, id: str, photo: Path | Member | None) -> dict[str, Any]:
-        """The columns of one photo, none for what is no file."""
+        """The columns of one photo, none for what is not a file."""
         if photo is None or not is_photo(photo):
             return {}
         facts, claimed = photo_facts(photo)

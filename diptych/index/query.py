@@ -153,7 +153,7 @@ def _term(piece: _Piece, sign: float, paths: bool, weighted: bool) -> Term:
             f"these letters in double quotes, as in '\"{text}\"'.",
             piece.position,
         )
-    if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of a command line that are no UTF-8
+    if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of a command line that are not UTF-8
         raise QueryError(
             f"the text at character {piece.position + 1} of the query is not valid Unicode: write it again.",
             piece.position,

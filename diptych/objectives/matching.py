@@ -49,7 +49,7 @@ class ITM(Objective):
     def __init__(self, alpha: float = 0.0) -> None:
         super().__init__()
         if not 0 <= alpha <= 1:
-            raise SettingsError(f"alpha={alpha} is no share of a match: give a number from 0 to 1.")
+            raise SettingsError(f"alpha={alpha} is not a share of a match: give a number from 0 to 1.")
         self.alpha = alpha
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:

@@ -249,14 +249,14 @@ def _special_words(words: TextInput) -> tuple[int, list[int]]:
 
 
 def _checked(settings: Settings, captions: Captions) -> Settings:
-    """The settings with the image encoder named; what does not go together is refused."""
+    """The settings with the image encoder named; combinations that cannot work are refused."""
     if not settings.columns:
         raise SettingsError("--label_columns is empty: name the columns that hold the labels.")
     if settings.image_encoder == "auto" and isinstance(first_readable(captions.images), np.ndarray):
         settings = replace(settings, image_encoder="grid")  # the paper's linear layer
     if settings.blocks_from and settings.baseline == "dscmr":
         raise SettingsError(
-            "--blocks_from does not go with --baseline dscmr, which has no blocks: leave it out."
+            "--blocks_from cannot be combined with --baseline dscmr, which has no blocks: leave it out."
         )
     if settings.text_encoder == "gru":
         raise SettingsError(
@@ -273,8 +273,8 @@ def _checked(settings: Settings, captions: Captions) -> Settings:
         )
     if settings.interactive == "alternate" and settings.baseline in (*CONSISTENT, "dscmr"):
         raise SettingsError(
-            f"--interactive alternate does not go with --baseline {settings.baseline}, whose loss ties both sides: "
-            "use joint."
+            f"--interactive alternate cannot be combined with --baseline {settings.baseline}, whose loss ties both "
+            "sides: use joint."
         )
     return settings
 

@@ -62,7 +62,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
     if settings.text_encoder in named.GRUS:
         raise SettingsError(
-            f"--text_encoder {settings.text_encoder} knows nothing before it is trained, so there are no vectors to "
+            f"--text_encoder {settings.text_encoder} is not pretrained, so there are no vectors to "
             f"regress to: use {TEACHERS}."
         )
     source = named.text_source(settings.text_encoder)

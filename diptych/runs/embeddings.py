@@ -322,7 +322,7 @@ def _npy(file: Path) -> NDArray[Any]:
     except FileNotFoundError as error:
         raise DataError(f"{file} does not exist: check the path.") from error
     except Exception as error:  # numpy reads the header as Python, with errors of many kinds
-        raise DataError(f"{file} is no array of numbers ({error}): save it with numpy.save.") from error
+        raise DataError(f"{file} is not an array of numbers ({error}): save it with numpy.save.") from error
     if found.dtype.kind not in "fiu":
         raise DataError(f"{file} holds {found.dtype}, not numbers: save the vectors as float32.")
     return found

@@ -111,7 +111,7 @@ class Demand:
                 raise SettingsError(f"--{name} {getattr(self, name):g} is too small: give at least {least}.")
         for name, value in asdict(self).items():
             if not (math.isfinite(value) and value >= 0):
-                raise SettingsError(f"--{name} {value:g} is no amount: give a number of 0 or more.")
+                raise SettingsError(f"--{name} {value:g} is not an amount: give a number of 0 or more.")
 
 
 def plan(demand: Demand) -> list[Line]:

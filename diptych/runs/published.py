@@ -198,7 +198,7 @@ def _tensors(state: Mapping[Any, Any], file: Path) -> State:
     """Named tensors, without the prefix of data-parallel training."""
     named = {str(name).removeprefix("module."): value for name, value in state.items()}
     if not all(isinstance(value, Tensor) for value in named.values()):
-        raise CheckpointError(f"{file} is not a published VSE∞ checkpoint: a weight is no tensor.")
+        raise CheckpointError(f"{file} is not a published VSE∞ checkpoint: a weight is not a tensor.")
     if any(not bool(torch.isfinite(value).all()) for value in named.values() if value.is_floating_point()):
         raise CheckpointError(f"{file} holds NaN or infinity: train it again, or copy it again.")
     return named

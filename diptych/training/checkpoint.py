@@ -238,7 +238,7 @@ def _progress(content: dict[str, Any]) -> Progress:
     if not whole or progress.step < 0 or type(progress.best) not in (int, float):
         raise ValueError("progress.json says no step or no best epoch")
     if not isinstance(progress.history, list) or not all(isinstance(one, dict) for one in progress.history):
-        raise ValueError("the history in progress.json is no list of objects")
+        raise ValueError("the history in progress.json is not a list of objects")
     return progress
 
 

@@ -38,8 +38,8 @@ class CachedStep:
         refuse_batch_statistics(step.method.retriever)
         if step.method.retriever.scorer is not None:
             raise SettingsError(
-                "--micro_batch does not go with a pair scorer, which reads the local features of the whole batch: "
-                "leave it out."
+                "--micro_batch cannot be combined with a pair scorer, which reads the local features of the whole "
+                "batch: leave it out."
             )
         self.step, self.micro_batch = step, micro_batch
         self.turns = takes_turns(step.method.objective)
@@ -111,8 +111,8 @@ def refuse_batch_statistics(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if module.training and isinstance(module, _BatchNorm | MaskedBatchNorm):
             raise SettingsError(
-                f"--micro_batch does not go with BatchNorm that is trained ('{name}'): its statistics would be those "
-                "of a piece. Use --image_encoder grid or a picture encoder, or leave --micro_batch out."
+                f"--micro_batch cannot be combined with BatchNorm that is trained ('{name}'): its statistics would be "
+                "those of a piece. Use --image_encoder grid or a picture encoder, or leave --micro_batch out."
             )
 
 

@@ -51,8 +51,8 @@ class Health:
             which = f" (now in {', '.join(names)})" if names else ""
             raise TrainingError(
                 f"the loss became NaN or infinite at step {int(self.first_bad)}{which}: "
-                "lower --learning_rate, use --precision bf16 instead of fp16, or look for features that are no numbers "
-                "with 'diptych data check'."
+                "lower --learning_rate, use --precision bf16 instead of fp16, or look for features that are not "
+                "numbers with 'diptych data check'."
             )
 
 

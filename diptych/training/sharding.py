@@ -80,11 +80,11 @@ def refuse(method: Method) -> None:
     """Refuse what a divided model cannot do."""
     if takes_turns(method.objective):
         raise SettingsError(
-            "--shard_model does not go with steps that take turns, which move some parameters only: leave it out."
+            "--shard_model cannot be combined with steps that move only some parameters in turn: leave it out."
         )
     if method.solver is not None:
         raise SettingsError(
-            "--shard_model does not go with a model that is solved, not trained: leave it out."
+            "--shard_model cannot be combined with a model that is solved, not trained: leave it out."
         )
 
 

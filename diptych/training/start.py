@@ -1,4 +1,4 @@
-"""The accelerator of a run, once settings that do not go together have been refused."""
+"""The accelerator of a run, once settings that cannot be combined have been refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT = timedelta(hours=12)  # of the other processes for the one that clusters, 
 
 
 def start(method: Method, settings: TrainingSettings) -> Accelerator:
-    """The accelerator of this run, with the settings that do not go together refused."""
+    """The accelerator of this run, with the settings that cannot be combined refused."""
     waits = bool(method.train_from)
     AcceleratorState._reset_state()  # one process may train several runs, each with its own precision
     accelerator = Accelerator(
@@ -40,14 +40,14 @@ def start(method: Method, settings: TrainingSettings) -> Accelerator:
 
 
 def check_settings(settings: TrainingSettings, device: str, processes: int) -> None:
-    """Refuse settings that do not go together; needs nothing but them, so it can be asked before any work."""
+    """Refuse settings that cannot be combined; needs nothing but them, so it can be asked before any work."""
     if settings.cuda_graphs and (device != "cuda" or processes > 1):
         raise SettingsError("--cuda_graphs needs exactly one CUDA GPU: leave it out here.")
     if settings.cuda_graphs and settings.micro_batch:
-        raise SettingsError("--micro_batch does not go with --cuda_graphs: leave one of them out.")
+        raise SettingsError("--micro_batch cannot be combined with --cuda_graphs: leave one of them out.")
     if settings.cuda_graphs and settings.precision == "fp16":
         raise SettingsError(
-            "--cuda_graphs does not go with fp16, whose loss scale the host decides: use bf16."
+            "--cuda_graphs cannot be combined with fp16, whose loss scale the host decides: use bf16."
         )
     if settings.precision == "fp16" and device == "cpu":
         raise SettingsError("--precision fp16 needs a GPU: use 'no' on a CPU.")
@@ -57,7 +57,7 @@ def check_settings(settings: TrainingSettings, device: str, processes: int) -> N
         )
     if settings.shard_model and (settings.compile or settings.precision == "fp16"):
         wrong = "--compile" if settings.compile else "--precision fp16"
-        raise SettingsError(f"--shard_model does not go with {wrong}: leave that out (bf16 is fine).")
+        raise SettingsError(f"--shard_model cannot be combined with {wrong}: leave that out (bf16 is fine).")
     if settings.batch_size % processes:
         raise SettingsError(f"--batch_size {settings.batch_size} does not divide over {processes} processes.")
     if settings.tensorboard and find_spec("tensorboard") is None:

@@ -239,7 +239,7 @@ class Written:
         """The columns of a record batch but its vectors, as Python values."""
         try:
             found: dict[str, list[Any]] = table.drop_columns(["vector"]).to_pydict()
-        except (ValueError, OverflowError) as error:  # bytes that are no text
+        except (ValueError, OverflowError) as error:  # bytes that are not text
             raise DataError(f"{self.path} is damaged ({_first(error)}): {self._advice()}") from error
         if any(kind not in KINDS for kind in found.get("kind", ())) or any(
             None in one for one in found.values()
@@ -255,7 +255,7 @@ class Written:
             found = None
         if not isinstance(found, dict):
             raise DataError(
-                f"{self.path} has metadata that are no JSON object ({text[:40]!r}): {self._advice()}"
+                f"{self.path} has metadata that are not JSON object ({text[:40]!r}): {self._advice()}"
             )
         return found
 

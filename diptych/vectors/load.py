@@ -164,7 +164,7 @@ def _differing(index: Index, items: list[Item]) -> list[int]:
             new.append(n)
         if held is not None and held.collection != item.collection:
             raise DataError(
-                f"the index has another item of the id '{item.id}': load these vectors into another place."
+                f"the index already has another item with the id '{item.id}': load these vectors into another place."
             )
     return new
 

@@ -139,7 +139,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(f"{file} cannot be read ({error.strerror}): check that you may read it.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{file} is no manifest of vectors ({error}): copy it again, or embed into another folder."
+            f"{file} is not a manifest of vectors ({error}): copy it again, or embed into another folder."
         ) from error
 
 
@@ -157,13 +157,13 @@ def join_manifest(folder: Path, wanted: Manifest) -> Manifest:
         differs = sorted({*found.shards} ^ {*wanted.shards})
         what = f"{differs[0]} is in one of the two only" if differs else "the pictures or texts have changed"
         raise DataError(
-            f"{folder} was begun with other data, {len(found.shards)} shards of {found.name} ({what}): "
-            "embed into another folder, or give the data it was begun with."
+            f"{folder} was started with other data, {len(found.shards)} shards of {found.name} ({what}): "
+            "embed into another folder, or give the data it was started with."
         )
     for flag in ("texts", "thumbnails"):
         if getattr(found, flag) != getattr(wanted, flag):
             raise DataError(
-                f"{folder} was begun {'with' if getattr(found, flag) else 'without'} {flag}: "
+                f"{folder} was started {'with' if getattr(found, flag) else 'without'} {flag}: "
                 "embed in the same way, or into another folder."
             )
     return found
@@ -217,5 +217,5 @@ def _receipt(content: Mapping[str, Any]) -> Receipt:
 def _name(name: object) -> str:
     """A name that is one file in the folder of shards: a manifest from elsewhere must not lead out of it."""
     if not isinstance(name, str) or not name or Path(name).name != name or name in (".", ".."):
-        raise ValueError(f"{name!r} is no name of a shard")
+        raise ValueError(f"{name!r} is not a name of a shard")
     return name

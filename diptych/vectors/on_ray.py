@@ -180,7 +180,7 @@ def _check_answer(address: str) -> None:
         if address in ("auto", "local"):
             return
         raise SettingsError(
-            f"--ray {address} is no address of a cluster: give host:6379, ray://host:10001 or auto."
+            f"--ray {address} is not an address of a cluster: give host:6379, ray://host:10001 or auto."
         )
     try:
         socket.create_connection((found[1], int(found[2])), ANSWER).close()

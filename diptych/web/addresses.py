@@ -112,7 +112,7 @@ def _divided(address: str) -> tuple[SplitResult, str, int]:
         host.encode("idna")
     except ValueError as error:
         raise AddressError(
-            f"{address[:200]} is no web address ({error}): check how it is written."
+            f"{address[:200]} is not a web address ({error}): check how it is written."
         ) from error
     if (
         parts.scheme not in ("http", "https")
@@ -120,7 +120,7 @@ def _divided(address: str) -> tuple[SplitResult, str, int]:
         or parts.username is not None
         or not address.isprintable()
     ):
-        raise AddressError(f"{address[:200]} is no web address: write it as https://host/path.")
+        raise AddressError(f"{address[:200]} is not a web address: write it as https://host/path.")
     return parts, host, (443 if parts.scheme == "https" else 80) if port is None else port
 
 

@@ -248,7 +248,7 @@ function fail(error) {
   $("status").textContent = kept ? "What the search before found:" : "";
   $("note").textContent = "";
   const hopeless = error instanceof Refused && error.status >= 400 && error.status < 500;
-  if (hopeless && state.image) { // nothing to show of what is no picture
+  if (hopeless && state.image) { // nothing to show of what is not a picture
     $("chip").querySelector("img").hidden = true;
     $("chip").querySelector("img").removeAttribute("src");
   }

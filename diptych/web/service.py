@@ -329,7 +329,7 @@ def parse_items(text: str) -> list[NewItem]:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"items is no JSON ({error}): send a list of objects with an id.") from error
+        raise DataError(f"items is not JSON ({error}): send a list of objects with an id.") from error
     if isinstance(rows, dict):
         rows = [rows]
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -387,4 +387,4 @@ def check_text(text: str, limit: int, what: str) -> None:
         raise QueryError(f"{what} has {len(text)} characters, the limit is {limit}: shorten it.")
     bad = next((n for n, c in enumerate(text) if c == "\x00" or "\ud800" <= c <= "\udfff"), None)
     if bad is not None:
-        raise QueryError(f"{what} holds a character that is no text at {bad + 1}: remove it.", bad)
+        raise QueryError(f"{what} holds a character that is not text at {bad + 1}: remove it.", bad)

@@ -28,7 +28,7 @@ class Turns:
 
         async def take_turn(**arguments: Any) -> Any:
             if self._asked >= self._most:
-                raise Unavailable("too many requests of this sort are waiting: try again in a moment.")
+                raise Unavailable("too many requests of this kind are waiting: try again in a moment.")
             if self._limiter is None:  # made inside the event loop that it belongs to
                 self._limiter = CapacityLimiter(self._threads)
             self._asked += 1

@@ -205,7 +205,7 @@ class Catalog:
 
 
 def check_present(folder: Path) -> None:
-    """Raise when a folder is no index at all."""
+    """Raise when a folder is not an index at all."""
     if not (folder / FILE).is_file():
         why = f"no {FILE}" if folder.is_dir() else "no such folder"
         raise IndexFault(

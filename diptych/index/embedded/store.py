@@ -149,7 +149,7 @@ class Store:
 
 
 def _take_lock(path: Path) -> FileLock:
-    catalog.check_present(path)  # before a lock is left in a folder that is no index
+    catalog.check_present(path)  # before a lock is left in a folder that is not an index
     lock = FileLock(
         path / LOCK, thread_local=False
     )  # an index may be closed by another thread than opened it

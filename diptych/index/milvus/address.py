@@ -69,7 +69,7 @@ def read_address(url: str) -> Address:
     index = unquote(found["name"] or DEFAULT_INDEX)
     if not _NAME.fullmatch(index):
         raise SettingsError(
-            f"{index!r} in the Milvus URL is no name for an index: use letters, digits and _, at most 100, and no "
+            f"{index!r} in the Milvus URL is not a name for an index: use letters, digits and _, at most 100, and no "
             "digit at its beginning."
         )
     options = _options(found["options"] or "")
@@ -82,7 +82,7 @@ def read_address(url: str) -> Address:
         )
     if partition_by in ITEM_COLUMNS:
         raise SettingsError(
-            f"partition_by={partition_by!r} in the Milvus URL is no metadata column: name one that filters read."
+            f"partition_by={partition_by!r} in the Milvus URL is not a metadata column: name one that filters read."
         )
     return Address(
         host=found["host"],

@@ -177,7 +177,7 @@ class MilvusIndex(Engine):
         """Make the approximate index that the URL names (of both kinds); from then on it follows every change."""
         self._check_writable()
         if codes:
-            raise SettingsError("Milvus keeps a graph, no table of binary codes: leave codes out.")
+            raise SettingsError("Milvus has no binary codes: leave out --codes.")
         asked = self._address.graph or self._graph
         if asked == "flat":
             raise SettingsError(

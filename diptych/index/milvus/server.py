@@ -133,7 +133,7 @@ class Server:
         except MilvusException as error:
             deeper = error.__cause__  # the client says "fail connecting" of a wrong password too
             said = _told(deeper) if isinstance(deeper, grpc.RpcError) else ""
-            code = error.code if isinstance(error.code, int) else 0  # gRPC's own codes are no numbers
+            code = error.code if isinstance(error.code, int) else 0  # gRPC's own codes are not numbers
             raise self._sentence(code, said or str(error.message)) from error
         except grpc.RpcError as error:
             raise self._sentence(0, _told(error)) from error

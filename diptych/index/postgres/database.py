@@ -53,7 +53,7 @@ class Database:
         place = _place(self._url)
         if not _NAME.fullmatch(self.index):
             raise SettingsError(
-                f"index={self.index!r} in the database URL is no name for an index: "
+                f"index={self.index!r} in the database URL is not a name for an index: "
                 "use lower-case letters, digits and _, at most 40, and no pg_ at its beginning."
             )
         self.label = f"{place}?index={self.index}"  # without user and password
