@@ -74,7 +74,7 @@ class Choices(Protocol):
     def min_count(self) -> int: ...
 
 
-class Pooling(Protocol):
+class PoolingSettings(Protocol):
     """The settings that choose an aggregator."""
 
     @property
@@ -196,7 +196,7 @@ def text_teacher(name: str, project: int = 0) -> TextTeacher:
     return TextTeacher(encoder, WordPieceInput(source, augment=0.0), project)
 
 
-def pooled(encoder: Encoder, pool: str, settings: Pooling) -> Tower:
+def pooled(encoder: Encoder, pool: str, settings: PoolingSettings) -> Tower:
     """A tower with the aggregator of that name."""
     if pool == "gpo":
         return Tower(encoder, gpo(settings))
@@ -210,7 +210,7 @@ def pooled(encoder: Encoder, pool: str, settings: Pooling) -> Tower:
     return Tower(encoder, kinds[pool])
 
 
-def gpo(settings: Pooling) -> Aggregator:
+def gpo(settings: PoolingSettings) -> Aggregator:
     """GPO with the generator the settings ask for."""
     outputs = settings.dim if settings.gpo_per_dimension else 1
     if settings.gpo_data_dependent:

@@ -1,4 +1,4 @@
-"""Small tensor functions every part shares."""
+"""Small tensor functions and layers that the parts share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from diptych.types import Features
 
@@ -90,3 +90,12 @@ class _GatherRows(torch.autograd.Function):
         dist.all_reduce(total)
         start = dist.get_rank() * ctx.rows
         return total[start : start + ctx.rows]
+
+
+def xavier_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+    """A linear layer that starts with Xavier-uniform weights and a bias of zero."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.xavier_uniform_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer

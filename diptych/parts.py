@@ -283,7 +283,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def _unknown(name: object, module: object) -> str:
     if module is None:
-        return f"this model uses a part called '{name}', unknown here: update diptych."
+        return f"this model uses a part called '{name}', which this version does not know: update diptych."
     return (
         f"this model uses the part '{name}' of the module '{module}', which is not imported: install that package and "
         f"set DIPTYCH_PLUGINS={module}, or import it before you load the model."

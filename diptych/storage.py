@@ -51,7 +51,7 @@ def replace_folder(target: Path) -> Iterator[Path]:
                         shutil.rmtree(old, ignore_errors=True)
                         target.rename(old)
                     new.rename(target)
-                    _sync(target.parent)
+                    sync(target.parent)
                     shutil.rmtree(old, ignore_errors=True)
         finally:
             recover_folder(target)  # where the second renaming failed
@@ -76,7 +76,7 @@ def create_folder(target: Path) -> Iterator[Path]:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
                 raise
-            _sync(target.parent)
+            sync(target.parent)
 
 
 def recover_folder(target: Path) -> None:
@@ -158,7 +158,7 @@ def _sync_all(folder: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
         if path.is_file() and not path.is_symlink():
             path.chmod(mode)
-        _sync(path)
+        sync(path)
 
 
 def parse_json(data: str | bytes) -> Any:
@@ -190,7 +190,7 @@ def write_bytes(target: Path, content: bytes) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             new.write_bytes(content)
-            _sync(new)
+            sync(new)
             os.replace(new, target)
         finally:
             new.unlink(missing_ok=True)
@@ -211,7 +211,7 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
                 handle.flush()
                 os.fsync(handle.fileno())
             os.replace(new, target)
-            _sync(target.parent)
+            sync(target.parent)
 
 
 def create_file(target: Path, content: bytes) -> bool:
@@ -221,9 +221,9 @@ def create_file(target: Path, content: bytes) -> bool:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             new.write_bytes(content)
-            _sync(new)
+            sync(new)
             os.link(new, target)  # unlike a renaming, the system refuses it over another
-            _sync(target.parent)
+            sync(target.parent)
         except FileExistsError:
             return False
         finally:
@@ -262,7 +262,8 @@ def _rust_number(error: SafetensorError) -> int | None:
     return int(found[1]) if found else None
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file durable, or the new and removed names in a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

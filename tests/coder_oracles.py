@@ -7,7 +7,7 @@ import math
 import torch
 
 from diptych.ops import unit
-from diptych.types import Batch, Embeddings, Features
+from diptych.types import Embeddings
 
 
 def made(b: int, d: int = 6, seed: int = 0, shift: float = 0.0) -> Embeddings:
@@ -15,11 +15,6 @@ def made(b: int, d: int = 6, seed: int = 0, shift: float = 0.0) -> Embeddings:
     image = unit(torch.randn(b, d, generator=g, dtype=torch.float64) + shift)
     text = unit(image + 0.8 * torch.randn(b, d, generator=g, dtype=torch.float64))
     return Embeddings(image, text)
-
-
-def batch_of(ids: list[int]) -> Batch:
-    empty = Features.whole(torch.zeros(len(ids), 1))
-    return Batch(empty, empty, torch.tensor(ids), torch.arange(len(ids)))
 
 
 def diversity_loop(scores: list[list[float]], kind: str, epsilon: float) -> list[float]:

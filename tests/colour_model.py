@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,16 @@ import torch
 from PIL import Image
 
 WORDS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
+
+
+def colour_photos(folder: Path, *texts: str) -> Path:
+    """A folder with a picture of every colour in a sub-folder, and texts beside it with the name of the colour."""
+    for name, colour in WORDS.items():
+        place = folder / name[0]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), colour).save(place / f"{name}.png")
+        (place / f"{name}.txt").write_text("".join(f"{text.format(name)}\n" for text in texts))
+    return folder
 
 
 class ColourModel:

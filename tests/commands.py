@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -74,3 +75,16 @@ def process(
         preexec_fn=prepare,
         **options,
     )
+
+
+def kill_when(child: subprocess.Popen[Any], ready: Callable[[], object], patience: float = 120) -> None:
+    """Kill a process with SIGKILL as soon as ``ready()`` is true; it must not have ended by itself before."""
+    try:
+        deadline = time.monotonic() + patience
+        while not ready():
+            assert time.monotonic() < deadline
+            assert child.poll() is None
+            time.sleep(0.01)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()

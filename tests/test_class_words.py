@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diptych.data import emoji
 from diptych.encoders.backbone import Backbone
-from diptych.encoders.class_words import NAME, PROMPT, ClassWords, class_names, stored_words
+from diptych.encoders.class_words import NAME, ClassWords, class_names, stored_words
 from diptych.encoders.dual import load_dual
 from diptych.errors import SettingsError
 from diptych.index.opening import open_index
@@ -90,7 +90,7 @@ def test_the_names_are_those_of_imagenet() -> None:
 
 def test_the_stored_words_are_those_of_the_text_encoder(untrained: Retriever) -> None:
     words, _ = stored_words()
-    seen = untrained.text_input([PROMPT.format(name) for name in class_names()[:6]])
+    seen = untrained.text_input([f"a photo of a {name}" for name in class_names()[:6]])
     with torch.inference_mode():
         computed = untrained.text.encoder(seen).values[:, 0]
     torch.testing.assert_close(computed, words[:6], atol=2e-3, rtol=0)

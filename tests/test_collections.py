@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from colour_model import WORDS, ColourModel
+from colour_model import WORDS, ColourModel, colour_photos
 from commands import diptych, process, refused
 from PIL import Image
-from servers import Server, postgres
+from servers import Server
 from small import pictures
 
 from diptych.errors import DataError, IndexFault
@@ -25,12 +24,6 @@ from diptych.runs.watch import look, watch_folder
 names = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with postgres() as running:
-        yield running
-
-
 @pytest.fixture(params=["embedded", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "embedded":
@@ -41,12 +34,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    folder = tmp_path / "photos"
-    for name, colour in WORDS.items():
-        (folder / name[0]).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), colour).save(folder / name[0] / f"{name}.png")
-        (folder / name[0] / f"{name}.txt").write_text(f"a {name} square\n")
-    return folder
+    return colour_photos(tmp_path / "photos", "a {} square")
 
 
 def numbers(built: Built) -> tuple[int, ...]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import batch_of, embeddings
 from torch import Tensor, nn
 
 from diptych.errors import SettingsError
 from diptych.objectives.contrastive import InfoNCE
-from diptych.types import Batch, Embeddings, Features
+from diptych.types import Embeddings
 
 IDS = {
     "distinct": [0, 1, 2, 3, 4, 5],
@@ -23,18 +24,6 @@ SWITCHES = [
     {"same_image": same, "reduction": reduction}
     for same, reduction in itertools.product(("positive", "ignored", "negative"), ("per_row", "per_entry"))
 ]
-
-
-def batch_of(ids: list[int]) -> Batch:
-    rows = torch.arange(len(ids))
-    nothing = Features.whole(torch.zeros(len(ids), 1, 1))
-    return Batch(nothing, nothing, torch.tensor(ids), rows)
-
-
-def embeddings(count: int, seed: int = 0, dim: int = 8) -> Embeddings:
-    torch.manual_seed(seed)
-    image, text = torch.randn(2, count, dim, dtype=torch.float64).unbind()
-    return Embeddings(nn.functional.normalize(image), nn.functional.normalize(text))
 
 
 def oracle(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from pairs import batch_of
 from small import pictures, precomputed
 from small_senteval import write_senteval
 from torch import Tensor
@@ -25,7 +26,7 @@ from diptych.ops import unit
 from diptych.recipes import RECIPES, cookie, cookie_match
 from diptych.retriever import Retriever
 from diptych.runs.train import training_splits
-from diptych.types import Batch, Embeddings, Features
+from diptych.types import Embeddings
 
 SMALL: dict[str, Any] = {"dim": 16, "heads": 2, "batch_size": 12, "min_count": 1, "word_dim": 8}
 FLAGS = [f"--{name}={value}" for name, value in SMALL.items()]
@@ -56,12 +57,6 @@ def rows(count: int, seed: int) -> Tensor:
 def looked(count: int, seed: int = 0) -> Embeddings:
     image, text, image2, text2 = (rows(count, 4 * seed + i) for i in range(4))
     return Embeddings(image, text, views={"augmented": Embeddings(image2, text2)})
-
-
-def batch_of(image_ids: list[int]) -> Batch:
-    ids = torch.tensor(image_ids)
-    nothing = Features(torch.zeros(len(ids), 1), torch.ones(len(ids), 1, dtype=torch.bool))
-    return Batch(nothing, nothing, ids, torch.arange(len(ids)))
 
 
 def half(p: Tensor, q: Tensor, ids: list[int], tau: float, same: str) -> float:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from coder_oracles import batch_of, diversity_loop, made, positive_loop
+from coder_oracles import diversity_loop, made, positive_loop
+from pairs import batch_of
 from torch import Tensor
 
 from diptych.errors import SettingsError

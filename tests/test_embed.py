@@ -248,7 +248,7 @@ def test_damaged_files_are_one_sentence(whole: Path, tmp_path: Path) -> None:
         list(shard.batches())
     for content_of_manifest in ("", "[]", "{}", '{"format": "other", "version": 1}'):
         (out / "manifest.json").write_text(content_of_manifest)
-        with pytest.raises(DataError, match="no manifest of vectors"):
+        with pytest.raises(DataError, match="not a manifest of vectors"):
             open_vectors(out)
     (out / "manifest.json").unlink()
     with pytest.raises(DataError, match="holds no vectors"):
@@ -260,7 +260,7 @@ def test_a_manifest_leads_nowhere_else(whole: Path, tmp_path: Path) -> None:
     content = json.loads((out / "manifest.json").read_text())
     content["shards"][0]["name"] = "../../secret"
     (out / "manifest.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match="no name of a shard"):
+    with pytest.raises(DataError, match="not a name of a shard"):
         open_vectors(out)
 
 

@@ -74,7 +74,7 @@ def test_svg_is_drawn_on_white_in_its_proportions(tmp_path: Path) -> None:
         ('<image href="/etc/secret.png" width="9" height="9"/>', "refers to other files"),
         ("<image xlink:href='photo.png' width='9' height='9'/>", "refers to other files"),
         ("<image href = secret.png />", "refers to other files"),
-        ("<rect", "no SVG that can be drawn"),
+        ("<rect", "not an SVG that can be drawn"),
     ],
 )
 def test_svg_that_opens_other_files_or_is_damaged(inside: str, message: str, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import kill_when
 from PIL import Image
 from torch import Tensor, nn
 
@@ -229,15 +229,7 @@ def test_extraction_goes_on_after_kill_9(cache: bool, tmp_path: Path) -> None:
             return sum(index.stat().st_size // 32 for index in tmp_path.glob("cache/images/*/index"))
         return 2 * log.read_bytes().count(b"\n") if log.exists() else 0
 
-    try:
-        deadline = time.monotonic() + 60
-        while written() < 12:
-            assert time.monotonic() < deadline
-            assert child.poll() is None
-            time.sleep(0.01)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+    kill_when(child, lambda: written() >= 12)
     assert not (tmp_path / "out" / "train_ims.npy").exists()
     captions = data_set(tmp_path / "images", [5] * 40, ["train"] * 30 + ["val"] * 10)
     backbone = Toy()

@@ -29,7 +29,6 @@ def test_vectors_of_a_text_file_in_the_order_of_the_words(text_file: Path) -> No
     assert np.array_equal(vectors.matrix[1], vectors.matrix[2])
     assert not vectors.matrix[[0, 3]].any()
     assert vectors.matrix.dtype == np.float32
-    assert vectors.coverage == 0.6
 
 
 def test_the_exact_spelling_comes_first(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from diptych.data.hash_centres import (
     hadamard,
     hash_centres,
     read_centres,
-    sample_centres,
     tie_vector,
 )
 from diptych.errors import DataError, SettingsError
@@ -70,17 +69,6 @@ def test_a_centre_is_redrawn_no_more_often_than_said(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(np.random, "default_rng", lambda seed: Counted())
     hash_centres(33, 16)  # the same code each time, at distance 8 of some and 0 of one
     assert len(drawn) == REDRAWS
-
-
-def test_the_centre_of_an_image_is_the_sign_of_the_sum() -> None:
-    centres, ties = hash_centres(5, 16), tie_vector(16, seed=1)
-    rng = np.random.default_rng(0)
-    labels = rng.random((30, 5)) < 0.5
-    got = sample_centres(labels, centres, ties)
-    for row, own in zip(got, labels, strict=True):
-        for bit in range(16):
-            total = sum(int(centres[c, bit]) for c in range(5) if own[c])
-            assert row[bit] == (ties[bit] if total == 0 else (1 if total > 0 else -1))
 
 
 @pytest.mark.parametrize("bits", [0, 3, 12, 48, 65])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from colour_model import WORDS, ColourModel
+from colour_model import ColourModel, colour_photos
 from PIL import Image
 
 from diptych.data.captions import Captions
@@ -20,12 +20,7 @@ from diptych.index.opening import open_index
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    folder = tmp_path / "photos"
-    for name, colour in WORDS.items():
-        (folder / name[0]).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8), colour).save(folder / name[0] / f"{name}.png")
-        (folder / name[0] / f"{name}.txt").write_text(f"a {name} square\nsomething {name}\n")
-    return folder
+    return colour_photos(tmp_path / "photos", "a {} square", "something {}")
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from colour_model import WORDS, ColourModel
 from PIL import Image
 
-from diptych.data.captions import Captions
 from diptych.errors import ImageError, IndexFault, QueryError, SettingsError
 from diptych.index.cutoff import (
     Background,
@@ -23,7 +22,6 @@ from diptych.index.cutoff import (
     background,
     calibrate,
     measure_cutoff,
-    measure_cutoff_on,
 )
 from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.lexical import fuse
@@ -312,40 +310,6 @@ def test_error_rates_are_measured_both_ways() -> None:
     assert both.false_match < 0.12
     with pytest.raises(SettingsError, match="too small"):
         measure_cutoff(scores[:, :5], [[0]] * 100)
-
-
-def test_error_rates_of_a_data_set() -> None:
-    rng = np.random.default_rng(0)
-    names = [name for name in NAMES for _ in range(10)]
-    captions = Captions(
-        images=Noisy([WORDS[name] for name in names], rng),
-        texts=names,
-        image_of=np.arange(40),
-        image_ids=[str(n) for n in range(40)],
-        splits=["test"] * 40,
-        labels={"colour": names},
-    )
-    rates = measure_cutoff_on(ColourModel(), captions, "colour", "test", [0.05, 0.5])
-    assert [r.chance for r in rates] == [0.05, 0.5]
-    assert all(0 <= r.false_match <= 1 for r in rates)
-    assert rates[0].false_none >= rates[1].false_none
-    assert rates[0].queries == 40
-    with pytest.raises(SettingsError, match="no label 'size': its labels are colour"):
-        measure_cutoff_on(ColourModel(), captions, "size")
-    with pytest.raises(SettingsError, match="no texts in the split 'val': its splits are test"):
-        measure_cutoff_on(ColourModel(), captions, split="val")
-
-
-class Noisy(list[Image.Image]):
-    def __init__(self, colours: list[tuple[int, int, int]], rng: np.random.Generator) -> None:
-        noise = rng.integers(-60, 60, (len(colours), 3))
-        super().__init__(
-            Image.new("RGB", (2, 2), tuple(np.clip(np.add(c, e), 0, 255).tolist()))
-            for c, e in zip(colours, noise, strict=True)
-        )
-
-    def content_key(self, index: int) -> str:
-        return str(index)
 
 
 def test_hits_know_whether_anything_matched(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_alpha_zero_reads_no_teacher_and_alpha_above_needs_one() -> None:
     ITM(0.0)(seen(), batch())
     with pytest.raises(SettingsError, match=r"need the teacher vectors 'teacher_image'"):
         ITM(0.3)(seen(), batch())
-    with pytest.raises(SettingsError, match="no share of a match"):
+    with pytest.raises(SettingsError, match="not a share of a match"):
         ITM(1.5)
 
 

@@ -127,8 +127,8 @@ def test_urls(url: str, expected: dict[str, Any]) -> None:
         ("milvus://me:pa@ss@db/x", "cannot be read"),
         ("milvus://db:99999/x", "cannot be read"),
         ("milvus:///x", "cannot be read"),
-        ("milvus://db/a;drop", "no name for an index"),
-        ("milvus://db/1a", "no name for an index"),
+        ("milvus://db/a;drop", "not a name for an index"),
+        ("milvus://db/1a", "not a name for an index"),
         ("milvus://db/x?colour=red", "has no option 'colour': the options are consistency, index"),
         ("milvus://db/x?consistency=always", "choose strong, session, bounded, eventually"),
         ("milvus://db/x?index=ivf", "choose flat, hnsw, diskann"),
@@ -136,7 +136,7 @@ def test_urls(url: str, expected: dict[str, Any]) -> None:
         ("milvus://db/x?replicas=two", "give a number from 1 to"),
         ("milvus://db/x?partitions=8", "go together"),
         ("milvus://db/x?partitions=9999&partition_by=a", "give a number from 1 to 1024"),
-        ("milvus://db/x?partitions=8&partition_by=path", "no metadata column"),
+        ("milvus://db/x?partitions=8&partition_by=path", "not a metadata column"),
     ],
 )
 def test_urls_that_cannot_be_read(url: str, message: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from coder_oracles import batch_of, diversity_loop, made, positive_loop
+from coder_oracles import diversity_loop, made, positive_loop
+from pairs import batch_of
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -18,7 +18,7 @@ import psycopg
 import psycopg.conninfo
 import pytest
 from engine_contract import DIM, FILTERS, collection, same
-from servers import Server, postgres
+from servers import Server
 
 from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError, Unavailable
@@ -30,12 +30,6 @@ from diptych.index.postgres.index import PostgresIndex
 from diptych.index.protocol import Item
 
 names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with postgres() as running:
-        yield running
 
 
 @pytest.fixture
@@ -587,7 +581,7 @@ def test_an_index_of_another_format_is_refused(url: str) -> None:
         (lambda i: i.search(np.ones(DIM), filter="price < "), QueryError, "character 9"),
         (lambda i: i.vectors(["nothing"]), QueryError, "'nothing' is not in the index"),
         (lambda i: i.add([Item("a\x00b")], np.ones((1, DIM))), DataError, "NUL"),
-        (lambda i: i.add([Item("a", text="\ud800")], np.ones((1, DIM))), DataError, "no character"),
+        (lambda i: i.add([Item("a", text="\ud800")], np.ones((1, DIM))), DataError, "not a character"),
         (lambda i: i.add([Item("a", metadata={"x": "\x00"})], np.ones((1, DIM))), DataError, "NUL"),
         (lambda i: i.add([Item("a" * 3000)], np.ones((1, DIM))), DataError, "shorten"),
         (lambda i: i.add([Item("")], np.ones((1, DIM))), DataError, "unique"),
@@ -620,7 +614,7 @@ def test_urls_that_lead_nowhere(server: Server, url: str) -> None:
         PostgresIndex.open("postgresql://me:secret@127.0.0.1:1/none")
     assert "secret" not in str(caught.value)
     for name in ("a;drop", "pg_mine"):
-        with pytest.raises(SettingsError, match="no name for an index"):
+        with pytest.raises(SettingsError, match="not a name for an index"):
             PostgresIndex.open(server.index_url(name))
     with pytest.raises(IndexFault, match="index=public is a schema of something else: choose another name"):
         PostgresIndex.create(server.index_url("public"), 8)

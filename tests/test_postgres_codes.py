@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from servers import Server, postgres
+from servers import Server
 from test_index_codes import vectors
 
 from diptych.index.embedded.index import EmbeddedIndex
@@ -19,12 +18,6 @@ from diptych.index.protocol import Item
 
 D, N = 64, 1200
 names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with postgres() as running:
-        yield running
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_parquet_faults_are_one_sentence(tmp_path: Path) -> None:
         open_captions(tmp_path / "x-{0..1}.parquet")
     data = (tmp_path / "x-0.parquet").read_bytes()
     (tmp_path / "x-1.parquet").write_bytes(data[:-9])
-    with pytest.raises(DataError, match="no whole Parquet file"):
+    with pytest.raises(DataError, match="not a whole Parquet file"):
         open_captions(tmp_path)
     pyarrow.parquet.write_table(pyarrow.table({"image": [b"a"]}), tmp_path / "x-1.parquet")
     with pytest.raises(DataError, match="holds binary, not paths"):
@@ -540,7 +540,7 @@ def test_brace_patterns() -> None:
 def test_keys_that_start_anew_in_each_tar_are_told_apart(tmp_path: Path) -> None:
     for split in ("train", "val"):
         with tarfile.open(tmp_path / f"{split}-0.tar", "w") as tar:
-            add_member(tar, "0000.png", encoded(hash(split) % 100))
+            add_member(tar, "0000.png", encoded(len(split)))
     assert sorted(open_captions(tmp_path).image_ids) == ["train-0/0000", "val-0/0000"]
     for split in ("train", "val"):
         with tarfile.open(tmp_path / f"{split}-0.tar", "w") as tar:

@@ -199,7 +199,7 @@ def test_models_dates_and_seeds_may_differ() -> None:
     first = make_report()
     card = replace(first.card, model="b", date="2000-01-01", seed=7, bootstrap=0, version="9", data="copy")
     assert compare(first, with_card(first, card)).rows
-    with pytest.raises(SettingsError, match="no protocol field"):
+    with pytest.raises(SettingsError, match="not a protocol field"):
         compare(first, first, allow=["colour"])
 
 

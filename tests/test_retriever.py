@@ -173,7 +173,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no object": (lambda d: (d / "config.json").write_text("[]"), r"config\.json is damaged"),
     "no retriever": (edited(lambda c: c.pop("retriever")), r"config\.json is damaged"),
     "newer format": (edited(lambda c: c.update(format=99)), "has model format 99, this version reads 1: update"),
-    "unknown part": (edited(lambda c: c["retriever"].update(part="New")), "a part called 'New', unknown here: update"),
+    "unknown part": (edited(lambda c: c["retriever"].update(part="New")), "a part called 'New', which this version"),
     "unknown argument": (edited(lambda c: c["retriever"]["image"].update(x=1)), "'Tower' was saved by another version"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "do not fit"),
     "half the weights": (

@@ -156,7 +156,7 @@ def test_constant_input_is_zero_with_a_warning() -> None:
 
 def test_a_similarity_that_is_no_number_counts_as_zero() -> None:
     assert pearson([np.nan, 1, 2], [1, 2, 3]) == pearson([0, 1, 2], [1, 2, 3])
-    with pytest.raises(DataError, match="no finite number"):
+    with pytest.raises(DataError, match="not a finite number"):
         pearson([1, 2], [np.nan, 1])
     with pytest.raises(DataError, match="cannot be correlated"):
         pearson([1, 2], [1, 2, 3])

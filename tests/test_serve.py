@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from commands import diptych, refused, training
 from disks import fill as fill_disk
 from disks import make_read_only, small_disk
 from fastapi.testclient import TestClient
-from servers import Server, postgres, served
+from servers import Server, served
 from small import precomputed
 
 from diptych.index.opening import create_index, open_index
@@ -40,12 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     diptych(*training("vse-infinity", folder / "toy_precomp", epochs=1), "--output_dir", folder / "run")
     diptych("index", folder / "run", folder / "toy_precomp", "--index", folder / "toy.index")
     return folder
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with postgres() as running:
-        yield running
 
 
 def found(place: object, query: str = "a red dog") -> list[tuple[str, float]]:
@@ -158,7 +151,7 @@ def test_places_that_are_no_index(folder: Path, server: Server, tmp_path: Path) 
         assert "is not an index" in refused(command, tmp_path / "nothing", *rest)
         assert "there is no index at postgresql://" in refused(command, server.index_url("none"), *rest)
         assert "no index engine is known for 'redis://'" in refused(command, "redis://localhost", *rest)
-        assert "no name for an index" in refused(command, server.index_url("a;b"), *rest)
+        assert "not a name for an index" in refused(command, server.index_url("a;b"), *rest)
 
 
 def test_a_model_that_is_gone_or_was_never_named(folder: Path, tmp_path: Path) -> None:

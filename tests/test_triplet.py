@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import batch_of, embeddings
 from torch import Tensor
 
 from diptych.errors import SettingsError
 from diptych.objectives.triplet import Triplet
-from diptych.types import Batch, Embeddings, Features
+from diptych.types import Embeddings
 
 IDS = {
     "distinct": [0, 1, 2, 3, 4, 5],
@@ -22,18 +23,6 @@ SWITCHES = [
     {"negatives": negatives, "mask_same_image": mask, "reduction": reduction}
     for negatives, mask, reduction in itertools.product(("hardest", "all"), (True, False), ("sum", "mean"))
 ]
-
-
-def batch_of(ids: list[int]) -> Batch:
-    rows = torch.arange(len(ids))
-    nothing = Features.whole(torch.zeros(len(ids), 1, 1))
-    return Batch(nothing, nothing, torch.tensor(ids), rows)
-
-
-def embeddings(count: int, seed: int = 0, dim: int = 8) -> Embeddings:
-    torch.manual_seed(seed)
-    image, text = torch.randn(2, count, dim, dtype=torch.float64).unbind()
-    return Embeddings(torch.nn.functional.normalize(image), torch.nn.functional.normalize(text))
 
 
 def oracle(

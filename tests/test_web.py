@@ -336,7 +336,7 @@ def test_pictures_are_in_memory_a_few_at_a_time(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("items", "sentence"),
     [
-        ("no json", "no JSON"),
+        ("no json", "not JSON"),
         ("[1]", "list of objects"),
         ("[]", "1 to 256 items"),
         ('[{"text": "a"}]', "no id"),
@@ -347,7 +347,7 @@ def test_pictures_are_in_memory_a_few_at_a_time(tmp_path: Path, monkeypatch: pyt
         ('[{"id": "a", "text": "b", "metadata": [1]}]', "object of columns"),
         ('[{"id": "a", "text": "b", "metadata": {"x": {"y": 1}}}]', "metadata values are"),
         ('[{"id": "a", "text": "b"}, {"id": "a", "text": "c"}]', "unique"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
         (r'[{"id": "a", "\ud800": "b"}]', r"the field '\ud800'"),
         (r'[{"id": "a", "image": "\ud800"}]', r"the image '\ud800', which was not uploaded"),
     ],
@@ -550,7 +550,7 @@ def test_changes_do_not_queue_for_ever(folder: Path, monkeypatch: pytest.MonkeyP
         ({"query": "./secret.png"}, None),
         ({"query": "http://127.0.0.1/x.png"}, "not fetched: upload the image"),
         ({"text": "red", "rerank": 10}, "no pair scorer"),
-        ({"text": "a\x00b"}, "no text at 2"),
+        ({"text": "a\x00b"}, "not text at 2"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -753,7 +753,9 @@ def test_an_address_of_ten_megabytes_is_answered_and_the_service_goes_on(
         begun = time.monotonic()
         answer = asked(client, 10_000_000)
         assert time.monotonic() - begun < 10
-        assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")  # of the HTTP parser, which knows no JSON
+        assert answer.startswith(
+            b"HTTP/1.1 400 Bad Request\r\n"
+        )  # of the HTTP parser, which does not answer in JSON
         assert answer.endswith(b"Invalid HTTP request received.")
         answer = asked(client, 20_000)
         assert answer.startswith(b"HTTP/1.1 414 ")

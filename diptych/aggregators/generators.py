@@ -45,7 +45,7 @@ class CosSinBiGRU(Generator):
     def __init__(self, positions: int = 32, hidden: int = 32, outputs: int = 1) -> None:
         super().__init__()
         self.positions = positions
-        self.gru = BiGRU(positions, hidden)
+        self.gru = RankBiGRU(positions, hidden)
         self.head = nn.Linear(hidden, outputs, bias=False)
 
     def forward(self, sizes: Tensor, length: int) -> Tensor:
@@ -62,7 +62,7 @@ class IndexBiGRU(Generator):
     def __init__(self, ranks: int = 120, positions: int = 32, hidden: int = 32, outputs: int = 1) -> None:
         super().__init__()
         self.embedding = nn.Embedding(ranks, positions)
-        self.gru = BiGRU(positions, hidden)
+        self.gru = RankBiGRU(positions, hidden)
         self.head = nn.Linear(hidden, outputs, bias=False)
 
     def forward(self, sizes: Tensor, length: int) -> Tensor:
@@ -154,7 +154,7 @@ class SortedRowBiGRU(nn.Module):
         super().__init__()
         self.positions = positions
         self.projection = nn.Linear(dim, positions)
-        self.gru = BiGRU(2 * positions, hidden)
+        self.gru = RankBiGRU(2 * positions, hidden)
         self.head = nn.Linear(hidden, outputs, bias=False)
 
     def forward(self, sizes: Tensor, ranked: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class SortedRowBiGRU(nn.Module):
         return scores
 
 
-class BiGRU(nn.Module):
+class RankBiGRU(nn.Module):
     """Mean of the states of two GRUs, one reading ranks 0 … N − 1, the other N − 1 … 0; nothing is packed.
 
     States of the forward GRU do not depend on what follows, so one run over the longest set serves every size

@@ -32,9 +32,7 @@ class LabelHead(Aggregator):
         if classes < 1:
             raise SettingsError("a label head needs at least one label: the training data have none.")
         self.classes, self.unit_tokens = classes, unit_tokens
-        self.linear = nn.Linear(dim, classes)
-        nn.init.xavier_uniform_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
+        self.linear = ops.xavier_linear(dim, classes)
 
     def dim_of(self, encoder_dim: int) -> int:
         """C."""

@@ -58,10 +58,8 @@ def _seen(head: nn.Module, aggregator: Aggregator | None, vector: Tensor, featur
 
 
 def _head(width: int, dim: int, layer_norm: bool) -> nn.Module:
+    if not layer_norm:
+        return ops.xavier_linear(width, dim)
     linear = nn.Linear(width, dim)
-    if layer_norm:
-        nn.init.normal_(linear.weight, std=SPREAD)
-        return nn.Sequential(nn.LayerNorm(width), linear)
-    nn.init.xavier_uniform_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return linear
+    nn.init.normal_(linear.weight, std=SPREAD)
+    return nn.Sequential(nn.LayerNorm(width), linear)

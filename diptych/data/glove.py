@@ -21,11 +21,6 @@ class WordVectors(NamedTuple):
     matrix: NDArray[np.float32]
     found: NDArray[np.bool_]
 
-    @property
-    def coverage(self) -> float:
-        """The share of the words that have a vector."""
-        return float(self.found.mean()) if len(self.found) else 0.0
-
 
 def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | None = None) -> WordVectors:
     """The vectors of ``words``, in order; ``dim`` given, vectors of another width are refused.

@@ -41,15 +41,6 @@ def tie_vector(bits: int, seed: int = 0) -> Signs:
     return np.random.default_rng([seed, bits]).choice(np.array([-1, 1], np.int8), size=bits)
 
 
-def sample_centres(labels: ArrayLike, centres: Signs, ties: Signs) -> Signs:
-    """The centre of each image (N, K) from its labels (N, C): the sign of the sum of the centres of its classes.
-
-    A coordinate whose sum is 0 takes the value of ``ties``.
-    """
-    sums = np.asarray(labels).astype(np.int64) @ centres.astype(np.int64)  # (N, K)
-    return np.where(sums == 0, ties, np.sign(sums)).astype(np.int8)
-
-
 def read_centres(path: str | Path) -> Signs:
     """Centres (classes, bits) out of a file: CSQ's ``64_coco_80_class.pkl``, a pickled or an ``.npy`` array.
 

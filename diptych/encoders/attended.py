@@ -10,32 +10,18 @@ from diptych import ops
 from diptych.encoders.dropping import check_rate
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.regions import MaskedBatchNorm
+from diptych.encoders.running_norm import RunningNorm
 from diptych.errors import DataError
 from diptych.parts import part
 from diptych.types import Features, Inputs
 
 
-class RegionNorm(nn.Module):
+class RegionNorm(RunningNorm):
     """BatchNorm whose channels are the places of the regions: (B, R, D) over images and dimensions, valid ones only.
 
     Equal to ``nn.BatchNorm1d(R)`` of (B, R, D) where every region is valid; same names. ``places`` is the most
     regions an image may have.
     """
-
-    weight: Tensor
-    bias: Tensor
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-
-    def __init__(self, places: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__()
-        self.eps, self.momentum = eps, momentum
-        self.weight = nn.Parameter(torch.ones(places))
-        self.bias = nn.Parameter(torch.zeros(places))
-        self.register_buffer("running_mean", torch.zeros(places))
-        self.register_buffer("running_var", torch.ones(places))
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
         """(B, R, D) with ``mask`` (B, R)."""
@@ -85,9 +71,9 @@ class VisualSelfAttention(nn.Module):
     def __init__(self, dim: int = 1024, regions: int = 36, dropout: float = 0.4) -> None:
         super().__init__()
         self.regions, self.dropout = regions, check_rate(dropout, "dropout")
-        self.local, self.overall = _linear(dim, dim), _linear(dim, dim)
+        self.local, self.overall = ops.xavier_linear(dim, dim), ops.xavier_linear(dim, dim)
         self.local_norm, self.overall_norm = RegionNorm(regions), MaskedBatchNorm(dim)
-        self.common = _linear(dim, 1, bias=False)
+        self.common = ops.xavier_linear(dim, 1, bias=False)
 
     def forward(self, features: Features) -> Tensor:
         """(B, R, D) → (B, D)."""
@@ -117,8 +103,8 @@ class TextualSelfAttention(nn.Module):
     def __init__(self, dim: int = 1024, dropout: float = 0.4) -> None:
         super().__init__()
         self.dropout = check_rate(dropout, "dropout")
-        self.local, self.overall = _linear(dim, dim), _linear(dim, dim)
-        self.common = _linear(dim, 1, bias=False)
+        self.local, self.overall = ops.xavier_linear(dim, dim), ops.xavier_linear(dim, dim)
+        self.common = ops.xavier_linear(dim, 1, bias=False)
 
     def forward(self, features: Features) -> Tensor:
         """(B, W, D) → (B, D)."""
@@ -157,14 +143,6 @@ class SelfAttended(Encoder):
     def pretrained(self) -> tuple[str, ...]:
         """Those of the encoder inside."""
         return tuple(f"encoder.{name}" for name in self.encoder.pretrained())
-
-
-def _linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=bias)
-    nn.init.xavier_uniform_(layer.weight)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
 
 
 def _summed(features: Features, gates: Tensor, common: nn.Linear) -> Tensor:

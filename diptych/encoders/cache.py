@@ -29,7 +29,8 @@ from diptych.encoders.backbone import Backbone
 from diptych.encoders.cache_contents import OLD, PACKS, in_words
 from diptych.encoders.cells import compute_cells
 from diptych.encoders.feature_file import FeatureFile, to_half
-from diptych.encoders.feature_pack import MISSING, FeaturePack
+from diptych.encoders.feature_pack import FeaturePack
+from diptych.encoders.pack_entries import MISSING
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, ImageError
 from diptych.progress import track

@@ -28,7 +28,6 @@ from diptych.parts import part
 from diptych.types import Features, Inputs
 
 NAME = "lite0+minilm"  # how users and indexes call this model
-PROMPT = "a photo of a {}"
 TEMPERATURE = 2.0  # of the softmax over the classes; chosen, with the prompt, on Flickr8k's validation images
 START_SCALE = 2.6593  # ln(1 / 0.07), from which CLIP too started; used when the model is trained
 
@@ -109,7 +108,7 @@ def class_names() -> list[str]:
 
 
 def stored_words() -> tuple[Tensor, Tensor]:
-    """The class vectors (1000, 384), centred, and their centre (384,), as ``PROMPT`` and MiniLM give them.
+    """The class vectors (1000, 384), centred, and their centre (384,), as MiniLM gives them for "a photo of a …".
 
     They are stored, in 8 bits, not computed: the last bits of a computation differ between machines, and with them the
     fingerprint by which an index knows its model.

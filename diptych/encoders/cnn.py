@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.dropping import check_rate, drop_per_image
-from diptych.encoders.encoder import Encoder
+from diptych.encoders.encoder import Encoder, Freezable
 from diptych.encoders.precision import fit
 from diptych.errors import DataError
-from diptych.ops import unit
+from diptych.ops import unit, xavier_linear
 from diptych.parts import part
 from diptych.types import Features, Inputs
 
 
 @part
-class Grid(Encoder):
+class Grid(Freezable):
     """Pixels (B, 3, H, W) → backbone → cells (B, R, C) → linear → (B, R, dim).
 
     Cells that were computed before (``Features`` of C channels) skip the backbone, so a frozen backbone runs
@@ -25,15 +27,16 @@ class Grid(Encoder):
     then receive gradients. A frozen backbone stays in evaluation mode.
     """
 
+    network = "backbone"
+
     def __init__(
         self, backbone: Backbone, dim: int = 1024, drop: float = 0.2, trainable: bool = False
     ) -> None:
         super().__init__()
         self.dim, self.drop = dim, check_rate(drop)
         self.backbone = backbone
-        self.linear = _projection(backbone.channels, dim)
-        self.trainable = trainable
-        self.unfreeze() if trainable else self.freeze()
+        self.linear = xavier_linear(backbone.channels, dim)
+        self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
         """Pixels, or cells computed before, → Features (B, R, dim)."""
@@ -44,26 +47,9 @@ class Grid(Encoder):
         """The backbone, unless it is trained."""
         return None if self.trainable else self.backbone
 
-    def pretrained(self) -> tuple[str, ...]:
-        """The backbone, where it is trained."""
-        return ("backbone",) if self.trainable else ()
-
-    def freeze(self) -> None:
-        """Stop training the backbone; it goes to evaluation mode."""
-        self.trainable = False
-        self.backbone.requires_grad_(False)
-        self.train(self.training)
-
-    def unfreeze(self) -> None:
-        """Train the backbone too, all but its BatchNorm statistics."""
-        self.trainable = True
-        self.backbone.requires_grad_(True)
-        self.train(self.training)
-
-    def train(self, mode: bool = True) -> Grid:
+    def train(self, mode: bool = True) -> Self:
         """Training mode for what is trained; BatchNorm inside the backbone never leaves evaluation mode."""
         super().train(mode)
-        self.backbone.train(mode and self.trainable)
         for module in self.backbone.modules():
             if isinstance(module, _BatchNorm):
                 module.eval()
@@ -81,7 +67,7 @@ class PrecomputedGrid(Encoder):
     def __init__(self, input_dim: int, dim: int = 1024, drop: float = 0.2, unit_input: bool = False) -> None:
         super().__init__()
         self.input_dim, self.dim, self.drop, self.unit_input = input_dim, dim, check_rate(drop), unit_input
-        self.linear = _projection(input_dim, dim)
+        self.linear = xavier_linear(input_dim, dim)
 
     def forward(self, inputs: Inputs) -> Features:
         """Cells → Features (B, R, dim)."""
@@ -91,13 +77,6 @@ class PrecomputedGrid(Encoder):
             )
         cells = Features(unit(inputs.values.float()), inputs.mask) if self.unit_input else inputs
         return _project(cells, self.linear, self.drop if self.training else 0.0)
-
-
-def _projection(channels: int, dim: int) -> nn.Linear:
-    linear = nn.Linear(channels, dim)
-    nn.init.xavier_uniform_(linear.weight)
-    nn.init.zeros_(linear.bias)
-    return linear
 
 
 def _project(cells: Features, linear: nn.Linear, drop: float) -> Features:

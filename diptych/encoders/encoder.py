@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import nn
 
@@ -37,6 +39,38 @@ class Encoder(nn.Module):
     def packs(self, device: torch.device) -> bool:
         """Whether texts that come packed (``data.packing``) are encoded faster on a device than padded ones."""
         return False
+
+
+class Freezable(Encoder):
+    """An encoder around one pretrained network, which is trained with the rest or frozen in evaluation mode."""
+
+    network: str
+    """Name of the submodule that holds the network."""
+    trainable: bool
+
+    def pretrained(self) -> tuple[str, ...]:
+        """The network, where it is trained."""
+        return (self.network,) if self.trainable else ()
+
+    def freeze(self) -> None:
+        """Stop training the network; it goes to evaluation mode."""
+        self.let_train(False)
+
+    def unfreeze(self) -> None:
+        """Train the network too."""
+        self.let_train(True)
+
+    def let_train(self, trainable: bool) -> None:
+        """Freeze or unfreeze the network."""
+        self.trainable = trainable
+        self.get_submodule(self.network).requires_grad_(trainable)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode for what is trained."""
+        super().train(mode)
+        self.get_submodule(self.network).train(mode and self.trainable)
+        return self
 
 
 def text_inputs(inputs: Inputs) -> Features:

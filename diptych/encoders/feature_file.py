@@ -32,7 +32,7 @@ BLOCK = 1 << 24  # bytes read at a time when checking
 
 
 @dataclass
-class Progress:
+class Written:
     """How far a file has come: items consumed, rows written, notes about items that gave no row."""
 
     done: int = 0
@@ -53,7 +53,7 @@ class FeatureFile:
         self.path, self.key, self.overwrite = path, key, overwrite
         self.part = path.with_name(f".{path.name}.part")
         self.log = path.with_name(f".{path.name}.log")
-        self.progress, self.finished = Progress(), False
+        self.progress, self.finished = Written(), False
         self._lock = FileLock(path.with_name(f".{path.name}.lock"))
         self._data: BinaryIO | None = None
 
@@ -76,10 +76,6 @@ class FeatureFile:
         if self._data is not None:
             self._data.close()
         self._lock.release()
-
-    def is_whole(self) -> bool:
-        """Whether a finished file of this key is there, untouched; writes nothing."""
-        return self._whole(self._read_log())
 
     def append(self, rows: NDArray[Any], items: int, notes: dict[str, str] | None = None) -> None:
         """Add the rows (n, ...) that the next ``items`` items gave, as float16; on disk when this returns."""
@@ -210,7 +206,7 @@ class FeatureFile:
         return _header((self.progress.rows, *self.progress.row_shape))
 
     def _take(self, lines: list[dict[str, Any]]) -> None:
-        self.progress = Progress()
+        self.progress = Written()
         for line in lines:
             self.progress.done, self.progress.rows = line["done"], line["rows"]
             self.progress.row_shape = tuple(line["shape"])

@@ -36,14 +36,12 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from diptych.encoders.feature_file import to_half
+from diptych.encoders.pack_entries import ENTRY, MISSING, checks_of, digest, stamp_of, write_all
 from diptych.errors import DataError, StorageError
 from diptych.storage import parse_json, storing, write_text
 
 FORMAT = 1
 FILE_BYTES = 1 << 30  # of records in one file: what is cleared, or checked after damage, at a time
-ENTRY = np.dtype([("key", "V16"), ("row", "<i8"), ("crc", "<u4"), ("check", "<u4")])
-CHECK = np.uint32(0x44495054)  # an entry of zeros is no entry
-MISSING = -1
 USED_AGAIN = 3600.0  # seconds after which a use is noted again
 SLOTS = 64  # locks of those who compute the same pictures
 
@@ -169,7 +167,7 @@ class FeaturePack:
         whole = len(data) // ENTRY.itemsize
         entries = np.frombuffer(data, dtype=ENTRY, count=whole)
         self._read += whole * ENTRY.itemsize
-        entries = entries[entries["check"] == _check(entries)]
+        entries = entries[entries["check"] == checks_of(entries)]
         self._enter(entries)
 
     def files(self) -> list[PackFile]:
@@ -195,7 +193,7 @@ class FeaturePack:
             crcs = self._stored_crcs()
             for n, (key, row) in enumerate(kept):
                 entries[n] = (key, row, crcs[row], 0)
-            entries["check"] = _check(entries)
+            entries["check"] = checks_of(entries)
             new = self.folder / "index.new"
             new.write_bytes(entries.tobytes())
             os.replace(new, self.folder / "index")
@@ -231,19 +229,19 @@ class FeaturePack:
             path = self.folder / f"rows-{number:06d}.f16"
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                _write_all(handle, half[start:end].tobytes(), within * self.row_bytes)
+                write_all(handle, half[start:end].tobytes(), within * self.row_bytes)
                 os.fsync(handle)
             finally:
                 os.close(handle)
             path.with_suffix(".used").touch()
-            stamps[str(number)] = _stamp(path)
+            stamps[str(number)] = stamp_of(path)
             start = end
         for n, key in enumerate(keys):
             entries[n] = (key, first + n, zlib.crc32(half[n].tobytes()), 0)
-        entries["check"] = _check(entries)
+        entries["check"] = checks_of(entries)
         handle = os.open(self.folder / "index", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            _write_all(handle, entries.tobytes(), self._read)  # over what a killed writer left behind it
+            write_all(handle, entries.tobytes(), self._read)  # over what a killed writer left behind it
             os.ftruncate(handle, self._read + entries.nbytes)
             os.fsync(handle)
             self._inode = os.fstat(handle).st_ino
@@ -280,7 +278,9 @@ class FeaturePack:
         stamps, changed = self._stamps(), set()
         for number in numbers:
             path = self.folder / f"rows-{number:06d}.f16"
-            if number not in self._checked and (not path.exists() or stamps.get(str(number)) != _stamp(path)):
+            if number not in self._checked and (
+                not path.exists() or stamps.get(str(number)) != stamp_of(path)
+            ):
                 changed.add(number)
             self._checked.add(number)
         return changed
@@ -299,7 +299,7 @@ class FeaturePack:
         entries["row"] = MISSING
         for n, key in enumerate(keys):
             entries["key"][n] = key
-        entries["check"] = _check(entries)
+        entries["check"] = checks_of(entries)
         with self._appending, (self.folder / "index").open("r+b") as file:
             whole = file.seek(0, os.SEEK_END) // ENTRY.itemsize * ENTRY.itemsize
             file.seek(whole)
@@ -314,7 +314,7 @@ class FeaturePack:
                 path = self.folder / f"rows-{number:06d}.f16"
                 stamps.pop(str(number), None)
                 if path.exists():
-                    stamps[str(number)] = _stamp(path)
+                    stamps[str(number)] = stamp_of(path)
             write_text(self.folder / "stamps.json", json.dumps(stamps))
 
     def _stamps(self) -> dict[str, Any]:
@@ -397,24 +397,3 @@ class FeaturePack:
     def _make_locks(self) -> None:
         self._appending = FileLock(self.folder / "append.lock")
         self._opening = threading.Lock()
-
-
-def digest(key: str) -> bytes:
-    """The 16 bytes that stand for a content key."""
-    return hashlib.blake2b(key.encode(), digest_size=16).digest()
-
-
-def _check(entries: NDArray[Any]) -> NDArray[np.uint32]:
-    words = np.ascontiguousarray(entries).view(np.uint32).reshape(-1, ENTRY.itemsize // 4)
-    return np.asarray(np.bitwise_xor.reduce(words[:, :-1], axis=1) ^ CHECK)
-
-
-def _write_all(handle: int, data: bytes, offset: int) -> None:
-    view, done = memoryview(data), 0
-    while done < len(view):
-        done += os.pwrite(handle, view[done:], offset + done)
-
-
-def _stamp(path: Path) -> list[int]:
-    status = path.stat()
-    return [status.st_size, status.st_mtime_ns]

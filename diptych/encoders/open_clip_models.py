@@ -20,7 +20,8 @@ from diptych.data.text import CHUNK, TextInput, tokenizer_state
 from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import text_inputs
 from diptych.encoders.pretrained import free_name
-from diptych.errors import DataError, DiptychError, MissingExtra, SettingsError
+from diptych.encoders.torchvision_packages import import_package
+from diptych.errors import DataError, DiptychError, SettingsError
 from diptych.parts import part
 from diptych.progress import track
 from diptych.storage import parse_json
@@ -237,25 +238,7 @@ def _quiet(source: str | Path) -> Iterator[None]:
 
 
 def _open_clip() -> ModuleType:
-    try:
-        import open_clip
-    except ModuleNotFoundError as error:
-        if error.name != "open_clip":
-            raise _broken(error) from error
-        raise MissingExtra("open_clip_torch", "open-clip", "an open_clip: model") from error
-    except (ImportError, RuntimeError, OSError) as error:
-        raise _broken(error) from error
-    module: ModuleType = open_clip
-    return module
-
-
-def _broken(error: Exception) -> DiptychError:
-    # torchvision is compiled against one build of torch and fails to import beside another
-    reason = " ".join(str(error).split())[:160]
-    return SettingsError(
-        f"open_clip is installed but does not import ({reason}): install the torchvision of this torch, "
-        "or use an hf: model, which needs none."
-    )
+    return import_package("open_clip", "open_clip_torch", "open-clip", "an open_clip: model")
 
 
 def is_open_clip(source: str | Path) -> bool:

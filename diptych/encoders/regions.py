@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from diptych.encoders.dropping import check_rate, drop_each
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.precision import fit
+from diptych.encoders.running_norm import RunningNorm
 from diptych.errors import DataError
+from diptych.ops import xavier_linear
 from diptych.parts import part
 from diptych.types import Features, Inputs
 
 
-class MaskedBatchNorm(nn.Module):
+class MaskedBatchNorm(RunningNorm):
     """BatchNorm1d of (B, L, C) over the valid positions: y = (x − μ) / √(σ² + ε) · weight + bias.
 
     Equal to ``nn.BatchNorm1d`` on the compacted rows, with the same parameter and buffer names, but from
@@ -22,21 +24,6 @@ class MaskedBatchNorm(nn.Module):
     captured. Statistics are float32 or better. Under ``torchrun`` each replica uses the statistics of its own
     rows, as BatchNorm does, and the saved running statistics are those of the first.
     """
-
-    weight: Tensor
-    bias: Tensor
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-
-    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__()
-        self.eps, self.momentum = eps, momentum
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_var", torch.ones(channels))
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def forward(self, values: Tensor, mask: Tensor, padding: Tensor | None = None) -> Tensor:
         """Normalise (B, L, C) by the batch's valid rows while training, else by the running statistics.
@@ -87,9 +74,7 @@ class Regions(Encoder):
         super().__init__()
         self.count_padding = False  # of training alone, so no part of a saved model
         self.input_dim, self.dim, self.drop = input_dim, dim, check_rate(drop)
-        self.linear = nn.Linear(input_dim, dim)
-        nn.init.xavier_uniform_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
+        self.linear = xavier_linear(input_dim, dim)
         self.first = nn.Linear(input_dim, hidden)
         self.norm = MaskedBatchNorm(hidden)
         self.second = nn.Linear(hidden, dim)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from diptych.encoders.backbone import Backbone
-from diptych.errors import DiptychError, MissingExtra, SettingsError
+from diptych.encoders.torchvision_packages import import_package
+from diptych.errors import SettingsError
 from diptych.parts import part
 
 PREFIX = "timm:"
@@ -81,23 +83,5 @@ def _create(timm: ModuleType, name: str, pretrained: bool, **options: Any) -> An
 
 
 def _timm() -> ModuleType:
-    try:
-        import timm
-        import timm.data
-    except ModuleNotFoundError as error:
-        if error.name != "timm":
-            raise _broken(error) from error
-        raise MissingExtra("timm", "timm", "a timm: backbone") from error
-    except (ImportError, RuntimeError, OSError) as error:
-        raise _broken(error) from error
-    module: ModuleType = timm
-    return module
-
-
-def _broken(error: Exception) -> DiptychError:
-    # torchvision is compiled against one build of torch and fails to import beside another
-    reason = " ".join(str(error).split())[:160]
-    return SettingsError(
-        f"timm is installed but does not import ({reason}): install the torchvision of this torch, "
-        "or use an hf: backbone, which needs none."
-    )
+    import_package("timm.data", "timm", "timm", "a timm: backbone")
+    return import_module("timm")

@@ -12,17 +12,18 @@ from diptych.data.packing import PackedIds
 from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.bert import read_bert
 from diptych.encoders.dropping import check_rate, drop_words
-from diptych.encoders.encoder import Encoder, text_inputs
+from diptych.encoders.encoder import Freezable, text_inputs
 from diptych.encoders.packed import can_pack, packed_states, unpack
 from diptych.encoders.precision import fit
 from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model
 from diptych.errors import DataError
+from diptych.ops import xavier_linear
 from diptych.parts import part
 from diptych.types import Features, Inputs
 
 
 @part
-class TransformerText(Encoder):
+class TransformerText(Freezable):
     """Token ids (B, W) → last hidden states (B, W, H) → linear → (B, W, dim), specials included.
 
     States that were computed before (``Features`` of H channels) skip the transformer, so a frozen one runs
@@ -33,6 +34,8 @@ class TransformerText(Encoder):
     Ids that come packed (``data.packing``) go through BERT, RoBERTa, XLM-RoBERTa and CamemBERT without their padding;
     other models read them padded.
     """
+
+    network = "model"
 
     def __init__(
         self,
@@ -49,13 +52,9 @@ class TransformerText(Encoder):
         self.model = load_model(source, load_config(source), pretrained) if own is None else own
         self.hidden = int(self.model.config.hidden_size)  # type: ignore[arg-type, union-attr]
         self.dim = dim if projection else self.hidden
-        self.linear = nn.Linear(self.hidden, dim) if projection else nn.Identity()
-        if isinstance(self.linear, nn.Linear):
-            nn.init.xavier_uniform_(self.linear.weight)
-            nn.init.zeros_(self.linear.bias)
+        self.linear = xavier_linear(self.hidden, dim) if projection else nn.Identity()
         self.can_pack = can_pack(self.model)
-        self.trainable = trainable
-        self.unfreeze() if trainable else self.freeze()
+        self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
         """Token ids, or states computed before, → Features (B, W, dim)."""
@@ -88,28 +87,6 @@ class TransformerText(Encoder):
     def frozen_part(self) -> TransformerText | None:
         """The transformer's states, unless it is trained."""
         return None if self.trainable else self
-
-    def pretrained(self) -> tuple[str, ...]:
-        """The transformer, where it is trained."""
-        return ("model",) if self.trainable else ()
-
-    def freeze(self) -> None:
-        """Stop training the transformer; it goes to evaluation mode."""
-        self.trainable = False
-        self.model.requires_grad_(False)
-        self.train(self.training)
-
-    def unfreeze(self) -> None:
-        """Train the transformer too."""
-        self.trainable = True
-        self.model.requires_grad_(True)
-        self.train(self.training)
-
-    def train(self, mode: bool = True) -> TransformerText:
-        """Training mode for what is trained."""
-        super().train(mode)
-        self.model.train(mode and self.trainable)
-        return self
 
     def fingerprint(self) -> str:
         """16 hex digits of the transformer's weights, the projection left out: what its states depend on."""

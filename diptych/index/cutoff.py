@@ -29,9 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.captions import Captions
 from diptych.errors import SettingsError
-from diptych.model import Model
 
 CHANCE = 0.2  # where both errors are about equal on held-out queries of the demo (docs/search.md)
 CHANCES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -167,35 +165,6 @@ def measure_cutoff(
         CutoffRates(chance, float(none) / n, float(match) / n, len(matrix))
         for chance, none, match in zip(chances, missed, claimed, strict=True)
     ]
-
-
-def measure_cutoff_on(
-    model: Model,
-    captions: Captions,
-    label: str | None = None,
-    split: str | None = None,
-    chances: Sequence[float] = CHANCES,
-) -> list[CutoffRates]:
-    """``measure_cutoff`` for the texts of a data set (of one ``split``) as queries for all its images.
-
-    The collection without a match is the one without the text's image, or, with ``label``, without any image of
-    the same value in that column: what a user means by "nothing of the kind is here".
-    """
-    if label is not None and label not in captions.labels:
-        known = ", ".join(captions.labels) or "none"
-        raise SettingsError(f"{captions.name} has no label '{label}': its labels are {known}.")
-    asked = [n for n, image in enumerate(captions.image_of) if split in (None, captions.splits[image])]
-    if not asked:
-        known = ", ".join(sorted(set(captions.splits)))
-        raise SettingsError(f"{captions.name} has no texts in the split '{split}': its splits are {known}.")
-    images = np.asarray(model.encode_image(captions.images), np.float64)
-    scores = np.asarray(model.encode_text([captions.texts[n] for n in asked]), np.float64) @ images.T
-    relevant = [[int(captions.image_of[n])] for n in asked]
-    without = None
-    if label is not None:
-        values = np.array([str(value) for value in captions.labels[label]])
-        without = [np.flatnonzero(values == values[image]).tolist() for (image,) in relevant]
-    return measure_cutoff(scores, relevant, without, chances)
 
 
 def _claims(values: NDArray[np.float64], chances: Sequence[float]) -> NDArray[np.float64]:

@@ -30,7 +30,7 @@ SAMPLE = 4096  # items whose scores are a query's background
 PATIENCE = 10  # seconds for such a download
 
 
-class PairScorer(Protocol):
+class HitScorer(Protocol):
     """Scores a query against items by looking at both sides together: what re-ranks the best hits."""
 
     def __call__(self, query: Query, items: Sequence[Item], files: Sequence[Path | None]) -> Sequence[float]:
@@ -52,14 +52,14 @@ class Searcher:
         model: Model,
         *,
         model_name: str = "",
-        pair_scorer: PairScorer | None = None,
+        pair_scorer: HitScorer | None = None,
         allow_urls: bool = False,
     ) -> None:
         info, fingerprint = index.info, model.fingerprint()
         if info.fingerprint != fingerprint:
             raise other_model(info.path, (info.model, info.fingerprint), (model_name, fingerprint))
         self.index, self.model = index, model
-        self.pair_scorer: PairScorer | None = pair_scorer or _own_scorer(model)
+        self.pair_scorer: HitScorer | None = pair_scorer or _own_scorer(model)
         self.allow_urls = allow_urls
         self._tokenizer = Tokenizer()
         self._calibrations: dict[int, Calibration | None] = {}  # of the state of the index with that number
@@ -288,8 +288,8 @@ class Searcher:
         return open_image(_download(str(term.value)), name=str(term.value))
 
 
-def _own_scorer(model: Model) -> PairScorer | None:
-    found: PairScorer | None = getattr(model, "pair_scorer", None)
+def _own_scorer(model: Model) -> HitScorer | None:
+    found: HitScorer | None = getattr(model, "pair_scorer", None)
     if found is None and getattr(model, "scorer", None) is not None:
         from diptych.index.reranking import Reranker
         from diptych.retriever import Retriever

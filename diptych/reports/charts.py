@@ -73,7 +73,7 @@ class Space:
 
 
 @dataclass(frozen=True, eq=False)
-class Pooling:
+class LearnedPooling:
     """What one GPO has learned: the coefficients θ (size,) of the sorted values, largest first, by set size."""
 
     name: str
@@ -162,7 +162,7 @@ def pooled_elements(theta: NDArray[np.float64]) -> float:
     return float(np.exp(-(positive * np.log(positive)).sum()))
 
 
-def picture_of_poolings(poolings: Sequence[Pooling]) -> Any:
+def picture_of_poolings(poolings: Sequence[LearnedPooling]) -> Any:
     """One row per GPO: θ over the rank for each set size, and its running sum between mean and max pooling."""
     figure = figure_class()(figsize=(10, 3.1 * len(poolings) + 0.6), dpi=DPI, layout="constrained")
     rows = figure.subplots(len(poolings), 2, squeeze=False)

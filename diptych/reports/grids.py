@@ -13,7 +13,7 @@ from PIL import Image
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
 from diptych.evaluation.metrics import DIRECTIONS, Placement, Ranks, count_ranks
-from diptych.reports.page import Answer, Comparison, Result
+from diptych.reports.page import Answer, QueryComparison, Result
 from diptych.scores import Scores
 
 Where = Literal["random", "differs"]
@@ -63,7 +63,7 @@ class Compared:
 
     def comparisons(
         self, direction: str, count: int, *, answers: int = 6, where: str = "random", seed: int = 0
-    ) -> list[Comparison]:
+    ) -> list[QueryComparison]:
         """``count`` queries of a direction with the best ``answers`` of either model."""
         a, b = self._placements(direction)
         places = chosen_queries(a.ranks(), b.ranks(), count, where, seed)
@@ -79,21 +79,21 @@ class Compared:
         assert direction in DIRECTIONS
         return [getattr(ranks, direction) for ranks in self.ranks.values()]
 
-    def _to_images(self, text: int, place: int, answers: int) -> Comparison:
+    def _to_images(self, text: int, place: int, answers: int) -> QueryComparison:
         results = []
         for name, scores in self.scores.items():
             column = scores.tile(slice(None), slice(text, text + 1))[:, 0]
             found = self.shown.images_for(text, column, answers)
             results.append(Result(name, self._rank(name, "text_to_image", place), found))
-        return Comparison(self.data.texts[text], results)
+        return QueryComparison(self.data.texts[text], results)
 
-    def _to_texts(self, image: int, place: int, answers: int) -> Comparison:
+    def _to_texts(self, image: int, place: int, answers: int) -> QueryComparison:
         results = []
         for name, scores in self.scores.items():
             row = scores.tile(slice(image, image + 1), slice(None))[0]
             found = self.shown.texts_for(image, row, answers)
             results.append(Result(name, self._rank(name, "image_to_text", place), found))
-        return Comparison(self.shown.name(image), results, self.shown.picture(image))
+        return QueryComparison(self.shown.name(image), results, self.shown.picture(image))
 
     def _rank(self, name: str, direction: str, place: int) -> int:
         placement: Placement = getattr(self.ranks[name], direction)

@@ -81,7 +81,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class QueryComparison:
     """A query and what each model answers to it."""
 
     text: str
@@ -135,7 +135,7 @@ def comparison_page(
     title: str,
     introduction: str,
     table: tuple[Sequence[str], Sequence[Sequence[str]]],
-    grids: Mapping[str, tuple[str, Sequence[Comparison]]],
+    grids: Mapping[str, tuple[str, Sequence[QueryComparison]]],
 ) -> str:
     """Models side by side: a ``table`` (heads, rows), then one section with its sentence for each of ``grids``."""
     parts = [f"{_head(title)}<p>{html.escape(introduction)}</p>", _table(*table)]
@@ -211,7 +211,7 @@ def _query(query: QueryCard) -> str:
     return f"<div class='row'><div class='query'>{shown}{html.escape(query.text)}</div>{answers}</div>"
 
 
-def _comparison(comparison: Comparison) -> str:
+def _comparison(comparison: QueryComparison) -> str:
     shown = _picture(comparison.picture, LARGE) if comparison.picture is not None else ""
     best = min(result.rank for result in comparison.results)
     rows = ""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from diptych.aggregators import GPO, Generator
-from diptych.reports.charts import Pooling
+from diptych.reports.charts import LearnedPooling
 from diptych.retriever import Retriever
 
 
-def learned_poolings(name: str, retriever: Retriever, sizes: Sequence[int]) -> list[Pooling]:
+def learned_poolings(name: str, retriever: Retriever, sizes: Sequence[int]) -> list[LearnedPooling]:
     """The coefficients of every GPO of a model whose weights depend on the size of a set alone.
 
     Coefficients per dimension are averaged over the dimensions.
@@ -27,5 +27,7 @@ def learned_poolings(name: str, retriever: Retriever, sizes: Sequence[int]) -> l
                     ]  # (size, K)
                     theta[size] = row.mean(dim=1).double().cpu().numpy()
             where = {"image.aggregator": "images", "text.aggregator": "texts"}.get(path)
-            found.append(Pooling(f"{name}, {where or path.replace('.', ' ').replace('_', ' ')}", theta))
+            found.append(
+                LearnedPooling(f"{name}, {where or path.replace('.', ' ').replace('_', ' ')}", theta)
+            )
     return found

@@ -25,7 +25,7 @@ from diptych.reports.charts import (
     save_picture,
 )
 from diptych.reports.grids import Compared, has_pictures
-from diptych.reports.page import Comparison, comparison_page
+from diptych.reports.page import QueryComparison, comparison_page
 from diptych.retriever import Retriever
 from diptych.runs.evaluate import views_of
 from diptych.runs.poolings import learned_poolings
@@ -112,7 +112,7 @@ def show_grids(
     found = {name: summary(ranks) for name, ranks in compared.ranks.items()}
     metrics = [f"{way}_recall@{k}" for way in DIRECTIONS for k in KS] + ["rsum"]
     rows = [[metric, *(f"{found[name][metric]:.1f}" for name in names)] for metric in metrics]
-    grids: dict[str, tuple[str, Sequence[Comparison]]] = {}
+    grids: dict[str, tuple[str, Sequence[QueryComparison]]] = {}
     for way, title in ASKED.items():
         queries = compared.comparisons(way, count, where=where, seed=seed)
         grids[title] = (_chosen(compared, way, len(queries), where, seed), queries)
@@ -199,7 +199,7 @@ def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
         )
     if card["recipe"] not in RECIPES:
         raise CheckpointError(
-            f"{run} is a run of the recipe '{card['recipe']}', unknown here: update diptych."
+            f"{run} is a run of the recipe '{card['recipe']}', which this version does not know: update diptych."
         )
     recipe = RECIPES[card["recipe"]]
     settings = resumed_settings(recipe, run, {})

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 import diptych
 from diptych.errors import DiptychError
 from diptych.index.protocol import Index
-from diptych.index.search import PairScorer
+from diptych.index.search import HitScorer
 from diptych.model import Model
 from diptych.web.auth import Access
 from diptych.web.bodies import BodyLimit, form_route
@@ -101,7 +101,7 @@ def create_app(
     allow_urls: bool = False,
     writer: Writer | None = None,
     model_name: str = "",
-    pair_scorer: PairScorer | None = None,
+    pair_scorer: HitScorer | None = None,
     chance: float | None = None,
     local: bool = False,
 ) -> FastAPI:

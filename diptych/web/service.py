@@ -20,7 +20,7 @@ from diptych.index import deadline
 from diptych.index.frames import one_per_video
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Query, Term, Vectors
 from diptych.index.query import parse_query
-from diptych.index.search import PairScorer, Searcher
+from diptych.index.search import HitScorer, Searcher
 from diptych.index.thumbnails import make_thumbnail
 from diptych.model import Model
 from diptych.web import addresses
@@ -85,7 +85,7 @@ class Service:
         allow_urls: bool = False,
         writer: Writer | None = None,
         model_name: str = "",
-        pair_scorer: PairScorer | None = None,
+        pair_scorer: HitScorer | None = None,
         chance: float | None = None,
     ) -> None:
         self.index, self.limits, self.allow_urls = index, limits, allow_urls

@@ -70,7 +70,8 @@ def exif(folder: Path) -> Attack:
 @target
 def feature_cache(folder: Path) -> Attack:
     """A pack with a damaged file: what it still gives is what was stored."""
-    from diptych.encoders.feature_pack import MISSING, FeaturePack
+    from diptych.encoders.feature_pack import FeaturePack
+    from diptych.encoders.pack_entries import MISSING
 
     rows = np.arange(20 * 6, dtype=np.float16).reshape(20, 2, 3)
     keys = [str(n) for n in range(20)]

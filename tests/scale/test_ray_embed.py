@@ -168,7 +168,7 @@ def test_no_cluster_is_one_sentence(model: Path, data: Path, tmp_path: Path) -> 
     assert "no Ray cluster answers at 127.0.0.2:9" in refused(
         "embed", model, data, tmp_path, "--ray", "127.0.0.2:9"
     )
-    assert "no address of a cluster" in refused("embed", model, data, tmp_path, "--ray", "nowhere")
+    assert "not an address of a cluster" in refused("embed", model, data, tmp_path, "--ray", "nowhere")
     assert np.isfinite(receipts(tmp_path))
 
 

@@ -23,12 +23,12 @@ from diptych.errors import MissingExtra, SettingsError, StorageError
 from diptych.index import coding
 from diptych.index.embedded.code_table import SUFFIX, CodeTable
 from diptych.index.embedded.scan import MARGIN, fetch, scan
-from diptych.index.embedded.segments import ROW_BITS, Layout, checksum, sync_folder
+from diptych.index.embedded.segments import ROW_BITS, Layout, checksum
 from diptych.index.embedded.state import Graph, RowNumbers, Segment, Selection, State
 from diptych.index.embedded.writing import Moves
 from diptych.index.protocol import Kind, Vectors
 from diptych.progress import track
-from diptych.storage import storing
+from diptych.storage import storing, sync
 
 LOG = logging.getLogger("diptych")
 STALE = 0.2  # share of rows outside or removed from a graph at which it is brought up to date
@@ -175,7 +175,7 @@ class Graphs:
             handle = os.open(path, os.O_RDONLY)
             os.fsync(handle)
             os.close(handle)
-            sync_folder(self.folder)
+            sync(self.folder)
         size = path.stat().st_size
         return Graph(kind, path.name, len(graph), size, covers, checksum(path, 0, size) or 0)
 

@@ -26,7 +26,7 @@ SMALL = 1 << 23  # numbers in a product with one query up to which numpy is fast
 GATHER = 0.15  # below this share of a segment, selected rows are gathered; above, all are scored
 FEW_GONE = 1000  # removed rows whose scores are blotted out one by one
 
-Scores = NDArray[np.float32]
+RowScores = NDArray[np.float32]
 
 
 def scan(
@@ -35,11 +35,11 @@ def scan(
     """For each query (Q, D), slots of the k + MARGIN best rows at least, in no order."""
     longest = max((segment.length for segment in segments), default=0.0)
     ties = TIE * longest * np.linalg.norm(queries, axis=1)
-    found: list[list[tuple[Scores, RowNumbers]]] = [[] for _ in range(len(queries))]
+    found: list[list[tuple[RowScores, RowNumbers]]] = [[] for _ in range(len(queries))]
     # slots and scores of a filter's rows: one choice among all of them is cheaper than one a segment
-    picked: list[tuple[RowNumbers, Scores]] = []
+    picked: list[tuple[RowNumbers, RowScores]] = []
 
-    def choose(slots: RowNumbers | int, scores: Scores) -> None:
+    def choose(slots: RowNumbers | int, scores: RowScores) -> None:
         for row, best in enumerate(_best(scores, k, ties)):
             found[row].append((scores[row, best], slots + best if isinstance(slots, int) else slots[best]))
 
@@ -72,7 +72,7 @@ def fetch(segments: Sequence[Segment], layout: Layout, slots: RowNumbers) -> Vec
 
 def _blocks(
     segment: Segment, queries: Vectors, chosen: RowNumbers | None
-) -> Iterator[tuple[RowNumbers | int, Scores]]:
+) -> Iterator[tuple[RowNumbers | int, RowScores]]:
     """(rows, or the first of consecutive rows, and their scores (Q, rows)) piece by piece; removed ones are −inf."""
     count, gone = len(segment), segment.gone
     if chosen is None and len(gone) > FEW_GONE:
@@ -98,7 +98,7 @@ def _blocks(
         yield start, scores
 
 
-def _gathered(segment: Segment, queries: Vectors, rows: RowNumbers) -> Scores:
+def _gathered(segment: Segment, queries: Vectors, rows: RowNumbers) -> RowScores:
     """Scores (Q, rows) of some rows, which are copied a piece at a time to a place that stays in the cache."""
     layout = segment.layout
     out = np.empty((len(queries), len(rows)), np.float32)
@@ -122,7 +122,7 @@ def _floats(layout: Layout, stored: NDArray[Any]) -> Vectors:
     return widened
 
 
-def _product(rows: Vectors, queries: Vectors) -> Scores:
+def _product(rows: Vectors, queries: Vectors) -> RowScores:
     """Scores (Q, rows), as the transpose of rows @ queriesᵀ: the order in which few queries are fastest.
 
     A single query over many rows is doubled. torch's product with one vector runs on one core and streams the
@@ -130,7 +130,7 @@ def _product(rows: Vectors, queries: Vectors) -> Scores:
     numpy takes 8; for 10,000 it is 1.5 against 0.5 ms, and numpy takes 0.2.
     """
     if len(queries) == 1 and rows.size <= SMALL:
-        scores: Scores = (rows @ queries[0])[None]
+        scores: RowScores = (rows @ queries[0])[None]
         return scores
     import torch
 
@@ -139,12 +139,12 @@ def _product(rows: Vectors, queries: Vectors) -> Scores:
     return scores[: len(q)]
 
 
-def _joined(parts: list[tuple[RowNumbers, Scores]]) -> tuple[RowNumbers, Scores]:
+def _joined(parts: list[tuple[RowNumbers, RowScores]]) -> tuple[RowNumbers, RowScores]:
     """Slots (N,) and scores (Q, N) of several blocks."""
     return np.concatenate([slots for slots, _ in parts]), np.concatenate([part for _, part in parts], axis=1)
 
 
-def _best(scores: Scores, k: int, ties: NDArray[np.float32]) -> list[RowNumbers]:
+def _best(scores: RowScores, k: int, ties: NDArray[np.float32]) -> list[RowNumbers]:
     """For each row of scores (Q, N), indices of its best k + MARGIN and of all within ``ties`` of the k-th."""
     import torch
 
@@ -165,7 +165,7 @@ def _best(scores: Scores, k: int, ties: NDArray[np.float32]) -> list[RowNumbers]
     return out
 
 
-def _merge(parts: list[tuple[Scores, RowNumbers]], k: int, ties: NDArray[np.float32]) -> RowNumbers:
+def _merge(parts: list[tuple[RowScores, RowNumbers]], k: int, ties: NDArray[np.float32]) -> RowNumbers:
     if not parts:
         return np.zeros(0, np.int64)
     scores, slots = parts[0]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from diptych.errors import IndexFault, SettingsError
 from diptych.index import deadline
 from diptych.index.protocol import Precision, Vectors
-from diptych.storage import storing
+from diptych.storage import storing, sync
 
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
 SEGMENT_BYTES = 1 << 29  # a full segment: half a gigabyte, so that compaction rewrites little at a time
@@ -102,7 +102,7 @@ def append(path: Path, layout: Layout, committed: int, rows: NDArray[Any]) -> in
         finally:
             os.close(handle)
         if committed == 0:  # the file's name may be as new as its rows, also where a failed append left one
-            sync_folder(path.parent)
+            sync(path.parent)
     return zlib.crc32(data)
 
 
@@ -210,15 +210,6 @@ def checksum(path: Path, start: int, size: int) -> int | None:
                 return None
             crc, size = zlib.crc32(piece, crc), size - len(piece)
     return crc
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new and removed names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def slot_of(segment: int, row: int) -> int:

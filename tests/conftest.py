@@ -1,0 +1,32 @@
+"""What many tests share: a temporary cache folder instead of the user's, and a PostgreSQL server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from servers import Server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The cache folder of this session, shared by the processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "diptych-cache"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIPTYCH_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A PostgreSQL server for one file of tests."""
+    from servers import postgres
+
+    with postgres() as running:
+        yield running
