@@ -284,7 +284,7 @@ def test_bad_input_is_one_sentence(data: str, captions: Captions, tmp_path: Path
     assert "no column 'topic' of labels" in refused(*train, "--label_columns", "topic")
     assert "--label_columns is empty" in refused(*train, "--label_columns", ",")
     said = refused(*train, "--interactive", "alternate", "--baseline", "ours+con")
-    assert "does not go with --baseline ours+con" in said
+    assert "cannot be combined with --baseline ours+con" in said
     assert "masked ones would leak: use grid" in refused(*train, "--image_encoder", "regions")
     assert "use bigru" in refused(*train, "--text_encoder", "gru")
     plain = data.partition("?")[0]

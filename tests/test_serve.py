@@ -156,8 +156,8 @@ def test_places_that_are_no_index(folder: Path, server: Server, tmp_path: Path) 
 
 def test_a_model_that_is_gone_or_was_never_named(folder: Path, tmp_path: Path) -> None:
     for name, sentence in (
-        (str(tmp_path / "gone"), "gone, which is gone: say where"),
-        ("", "does not say where"),
+        (str(tmp_path / "gone"), "gone, which is gone: give its new"),
+        ("", "does not record its model"),
     ):
         place = tmp_path / f"index{len(name)}"
         create_index(place, 16, model=name, fingerprint="f").close()

@@ -31,7 +31,7 @@ VERBS = {
     "cache": "cache",
     "show": "show",
     "label": "label",
-    "index": "search",
+    "index": "index",
     "search": "search",
     "embed": "embed",
     "plan": "plan",

@@ -509,7 +509,7 @@ def test_another_model_is_refused_by_name(server: MilvusServer) -> None:
         ),
         (lambda i: i.add([Item("")], np.ones((1, DIM))), DataError, "unique"),
         (lambda i: i.search_words("red"), SettingsError, r"is Milvus 2\.3\.5.*needs 2\.5 or newer"),
-        (lambda i: i.build_graph(codes=True), SettingsError, "no table of binary codes"),
+        (lambda i: i.build_graph(codes=True), SettingsError, "no binary codes"),
     ],
 )
 def test_bad_input_is_one_sentence(both: Any, make: Any, error: type[Exception], message: str) -> None:

@@ -1,0 +1,261 @@
+"""index: build, load, info, verify, compact, remove, duplicates."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from diptych.cli import answers
+from diptych.cli.collection import (
+    bring_up_to_date,
+    counted,
+    default_place,
+    model_for,
+    pictures_alone,
+    summary,
+)
+from diptych.cli.flags import column_flags, device_flags, with_columns
+from diptych.cli.load import load
+
+if TYPE_CHECKING:
+    pass
+
+
+class BuildByDefault(click.Group):
+    """``diptych index MODEL PATH`` builds; ``diptych index info INDEX`` and its sisters look after what was built."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The named command, or ``build`` with everything as its arguments."""
+        if args and args[0] not in self.commands:
+            near = difflib.get_close_matches(args[0], self.commands, n=1)
+            if near and not Path(args[0]).exists():
+                ctx.fail(f"there is no folder of a trained run '{args[0]}': did you mean {near[0]}?")
+            args = ["build", *args]
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=BuildByDefault, context_settings={"ignore_unknown_options": True})
+def index() -> None:
+    """Make a collection searchable. As in: diptych index MODEL PATH (its options: diptych index build --help)."""
+
+
+@index.command()
+@click.argument("given", metavar="[MODEL] PATH", nargs=-1, required=True)
+@click.option(
+    "--index", "place", help="folder or database URL of the index (default: PATH with .index behind it)"
+)
+@click.option("--name", default="", help="name of the collection in the index (default: the data's own)")
+@click.option(
+    "--texts/--no_texts", default=True, help="index the texts too, for image → text and text → text"
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["float32", "float16", "binary"]),
+    help="what is stored of a vector (default: float32)",
+)
+@click.option(
+    "--approximate/--exact",
+    default=None,
+    help="make an approximate index, or none (default: from 200,000 items of a kind on)",
+)
+@click.option(
+    "--codes",
+    is_flag=True,
+    help="make the approximate index of binary codes, not a graph: no extra needed, built in seconds",
+)
+@click.option(
+    "--labels",
+    is_flag=True,
+    help="store the labels that a label-wise model predicts, to filter by, with their scores",
+)
+@click.option(
+    "--local_features",
+    is_flag=True,
+    help="store what the model's pair scorer reads of each image beside the index: quick re-ranking, large files",
+)
+@click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
+@click.option(
+    "--exif/--no_exif", default=True, help="date, camera and place of photos as columns to filter by"
+)
+@click.option(
+    "--cache/--no_cache", default=True, help="share features of a frozen backbone with other commands"
+)
+@column_flags
+@device_flags
+def build(
+    given: tuple[str, ...],
+    place: str | None,
+    name: str,
+    texts: bool,
+    precision: Any,
+    approximate: bool | None,
+    codes: bool,
+    labels: bool,
+    local_features: bool,
+    batch_size: int | None,
+    exif: bool,
+    cache: bool,
+    image_column: str | None,
+    text_column: str | None,
+    device: str,
+    compute_precision: str,
+) -> None:
+    """Index a folder of pictures or a data set. Run again to bring it up to date.
+
+    MODEL is the folder of a trained run, or a pretrained model that needs no training: hf:ID, or its folder. Without
+    MODEL, an index keeps its model, and a new one takes lite0+minilm (from the packages of the extra 'demo').
+    """
+    from diptych.index.build import APPROXIMATE_ABOVE
+    from diptych.index.opening import shown
+
+    if codes and approximate is False:
+        raise click.UsageError("--exact and --codes cannot be combined: choose one.")
+    above = 1 if approximate or codes else None if approximate is False else APPROXIMATE_ABOVE
+    if len(given) > 2:
+        raise click.UsageError(f"one collection is indexed at a time: leave out {given[2]}.")
+    path = given[1] if len(given) == 2 else pictures_alone(given[0])
+    path = with_columns(path, image_column, text_column)
+    place = place or default_place(path)
+    run = given[0] if len(given) == 2 else model_for(place)
+    built, _ = bring_up_to_date(
+        run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
+        approximate_above=above, codes=codes or None, labels=labels, local_features=local_features, exif=exif,
+        cache=cache, device=device,
+        compute_precision=compute_precision,
+    )  # fmt: skip
+    click.echo(summary(shown(place), built))
+    if local_features:
+        from diptych.index.local_features import features_place
+
+        file = features_place(place)
+        click.echo(f"{file}: local features, {file.stat().st_size / 1e6:.1f} MB")
+    named = shlex.quote(shown(place))
+    click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
+
+
+index.add_command(load)
+
+
+@index.command()
+@click.argument("place", metavar="INDEX")
+def info(place: str) -> None:
+    """Show what an index holds, and its model."""
+    from diptych.index.opening import open_index
+
+    with open_index(place) as opened:
+        about = opened.info
+    for field in ("path", "engine", "model", "fingerprint", "dimension", "precision", "version", "created"):
+        click.echo(f"{field:12} {getattr(about, field)}")
+    click.echo(f"{'items':12} " + ", ".join(f"{count} {kind}" for kind, count in about.counts.items()))
+    graphs = ", ".join(
+        f"{count} {kind}{' (binary codes)' if kind in about.coded else ''}"
+        for kind, count in about.approximate.items()
+    )
+    click.echo(f"{'approximate':12} {graphs or 'none: every search is exact'}")
+    click.echo(f"{'size':12} {about.size / 1e6:.1f} MB")
+    compaction = " (diptych index compact gives their space back)" if about.deleted else ""
+    click.echo(f"{'removed':12} {about.deleted} rows{compaction}")
+    columns = ", ".join(f"{name} ({'/'.join(kinds) or 'null'})" for name, kinds in about.columns.items())
+    click.echo(f"{'columns':12} {columns or 'none'}")
+    for collection in about.collections:
+        click.echo(
+            f"{'collection':12} {collection.name}" + (f" in {collection.root}" * bool(collection.root))
+        )
+
+
+@index.command()
+@click.argument("place", metavar="INDEX")
+def verify(place: str) -> None:
+    """Read everything and compare it with its checksums. Status 1 when something is wrong."""
+    from diptych.index.opening import open_index
+
+    with open_index(place) as opened:
+        faults = opened.verify(show_progress=True)
+    for fault in faults:
+        click.echo(fault)
+    click.echo("sound" if not faults else counted(len(faults), "fault"))
+    sys.exit(1 if faults else 0)
+
+
+@index.command()
+@click.argument("place", metavar="INDEX")
+def compact(place: str) -> None:
+    """Free the space of removed items."""
+    from diptych.index.opening import open_index
+
+    with open_index(place, writable=True) as opened:
+        click.echo(f"freed {opened.compact(show_progress=True) / 1e6:.1f} MB")
+
+
+@index.command()
+@click.argument("place", metavar="INDEX")
+@click.argument("ids", nargs=-1)
+@click.option("--collection", help="remove all items of this collection: its folder, name or number")
+@click.option("--filter", "condition", help="remove what passes a metadata filter")
+@click.option("--missing", is_flag=True, help="remove images whose files are gone")
+@click.option("--dry_run", is_flag=True, help="list what would be removed, and remove nothing")
+def remove(
+    place: str,
+    ids: tuple[str, ...],
+    collection: str | None,
+    condition: str | None,
+    missing: bool,
+    dry_run: bool,
+) -> None:
+    """Remove items by id, collection, filter, or missing file.
+
+    Images go with their texts. A later 'diptych index' adds what is still in the collection.
+    """
+    from diptych.index import removal
+    from diptych.index.opening import open_index
+
+    if sum((bool(ids), collection is not None, condition is not None, missing)) != 1:
+        raise click.UsageError("say what to remove in one way: by ids, --collection, --filter or --missing.")
+    with open_index(place, writable=not dry_run) as opened:
+        whole = None if collection is None else removal.find_collection(opened, collection)
+        if whole is not None:
+            chosen = [id for id, _ in opened.contents(whole.number)]
+        elif condition is not None:
+            chosen = removal.ids_that_pass(opened, condition)
+        else:
+            chosen = removal.missing_ids(opened) if missing else removal.known_ids(opened, ids)
+        if dry_run:
+            for id in chosen:
+                click.echo(id)
+            click.echo(f"{counted(len(chosen), 'item')} would be removed.", err=True)
+            return
+        gone = removal.remove_items(opened, chosen)
+        if whole is not None:
+            opened.forget_collection(whole.number)
+        left = f"{counted(len(opened), 'item')} {'is' if len(opened) == 1 else 'are'} left"
+        click.echo(f"removed {counted(gone['image'], 'image')}, {counted(gone['text'], 'text')}; {left}")
+
+
+@index.command()
+@click.argument("place", metavar="INDEX")
+@click.option(
+    "--threshold", type=float, help="lowest score of a pair (default: the best pairs, whatever their scores)"
+)
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1), help="largest number of pairs"
+)
+@click.option(
+    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="what to compare"
+)
+def duplicates(place: str, threshold: float | None, limit: int, kind: Any) -> None:
+    """List pairs of images or texts with nearly equal vectors."""
+    from diptych.index.opening import open_index
+
+    with open_index(place) as opened:
+        pairs = opened.near_duplicates(kind=kind, threshold=threshold, limit=limit, show_progress=True)
+        answers.print_pairs(opened, pairs)
+        if not pairs:
+            reach = "" if threshold is None else f" that reaches {threshold:g}"
+            click.echo(f"no pair among {opened.count(kind)} {kind} items{reach}.", err=True)
