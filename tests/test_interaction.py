@@ -66,19 +66,30 @@ def oracle(scorer: Any, images: Features, texts: Features) -> tuple[Tensor, dict
     return oracles.score_matrix(scorer.kind, state, as_lists(images), as_lists(texts), scorer.training)
 
 
+@pytest.mark.parametrize("holes", [True, False])
+@pytest.mark.parametrize("gradients", [True, False])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
 def test_tiles_equal_the_loop(
-    kind: type[SimilarityScorer], training: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[SimilarityScorer],
+    training: bool,
+    gradients: bool,
+    holes: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scorer = scorer_of(kind).train(training)
     images, texts = sides()
+    if holes:  # absent regions and words in the middle
+        images.mask[1, 2] = images.mask[3, 1] = False
+        texts.mask[2, 3] = False
     expected, running = oracle(scorer, images, texts)
     before = copy.deepcopy(scorer.state_dict())
     for rows in (1, 10, 10_000):  # from one pair per tile to one tile per bucket
         monkeypatch.setattr(similarity_scorer, "CPU_ROWS", rows)
         scorer.load_state_dict(before)
-        torch.testing.assert_close(scorer(images, texts).double(), expected, rtol=0, atol=1e-5)
+        with torch.set_grad_enabled(gradients):
+            found = scorer(images, texts).double()
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
         for name, value in running.items():
             torch.testing.assert_close(
                 scorer.get_buffer(f"norm.{name}").double(), value, rtol=1e-5, atol=1e-6
@@ -311,6 +322,7 @@ def test_dropout_of_words_acts_only_while_training() -> None:
 def test_matched_pairs_score_as_in_the_matrix(kind: type[SimilarityScorer]) -> None:
     scorer = scorer_of(kind).eval()
     images, texts = sides()
+    images.mask[3, 2] = texts.mask[4, 1] = False
     expected = scorer(images, texts)
     rows, columns = torch.tensor([0, 3, 1, 2, 2]), torch.tensor([4, 0, 1, 2, 3])
     found = scorer.pairs(images.map(lambda t: t[rows]), texts.map(lambda t: t[columns]))
@@ -322,7 +334,7 @@ def test_refined_scores_rank_as_in_full_precision(
     kind: type[SimilarityScorer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(refining, "SPARE", 3)
-    monkeypatch.setattr(refining, "CHUNK", 16)
+    monkeypatch.setattr(refining, "CPU_CHUNK", 16)
     scorer = scorer_of(kind).eval()
     images, texts = sides(n=20, sizes=tuple(1 + n % 5 for n in range(30)))
     expected = scorer(images, texts).detach()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diptych.devices import autocast
 from diptych.errors import DataError
+from diptych.interaction.refine import pairs_at_once
 from diptych.interaction.similarity_scorer import SimilarityScorer
 from diptych.progress import track
 from diptych.reranking import candidates
@@ -23,7 +24,6 @@ from diptych.storage import storing, write_text
 
 IMAGES, TEXTS = 512, 2048  # pairs computed between two writes
 EXACT = 16  # best pairs of each query that are computed again in float32 where the scores are not
-PAIRS = 2048  # of them at a time
 
 
 def stored_scores(
@@ -140,7 +140,8 @@ def _refine(
     first = members[0][0].texts
     sizes = (first.bounds[1:] - first.bounds[:-1])[columns]
     order = sizes.argsort(stable=True)  # texts of one length side by side
-    parts = [order[start : start + PAIRS] for start in range(0, len(order), PAIRS)]
+    size = pairs_at_once(members[0][0].device)
+    parts = [order[start : start + size] for start in range(0, len(order), size)]
     for part in track(parts, "refine", len(parts), show_progress):
         image, text = rows[part], columns[part]
         found = torch.zeros(len(part))

@@ -10,7 +10,7 @@ from torch import Tensor
 from diptych.types import Features
 
 SPARE = 6  # candidates beyond k: more than rounding moves a pair in a ranking
-CHUNK = 2048  # pairs scored at once
+CPU_CHUNK, GPU_CHUNK = 64, 2048  # pairs scored at once; on a CPU what its caches hold
 
 
 class MatchedScorer(Protocol):
@@ -19,6 +19,11 @@ class MatchedScorer(Protocol):
     def pairs(self, images: Features, texts: Features) -> Tensor:
         """(P,) in float32."""
         ...
+
+
+def pairs_at_once(device: torch.device) -> int:
+    """How many matched pairs a device scores at a time."""
+    return CPU_CHUNK if device.type == "cpu" else GPU_CHUNK
 
 
 @torch.no_grad()
@@ -37,8 +42,9 @@ def refine(scorer: MatchedScorer, images: Features, texts: Features, scores: Ten
     # texts of one length side by side: little padding in a chunk
     sizes = texts.sizes[chosen % m]
     chosen, sizes = chosen[sizes.argsort(stable=True)], sizes.sort().values
-    longest = sizes[CHUNK - 1 :: CHUNK].tolist() + sizes[-1:].tolist()
-    for part, words in zip(chosen.split(CHUNK), longest, strict=False):
+    chunk = pairs_at_once(scores.device)
+    longest = sizes[chunk - 1 :: chunk].tolist() + sizes[-1:].tolist()
+    for part, words in zip(chosen.split(chunk), longest, strict=False):
         image, text = part // m, part % m
         several = Features(texts.values[text, :words], texts.mask[text, :words])
         found = scorer.pairs(Features(images.values[image], images.mask[image]), several)

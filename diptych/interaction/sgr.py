@@ -39,6 +39,10 @@ def reason(asking: Tensor, nodes: Tensor, mask: Tensor, step: Step) -> Tensor:
     """The nodes ``asking`` (…, Q, K) after one step over all ``nodes`` (…, P, K) with ``mask`` (…, P)."""
     folded, mix = step
     edges = F.linear(asking, *folded) @ nodes.transpose(-1, -2)  # (…, Q, P)
+    if edges.is_cpu and not torch.is_grad_enabled():  # fewer passes: its softmax sums in float32 in any case
+        if not bool(mask.all()):
+            edges.masked_fill_(~mask[..., None, :], torch.finfo(edges.dtype).min)
+        return F.linear(torch.softmax(edges, dim=-1) @ nodes, *mix).relu_()
     edges = edges.to(full_type(edges)).masked_fill(~mask[..., None, :], torch.finfo(edges.dtype).min)
     return F.relu(F.linear(torch.softmax(edges, dim=-1).to(nodes.dtype) @ nodes, *mix))
 
