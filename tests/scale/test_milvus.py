@@ -334,6 +334,22 @@ def test_thumbnails_collections_and_files(url: str, tmp_path: Path) -> None:
         assert index._meta.count('what == "picture"') == 0
 
 
+def test_collections_that_move_and_end(url: str, tmp_path: Path) -> None:
+    with MilvusIndex.create(url, 2) as remote, EmbeddedIndex.create(tmp_path / "i", 2) as local:
+        for index in (remote, local):
+            first, second = index.collection("a", "/one"), index.collection("b", "/two")
+            index.add([Item("x", path="x.jpg", collection=first.number)], np.eye(1, 2))
+            index.move_collection(first.number, 'a\'s "new"', "/three]")
+            index.forget_collection(first.number)  # it has an item, and stays
+            index.forget_collection(second.number)
+            assert index.collection('a\'s "new"', "/three]").number == first.number
+            assert index.collection("a", "/one").number != first.number
+            roots = [(one.name, one.root) for one in index.info.collections]
+            assert sorted(roots) == [("a", "/one"), ('a\'s "new"', "/three]")]
+            assert dict(index.contents(first.number)) == {"x": ""}
+            assert index.verify() == []
+
+
 def test_several_writers_at_once_lose_nothing(url: str) -> None:
     items, vectors = collection(240)
     failures: list[BaseException] = []
