@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -88,3 +90,34 @@ def kill_when(child: subprocess.Popen[Any], ready: Callable[[], object], patienc
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
+
+
+def wait_for_steps(folder: Path, steps: int) -> None:
+    """Wait until a run has logged so many lines."""
+    for _ in range(6000):
+        log = folder / "log.jsonl"
+        if log.exists() and len(log.read_text().splitlines()) >= steps:
+            return
+        time.sleep(0.02)
+    raise AssertionError("the run did not start")
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def on_two_processes(*words: str) -> list[str]:
+    """The command line that runs a diptych command with torchrun, on two processes."""
+    several = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
+    return [sys.executable, *several, "-m", "diptych", *words]
+
+
+def torchrun(*words: str) -> str:
+    """What two processes print that run a diptych command together."""
+    own = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(on_two_processes(*words), capture_output=True, text=True, env=own, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout

@@ -6,12 +6,17 @@ import hashlib
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from colour_model import ColourModel
 from small import WORDS
 from written import add_member, encoded
 
+from diptych.index.opening import open_index
+from diptych.vectors.embed import embed
 from diptych.vectors.files import open_vectors
+from diptych.vectors.sources import open_sources
 
 BROKEN = 3  # the picture of this number, in its tar, is not a picture
 
@@ -49,3 +54,18 @@ def contents(folder: Path) -> tuple[list[str], np.ndarray]:
             ids += [item.id for item in items]
             rows.append(vectors)
     return ids, np.concatenate(rows)
+
+
+def embedded_tars(folder: Path) -> Path:
+    """Several tars, embedded; the folder of their vectors."""
+    embed(ColourModel(), open_sources(write_tars(folder / "tars")), folder / "out", model_name="colours")
+    return folder / "out"
+
+
+def held(place: object) -> list[tuple[Any, ...]]:
+    """Everything that an index holds: items in the order of their ids, with vectors and thumbnails."""
+    with open_index(place) as index:  # type: ignore[arg-type]
+        assert index.verify() == []
+        ids = sorted(id for one in index.info.collections for id, _ in index.contents(one.number))
+        assert len(ids) == len(index)
+        return list(zip(index.get(ids), index.vectors(ids).tolist(), map(index.thumbnail, ids), strict=True))

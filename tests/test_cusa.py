@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from commands import torchrun
 from PIL import Image
 from safetensors.numpy import load_file
 from small import bert_folder, precomputed
 from small_senteval import write_senteval
-from test_training import torchrun
 
 from diptych.cli import main
 from diptych.data.formats import open_captions

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from commands import diptych, process, refused, training
+from commands import diptych, process, refused, training, wait_for_steps
 from safetensors.torch import load_file
 from small import pictures, precomputed
 
@@ -210,15 +209,6 @@ def test_mixed_precision_trains_close_to_full(recipe: str, data: Path, tmp_path:
 
 
 # --- interrupted runs
-
-
-def wait_for_steps(folder: Path, steps: int) -> None:
-    for _ in range(6000):
-        log = folder / "log.jsonl"
-        if log.exists() and len(log.read_text().splitlines()) >= steps:
-            return
-        time.sleep(0.02)
-    raise AssertionError("the run did not start")
 
 
 def losses(run: Path) -> list[tuple[int, float]]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import free_port
 from small import WORDS, precomputed
-from test_training import free_port
 
 from diptych.evaluation.report import Report
 from diptych.training.log import read_log

@@ -12,8 +12,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from commands import torchrun
 from small import precomputed
-from test_training import command, losses, torchrun
+from test_training import command, losses
 
 from diptych.aggregators import Max, Mean
 from diptych.data.images import RegionInput

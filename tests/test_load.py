@@ -9,14 +9,13 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from colour_model import ColourModel
 from commands import diptych, process, refused
 from dual_folders import clip_folder
-from shard_data import write_tars
+from shard_data import embedded_tars, held, write_tars
 from small import photos
 
 from diptych.errors import DataError, IndexFault, SettingsError
@@ -33,23 +32,7 @@ from diptych.vectors.sources import open_sources
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Several tars, embedded."""
-    folder = tmp_path_factory.mktemp("load")
-    embed(ColourModel(), open_sources(write_tars(folder / "tars")), folder / "out", model_name="colours")
-    return folder / "out"
-
-
-def held(place: Path) -> list[Any]:
-    """Everything of an index: items in the order of their ids, with vectors and thumbnails."""
-    with open_index(place) as index:
-        assert index.verify() == []
-        ids = sorted(id for one in index.info.collections for id, _ in index.contents(one.number))
-        assert len(ids) == len(index)
-        rows = index.vectors(ids)
-        return [
-            (item, row.tolist(), index.thumbnail(id))
-            for id, item, row in zip(ids, index.get(ids), rows, strict=True)
-        ]
+    return embedded_tars(tmp_path_factory.mktemp("load"))
 
 
 def rows_of(out: Path) -> int:

@@ -17,13 +17,31 @@ import numpy as np
 import psycopg
 import psycopg.conninfo
 import pytest
-from engine_contract import DIM, FILTERS, collection, same
+from engine_contract import (
+    DIM,
+    FILTERS,
+    FILTERS_OF_LARGE_NUMBERS,
+    LARGE_NUMBERS,
+    WIDE,
+    check_exact_search,
+    check_filter,
+    check_filters_by_definition,
+    check_images_first,
+    check_large_numbers,
+    check_many_ties,
+    check_models,
+    check_order_of_addition,
+    check_reading,
+    check_updates,
+    collection,
+    fill,
+    same,
+)
 from servers import Server
 
 from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError, Unavailable
 from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
 from diptych.index.opening import shown
 from diptych.index.postgres import database
 from diptych.index.postgres.index import PostgresIndex
@@ -39,16 +57,11 @@ def url(server: Server) -> str:
 
 @pytest.fixture
 def both(url: str, tmp_path: Path) -> Iterator[tuple[PostgresIndex, EmbeddedIndex]]:
-    items, vectors = collection()
     with (
         PostgresIndex.create(url, DIM, fingerprint="f") as remote,
         EmbeddedIndex.create(tmp_path / "i", DIM) as local,
     ):
-        for index in (remote, local):
-            index.add(items[:200], vectors[:200])
-            index.add(items[200:], vectors[200:])
-            index.delete(["item8", "item17", "absent"])
-            index.update([items[100], items[33]], vectors[[100, 33]])
+        fill(remote, local)
         yield remote, local
 
 
@@ -60,117 +73,46 @@ def execute(index: PostgresIndex, statement: str) -> None:
 
 
 def test_exact_search_answers_what_the_embedded_engine_answers(both: Any) -> None:
-    remote, local = both
-    queries = collection(20, seed=5)[1]
-    for kind in ("image", "text"):
-        for k in (1, 7, 400):
-            for a, b in zip(
-                remote.search_many(queries, k, kind=kind),
-                local.search_many(queries, k, kind=kind),
-                strict=True,
-            ):
-                same(a, b)
-                assert a.exact
-    assert remote.search(queries[0], 25).ids == local.search(queries[0], 25).ids
-    assert len(remote) == len(local)
-    assert remote.info.counts == local.info.counts
-    assert remote.info.columns == local.info.columns
+    check_exact_search(*both)
 
 
 def test_equal_scores_of_both_kinds_put_images_first(url: str, tmp_path: Path) -> None:
-    items = [Item(f"{kind}{n}", kind, text="red") for n in range(30) for kind in ("text", "image")]
-    vectors = np.tile(np.eye(1, DIM, dtype=np.float32), (len(items), 1))
     with PostgresIndex.create(url, DIM) as remote, EmbeddedIndex.create(tmp_path / "i", DIM) as local:
-        for index in (remote, local):
-            index.add(items[:1], vectors[:1])  # the texts have the first segment
-            index.add(items[1:], vectors[1:])
+        check_images_first(remote, local)
         for k in (1, 7, 35, 100):
-            same(remote.search(vectors[0], k), local.search(vectors[0], k))
             assert remote.search_words("red", k).ids == local.search_words("red", k).ids
-        assert local.search_words("red", 60).ids == local.search(vectors[0], 60).ids
-        assert local.search(vectors[0], 31).ids == [*(f"image{n}" for n in range(30)), "text0"]
+        assert local.search_words("red", 60).ids == local.search(np.eye(1, DIM)[0], 60).ids
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_more_ties_than_the_margin_are_decided_alike(url: str, tmp_path: Path, precision: Any) -> None:
-    wide = 64
-    rng = np.random.default_rng(0)
-    row = rng.normal(size=wide) / 8
-    permuted = np.stack([rng.permutation(row) for _ in range(600)])  # equal sums, but not in float32
-    bags = np.stack([rng.permutation(np.repeat([7**-0.5, 0], [7, wide - 7])) for _ in range(600)])
-    items = [Item(f"{kind}{n}", kind) for kind in ("image", "text") for n in range(600)]
-    queries = np.stack([np.full(wide, 1 / 8), np.repeat([40**-0.5, 0], [40, wide - 40])])
     with (
-        PostgresIndex.create(url, wide, precision=precision) as remote,
-        EmbeddedIndex.create(tmp_path / "i", wide, precision=precision) as local,
+        PostgresIndex.create(url, WIDE, precision=precision) as remote,
+        EmbeddedIndex.create(tmp_path / "i", WIDE, precision=precision) as local,
     ):
-        for index in (remote, local):
-            index.add(items, np.concatenate([permuted, bags]))
-        for k in (1, 10, 50, 200, 1000):
-            for kind in ("image", "text"):
-                pairs = (index.search_many(queries, k, kind=kind) for index in (remote, local))
-                for a, b in zip(*pairs, strict=True):
-                    same(a, b)
+        check_many_ties(remote, local)
 
 
 def test_equal_scores_keep_the_order_of_addition(both: Any) -> None:
-    remote, _ = both
-    _, vectors = collection()
-    hits = remote.search(vectors[10], 12, kind="image").ids
-    tied = [f"item{n}" for n in [10, *range(120, 140)] if n % 4 != 3]
-    assert hits == tied[:12]
+    check_order_of_addition(both[0])
 
 
 @pytest.mark.parametrize("text", FILTERS)
 def test_filters_are_pushed_down_and_mean_the_same(both: Any, text: str) -> None:
-    remote, local = both
-    query = collection(1, seed=9)[1][0]
-    for kind in ("image", "text"):
-        same(
-            remote.search(query, 400, kind=kind, filter=text),
-            local.search(query, 400, kind=kind, filter=text),
-        )
-        assert remote.count(kind, text) == len(local.search(query, 400, kind=kind, filter=text))
-        assert local.count(kind, text) == remote.count(kind, text)
+    check_filter(*both, text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "n = 1152921504606846976", "n = 1.152921504606847e18", "n < 1152921504606846977", "n >= 1e23",
-        "n in (99999999999999991611392, 0)", "n contains 1e40", "n contains 10000000000000000303786028427003666890752",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", FILTERS_OF_LARGE_NUMBERS)
 def test_large_numbers_compare_by_their_value(url: str, tmp_path: Path, text: str) -> None:
-    """What is 1.152921504606847e18 to Python is 2⁶⁰, a little less than these digits."""
-    values = [2**60, 2.0**60, 2**60 + 1, 1e23, 10**23, 10**40, 1e40, [1e40], [10**40], -0.0, 0.1, 1e300]
-    items = [Item(str(n), metadata={"n": value}) for n, value in enumerate(values)]
-    vectors = np.ones((len(items), DIM), np.float32)
+    items = [Item(str(n), metadata={"n": value}) for n, value in enumerate(LARGE_NUMBERS)]
     with PostgresIndex.create(url, DIM) as remote, EmbeddedIndex.create(tmp_path / "i", DIM) as local:
         for index in (remote, local):
-            index.add(items, vectors)
-        expected = [one.id for one in items if matches(parse_filter(text), one.metadata)]
-        assert expected
-        assert remote.search(vectors[0], 20, filter=text).ids == expected
-        assert local.search(vectors[0], 20, filter=text).ids == expected
+            index.add(items, np.ones((len(items), DIM), np.float32))
+            check_large_numbers(index, items, text)
 
 
 def test_a_filter_agrees_with_its_definition(both: Any) -> None:
-    remote, _ = both
-    items, _ = collection()
-    present = {i.id: i for i in items}
-    for gone in ("item8", "item17"):
-        present.pop(gone)
-    present = {id: i for id, i in present.items() if i.image_id not in ("item8", "item17")}
-    for text in FILTERS:
-        tree = parse_filter(text)
-        expected = {
-            i.id
-            for i in present.values()
-            if matches(tree, i.metadata | {name: getattr(i, name) or None for name in ITEM_COLUMNS})
-        }
-        found = set(remote.search(np.ones(DIM), 1000, filter=tree).ids)
-        assert found == expected, text
+    check_filters_by_definition(both[0])
 
 
 def test_full_text_is_the_same_bm25(both: Any) -> None:
@@ -209,27 +151,7 @@ def test_common_words_are_left_out_alike(url: str, tmp_path: Path) -> None:
 
 
 def test_samples_duplicates_and_reading_agree(both: Any) -> None:
-    remote, local = both
-    for kind in ("image", "text"):
-        np.testing.assert_array_equal(remote.sample(kind, None, 50), local.sample(kind, None, 50))
-        np.testing.assert_array_equal(
-            remote.sample(kind, "price < 50", 500), local.sample(kind, "price < 50", 500)
-        )
-        for filter, size in ((None, 50), ("price < 50", 500), ("price < 0", 5)):
-            items = remote.sample_items(kind, filter, size)
-            assert items == local.sample_items(kind, filter, size)
-            stored = remote.vectors([item.id for item in items])
-            np.testing.assert_array_equal(stored, remote.sample(kind, filter, size))
-    for column in ("color", "sale", "note", "price", "absent"):
-        assert remote.values(column) == local.values(column)
-    assert [value for value, _ in remote.values("sale")] in ([True, False], [False, True])
-    a, b = remote.near_duplicates(threshold=0.999), local.near_duplicates(threshold=0.999)
-    assert [(p.first.id, p.second.id) for p in a] == [(p.first.id, p.second.id) for p in b]
-    assert len(a) > 100 - 1
-    assert remote.get(["item3", "absent"]) == local.get(["item3", "absent"])
-    np.testing.assert_array_equal(remote.vectors(["item5", "item3"]), local.vectors(["item5", "item3"]))
-    assert sorted(remote.contents(0)) == sorted(local.contents(0))
-    assert remote.verify() == []
+    check_reading(*both)
 
 
 def test_compaction_forgets_columns_of_items_that_are_gone(
@@ -319,28 +241,8 @@ def test_removed_items_do_not_crowd_out_the_rest(url: str) -> None:
         assert set(index.search(vectors[0], 10, kind="image").ids) == set(alike.ids[:3])
 
 
-def test_updates_are_idempotent_and_durable(server: Server, url: str) -> None:
-    items, vectors = collection(40)
-    with PostgresIndex.create(url, DIM) as index:
-        for _ in range(3):
-            index.update(items, vectors)
-        assert len(index) == 40
-        assert index.verify() == []
-        before = index.search(vectors[0], 40).ids
-    with PostgresIndex.open(url) as again:
-        assert again.search(vectors[0], 40).ids == before
-        assert again.generation == 3
-        with pytest.raises(IndexFault, match="open for reading only"):
-            again.delete(["item1"])
-
-
-def test_an_id_that_is_present_is_refused_and_nothing_is_written(url: str) -> None:
-    items, vectors = collection(10)
-    with PostgresIndex.create(url, DIM) as index:
-        index.add(items[:5], vectors[:5])
-        with pytest.raises(IndexFault, match="'item2' is already in"):
-            index.add(items[2:], vectors[2:])
-        assert len(index) == 5
+def test_updates_are_idempotent_and_durable(url: str) -> None:
+    check_updates(PostgresIndex, url)
 
 
 def test_thumbnails_collections_and_files(url: str, tmp_path: Path) -> None:
@@ -525,14 +427,7 @@ def test_verify_tells_what_is_wrong(url: str) -> None:
 
 
 def test_another_model_is_refused_by_name(url: str) -> None:
-    PostgresIndex.create(url, DIM, model="emoji", fingerprint="aaaa").close()
-    PostgresIndex.open(url, fingerprint="aaaa").close()
-    with pytest.raises(
-        IndexFault, match=r"made with the model 'emoji' \(fingerprint aaaa\), not with 'mine'"
-    ):
-        PostgresIndex.open(url, fingerprint="bbbb", model="mine")
-    with pytest.raises(IndexFault, match="already an index"):
-        PostgresIndex.create(url, DIM)
+    check_models(PostgresIndex, url)
     assert PostgresIndex.exists(url)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from commands import torchrun, wait_for_steps
 from safetensors.torch import load_file
 from small import precomputed
 from torch import Tensor
@@ -217,15 +215,6 @@ def command(data: Path, folder: Path, *flags: str) -> list[str]:
     ]  # fmt: skip
 
 
-def wait_for_steps(folder: Path, steps: int) -> None:
-    for _ in range(600):
-        log = folder / "log.jsonl"
-        if log.exists() and len(log.read_text().splitlines()) >= steps:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the run did not start")
-
-
 def test_kill_and_interrupt_then_resume(data: Path, tmp_path: Path) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -248,33 +237,6 @@ def test_kill_and_interrupt_then_resume(data: Path, tmp_path: Path) -> None:
 
     subprocess.run(resume, check=True, capture_output=True)
     assert losses(folder) == losses(whole)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def torchrun(*arguments: str) -> str:
-    """What two processes say that run a diptych command together."""
-    start = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        f"--master_port={free_port()}",
-        "-m",
-        "diptych",
-    ]
-    done = subprocess.run(
-        [sys.executable, *start, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 def test_two_processes_match_one(data: Path, tmp_path: Path) -> None:

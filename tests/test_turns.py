@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import diptych, flags
+from commands import diptych, flags, torchrun
 from test_labelwise import TINY, label_data
-from test_training import losses, torchrun
+from test_training import losses
 from torch import nn
 
 from diptych.training.turns import backward_of_turn, leaves

@@ -10,12 +10,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_contract import DIM, FILTERS, collection, same
+from engine_contract import (
+    DIM,
+    FILTERS,
+    FILTERS_OF_LARGE_NUMBERS,
+    LARGE_NUMBERS,
+    WIDE,
+    check_exact_search,
+    check_filter,
+    check_filters_by_definition,
+    check_images_first,
+    check_large_numbers,
+    check_many_ties,
+    check_models,
+    check_order_of_addition,
+    check_reading,
+    check_updates,
+    collection,
+    fill,
+    same,
+)
 from milvus_server import MilvusServer
 
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError
 from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
 from diptych.index.protocol import Item
 
 pytest.importorskip("pymilvus")
@@ -36,16 +54,11 @@ def url(server: MilvusServer) -> str:
 @pytest.fixture(scope="module")
 def both(server: MilvusServer, tmp_path_factory: Any) -> Iterator[tuple[MilvusIndex, EmbeddedIndex]]:
     """The same items in both engines; tests leave them as they are."""
-    items, vectors = collection()
     with (
         MilvusIndex.create(server.url("both"), DIM, fingerprint="f") as remote,
         EmbeddedIndex.create(tmp_path_factory.mktemp("both") / "i", DIM) as local,
     ):
-        for index in (remote, local):
-            index.add(items[:200], vectors[:200])
-            index.add(items[200:], vectors[200:])
-            index.delete(["item8", "item17", "absent"])
-            index.update([items[100], items[33]], vectors[[100, 33]])
+        fill(remote, local)
         yield remote, local
 
 
@@ -53,130 +66,49 @@ def both(server: MilvusServer, tmp_path_factory: Any) -> Iterator[tuple[MilvusIn
 
 
 def test_flat_search_answers_what_the_embedded_engine_answers(both: Any) -> None:
-    remote, local = both
-    queries = collection(20, seed=5)[1]
-    for kind in ("image", "text"):
-        for k in (1, 7, 400):
-            for a, b in zip(
-                remote.search_many(queries, k, kind=kind),
-                local.search_many(queries, k, kind=kind),
-                strict=True,
-            ):
-                same(a, b)
-                assert a.exact
-    assert remote.search(queries[0], 25).ids == local.search(queries[0], 25).ids
-    assert len(remote) == len(local)
-    assert remote.info.counts == local.info.counts
-    assert remote.info.columns == local.info.columns
-    assert remote.info.approximate == {}
+    check_exact_search(*both)
+    assert both[0].info.approximate == {}
 
 
 def test_equal_scores_of_both_kinds_put_images_first(url: str, tmp_path: Path) -> None:
-    items = [Item(f"{kind}{n}", kind, text="red") for n in range(30) for kind in ("text", "image")]
-    vectors = np.tile(np.eye(1, DIM, dtype=np.float32), (len(items), 1))
     with MilvusIndex.create(url, DIM) as remote, EmbeddedIndex.create(tmp_path / "i", DIM) as local:
-        for index in (remote, local):
-            index.add(items[:1], vectors[:1])
-            index.add(items[1:], vectors[1:])
-        for k in (1, 7, 35, 100):
-            same(remote.search(vectors[0], k), local.search(vectors[0], k))
+        check_images_first(remote, local)
 
 
 def test_more_ties_than_the_margin_are_decided_alike(url: str, tmp_path: Path) -> None:
-    wide = 64
-    rng = np.random.default_rng(0)
-    row = rng.normal(size=wide) / 8
-    permuted = np.stack([rng.permutation(row) for _ in range(600)])  # equal sums, but not in float32
-    bags = np.stack([rng.permutation(np.repeat([7**-0.5, 0], [7, wide - 7])) for _ in range(600)])
-    items = [Item(f"{kind}{n}", kind) for kind in ("image", "text") for n in range(600)]
-    queries = np.stack([np.full(wide, 1 / 8), np.repeat([40**-0.5, 0], [40, wide - 40])])
-    with MilvusIndex.create(url, wide) as remote, EmbeddedIndex.create(tmp_path / "i", wide) as local:
-        for index in (remote, local):
-            index.add(items, np.concatenate([permuted, bags]))
-        for k in (1, 10, 50, 200, 1000):
-            for kind in ("image", "text"):
-                pairs = (index.search_many(queries, k, kind=kind) for index in (remote, local))
-                for a, b in zip(*pairs, strict=True):
-                    same(a, b)
+    with MilvusIndex.create(url, WIDE) as remote, EmbeddedIndex.create(tmp_path / "i", WIDE) as local:
+        check_many_ties(remote, local)
 
 
 def test_equal_scores_keep_the_order_of_addition(both: Any) -> None:
-    remote, _ = both
-    _, vectors = collection()
-    hits = remote.search(vectors[10], 12, kind="image").ids
-    tied = [f"item{n}" for n in [10, *range(120, 140)] if n % 4 != 3]
-    assert hits == tied[:12]
+    check_order_of_addition(both[0])
 
 
 @pytest.mark.parametrize("text", FILTERS)
 def test_filters_mean_the_same(both: Any, text: str) -> None:
-    remote, local = both
-    query = collection(1, seed=9)[1][0]
-    for kind in ("image", "text"):
-        for k in (3, 400):
-            same(
-                remote.search(query, k, kind=kind, filter=text),
-                local.search(query, k, kind=kind, filter=text),
-            )
-        assert remote.count(kind, text) == local.count(kind, text)
+    check_filter(*both, text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "n = 1152921504606846976", "n = 1.152921504606847e18", "n < 1152921504606846977", "n >= 1e23",
-        "n in (99999999999999991611392, 0)", "n contains 1e40", "n contains 10000000000000000303786028427003666890752",
-        "n < 0.2 and n >= -0.0", "n > -5 and n < 0.1",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [*FILTERS_OF_LARGE_NUMBERS, "n < 0.2 and n >= -0.0", "n > -5 and n < 0.1"])
 def test_large_numbers_compare_by_their_value(large: Any, text: str) -> None:
-    index, items = large
-    expected = [one.id for one in items if matches(parse_filter(text), one.metadata)]
-    assert expected
-    assert index.search(np.ones(DIM), 40, filter=text).ids == expected
+    check_large_numbers(*large, text)
 
 
 @pytest.fixture(scope="module")
 def large(server: MilvusServer) -> Iterator[tuple[MilvusIndex, list[Item]]]:
-    values = [2**60, 2.0**60, 2**60 + 1, 1e23, 10**23, 10**40, 1e40, [1e40], [10**40], -0.0, 0.1, 1e300]
-    items = [
-        Item(str(n), metadata={"n": value}) for n, value in enumerate([*values, -0.1, -3, -(10**30), 5e-324])
-    ]
+    values = [*LARGE_NUMBERS, -0.1, -3, -(10**30), 5e-324]
+    items = [Item(str(n), metadata={"n": value}) for n, value in enumerate(values)]
     with MilvusIndex.create(server.url("large"), DIM) as index:
         index.add(items, np.ones((len(items), DIM), np.float32))
         yield index, items
 
 
 def test_a_filter_agrees_with_its_definition(both: Any) -> None:
-    remote, _ = both
-    items, _ = collection()
-    present = {i.id: i for i in items if not {i.id, i.image_id} & {"item8", "item17"}}
-    for text in FILTERS:
-        tree = parse_filter(text)
-        expected = {
-            i.id
-            for i in present.values()
-            if matches(tree, i.metadata | {name: getattr(i, name) or None for name in ITEM_COLUMNS})
-        }
-        found = set(remote.search(np.ones(DIM), 1000, filter=tree).ids)
-        assert found == expected, text
+    check_filters_by_definition(both[0])
 
 
 def test_samples_duplicates_and_reading_agree(both: Any) -> None:
-    remote, local = both
-    for kind in ("image", "text"):
-        for filter, size in ((None, 50), ("price < 50", 500), ("price < 0", 5), ("note contains 'b'", 9)):
-            np.testing.assert_array_equal(remote.sample(kind, filter, size), local.sample(kind, filter, size))
-            assert remote.sample_items(kind, filter, size) == local.sample_items(kind, filter, size)
-    for column in ("color", "sale", "note", "price", "absent"):
-        assert remote.values(column) == local.values(column)
-    a, b = remote.near_duplicates(threshold=0.999), local.near_duplicates(threshold=0.999)
-    assert [(p.first.id, p.second.id) for p in a] == [(p.first.id, p.second.id) for p in b]
-    assert remote.get(["item3", "absent"]) == local.get(["item3", "absent"])
-    np.testing.assert_array_equal(remote.vectors(["item5", "item3"]), local.vectors(["item5", "item3"]))
-    assert sorted(remote.contents(0)) == sorted(local.contents(0))
-    assert sorted(remote.contents(0, "text")) == sorted(local.contents(0, "text"))
-    assert remote.verify() == []
+    check_reading(*both)
 
 
 def test_more_rows_than_an_answer_holds(server: MilvusServer, tmp_path: Path) -> None:
@@ -269,21 +201,7 @@ def test_hostile_ids_and_filters_name_only_themselves(url: str, tmp_path: Path) 
 
 
 def test_updates_are_idempotent_and_durable(url: str) -> None:
-    items, vectors = collection(40)
-    with MilvusIndex.create(url, DIM) as index:
-        for _ in range(3):
-            index.update(items, vectors)
-        assert len(index) == 40
-        assert index.verify() == []
-        before = index.search(vectors[0], 40).ids
-        with pytest.raises(IndexFault, match="'item2' is already in"):
-            index.add([Item("new"), items[2]], vectors[:2])
-        assert len(index) == 40
-    with MilvusIndex.open(url) as again:
-        assert again.search(vectors[0], 40).ids == before
-        assert again.generation == 3
-        with pytest.raises(IndexFault, match="open for reading only"):
-            again.delete(["item1"])
+    check_updates(MilvusIndex, url)
 
 
 def test_compaction_forgets_columns_of_items_that_are_gone(url: str) -> None:
@@ -491,16 +409,8 @@ def test_replicas_that_a_server_cannot_hold_are_refused(server: MilvusServer) ->
 # ---------------------------------------------------------------------- bad input
 
 
-def test_another_model_is_refused_by_name(server: MilvusServer) -> None:
-    url = server.url(f"model{next(names)}")
-    MilvusIndex.create(url, DIM, model="emoji", fingerprint="aaaa").close()
-    MilvusIndex.open(url, fingerprint="aaaa").close()
-    with pytest.raises(
-        IndexFault, match=r"made with the model 'emoji' \(fingerprint aaaa\), not with 'mine'"
-    ):
-        MilvusIndex.open(url, fingerprint="bbbb", model="mine")
-    with pytest.raises(IndexFault, match="already an index"):
-        MilvusIndex.create(url, DIM)
+def test_another_model_is_refused_by_name(url: str) -> None:
+    check_models(MilvusIndex, url)
 
 
 @pytest.mark.parametrize(

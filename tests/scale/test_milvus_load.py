@@ -8,39 +8,25 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from colour_model import ColourModel
 from commands import diptych, process, refused
 from milvus_server import MilvusServer
-from shard_data import write_tars
+from shard_data import embedded_tars, held
 
 pytest.importorskip("pymilvus")
 from diptych.index.milvus.index import MilvusIndex
 from diptych.index.opening import open_index
-from diptych.vectors.embed import embed
 from diptych.vectors.load import load
-from diptych.vectors.sources import open_sources
 
 names = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("load")
-    embed(ColourModel(), open_sources(write_tars(folder / "tars")), folder / "out", model_name="colours")
-    return folder / "out"
-
-
-def held(place: Any) -> list[Any]:
-    """Everything of an index, by id."""
-    with open_index(place) as index:
-        assert index.verify() == []
-        ids = sorted(id for one in index.info.collections for id, _ in index.contents(one.number))
-        assert len(ids) == len(index)
-        return list(zip(index.get(ids), index.vectors(ids).tolist(), map(index.thumbnail, ids), strict=True))
+    return embedded_tars(tmp_path_factory.mktemp("load"))
 
 
 def loader(out: Path, url: str, *options: object) -> subprocess.Popen[str]:

@@ -7,15 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from commands import training
+from commands import free_port, on_two_processes, torchrun, training, wait_for_steps
 from safetensors.torch import load_file
 from small import bert_folder, photos, precomputed
-from test_training import free_port, torchrun
 
 from diptych.retriever import Retriever
 from diptych.training.log import read_log
@@ -128,16 +126,8 @@ def test_clipping_counts_shares_and_whole_gradients_together() -> None:
 
 
 def start_several(*words: str) -> subprocess.Popen[str]:
-    start = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node=2",
-        f"--master_port={free_port()}",
-        "-m",
-        "diptych",
-    ]
     return subprocess.Popen(
-        [sys.executable, *start, *words],
+        on_two_processes(*words),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -151,12 +141,3 @@ def kill_all(process: subprocess.Popen[str]) -> None:
     for pid in (process.pid, *map(int, children)):
         os.kill(pid, signal.SIGKILL)
     process.communicate()
-
-
-def wait_for_steps(folder: Path, steps: int) -> None:
-    for _ in range(6000):
-        log = folder / "log.jsonl"
-        if log.exists() and len(log.read_text().splitlines()) >= steps:
-            return
-        time.sleep(0.02)
-    raise AssertionError("the run did not start")
