@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.dropping import check_rate, drop_per_image
-from diptych.encoders.encoder import Encoder, Freezable
+from diptych.encoders.encoder import AroundNetwork, Encoder
 from diptych.encoders.precision import fit
 from diptych.errors import DataError
 from diptych.ops import unit, xavier_linear
@@ -18,7 +18,7 @@ from diptych.types import Features, Inputs
 
 
 @part
-class Grid(Freezable):
+class Grid(AroundNetwork):
     """Pixels (B, 3, H, W) → backbone → cells (B, R, C) → linear → (B, R, dim).
 
     Cells that were computed before (``Features`` of C channels) skip the backbone, so a frozen backbone runs

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
 from diptych.encoders.backbone import Backbone, weights_fingerprint
-from diptych.encoders.encoder import Encoder
+from diptych.encoders.encoder import Freezable
 from diptych.encoders.lora import is_adapter
 from diptych.errors import DataError
 from diptych.types import Features
 
 
-class DualSide(Encoder):
+class DualSide(Freezable):
     """One side of a dual encoder: its network, and the projection to the joint space.
 
     The output is a set of vectors of ``dim`` numbers, not of unit length. Its first element is the model's own
@@ -28,14 +30,6 @@ class DualSide(Encoder):
         """All of it, where it is trained."""
         return tuple(name for name, _ in self.named_children()) if self.trainable else ()
 
-    def freeze(self) -> None:
-        """Stop training this side; it goes to evaluation mode."""
-        self.let_train(False)
-
-    def unfreeze(self) -> None:
-        """Train this side."""
-        self.let_train(True)
-
     def let_train(self, trainable: bool) -> None:
         """Freeze or unfreeze; where there are adapters, they alone are trained."""
         self.trainable = trainable
@@ -43,7 +37,7 @@ class DualSide(Encoder):
             parameter.requires_grad_(trainable and (is_adapter(name) or not self.adapted))
         self.train(self.training)
 
-    def train(self, mode: bool = True) -> DualSide:
+    def train(self, mode: bool = True) -> Self:
         """Training mode for what is trained."""
         super().train(mode and self.trainable)
         self.training = mode

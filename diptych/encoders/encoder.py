@@ -42,23 +42,32 @@ class Encoder(nn.Module):
 
 
 class Freezable(Encoder):
-    """An encoder around one pretrained network, which is trained with the rest or frozen in evaluation mode."""
+    """An encoder from pretrained weights, which are trained or frozen in evaluation mode."""
+
+    trainable: bool
+
+    def freeze(self) -> None:
+        """Stop training the pretrained weights; they go to evaluation mode."""
+        self.let_train(False)
+
+    def unfreeze(self) -> None:
+        """Train the pretrained weights too."""
+        self.let_train(True)
+
+    def let_train(self, trainable: bool) -> None:
+        """Freeze or unfreeze the pretrained weights."""
+        raise NotImplementedError
+
+
+class AroundNetwork(Freezable):
+    """A freezable encoder whose pretrained weights are one submodule."""
 
     network: str
-    """Name of the submodule that holds the network."""
-    trainable: bool
+    """Name of that submodule."""
 
     def pretrained(self) -> tuple[str, ...]:
         """The network, where it is trained."""
         return (self.network,) if self.trainable else ()
-
-    def freeze(self) -> None:
-        """Stop training the network; it goes to evaluation mode."""
-        self.let_train(False)
-
-    def unfreeze(self) -> None:
-        """Train the network too."""
-        self.let_train(True)
 
     def let_train(self, trainable: bool) -> None:
         """Freeze or unfreeze the network."""

@@ -12,7 +12,7 @@ from diptych.data.packing import PackedIds
 from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.bert import read_bert
 from diptych.encoders.dropping import check_rate, drop_words
-from diptych.encoders.encoder import Freezable, text_inputs
+from diptych.encoders.encoder import AroundNetwork, text_inputs
 from diptych.encoders.packed import can_pack, packed_states, unpack
 from diptych.encoders.precision import fit
 from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model
@@ -23,7 +23,7 @@ from diptych.types import Features, Inputs
 
 
 @part
-class TransformerText(Freezable):
+class TransformerText(AroundNetwork):
     """Token ids (B, W) → last hidden states (B, W, H) → linear → (B, W, dim), specials included.
 
     States that were computed before (``Features`` of H channels) skip the transformer, so a frozen one runs

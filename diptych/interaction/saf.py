@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from diptych.interaction.similarity import EPS, Weights, cast, full_type, linear, unit
+from diptych.encoders.running_norm import RunningNorm
+from diptych.interaction.similarity import EPS, Weights, cast, full_type, unit
 from diptych.interaction.similarity_scorer import SimilarityScorer
+from diptych.ops import xavier_linear
 from diptych.parts import part
 
 
-class TextNorm(nn.Module):
+class TextNorm(RunningNorm):
     """One-channel BatchNorm with the statistics of each text, as if texts were scored one at a time.
 
     The published code scores a text against all images in one call, so its BatchNorm sees images × nodes of that
@@ -20,20 +22,8 @@ class TextNorm(nn.Module):
     r ← (1 − momentum)^M r + Σ_i momentum (1 − momentum)^(M−1−i) x_i. Names are those of ``nn.BatchNorm1d(1)``.
     """
 
-    weight: Tensor
-    bias: Tensor
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-
     def __init__(self, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__()
-        self.eps, self.momentum = eps, momentum
-        self.weight = nn.Parameter(torch.ones(1))
-        self.bias = nn.Parameter(torch.zeros(1))
-        self.register_buffer("running_mean", torch.zeros(1))
-        self.register_buffer("running_var", torch.ones(1))
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
+        super().__init__(1, eps, momentum)
 
     def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(n, m, P) with ``mask`` (m, P) → normalised; mean and unbiased variance (m,) of each text."""
@@ -86,9 +76,9 @@ class SAF(SimilarityScorer):
 
     def __init__(self, dim: int = 1024, nodes: int = 256, sharpness: float = 9.0) -> None:
         super().__init__(dim, nodes, sharpness)
-        self.filter = linear(nodes, 1)
+        self.filter = xavier_linear(nodes, 1)
         self.norm = TextNorm()
-        self.score = linear(nodes, 1)
+        self.score = xavier_linear(nodes, 1)
 
     def weights(self, dtype: torch.dtype) -> tuple[Weights, Weights]:
         """The layers of the gate and of the score."""

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from diptych.errors import SettingsError
 from diptych.interaction.fused import MOST_NODES, answer, reason_all
-from diptych.interaction.similarity import Weights, cast, full_type, linear
+from diptych.interaction.similarity import Weights, cast, full_type
 from diptych.interaction.similarity_scorer import SimilarityScorer
+from diptych.ops import xavier_linear
 from diptych.parts import part
 
 Step = tuple[Weights, Weights]
@@ -25,9 +26,9 @@ class Reasoning(nn.Module):
 
     def __init__(self, nodes: int) -> None:
         super().__init__()
-        self.query = linear(nodes, nodes)
-        self.key = linear(nodes, nodes, bias=False)
-        self.mix = linear(nodes, nodes)
+        self.query = xavier_linear(nodes, nodes)
+        self.key = xavier_linear(nodes, nodes, bias=False)
+        self.mix = xavier_linear(nodes, nodes)
 
     def weights(self, dtype: torch.dtype) -> Step:
         """W_kᵀ W_q (K, K) and W_kᵀ b_q (K,), multiplied in the type of the weights; W_r and its bias."""
@@ -76,7 +77,7 @@ class SGR(SimilarityScorer):
         if steps < 1:
             raise SettingsError(f"SGR reasons in {steps} steps: give 1 or more (the paper uses 3).")
         self.steps = nn.ModuleList(Reasoning(nodes) for _ in range(steps))
-        self.score = linear(nodes, 1)
+        self.score = xavier_linear(nodes, 1)
 
     def weights(self, dtype: torch.dtype) -> tuple[list[Step], Weights]:
         """The steps, and the layer of the score."""

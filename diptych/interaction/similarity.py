@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from diptych.ops import xavier_linear
 from diptych.types import Features
 
 EPS = 1e-8  # added to every length that divides
@@ -96,8 +97,8 @@ class SimilarityVectors(nn.Module):
     def __init__(self, dim: int = 1024, nodes: int = 256, sharpness: float = 9.0) -> None:
         super().__init__()
         self.dim, self.nodes, self.sharpness = dim, nodes, sharpness
-        self.local = linear(dim, nodes)
-        self.overall = linear(dim, nodes)
+        self.local = xavier_linear(dim, nodes)
+        self.overall = xavier_linear(dim, nodes)
 
     def weights(self, dtype: torch.dtype) -> tuple[Weights, Weights]:
         """The two layers in the type of a computation, cast once for all tiles."""
@@ -144,15 +145,6 @@ class SimilarityVectors(nn.Module):
         """(n, words, K): context − word in one product, then the square and its layer."""
         difference = torch.baddbmm(words, w.to(words.dtype), images.parts, beta=-1)
         return unit(squared_linear(difference, *weights))
-
-
-def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    """A linear layer as SGRAF starts it: Xavier-uniform weights, zero bias."""
-    layer = nn.Linear(inputs, outputs, bias=bias)
-    nn.init.xavier_uniform_(layer.weight)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
 
 
 def cast(layer: nn.Linear, dtype: torch.dtype) -> Weights:
