@@ -191,6 +191,8 @@ def text_teacher(name: str, project: int = 0) -> TextTeacher:
     """A text teacher by the name of its transformer."""
     if name in GRUS:
         raise SettingsError(f"'{name}' is not pretrained and cannot teach: use {TEACHERS}.")
+    if name != "minilm" and not name.startswith("hf:") and not Path(name).is_dir():
+        raise SettingsError(f"there is no text teacher '{name}': use {TEACHERS}.")
     source = text_source(name)
     encoder = TransformerText(source, trainable=False, projection=False)
     return TextTeacher(encoder, WordPieceInput(source, augment=0.0), project)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import diptych, training
-from small import bert_folder, precomputed
+from dual_folders import clip_folder
+from small import bert_folder, photos, precomputed
 
 from diptych.data.formats import open_captions
 from diptych.recipes import RECIPES
@@ -49,6 +51,15 @@ def test_a_frozen_run_is_set_beside_ridge(data: Path, bert: Path, tmp_path: Path
         "train", "vse-infinity", "--resume_from_checkpoint", tmp_path / "run", "--epochs", 2
     ).stdout
     assert "ridge regression on the same features: 1.5; this run is better by" in again
+
+
+def test_frozen_encoders_are_not_called_trained(tmp_path: Path) -> None:
+    model, data = clip_folder(tmp_path / "clip"), photos(tmp_path / "photos")
+    frozen = ("--model", model, "--tune", "heads", "--cross_head", "--epochs", 1, "--batch_size", 6)
+    said = diptych("train", "clip", "--data", data, *frozen, "--output_dir", tmp_path / "run").stdout
+    assert "was not computed: the frozen text encoder reads the texts in every step" in said
+    moving, every = re.search(r"parameters: ([\d,]+) trained of ([\d,]+)", said).groups()  # type: ignore[union-attr]
+    assert int(moving.replace(",", "")) < int(every.replace(",", ""))
 
 
 def test_a_run_that_trains_its_words_says_why_there_is_none(data: Path, tmp_path: Path) -> None:

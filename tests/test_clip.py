@@ -17,7 +17,7 @@ from torch import Tensor
 from diptych.data.formats import open_captions
 from diptych.encoders.clip import ClipImage, ClipText, clip_inputs
 from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
-from diptych.encoders.pretrained import quiet
+from diptych.encoders.pretrained import _not_found, quiet
 from diptych.errors import DataError, MissingExtra
 from diptych.retriever import Retriever
 from diptych.types import Features
@@ -284,6 +284,18 @@ def test_a_hub_id_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatc
         DataError, match=r"'nobody/clip' is neither a local model folder nor found .* network"
     ):
         Retriever.from_pretrained("hf:nobody/clip")
+
+
+def test_the_reason_of_a_missing_model_is_a_whole_sentence() -> None:
+    unreachable = OSError(
+        "We couldn't connect to 'HUB' to load the files. Check your internet connection or " * 3
+    )
+    assert "(there is no connection, and it was not downloaded before): give" in _not_found(
+        "a/b", unreachable
+    )
+    assert "(no file config.json): give" in _not_found(
+        "", OSError("no file config.json. See the docs at ...")
+    )
 
 
 def test_names_and_folders_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_published_vectors_by_image_id(data: str, bert: str, tmp_path: Path) -> 
     ("changes", "words"),
     [
         ({"text_teacher": "bigru"}, "'bigru' is not pretrained"),
-        ({"text_teacher": "nothing"}, "there is no text encoder 'nothing'"),
+        ({"text_teacher": "nothing"}, "there is no text teacher 'nothing'"),
         ({"image_teacher": "lite0"}, "stored features, which an image teacher cannot look at"),
         ({"image_teacher": "nothing"}, "there is no image encoder 'nothing'"),
         ({"image_teacher": "missing.npy"}, "the teacher file missing.npy does not exist"),
@@ -207,7 +207,15 @@ def test_published_vectors_by_image_id(data: str, bert: str, tmp_path: Path) -> 
 def test_bad_teachers(data: str, bert: str, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises((SettingsError, DataError), match=words):
         trained(data, tmp_path / "run", **{"text_teacher": bert, **changes})
-    assert not (tmp_path / "run/last").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_few_images_to_validate_have_no_neighbours(bert: str, tmp_path: Path) -> None:
+    few = precomputed(tmp_path / "few_precomp", dev=2)
+    trained(str(few), tmp_path / "run", text_teacher=bert, epochs=1)
+    said = run("evaluate", tmp_path / "run", "--bootstrap", "0")
+    assert "text → text (same image)" in said
+    assert "2 images with texts have no order of neighbours: image → image needs 3." in said
 
 
 # --- commands

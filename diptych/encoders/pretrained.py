@@ -141,8 +141,10 @@ def quiet() -> Iterator[None]:
 
 
 def _not_found(name: str, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:160]
-    if Path(name).is_dir():
+    reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")[:160]  # the first sentence
+    if "connect" in reason:
+        reason = "there is no connection, and it was not downloaded before"
+    if name and Path(name).is_dir():
         return f"the folder {name} is not a transformers model ({reason}): it needs config.json and weights."
     return (
         f"'{name}' is neither a local model folder nor found on the model hub ({reason}): give the path of a "

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from diptych.errors import DataError
 
 AGGREGATIONS = ("all", "mean", "wmean")
+FEWEST = 3  # items that have an order of neighbours
 
 
 def pearson(similarities: ArrayLike, gold: ArrayLike) -> float:
@@ -82,9 +83,9 @@ def neighbour_agreement(vectors: ArrayLike, gold: ArrayLike) -> float:
     For each item of ``vectors`` (N, D) the cosines with all others are correlated with those of ``gold`` (N, E).
     """
     ours, theirs = (_cosines(np.asarray(rows, dtype=np.float64)) for rows in (vectors, gold))
-    if len(ours) != len(theirs) or len(ours) < 3:
+    if len(ours) != len(theirs) or len(ours) < FEWEST:
         raise DataError(
-            f"{len(ours)} vectors and {len(theirs)} of the gold space: give at least three of each."
+            f"{len(ours)} vectors and {len(theirs)} of the gold space: give at least {FEWEST} of each."
         )
     others = ~np.eye(len(ours), dtype=np.bool_)
     found = [spearman(a[keep], b[keep]) for a, b, keep in zip(ours, theirs, others, strict=True)]

@@ -22,7 +22,7 @@ from diptych.encoders.teachers import TextTeacher, cache_text_vectors
 from diptych.errors import DataError
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.classes import class_recall
-from diptych.evaluation.correlation import neighbour_agreement
+from diptych.evaluation.correlation import FEWEST, neighbour_agreement
 from diptych.evaluation.metrics import KS
 from diptych.evaluation.report import Group, Layout
 from diptych.evaluation.views import uni_view
@@ -103,15 +103,20 @@ class UniModal:
         captions, view = data.captions, uni_view(model)
         texts = model.encode_text(data.texts, view=view, show_progress=show_progress)
         images = model.encode_image(captions.images, view=view, show_progress=show_progress)
-        recall = class_recall(texts, captions.image_of, ks=KS)
+        alone = len(texts) < 2  # no other text to find
+        recall = dict.fromkeys(KS, 0.0) if alone else class_recall(texts, captions.image_of, ks=KS)
         described = np.unique(captions.image_of)  # images that have a text
-        gold = self._gold(captions, model, show_progress)
         metrics = {f"text_to_text_recall@{k}": value for k, value in recall.items()}
-        metrics["image_to_image_agreement"] = neighbour_agreement(images.numpy()[described], gold[described])
-        rows = [
-            ("text → text (same image)", [f"text_to_text_recall@{k}" for k in KS] + [""]),
-            (f"image → image (as {self.text_teacher})", [""] * len(KS) + ["image_to_image_agreement"]),
-        ]
+        rows = [("text → text (same image)", [f"text_to_text_recall@{k}" for k in KS] + [""])]
+        note = ""
+        if len(described) < FEWEST:
+            note = f"{len(described)} images with texts have no order of neighbours: image → image needs {FEWEST}."
+        else:
+            gold = self._gold(captions, model, show_progress)[described]
+            metrics["image_to_image_agreement"] = neighbour_agreement(images.numpy()[described], gold)
+            rows.append(
+                (f"image → image (as {self.text_teacher})", [""] * len(KS) + ["image_to_image_agreement"])
+            )
         return Group(
             "uni-modal",
             metrics,
@@ -124,6 +129,7 @@ class UniModal:
                     "data": captions.fingerprint(),
                 },
                 {"vectors": "uni-modal heads" if view else "the towers' own", "model": model.fingerprint()},
+                note,
             ),
             tables=(Layout(["", *(f"R@{k}" for k in KS), "Spearman"], rows),),
         )

@@ -24,8 +24,12 @@ def header(
 ) -> str:
     """Data with its splits, model with its parameters, device, and how long training goes on at most."""
     retriever = method.retriever
-    moving = sum(parameter.numel() for parameter in trainable(method).values())
-    every = sum(parameter.numel() for parameter in retriever.parameters())
+    learned = trainable(method)  # an objective may learn too: temperatures
+    moving = sum(parameter.numel() for parameter in learned.values())
+    fixed = {id(parameter): parameter for parameter in retriever.parameters()}
+    for parameter in learned.values():
+        fixed.pop(id(parameter), None)
+    every = moving + sum(parameter.numel() for parameter in fixed.values())
     steps = len(training.texts) // settings.batch_size
     lines = [
         f"data: {training.name}: {_counted(training)} to train on, {_counted(validation)} to validate",

@@ -59,7 +59,27 @@ def run_recipe(
     """Train ``recipe`` on ``data`` into ``folder``; see ``training.loop.train``.
 
     With ``baseline``, and unless the settings say otherwise, ridge regression is measured on the same features first.
+    A run that fails before anything is written leaves no folder behind.
     """
+    new = not folder.exists()
+    try:
+        return _run(recipe, settings, data, folder, resume, cache_dir, baseline, show_progress)
+    except BaseException:
+        if new and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
+
+
+def _run(
+    recipe: Recipe,
+    settings: TrainingSettings,
+    data: str,
+    folder: Path,
+    resume: bool,
+    cache_dir: Path | None,
+    baseline: bool,
+    show_progress: bool,
+) -> Progress:
     if not resume and checkpoint.has_state(folder):
         raise CheckpointError(
             f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "

@@ -68,7 +68,9 @@ def why_not(method: Method, training: Prepared) -> str:
     if not method.evaluators or not isinstance(method.evaluators[0], Retrieval):
         return "this run is not judged by recall"
     if not isinstance(training.texts, CachedTexts):
-        return "the text encoder is trained, so there are no fixed text vectors"
+        if any(parameter.requires_grad for parameter in method.retriever.text.encoder.parameters()):
+            return "the text encoder is trained, so there are no fixed text vectors"
+        return "the frozen text encoder reads the texts in every step, so no text vectors are kept"
     if not holds_features(images):
         return "the image encoder is trained, so there are no fixed features"
     first = np.asarray(images[0])
