@@ -44,12 +44,12 @@ CPU_THREADS = 1  # beside a model that uses all cores
 FEATURE_THREADS = 4  # that read stored features for a GPU
 TEXT_THREADS = 2  # the tokenizer has more of its own
 PICTURE_THREADS = 8  # that decode pictures for a GPU
-IMAGES = 64  # of a batch
+IMAGES = 64  # images per batch
 GPU_PICTURES = 128
 GPU_FEATURES = 512  # launching the few kernels of such a batch takes as long as computing them
 TEXTS = 256
-PACKED_TEXTS = 2048  # of a batch without padding: some 28,000 tokens
-LONG_TEXTS = 64  # of a batch of texts that are too long to pack
+PACKED_TEXTS = 2048  # texts per batch without padding: some 28,000 tokens
+LONG_TEXTS = 64  # texts per batch if they are too long to pack
 PICTURES = 4  # decoded at a time by one thread, before they are made small
 UNREAD = 3  # batches whose results are still on their way back
 

@@ -41,7 +41,7 @@ from diptych.weights import load_weights, save_weights, update_digest
 
 T = TypeVar("T")
 POOLED = 256  # sets of stored features pooled at a time
-FORMAT = 1  # of the model folder; raised when an old folder can no longer be read
+FORMAT = 1  # version of the model folder; raised when an old folder can no longer be read
 
 
 @part

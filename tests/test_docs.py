@@ -1,7 +1,4 @@
-"""What the docs say is so: commands parse, names exist, links resolve, examples run, tables match the settings.
-
-``python tests/test_docs.py`` writes the tables of settings in docs/training.md again.
-"""
+"""What the docs say is so: commands parse, names exist, links resolve, examples run, tables match the settings."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from diptych.aggregators.pooling import First
 from diptych.parts import part
 from diptych.types import Features
 
-STD = 0.02  # of a head's weights
+STD = 0.02  # standard deviation of a head's weights
 
 
 def make_head(input_dim: int, dim: int, norm: bool) -> nn.Sequential:

@@ -23,7 +23,7 @@ from diptych.errors import SettingsError
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features
 
-SLOPE = 0.2  # of LeakyReLU, from CVSE's code; CODER leaves ρ open
+SLOPE = 0.2  # slope of LeakyReLU, from CVSE's code; CODER does not give ρ
 UNKNOWN_SPREAD = 0.4  # standard deviation of GloVe's numbers, for a vocabulary without any known word
 
 

@@ -21,7 +21,7 @@ from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features
 
 REGION_TARGET = "region_classes"  # the column of a batch that holds the class of every region
-UNKNOWN_CLASS = -1  # of a region that has none: never predicted
+UNKNOWN_CLASS = -1  # class of a region without one: never predicted
 
 
 @part

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Pair, Query
 
-BELOW = "below the cut-off"  # what marks such an answer in a pipe; on a terminal it is dimmed
+BELOW = "below the cut-off"  # marks such an answer in a pipe; on a terminal the answer is dimmed
 SIDE = 256  # pixels that a thumbnail is decoded for, at least
 
 

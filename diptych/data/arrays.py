@@ -24,7 +24,7 @@ _NO_HEADER = (
     ValueError, TypeError, SyntaxError, TokenError, EOFError, OSError, RecursionError, MemoryError, KeyError,
     AttributeError, OverflowError, IndexError, struct.error,
 )  # fmt: skip
-KEY_BYTES = 16_384  # of a row that enter its content key
+KEY_BYTES = 16_384  # bytes of a row that enter its content key
 
 
 class ArrayStore:

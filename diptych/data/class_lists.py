@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from diptych.data.files import OnDisk, is_image
 from diptych.errors import DataError
 
-CUB_TEST = slice(100, 200)  # of the class folders in order
+CUB_TEST = slice(100, 200)  # test classes among the class folders in order
 _TRAILING_NUMBER = re.compile(r"(\d{1,18})$")
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from diptych.progress import track
 
 HASH_SIDE = 16  # a difference hash of 16×16 bits
-NEAR_BITS = 10  # nearly equal pictures differ in at most so many of the 256 bits,
+NEAR_BITS = 10  # nearly equal pictures differ in at most this many of the 256 bits,
 NEAR_COLOUR = 6.0  # and by at most so much of 255 in the mean of their cells' colours
 COLOUR_SIDE = 8  # a thumbnail of 8×8 cells
 FLAT_BITS = 8  # a picture with fewer steps in brightness than this is too plain to compare

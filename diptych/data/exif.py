@@ -18,9 +18,9 @@ PHOTOS = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".avif", ".heic", ".heif", ".hif", ".dng"}
 )
 DATES = (ExifTags.Base.DateTimeOriginal, ExifTags.Base.DateTimeDigitized, ExifTags.Base.DateTime)
-FIRST_YEAR = 1826  # of the oldest photograph
+FIRST_YEAR = 1826  # year of the oldest photograph
 LONGEST_NAME = 100  # characters of a camera's name
-DIGITS = 6  # of a place: about ten centimetres
+DIGITS = 6  # decimal places of a coordinate: about ten centimetres
 
 
 def photo_facts(photo: Path | Member) -> tuple[dict[str, Any], str]:

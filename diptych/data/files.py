@@ -30,7 +30,7 @@ IMAGE_FOLDERS = (
     "Flicker8k_Dataset",
 )
 WHOLE = 64 * 1024  # content up to this size is hashed whole
-PAGE = 16 * 1024  # of larger compressed files, four pages of this size are
+PAGE = 16 * 1024  # four pages of this size are hashed of larger compressed files
 
 
 def is_image(name: str) -> bool:

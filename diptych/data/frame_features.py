@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from diptych.data.arrays import KEY_BYTES, ArrayStore
 from diptych.errors import DataError, MissingExtra, SettingsError
 
-FRAMES = 20  # of a video, in published code
+FRAMES = 20  # frames per video, as in published code
 
 
 def evenly(count: int, frames: int) -> NDArray[np.int64]:

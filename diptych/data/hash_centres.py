@@ -12,9 +12,9 @@ from diptych.errors import DataError, SettingsError
 
 Signs = NDArray[np.int8]
 
-BITS = (16, 32, 64)  # of the papers; any power of two from 4 on has a Hadamard matrix here
+BITS = (16, 32, 64)  # lengths in the papers; any power of two from 4 on has a Hadamard matrix
 TORCH_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # how torch began its files until version 1.5
-REDRAWS = 20  # of a centre that lies too close to others
+REDRAWS = 20  # most attempts at a centre that lies too close to others
 
 
 def hash_centres(classes: int, bits: int, seed: int = 0) -> Signs:

@@ -33,7 +33,7 @@ from diptych.errors import DataError, SettingsError
 
 TAG_LISTS = ("common_tags.txt", "TagList1k.txt")
 REGION_CLASSES = "region_classes"
-REGIONS = 36  # of an image, as in the supplement
+REGIONS = 36  # regions per image, as in the supplement
 UNTAGGED = "untagged"  # the text of an image without any tag: a text is never empty
 
 

@@ -20,7 +20,7 @@ from diptych.errors import SettingsError
 
 COMMON = "common_tags.txt"
 ANNOTATIONS = "mirflickr25k_annotations*"
-LEAST_USES = 20  # of a tag, where no list of tags is given
+LEAST_USES = 20  # smallest number of pictures with a tag, if no list of tags is given
 TEST, VAL = 2000, 1000  # the queries of DCMH, and pictures held out to choose epoch and threshold
 _NUMBER = re.compile(r"(\d+)$")
 

@@ -20,7 +20,7 @@ from diptych.errors import DataError
 
 MOST_STEPS = 1_000_000  # instructions: bounds the memory of small values, of which a byte can make a hundred
 EAGER_BYTES = 4096  # longer byte strings stay in the file until an array asks for them
-LONGEST_LINE = 1 << 26  # of the oldest protocol, which writes a string as one line
+LONGEST_LINE = 1 << 26  # largest line of the oldest protocol, which writes a string as one line
 DEEPEST = 16  # levels of lists and dicts
 NPY = b"\x93NUMPY"
 

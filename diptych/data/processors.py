@@ -19,7 +19,7 @@ from diptych.types import Features, Inputs
 
 HALF = (0.5, 0.5, 0.5)
 BYTE = 1 / 255
-SEARCH_STEP = 1e-5  # to which NaFlex finds the scale of a picture
+SEARCH_STEP = 1e-5  # precision to which NaFlex finds the scale of a picture
 
 
 @part

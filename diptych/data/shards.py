@@ -28,7 +28,7 @@ from diptych.errors import DataError, StorageError
 from diptych.storage import cache_folder, parse_json, write_bytes
 
 Ints = NDArray[np.int64]
-FORMAT = 1  # of the index files
+FORMAT = 1  # version of the index files
 FATAL = {"missing file", "tar"}  # faults of a whole tar, not of one sample
 
 

@@ -27,11 +27,11 @@ SPLIT_NAMES = {
     "testing": "test",
     "testall": "testall",
 }
-UNSPLIT = "train"  # what unsplit data is called, as the datasets library does
+UNSPLIT = "train"  # split of data without splits, as in the datasets library
 
 
 def canonical_split(name: str) -> str:
-    """``dev``, ``valid``, ``validation`` become ``val``; a name of one's own stays as it is."""
+    """``dev``, ``valid``, ``validation`` become ``val``; any other name stays as it is."""
     return SPLIT_NAMES.get(name.strip().lower(), name.strip())
 
 

@@ -18,7 +18,7 @@ from diptych.data.text import TextStore, TokenTexts
 from diptych.errors import DataError
 from diptych.types import Features, Inputs, Sides
 
-DELETED = 0.4  # of the words that word augmentation touches; cached token states can only be deleted
+DELETED = 0.4  # share of the augmented words that are deleted; cached token states can only be deleted
 
 
 class AugmentedImages:

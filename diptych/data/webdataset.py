@@ -32,8 +32,8 @@ from diptych.storage import parse_json
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
 JSON_TEXTS = ("captions", "caption", "text", "texts")
-TEXT_BYTES = 16_000_000  # of a .txt or .json: it is read whole
-MOST_NAMES = 1_000_000  # of a brace pattern
+TEXT_BYTES = 16_000_000  # largest .txt or .json, which is read whole
+MOST_NAMES = 1_000_000  # largest number of names in a brace pattern
 NOT_RANDOM = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 

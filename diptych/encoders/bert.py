@@ -46,7 +46,7 @@ EXTRA = {
     "transformers_version",
     "torch_dtype",
 }
-LARGEST = 10_000_000  # of a size; what is beyond is left to transformers to refuse
+LARGEST = 10_000_000  # largest size; transformers refuses larger ones
 UNUSED = ("pooler.", "cls.", "embeddings.position_ids", "embeddings.token_type_ids")
 
 

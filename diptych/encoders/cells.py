@@ -18,7 +18,7 @@ from diptych.encoders.backbone import Backbone
 from diptych.errors import DataError, ImageError
 from diptych.progress import track
 
-CHUNK_BYTES = 32 << 20  # of cells between two writes to disk
+CHUNK_BYTES = 32 << 20  # bytes of cells between two writes to disk
 CHUNK_IMAGES = 256
 CPU_BATCH, CUDA_BATCH = 8, 128  # on a CPU small batches stay in its caches: up to twice the speed
 

@@ -32,7 +32,7 @@ from diptych.types import Features, Inputs
 
 FAMILIES = ("clip", "metaclip_2", "siglip", "siglip2")  # model types of transformers
 FIXED_LENGTH = ("siglip", "siglip2")  # padding is part of the text
-GRID_NUMBERS = 2  # at the end of a NaFlex patch: the height and width of its grid
+GRID_NUMBERS = 2  # numbers at the end of a NaFlex patch: the height and width of its grid
 
 
 class _TransformersSide(DualSide):

@@ -34,9 +34,9 @@ from diptych.errors import DataError, ImageError
 from diptych.parts import describe
 from diptych.storage import write_text
 
-TEXTS_PER_IMAGE = 5  # of the published layout
+TEXTS_PER_IMAGE = 5  # texts per image in the published layout
 COPIED = 256  # images whose features are copied from the cache at a time
-FILE_NAMES = {"val": "dev"}  # of splits, where they differ
+FILE_NAMES = {"val": "dev"}  # file names of splits, where they differ
 
 
 @dataclass

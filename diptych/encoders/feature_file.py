@@ -27,7 +27,7 @@ from diptych.storage import parse_json, storing
 
 FORMAT = 1
 HEADER = 256  # bytes kept for the npy header, whose length must not depend on the number of rows
-FIELDS = {"done", "rows", "shape", "bytes", "crc", "notes"}  # of a chunk's line
+FIELDS = {"done", "rows", "shape", "bytes", "crc", "notes"}  # fields of a chunk's line
 BLOCK = 1 << 24  # bytes read at a time when checking
 
 

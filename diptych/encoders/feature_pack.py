@@ -41,7 +41,7 @@ from diptych.errors import DataError, StorageError
 from diptych.storage import parse_json, storing, write_text
 
 FORMAT = 1
-FILE_BYTES = 1 << 30  # of records in one file: what is cleared, or checked after damage, at a time
+FILE_BYTES = 1 << 30  # largest file of records: files are cleared, or checked after damage, one at a time
 USED_AGAIN = 3600.0  # seconds after which a use is noted again
 SLOTS = 64  # locks of those who compute the same pictures
 

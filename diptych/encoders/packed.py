@@ -18,7 +18,7 @@ COUNT_FROM_PAD = (
     "camembert",
 )  # the first position has the number of the pad token, plus 1
 
-WIDTHS = (16, 32, 64, 128)  # of a head, as the matrix units take them
+WIDTHS = (16, 32, 64, 128)  # widths of a head that the matrix units take
 
 
 def can_pack(model: nn.Module) -> bool:

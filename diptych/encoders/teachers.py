@@ -38,7 +38,7 @@ Space = Literal["pooled", "tokens"]
 TEXT_CHUNK = 2048  # texts between two writes
 TEXT_BATCH = 64
 STORED_CHUNK = 1024  # images whose stored features are read at a time
-PROJECTION_SEED = 0  # of the Gaussian matrix, the same in every run
+PROJECTION_SEED = 0  # seed of the Gaussian matrix, the same in every run
 
 
 class ImageTeacher:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 EQUAL = "own pairs, and images of an equal text"
-TIED_SHARE = 0.01  # of the queries; above it the scores hardly rank anything and the report says so
+TIED_SHARE = 0.01  # share of tied queries above which the scores hardly rank anything and the report warns
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from diptych.data.duplicates import normal_text
 from diptych.errors import SettingsError
 
-MOST_PAIRS = 50_000_000  # of an image and a text that are right for each other
+MOST_PAIRS = 50_000_000  # largest number of image-text pairs that are right for each other
 
 
 def text_groups(texts: Sequence[str]) -> NDArray[np.int64]:

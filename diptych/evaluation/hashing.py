@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from diptych.codes import Codes, hamming, kth, pack, pack_bits
 from diptych.errors import DataError, SettingsError
 
-TOP = 5000  # of MAP@5000
+TOP = 5000  # depth of MAP@5000
 Missing = Literal["zero", "skip"]
 
 

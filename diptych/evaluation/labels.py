@@ -38,8 +38,8 @@ BYTES = 64 * 2**20  # scores and sorting keys of one block of queries
 TILE_BYTES = (
     8 * 2**20
 )  # scores of one block where it can be: larger ones get new pages from the system every time
-MOST_QUERIES = 256  # of one block
-PAIR_BYTES = 24  # of one query and one gallery item: a float32 score, an int64 key, room for sorting
+MOST_QUERIES = 256  # queries per block
+PAIR_BYTES = 24  # memory for one query and one gallery item: a float32 score, an int64 key, room for sorting
 
 Rows = Tensor | NDArray[Any]
 """Labels (items, C): 0 or 1, True where an item has the label."""

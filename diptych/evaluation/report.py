@@ -14,7 +14,7 @@ from diptych.evaluation.cards import Card, Facts, direction_words
 from diptych.evaluation.metrics import DIRECTIONS, KS
 from diptych.storage import parse_json, write_text
 
-FORMAT = 2  # of the JSON file; 1 had a single group, of retrieval
+FORMAT = 2  # version of the JSON file; version 1 had a single group, of retrieval
 
 
 @dataclass(frozen=True, slots=True)

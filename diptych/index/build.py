@@ -39,10 +39,10 @@ from diptych.progress import track
 APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of milliseconds on two cores
 ON_CPU, ON_GPU = 8, 64  # pictures encoded at a time; on a CPU more are slower and take more memory
 CHUNK = 256  # images committed together: a killed run may have to encode two chunks again
-PIXELS = 64_000_000  # of the decoded pictures of a batch; one is encoded while the next is read
+PIXELS = 64_000_000  # decoded pixels of a batch; one batch is encoded while the next is read
 ABSENT = "it is named by the collection but not on disk."
 PREDICTED, SCORES = "predicted_labels", "label_scores"  # columns of the labels a model predicts
-SCORE_DIGITS = 4  # of a stored label score
+SCORE_DIGITS = 4  # digits of a stored label score
 Labeller = Callable[..., Sequence[Mapping[str, float]]]
 """``predict_labels`` of a model: pictures to labels with their scores, best first."""
 

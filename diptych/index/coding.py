@@ -14,8 +14,8 @@ import numpy as np
 from diptych.codes import WORD, Codes, pack
 from diptych.index.protocol import Vectors
 
-LEAST_BITS = 256  # of a code: with fewer, the shortlist of a small dimension misses too much
-PROPOSALS, FACTOR = 400, 20  # the shortlist: at least so many, and so many times as many as wanted
+LEAST_BITS = 256  # shortest code: with fewer bits, the shortlist of a small dimension misses too much
+PROPOSALS, FACTOR = 400, 20  # size of the shortlist: at least this many, and this many per hit
 SEED = 0
 
 

@@ -32,7 +32,7 @@ from diptych.errors import QueryError
 from diptych.index.like import MAX_PATTERN, Like
 
 MAX_LENGTH = 10_000  # characters of a filter
-MAX_DIGITS = 300  # of a number: longer ones do not fit a float64
+MAX_DIGITS = 300  # longest number: longer ones do not fit a float64
 MAX_DEPTH = 50  # nested parentheses and nots: keeps the recursion far from Python's limit
 NAMED, SHOWN = 100, 100  # columns an error names, and the characters it shows of each
 ITEM_COLUMNS = ("id", "path", "text", "image_id")  # columns every item has, beside its metadata

@@ -9,7 +9,7 @@ from typing import Any
 from diptych.errors import DataError
 from diptych.index.protocol import Item
 
-MAX_COLUMNS = 2_000  # of an index: every filter and every page reads the list of them
+MAX_COLUMNS = 2_000  # largest number of columns of an index: every filter and every page reads their list
 EXACT_INTEGER = 2**53  # beyond it float64 skips integers: such numbers are compared as integers
 
 

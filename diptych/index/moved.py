@@ -12,7 +12,7 @@ from diptych.index.collection_files import CollectionFiles
 from diptych.index.protocol import Collection, Index
 
 SAMPLE = 48  # known pictures that are looked for at the new place
-SHARE = 0.5  # of them that must be there for a collection to count as the same
+SHARE = 0.5  # share of them that must be there for a collection to count as the same
 ALIKE = 8  # files of one name that are compared with a known one, at most
 
 

@@ -22,7 +22,9 @@ from diptych.encoders.cache import PictureCache
 from diptych.encoders.encoder import Encoder
 from diptych.errors import DataError, StorageError
 
-EXIF = "exif 1"  # in the digest of an item: one that was indexed before its EXIF was read is written again
+EXIF = (
+    "exif 1"  # part of an item's digest: an item that was indexed before its EXIF was read is written again
+)
 
 
 @dataclass

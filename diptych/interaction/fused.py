@@ -16,7 +16,7 @@ from diptych.interaction.similarity import EPS, Locals, SimilarityVectors, Weigh
 from diptych.kernels import on_gpu
 
 MOST_REGIONS, MOST_NODES = 64, 64  # of a kernel's tile
-BLOCK = 64  # of D and of K that a kernel reads at a time
+BLOCK = 64  # columns of D and of K that a kernel reads at a time
 
 
 def fits(device: torch.device, regions: int, dim: int, nodes: int) -> bool:

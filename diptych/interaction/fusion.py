@@ -15,7 +15,7 @@ from diptych.interaction.scorer import PairScorer
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features, Matches
 
-STD = 0.02  # of new weights, as in BERT
+STD = 0.02  # standard deviation of new weights, as in BERT
 PAIRS = 512  # image-text pairs computed at a time without gradient
 
 

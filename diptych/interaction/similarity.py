@@ -14,8 +14,8 @@ from diptych.ops import xavier_linear
 from diptych.types import Features
 
 EPS = 1e-8  # added to every length that divides
-SLOPE = 0.1  # of the leaky ReLU
-LEAST_SQUARE = 1e-24  # of the length of a context, so that the gradient of a root at 0 is finite
+SLOPE = 0.1  # slope of the leaky ReLU
+LEAST_SQUARE = 1e-24  # smallest squared length of a context: keeps the gradient of the root finite at 0
 WIDE_RESULTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (
     2,
     9,

@@ -21,7 +21,7 @@ CPU_ROWS = 8192  # nodes of pairs in one tile: what stays in the caches of a few
 CUDA_ROWS = 1 << 18
 CUDA_KERNEL_ROWS = 1 << 20  # with the kernels of ``fused``, which keep no context
 CPU_BUCKET, CUDA_BUCKET = 64, 60_000  # nodes of pairs that take as long as one more bucket
-TRAINING_BYTES = 3 << 30  # what a training step may keep for its backward pass before it recomputes instead
+TRAINING_BYTES = 3 << 30  # memory that a training step may keep for its backward pass before it recomputes
 
 
 class SimilarityScorer(PairScorer):

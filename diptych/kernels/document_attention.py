@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SMALLEST_BLOCK = 16  # of the matrix units
+SMALLEST_BLOCK = 16  # smallest tile of the matrix units
 
 
 @triton.jit

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LEAST_SQUARE = 1e-24  # of the length of a context, as in the plain form
+LEAST_SQUARE = 1e-24  # smallest squared length of a context, as in the plain form
 
 _LOCAL = [
     triton.Config({"BM": 128, "BD": 64}, num_warps=8, num_stages=3),

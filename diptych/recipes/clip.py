@@ -24,7 +24,7 @@ from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
 
-CLAMP = (0.01, 0.10)  # of τ, put back before each forward pass
+CLAMP = (0.01, 0.10)  # range of τ, restored before each forward pass
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from diptych.settings import setting
 from diptych.training.method import Method
 from diptych.twin import KeyPrecision, Twin
 
-SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # of nouns, adjectives, verbs
+SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # shares of nouns, adjectives, verbs
 
 
 @dataclass(frozen=True)

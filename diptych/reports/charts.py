@@ -19,10 +19,10 @@ from diptych.scores import EmbeddingScores
 from diptych.storage import write_bytes
 
 FORMATS = ("png", "pdf", "svg")
-DPI = 150  # of a PNG
+DPI = 150  # resolution of a PNG
 PANEL = 5.0  # inches, the side of a panel of the joint space
 IMAGES, TEXTS = COLOURS[:2]  # the two colours of the joint space
-PERPLEXITY = 30.0  # of t-SNE: about so many neighbours count; scikit-learn's default, the paper gives none
+PERPLEXITY = 30.0  # t-SNE's number of neighbours; scikit-learn's default, the paper gives none
 LEAST_POINTS = 4  # t-SNE of fewer has no neighbourhoods
 NAME = 48  # characters of a name above a panel
 

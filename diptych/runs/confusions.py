@@ -21,7 +21,7 @@ from diptych.scores import Scores
 from diptych.storage import write_text
 from diptych.training.prepare import prepare
 
-EXAMPLES = 3  # of each pair on the page
+EXAMPLES = 3  # examples of each pair on the page
 KINDS = ("semantic", "super-class")
 
 

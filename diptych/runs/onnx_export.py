@@ -31,8 +31,8 @@ from diptych.retriever import Retriever
 from diptych.storage import storing
 from diptych.types import Features
 
-REGIONS = 36  # of an image, as the published features have
-TOKENS = 64  # of a text, specials included; longer texts are cut
+REGIONS = 36  # regions per image, as in published features
+TOKENS = 64  # tokens per text, specials included; longer texts are cut
 CLOSE = 1e-4  # largest difference of an output from torch's
 
 

@@ -18,7 +18,7 @@ from diptych.training.method import Method
 from diptych.training.ridge import Names, accumulate, choose
 
 FILE = "baseline.json"
-MOST_BYTES = 4 << 30  # of features that are read for it: some seconds
+MOST_BYTES = 4 << 30  # largest features that are read for it: some seconds
 WIDEST = 4096  # features per image: the solve takes a minute beyond
 
 

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from diptych.errors import TrainingError
 from diptych.types import Terms
 
-COLLAPSE_STEPS = 200  # so many steps in a row near the collapsed loss are a collapse
+COLLAPSE_STEPS = 200  # steps in a row near the collapsed loss that count as a collapse
 COLLAPSE_TOLERANCE = 0.01  # relative distance that counts as near
 
 

@@ -15,7 +15,7 @@ from diptych.errors import MissingExtra, SettingsError
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method
 
-WAIT = timedelta(hours=12)  # of the other processes for the one that clusters, evaluates or saves
+WAIT = timedelta(hours=12)  # how long processes wait for the one that clusters, evaluates or saves
 
 
 def start(method: Method, settings: TrainingSettings) -> Accelerator:

@@ -46,7 +46,7 @@ from diptych.vectors.manifest import (
 from diptych.vectors.sources import Opened, Sources
 
 CHUNK = 256  # images written together
-PIXELS = 64_000_000  # of the decoded pictures of a batch; one is encoded while the next is read
+PIXELS = 64_000_000  # decoded pixels of a batch; one batch is encoded while the next is read
 TEXTS = 4096  # encoded together
 ABSENT = "it is named by the data but not on disk."
 

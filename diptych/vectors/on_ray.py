@@ -24,7 +24,7 @@ from diptych.progress import track
 from diptych.registry import import_plugins
 from diptych.storage import parse_json
 
-TRIES = 5  # of a job whose worker dies
+TRIES = 5  # attempts at a job whose worker dies
 AHEAD = 2  # jobs given to Ray for each that can run
 PATIENCE = 60.0  # seconds without a result before the user is told what the cluster has
 ANSWER = 5.0  # seconds in which a cluster takes a connection

@@ -3,7 +3,7 @@
 // What is asked. `image` is a File, `like` the id of an item; picks are the choices of the column menus,
 // by name: a column may be called constructor.
 const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: Object.create(null), hybrid: false, rerank: false, weight: 1, k: 24 };
-const PAGE = 24, PAUSE = 350, RERANKED = 50; // hits a page; milliseconds of rest while typing; best hits ordered anew
+const PAGE = 24, PAUSE = 350, RERANKED = 50; // hits a page; milliseconds of rest while typing; hits that are re-ranked
 const INTERNAL = new Set(["split"]); // columns that say nothing to those who search; a typed filter may name them
 const WORDS = new Set(["and", "or", "not", "in", "like", "contains", "is", "null", "true", "false"]); // of the filters
 let depth = 0; // steps of this page that one can go back

@@ -33,7 +33,7 @@ except ModuleNotFoundError as missing:
 GRACE = (
     8  # seconds that requests being answered have to finish at shutdown; what goes on then is told to stop
 )
-ADDRESS_BYTES = 65_536  # of a request's first line and headers
+ADDRESS_BYTES = 65_536  # largest first line and headers of a request
 
 
 def serve(

@@ -32,9 +32,9 @@ from diptych.web.uploads import Pictures
 UPLOADS = (
     "uploads"  # the collection of items that came through the service: no re-index of a folder removes them
 )
-PIXELS = 16_000_000  # of decoded pictures that one request holds at once
-VALUES = 50  # of a column that the page offers
-COLUMNS = 100  # whose values it offers, and
+PIXELS = 16_000_000  # decoded pixels that one request holds at once
+VALUES = 50  # largest number of values of a column that the page offers
+COLUMNS = 100  # largest number of columns whose values the page offers
 COUNTING = 3.0  # seconds to count them: a page that waits longer shows the rest without
 STOPPING = 0.5  # seconds that work which is told to stop has to notice
 TURN = 10.0  # seconds a change waits for those before it

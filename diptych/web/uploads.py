@@ -23,8 +23,8 @@ from diptych.web.addresses import download
 from diptych.web.limits import Limits
 
 LONGEST = 2048  # side of a picture handed to the model: models read a few hundred pixels
-CACHE_BYTES = 64_000_000  # of thumbnails made from files
-SHOWN = (  # what browsers show, by the first bytes of a file: where they begin, and what they are
+CACHE_BYTES = 64_000_000  # memory for thumbnails made from files
+SHOWN = (  # formats that browsers show, by the first bytes of a file: their offset and value
     (0, b"\xff\xd8\xff", "image/jpeg"), (0, b"\x89PNG\r\n\x1a\n", "image/png"), (0, b"GIF87a", "image/gif"),
     (0, b"GIF89a", "image/gif"), (8, b"WEBPVP8", "image/webp"),
 )  # fmt: skip

@@ -22,7 +22,7 @@ from diptych.index.metadata import record
 from diptych.index.protocol import Item
 
 FILE = "index.db"
-FORMAT = 2  # of the index folder; raised when an old folder can no longer be read
+FORMAT = 2  # version of the index folder; raised when an old folder can no longer be read
 _ANEW = "copy the whole index again, or index the collection again."
 STEPS = (
     1_000_000  # of SQLite's machine between two looks at the clock, each of which waits for the interpreter

@@ -10,7 +10,7 @@ from diptych.index.filters import kind_of
 from diptych.index.metadata import check_column_count, held_kinds
 from diptych.index.protocol import Item
 
-_KINDS = {  # of metadata, by SQLite's names of JSON types
+_KINDS = {  # kinds of metadata, by SQLite's names of JSON types
     "integer": "number", "real": "number", "text": "text", "true": "boolean", "false": "boolean",
     "array": "list", "null": "null",
 }  # fmt: skip

@@ -22,7 +22,7 @@ from diptych.index.protocol import PRECISIONS, Precision
 from diptych.storage import create_folder, storing
 
 LOCK = "writer.lock"
-ATTEMPTS = 5  # to read while a writer compacts
+ATTEMPTS = 5  # attempts to read while a writer compacts
 T = TypeVar("T")
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from diptych.index.filters import ITEM_COLUMNS, kind_of
 from diptych.index.protocol import Item
 
-TEXT_BYTES = 100  # of a text that are kept to compare it by order
+TEXT_BYTES = 100  # bytes of a text that are kept to compare it by order
 KEPT = 65_536  # digests remembered: a column repeats its name always, its values often
 _FLIP = str.maketrans("0123456789abcdef", "fedcba9876543210")
 

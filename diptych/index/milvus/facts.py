@@ -22,7 +22,7 @@ from diptych.index.milvus.rows import Row
 from diptych.index.milvus.table import STRONG, Table
 from diptych.index.protocol import Collection
 
-PICTURE_BYTES = 48_000  # of a thumbnail in one row: as text they are 64,000
+PICTURE_BYTES = 48_000  # bytes of a thumbnail in one row: 64,000 characters as text
 _CLAIM = "collection_"
 
 

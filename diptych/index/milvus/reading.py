@@ -18,7 +18,7 @@ from diptych.index.pairs import best_pairs
 from diptych.index.protocol import Pair, Vectors
 from diptych.progress import track
 
-ITEM_BYTES = 1_000  # of an item in an answer, about
+ITEM_BYTES = 1_000  # approximate size of an item in an answer
 MARK = 4  # digits of a key that choose a sample
 SPARE = 1.3  # times as many rows as a sample needs are asked for
 

@@ -21,7 +21,7 @@ from diptych.index.milvus.pushdown import KIND_NUMBERS
 from diptych.index.milvus.server import DataType, Function, FunctionType
 from diptych.index.protocol import Item, Vectors
 
-FIELD_BYTES = 65_535  # of a text or JSON column of Milvus
+FIELD_BYTES = 65_535  # largest text or JSON value in Milvus
 DIMENSIONS = 32_768  # Milvus's limit
 OVERHEAD = 600  # bytes of a row beside its vector and its item, to size requests by
 Row = dict[str, Any]

@@ -17,7 +17,7 @@ MOST = 16_384  # rows of one answer: Milvus's limit
 PIECE = 1_000  # keys named in one request
 REQUEST = 16_000_000  # bytes of one request or answer, about; Milvus takes and sends 64 MB at most
 BUILDING = 86_400.0  # seconds for a request that works through all rows: an index, a load
-WHOLE = 0x10000  # of the first four digits of a key: ranges of them divide a table into pieces
+WHOLE = 0x10000  # number of values of a key's first four digits: ranges of them divide a table into pieces
 STRONG = "Strong"
 
 

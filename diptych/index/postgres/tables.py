@@ -18,13 +18,16 @@ from diptych.index.postgres.records import COLUMNS, Record, checksum, item
 from diptych.index.protocol import KINDS, Collection, Item, Kind
 from diptych.progress import track
 
-FORMAT = 1  # of the tables; raised when old ones can no longer be read
+FORMAT = 1  # version of the tables; raised when old ones can no longer be read
 PIECE = 1000  # items verified at once
 TYPES: dict[str, str] = {"float32": "vector", "float16": "halfvec"}
 DIMENSION_LIMIT = 16_000  # pgvector's, of a stored vector
 GRAPH_LIMITS = {"float32": 2_000, "float16": 4_000}  # pgvector's, of an indexed one
 INLINE_BYTES = 7_000  # a vector up to this size stays in its row: a scan then reads one table end to end
-_KINDS = {"string": "text", "array": "list"}  # of metadata, where PostgreSQL names JSON types otherwise
+_KINDS = {
+    "string": "text",
+    "array": "list",
+}  # kinds of metadata where PostgreSQL's JSON types have other names
 _FILLED = ("items", "vectors", "thumbnails", "postings")
 _SCHEMA = """
 CREATE SCHEMA {s};
