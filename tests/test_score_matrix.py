@@ -131,6 +131,8 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(DataError, match=r"holds scores of another model \(abc, not xyz\): give another file"):
         stored_scores(scores, path, {**WHO, "model": "xyz"})
+    with pytest.raises(DataError, match=r"holds scores of another precision \(no, not bf16\)"):
+        stored_scores(scores_of(precision="bf16"), path, WHO)
     with pytest.raises(DataError, match="holds scores of another shape"):
         stored_scores(scores_of(m=12), path, WHO)
     assert path.read_bytes() == before

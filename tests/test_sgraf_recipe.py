@@ -16,6 +16,7 @@ from small import precomputed
 
 from diptych.data.formats import open_captions
 from diptych.errors import SettingsError
+from diptych.evaluation import score_matrix
 from diptych.recipes import RECIPES
 from diptych.retriever import Retriever
 from diptych.runs.train import training_splits
@@ -85,6 +86,17 @@ def test_a_score_matrix_gives_the_same_report(runs: dict[str, Path], tmp_path: P
     assert "holds scores of another model" in refused(
         "evaluate", runs["sgr"], "--score_matrix", tmp_path / "s.npy"
     )
+
+
+def test_half_precision_is_refined_without_a_file_too(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = []
+    monkeypatch.setattr(score_matrix, "_refine", lambda *_: again.append(True))
+    diptych("evaluate", runs["sgr"], "--compute_precision", "bf16", "--bootstrap", 0)
+    assert again == [True]
+    diptych("evaluate", runs["sgr"], "--bootstrap", 0)
+    assert again == [True]  # float32 has nothing to refine
 
 
 def test_a_dual_encoder_is_reranked_by_pair_scorers(

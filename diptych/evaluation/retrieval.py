@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from diptych.evaluation.metrics import (
 )
 from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
 from diptych.evaluation.rules import Rules, rules_of_ranks
-from diptych.evaluation.score_matrix import stored_scores
+from diptych.evaluation.score_matrix import refinable, stored_scores
 from diptych.model import Scorer
 from diptych.scores import Fold, MeanScores, Scores, Where, as_scores
 
@@ -101,7 +102,7 @@ def evaluate_ensemble(
 
     ``image_stores`` holds the same images once per model where models read different features of them.
     With ``score_matrix``, the scores are computed once into that ``.npy`` file, resumed after a kill, and ranked
-    from there.
+    from there. Pair scores in half precision go through a temporary file, so that their best can be refined.
     """
     rules = Rules.of(protocol, ties, judgements, bootstrap, seed, equal_texts)
     source = _Source.of(captions, rules)
@@ -138,12 +139,14 @@ def evaluate_ensemble(
     scores = members[0] if len(members) == 1 else MeanScores(members)
     encoding = _encoding_speed(members, len(captions.images), len(captions.texts))
     model = " + ".join(retriever.fingerprint() for retriever in retrievers)
-    if score_matrix is None:
+    if score_matrix is None and not refinable(scores):
         return _report(scores, source, rules, model, began, encoding)
-    computed = _Timed(scores)
-    identity = {"model": model, "data": source.data_hash}
-    stored = stored_scores(scores, score_matrix, identity, computed.tile, show_progress=show_progress)
-    return _report(stored, source, rules, model, began, encoding, computed)
+    with TemporaryDirectory() as folder:  # what is computed again in float32 must be kept until it is ranked
+        path = Path(folder) / "scores.npy" if score_matrix is None else score_matrix
+        computed = _Timed(scores)
+        identity = {"model": model, "data": source.data_hash}
+        stored = stored_scores(scores, path, identity, computed.tile, show_progress=show_progress)
+        return _report(stored, source, rules, model, began, encoding, computed)
 
 
 def _encoding_speed(members: Sequence[Scores], images: int, texts: int) -> dict[str, float]:

@@ -36,14 +36,16 @@ def stored_scores(
 ) -> MatrixScores:
     """``scores`` (N, M) as a float32 ``.npy`` file, and the scores read from it.
 
-    Beside the file, ``.json`` holds ``identity`` (which models, which data) and how many images are done: a run that
-    was killed goes on there, a finished file is read, and a file of other models or data is refused. Memory holds one
-    block of pairs, whatever N and M. Scores of a pair scorer in half precision are refined at the end: the best 16 of
-    every query are computed again in float32. ``tile`` takes the place of ``scores.tile`` (to time it).
+    Beside the file, ``.json`` holds ``identity`` (which models, which data), the precision and how many images are
+    done: a run that was killed goes on there, a finished file is read, and a file of other models, data or precision
+    is refused. Memory holds one block of pairs, whatever N and M. Scores of a pair scorer in half precision are
+    refined at the end: the best 16 of every query are computed again in float32. ``tile`` takes the place of
+    ``scores.tile`` (to time it).
     """
     path = path if path.suffix == ".npy" else path.with_name(f"{path.name}.npy")
     card = path.with_suffix(".json")
-    identity = {**identity, "score": scores.kind, "shape": list(scores.shape)}
+    precision = "no" if not (rough := _rough(scores)) else "+".join(part.precision for part, _ in rough)
+    identity = {**identity, "score": scores.kind, "shape": list(scores.shape), "precision": precision}
     done = _done(path, card, identity)
     if done == 0:  # the card first: a matrix without one is somebody else's
         write_text(card, json.dumps({**identity, "done": 0, "refined": False}))
@@ -60,7 +62,6 @@ def stored_scores(
                 matrix[rows, columns] = part.float().cpu().numpy()
             matrix.flush()  # before the card says so
             write_text(card, json.dumps({**identity, "done": rows.stop, "refined": False}))
-        rough = _rough(scores)
         if rough and not _refined(card):
             _refine(rough, matrix, show_progress)
             matrix.flush()
@@ -68,6 +69,11 @@ def stored_scores(
     stored = MatrixScores(torch.from_numpy(matrix))
     stored.kind = scores.kind
     return stored
+
+
+def refinable(scores: Scores) -> bool:
+    """Whether ``stored_scores`` computes the best of these scores again: those of pair scorers in half precision."""
+    return bool(_rough(scores))
 
 
 def _done(path: Path, card: Path, identity: dict[str, Any]) -> int:
