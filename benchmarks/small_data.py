@@ -23,7 +23,7 @@ import numpy as np
 
 from diptych.recipes import RECIPES
 from diptych.runs.evaluate import evaluate_runs
-from diptych.runs.intervals import interval
+from diptych.runs.intervals import mean_and_interval
 from diptych.runs.train import run_recipe
 from diptych.settings import from_json
 from diptych.storage import parse_json, write_text
@@ -186,7 +186,7 @@ def cell(runs: list[dict[str, Any]], metric: str) -> str:
     """The mean over the seeds, or one run's number with its bootstrap interval."""
     values = [run["metrics"][metric] for run in runs]
     if len(values) > 1:
-        return interval(values)
+        return mean_and_interval(values)
     low, high = runs[0]["intervals"][metric]
     return f"{values[0]:.1f} ({low:.1f}–{high:.1f})"
 

@@ -17,7 +17,7 @@ from small import precomputed
 
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import RECALLS
-from diptych.runs.ablate import interval
+from diptych.runs.intervals import mean_and_interval
 from diptych.training.checkpoint import read_run
 from diptych.training.log import read_log
 
@@ -147,11 +147,11 @@ def test_ctrl_c_and_the_same_command_again(data: Path, tmp_path: Path) -> None:
 
 
 def test_intervals_of_few_runs() -> None:
-    assert interval([1.0]) == "1.0"
-    assert interval([1.0, 3.0]) == "2.0 ± 12.7"  # t = 12.706, standard error 1
-    assert interval([5.0] * 4) == "5.0 ± 0.0"
+    assert mean_and_interval([1.0]) == "1.0"
+    assert mean_and_interval([1.0, 3.0]) == "2.0 ± 12.7"  # t = 12.706, standard error 1
+    assert mean_and_interval([5.0] * 4) == "5.0 ± 0.0"
     many = [0.0] * 6 + [10.0] * 5  # 11 runs: t = 2.228
-    assert interval(many) == f"{mean(many):.1f} ± {2.228 * stdev(many) / 11**0.5:.1f}"
+    assert mean_and_interval(many) == f"{mean(many):.1f} ± {2.228 * stdev(many) / 11**0.5:.1f}"
 
 
 def test_mistakes_are_named(data: Path, tmp_path: Path) -> None:

@@ -142,11 +142,11 @@ def test_a_failed_opening_keeps_nothing_open(disk: Path) -> None:
 def test_the_name_of_a_file_is_synced_until_rows_of_it_are_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout, path = segments.Layout(D, "float32"), tmp_path / "vectors"
+    layout, path = segments.RowLayout(D, "float32"), tmp_path / "vectors"
     path.write_bytes(b"the remains of a first append that failed before it synced the folder")
     synced: list[Path] = []
-    sync = segments.sync_folder
-    monkeypatch.setattr(segments, "sync_folder", lambda folder: (sync(folder), synced.append(folder)))
+    sync = segments.sync
+    monkeypatch.setattr(segments, "sync", lambda folder: (sync(folder), synced.append(folder)))
     for committed, count in ((0, 1), (0, 2), (5, 2)):  # the second: the first was not committed either
         segments.append(path, layout, committed, rows(5))
         assert synced == [tmp_path] * count

@@ -22,7 +22,7 @@ from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.metrics import retrieval_metrics
-from diptych.evaluation.protocols import PROTOCOLS, Protocol, protocol_named
+from diptych.evaluation.protocols import PROTOCOLS, EvaluationProtocol, protocol_named
 from diptych.evaluation.retrieval import evaluate, evaluate_ensemble, evaluate_scores
 from diptych.retriever import Retriever, Tower
 from diptych.scores import EmbeddingScores, Scores, vector_scores
@@ -166,7 +166,7 @@ def test_folds_follow_the_images_when_texts_are_shuffled() -> None:
     rng = np.random.default_rng(1)
     image_of = rng.permutation(np.repeat(np.arange(8), 3))
     scores = rng.standard_normal((8, 24))
-    report = evaluate_scores(scores, image_of, protocol=Protocol("two", folds=2), bootstrap=0)
+    report = evaluate_scores(scores, image_of, protocol=EvaluationProtocol("two", folds=2), bootstrap=0)
     folds = []
     for low in (0, 4):
         texts = np.flatnonzero((image_of >= low) & (image_of < low + 4))
@@ -176,7 +176,7 @@ def test_folds_follow_the_images_when_texts_are_shuffled() -> None:
 
 def test_tied_queries_are_counted_over_all_folds() -> None:
     report = evaluate_scores(
-        np.ones((4, 8)), np.arange(8) // 2, protocol=Protocol("two", folds=2), bootstrap=0
+        np.ones((4, 8)), np.arange(8) // 2, protocol=EvaluationProtocol("two", folds=2), bootstrap=0
     )
     assert report.card.tied_queries == {"image_to_text": 4, "text_to_image": 8}
     assert "tied" in report.warning
@@ -206,7 +206,7 @@ def test_protocols_by_name() -> None:
     with pytest.raises(SettingsError, match="choose one of plain, flickr30k"):
         protocol_named("coco")
     with pytest.raises(DataError, match="do not divide into 3 folds"):
-        Protocol("odd", folds=3).check(np.arange(4), 4)
+        EvaluationProtocol("odd", folds=3).check(np.arange(4), 4)
 
 
 def test_scores_are_reported_with_captions_or_with_a_pairing() -> None:
@@ -252,7 +252,9 @@ def test_a_real_retriever_reads_each_image_once(tmp_path: Path) -> None:
     )
     seen: list[int] = []
     model.image.encoder.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0].values)))
-    report = evaluate(model, captions, image_batch_size=4, protocol=Protocol("halves", folds=2), bootstrap=10)
+    report = evaluate(
+        model, captions, image_batch_size=4, protocol=EvaluationProtocol("halves", folds=2), bootstrap=10
+    )
     assert seen == [4, 4, 2]
     assert report.card.model == model.fingerprint()
     assert (report.card.images, report.card.texts, report.card.split) == (10, 50, "val")

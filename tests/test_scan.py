@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from diptych.index.embedded import scan
-from diptych.index.embedded.segments import ROW_BITS, Blocks, Layout, Mapped
+from diptych.index.embedded.segments import ROW_BITS, Blocks, Mapped, RowLayout
 from diptych.index.embedded.state import RowNumbers, Segment, Selection
 from diptych.index.exact import rescore
 from diptych.index.protocol import PRECISIONS, Precision, Vectors
@@ -42,7 +42,7 @@ def drawn(rng: np.random.Generator, count: int, dimension: int, style: str) -> V
 class Asked:
     """One search: segments with removed rows, queries, perhaps a filter's rows."""
 
-    layout: Layout
+    layout: RowLayout
     segments: list[Segment]
     queries: Vectors
     k: int
@@ -73,7 +73,7 @@ def make(
     seed: int, precision: Precision, style: str, sizes: list[int], gone: float, share: float | None
 ) -> Asked:
     rng = np.random.default_rng(seed)
-    layout = Layout(int(rng.choice([1, 3, 8, 33])), precision)
+    layout = RowLayout(int(rng.choice([1, 3, 8, 33])), precision)
     segments = []
     for number, size in enumerate(sizes):
         removed = np.flatnonzero(rng.random(size) < gone)

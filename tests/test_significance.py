@@ -11,7 +11,7 @@ from scipy import stats
 
 from diptych.errors import SettingsError
 from diptych.evaluation.compare import compare
-from diptych.evaluation.protocols import Protocol
+from diptych.evaluation.protocols import EvaluationProtocol
 from diptych.evaluation.report import Outcomes, Report
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.significance import paired, student_quantile, student_tails, welch
@@ -50,7 +50,7 @@ def value(one: Outcomes, metric: str, images: list[int]) -> float:
 
 
 def test_outcomes_are_the_metrics_query_by_query(tmp_path: Path) -> None:
-    for protocol in ("plain", Protocol("two folds", folds=2)):
+    for protocol in ("plain", EvaluationProtocol("two folds", folds=2)):
         found = report(0, protocol=protocol)
         kept = outcomes(found)
         for metric in ("image_to_text_recall@5", "text_to_image_recall@1"):
@@ -63,7 +63,7 @@ def test_outcomes_are_the_metrics_query_by_query(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folds", [1, 2])
 def test_the_interval_is_that_of_a_paired_bootstrap(folds: int) -> None:
-    protocol = Protocol("some", folds=folds)
+    protocol = EvaluationProtocol("some", folds=folds)
     a, b = (outcomes(report(seed, boost, protocol=protocol)) for seed, boost in ((0, 1.5), (1, 1.9)))
     metric = "text_to_image_recall@5"
     found = paired([a], [b], draws=3000)[metric]

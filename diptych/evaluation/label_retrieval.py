@@ -94,7 +94,7 @@ class LabelRetrieval:
         scores: Scores,
         data: Prepared,
         labels: dict[str, NDArray[np.float32]],
-        rules: protocols.Protocol,
+        rules: protocols.EvaluationProtocol,
         merge_texts: bool,
     ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
         found: list[dict[str, float]] = []

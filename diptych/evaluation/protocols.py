@@ -21,7 +21,7 @@ from diptych.errors import DataError, SettingsError
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
+class EvaluationProtocol:
     """The size data must have (None: any) and the number of folds of consecutive images."""
 
     name: str
@@ -59,17 +59,19 @@ _COCO = "the 5,000 test images of COCO (Karpathy's split, 'testall' of the preco
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
-        Protocol("plain"),
-        Protocol("flickr30k", 1000, 5, expects="the 1,000 test images of Flickr30K (Karpathy's split)"),
-        Protocol("coco-5k", 5000, 5, expects=_COCO),
-        Protocol("coco-1k", 5000, 5, folds=5, expects=f"{_COCO}, cut into five folds"),
+        EvaluationProtocol("plain"),
+        EvaluationProtocol(
+            "flickr30k", 1000, 5, expects="the 1,000 test images of Flickr30K (Karpathy's split)"
+        ),
+        EvaluationProtocol("coco-5k", 5000, 5, expects=_COCO),
+        EvaluationProtocol("coco-1k", 5000, 5, folds=5, expects=f"{_COCO}, cut into five folds"),
     )
 }
 
 
-def protocol_named(protocol: str | Protocol) -> Protocol:
-    """A protocol by its name; a ``Protocol`` of your own passes through."""
-    if isinstance(protocol, Protocol):
+def protocol_named(protocol: str | EvaluationProtocol) -> EvaluationProtocol:
+    """A protocol by its name; a ``EvaluationProtocol`` of your own passes through."""
+    if isinstance(protocol, EvaluationProtocol):
         return protocol
     if protocol not in PROTOCOLS:
         raise SettingsError(f"protocol '{protocol}' is unknown: choose one of {', '.join(PROTOCOLS)}.")

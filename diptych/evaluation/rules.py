@@ -15,7 +15,7 @@ from diptych.evaluation.metrics import checked_ties
 class Rules:
     """How scores become numbers: protocol, tie rule, judgements, bootstrap, what is right. Checked before any work."""
 
-    protocol: protocols.Protocol
+    protocol: protocols.EvaluationProtocol
     ties: str
     judgements: Sequence[Judgements]
     draws: int
@@ -24,7 +24,7 @@ class Rules:
 
     @staticmethod
     def of(
-        protocol: str | protocols.Protocol,
+        protocol: str | protocols.EvaluationProtocol,
         ties: str,
         judgements: Sequence[str | Judgements],
         draws: int,
@@ -44,7 +44,7 @@ class Rules:
         return Rules(chosen, checked_ties(ties), judged, draws, seed, equal_texts)
 
 
-def rules_of_ranks(protocol: str | protocols.Protocol, ties: str, draws: int, seed: int) -> Rules:
+def rules_of_ranks(protocol: str | protocols.EvaluationProtocol, ties: str, draws: int, seed: int) -> Rules:
     """Rules under which ranks of the whole gallery can be reported."""
     rules = Rules.of(protocol, ties, (), draws, seed)
     if rules.protocol.folds > 1:

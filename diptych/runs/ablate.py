@@ -12,7 +12,7 @@ from diptych.errors import CheckpointError, Interrupted, SettingsError
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.reports.charts import figure_class
 from diptych.runs.figures import draw_table
-from diptych.runs.intervals import interval
+from diptych.runs.intervals import mean_and_interval
 from diptych.runs.train import inherited, resumed_settings, run_recipe, training_splits
 from diptych.settings import from_json, to_json
 from diptych.storage import parse_json, write_text
@@ -110,7 +110,9 @@ def render(
     ]
     for row in rows:
         published = [f"{row.published[name]:.1f}" if name in row.published else "" for name in columns]
-        measured = [interval([run[name] for run in results[row.name] if name in run]) for name in columns]
+        measured = [
+            mean_and_interval([run[name] for run in results[row.name] if name in run]) for name in columns
+        ]
         lines.append(f"| {row.name} | published | " + " | ".join(published) + " |")
         lines.append("| | measured | " + " | ".join(measured) + " |")
     return "\n".join(lines)

@@ -44,7 +44,7 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class SourceShard:
     """Vectors (N, D) and what is known of each; both are read when asked for."""
 
     vectors: Path
@@ -123,7 +123,7 @@ def import_embeddings(
     return done
 
 
-def find_shards(source: Path, paths: Path | None = None) -> list[Shard]:
+def find_shards(source: Path, paths: Path | None = None) -> list[SourceShard]:
     """The files of vectors with their tables: a folder of clip-retrieval, an .npy with ``paths``, a Parquet file."""
     if not source.exists():
         raise DataError(f"{source} does not exist: check the path.")
@@ -136,15 +136,15 @@ def find_shards(source: Path, paths: Path | None = None) -> list[Shard]:
                 f"{source} has {len(arrays)} files img_emb/*.npy and {len(tables)} files metadata/*.parquet: give a "
                 "folder with one of each, or an .npy file with --paths."
             )
-        return [Shard(*pair) for pair in zip(arrays, tables, strict=True)]
+        return [SourceShard(*pair) for pair in zip(arrays, tables, strict=True)]
     if source.suffix == ".npy":
         if paths is None:
             raise DataError(
                 f"{source} holds vectors alone: say what they are of with --paths FILE, one line for each."
             )
-        return [Shard(source, paths)]
+        return [SourceShard(source, paths)]
     if source.suffix == ".parquet":
-        return [Shard(source)]
+        return [SourceShard(source)]
     raise DataError(f"{source} is no .npy, Parquet file or folder of them: give one of these.")
 
 
@@ -247,7 +247,7 @@ def _batches(index: Index, kind: Kind) -> Iterator[tuple[list[Item], Vectors]]:
         yield items, np.ascontiguousarray(index.vectors([item.id for item in items]), np.float32)
 
 
-def _root(shards: Sequence[Shard]) -> Path:
+def _root(shards: Sequence[SourceShard]) -> Path:
     """The folder that holds all pictures that are named by whole paths; else where the user stands."""
     common = ""
     for shard in shards:
@@ -262,7 +262,7 @@ def _root(shards: Sequence[Shard]) -> Path:
 
 
 def _item(
-    row: Mapping[str, Any], folder: Path, shard: Shard, collection: int = 0, hashed: bool = True
+    row: Mapping[str, Any], folder: Path, shard: SourceShard, collection: int = 0, hashed: bool = True
 ) -> Item:
     """One row of metadata as an item; ``hashed``, it knows the content of its file."""
     column = _column(row, PATHS, shard.table or shard.vectors, "paths")

@@ -21,7 +21,7 @@ def half_width(values: Sequence[float]) -> float:
     return t * stdev(values) / math.sqrt(len(values))
 
 
-def interval(values: Sequence[float]) -> str:
+def mean_and_interval(values: Sequence[float]) -> str:
     """Mean and half width of the 95 % interval of the mean over runs; the value alone for one run, nothing for none."""
     if len(values) < 2:
         return f"{values[0]:.1f}" if values else ""

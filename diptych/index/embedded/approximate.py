@@ -23,7 +23,7 @@ from diptych.errors import MissingExtra, SettingsError, StorageError
 from diptych.index import coding
 from diptych.index.embedded.code_table import SUFFIX, CodeTable
 from diptych.index.embedded.scan import MARGIN, fetch, scan
-from diptych.index.embedded.segments import ROW_BITS, Layout, checksum
+from diptych.index.embedded.segments import ROW_BITS, RowLayout, checksum
 from diptych.index.embedded.state import Graph, RowNumbers, Segment, Selection, State
 from diptych.index.embedded.writing import Moves
 from diptych.index.protocol import Kind, Vectors
@@ -43,7 +43,7 @@ UNIT = 0.01  # how far the length of a vector may be from 1: about a step of 8 b
 class Graphs:
     """The graphs of one index, opened on the first query that wants them."""
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
+    def __init__(self, folder: Path, layout: RowLayout) -> None:
         self.folder, self.layout = folder, layout
         self._open: dict[str, Any] = {}
         self._lock = threading.Lock()

@@ -60,7 +60,7 @@ class Cells:
         return found
 
 
-class Column:
+class MetadataColumn:
     """One column by segment and row, read a piece at a time; safe to share between threads.
 
     Its lock is held while a piece is read, never while a condition is tested.
@@ -127,13 +127,13 @@ class _Snapshot:
     known: dict[str, list[str]]  # the metadata columns
 
 
-class Columns:
+class MetadataColumns:
     """The columns filters have asked for so far, and the selections they led to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._epoch = -1
-        self._columns: dict[tuple[str, bool], Column] = {}  # (name, whether it is metadata)
+        self._columns: dict[tuple[str, bool], MetadataColumn] = {}  # (name, whether it is metadata)
         self._selections: OrderedDict[tuple[str, Kind | None, int], Selection] = OrderedDict()
 
     def select(
@@ -183,10 +183,10 @@ class Columns:
             if snapshot.epoch > self._epoch:
                 self._columns, self._epoch = {}, snapshot.epoch
             own = snapshot.epoch == self._epoch
-            column = self._columns.setdefault((name, metadata), Column()) if own else Column()
+            column = self._columns.setdefault((name, metadata), MetadataColumn()) if own else MetadataColumn()
         found = column.cells(number, rows, snapshot.generation, read)
         # None: another thread read it later
-        return found or cast(Cells, Column().cells(number, rows, snapshot.generation, read))
+        return found or cast(Cells, MetadataColumn().cells(number, rows, snapshot.generation, read))
 
 
 def known_columns(db: sqlite3.Connection) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from diptych.index.embedded import catalog, checksums, known_columns, writing
 from diptych.index.embedded.approximate import Graphs, is_codes, is_stale
-from diptych.index.embedded.columns import Columns
+from diptych.index.embedded.columns import MetadataColumns
 from diptych.index.embedded.scan import fetch, scan
 from diptych.index.embedded.segments import ROW_BITS
 from diptych.index.embedded.state import RowNumbers, State
@@ -52,7 +52,7 @@ class EmbeddedIndex(Engine):
         self._layout, self._facts = self._store.layout, self._store.meta
         self._dimension = self._layout.dimension
         self._read = self._store.read
-        self._columns = Columns()
+        self._columns = MetadataColumns()
         self._words = Words()
         self._graphs = Graphs(self.path, self._layout)
         self._samples = Samples()

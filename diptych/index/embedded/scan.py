@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.index import deadline
-from diptych.index.embedded.segments import ROW_BITS, Layout
+from diptych.index.embedded.segments import ROW_BITS, RowLayout
 from diptych.index.embedded.state import RowNumbers, Segment, Selection
 from diptych.index.exact import MAX_TIES, TIE
 from diptych.index.protocol import Vectors
@@ -59,7 +59,7 @@ def scan(
     return [_merge(parts, k, ties[n : n + 1]) for n, parts in enumerate(found)]
 
 
-def fetch(segments: Sequence[Segment], layout: Layout, slots: RowNumbers) -> Vectors:
+def fetch(segments: Sequence[Segment], layout: RowLayout, slots: RowNumbers) -> Vectors:
     """The vectors at these slots, in their order."""
     out = np.zeros((len(slots), layout.dimension), np.float32)
     numbers, rows = slots >> ROW_BITS, slots & ((1 << ROW_BITS) - 1)
@@ -113,7 +113,7 @@ def _gathered(segment: Segment, queries: Vectors, rows: RowNumbers) -> RowScores
     return out
 
 
-def _floats(layout: Layout, stored: NDArray[Any]) -> Vectors:
+def _floats(layout: RowLayout, stored: NDArray[Any]) -> Vectors:
     if layout.precision != "float16":
         return stored if layout.precision == "float32" else layout.unpack(stored)
     import torch

@@ -35,7 +35,7 @@ _STORED: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """How a vector becomes bytes: ``width`` numbers of the stored type a row."""
 
     dimension: int
@@ -84,7 +84,7 @@ class Layout:
         return f"vectors-{number:06d}-{kind}.{_SUFFIX[self.precision]}"
 
 
-def append(path: Path, layout: Layout, committed: int, rows: NDArray[Any]) -> int:
+def append(path: Path, layout: RowLayout, committed: int, rows: NDArray[Any]) -> int:
     """Write rows after the first ``committed`` ones and sync them; the checksum of what was written.
 
     Whatever an unfinished operation left behind the committed rows is cut off first.
@@ -106,7 +106,7 @@ def append(path: Path, layout: Layout, committed: int, rows: NDArray[Any]) -> in
     return zlib.crc32(data)
 
 
-def attach(path: Path, layout: Layout, rows: int) -> Mapped:
+def attach(path: Path, layout: RowLayout, rows: int) -> Mapped:
     """The committed rows of a segment, memory-mapped: nothing is read until it is used."""
     if rows == 0:
         return Mapped(np.zeros((0, layout.width), layout.dtype), None)
@@ -143,7 +143,7 @@ class Blocks:
     before every use. Safe to share between threads: two may compare the same block, and find the same.
     """
 
-    def __init__(self, path: Path, layout: Layout, mapped: Mapped, before: Blocks | None = None) -> None:
+    def __init__(self, path: Path, layout: RowLayout, mapped: Mapped, before: Blocks | None = None) -> None:
         self.path, self._layout, self._mapped = path, layout, mapped
         self.known: list[tuple[int, int, int]] = [] if before is None else list(before.known)
         self._sound: set[int] = set() if before is None else set(before._sound)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from diptych.index.embedded.catalog import replaced
 from diptych.index.embedded.checksums import damaged, slot_sum, small_digest
-from diptych.index.embedded.segments import ROW_BITS, Blocks, Layout, Mapped, attach
+from diptych.index.embedded.segments import ROW_BITS, Blocks, Mapped, RowLayout, attach
 from diptych.index.protocol import Kind
 
 RowNumbers = NDArray[np.int64]
@@ -30,7 +30,7 @@ class Segment:
     number: int
     kind: Kind
     file: str
-    layout: Layout
+    layout: RowLayout
     mapped: Mapped
     blocks: Blocks
     gone: RowNumbers
@@ -101,8 +101,8 @@ class State:
         return sum(s.alive for s in self.of_kind(kind))
 
 
-def load_state(
-    db: sqlite3.Connection, folder: Path, layout: Layout, id: str, before: State | None = None
+def read_state(
+    db: sqlite3.Connection, folder: Path, layout: RowLayout, id: str, before: State | None = None
 ) -> State:
     """The state this transaction sees; what ``before`` knew is kept: a refresh costs what changed.
 

@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 from diptych.errors import DiptychError, IndexFault, SettingsError
 from diptych.index.embedded import catalog, checksums
 from diptych.index.embedded.catalog import Catalog
-from diptych.index.embedded.segments import Layout
-from diptych.index.embedded.state import State, load_state
+from diptych.index.embedded.segments import RowLayout
+from diptych.index.embedded.state import State, read_state
 from diptych.index.engine import new_facts
 from diptych.index.protocol import PRECISIONS, Precision
 from diptych.storage import create_folder, storing
@@ -42,7 +42,7 @@ class Store:
                     if self.meta.get("digest") != checksums.small_digest(db):
                         raise checksums.damaged(path)
                 self._id = self.meta["id"]
-                self.layout = Layout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
+                self.layout = RowLayout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
                 state = self.state  # a half-copied index is refused here, not at the first query
                 if writable:
                     self._remove_remains(state)
@@ -81,7 +81,7 @@ class Store:
         for attempt in range(ATTEMPTS):
             with self._catalog.reading() as db:
                 try:
-                    state = load_state(db, self.path, self.layout, self._id, self._state)
+                    state = read_state(db, self.path, self.layout, self._id, self._state)
                 except IndexFault:
                     if attempt == ATTEMPTS - 1:
                         raise

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from diptych.errors import IndexFault
 from diptych.index.embedded import catalog, checksums
-from diptych.index.embedded.segments import Layout, checksum, slot_of
+from diptych.index.embedded.segments import RowLayout, checksum, slot_of
 from diptych.index.embedded.state import State
 from diptych.index.protocol import KINDS
 from diptych.progress import track
 
 
 def verify(
-    state: State, db: sqlite3.Connection, folder: Path, layout: Layout, show_progress: bool = False
+    state: State, db: sqlite3.Connection, folder: Path, layout: RowLayout, show_progress: bool = False
 ) -> list[str]:
     """One sentence per fault, none when all is well."""
     faults = [
@@ -101,7 +101,7 @@ def _word_faults(folder: Path) -> list[str]:
         source.close()
 
 
-def _blocks(db: sqlite3.Connection, path: Path, layout: Layout, segment: int, rows: int) -> list[str]:
+def _blocks(db: sqlite3.Connection, path: Path, layout: RowLayout, segment: int, rows: int) -> list[str]:
     if not path.is_file():
         return [f"{path.name} is missing."]
     faults, at = [], 0

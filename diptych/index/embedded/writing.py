@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from diptych.index.embedded import catalog, checksums
-from diptych.index.embedded.segments import ROW_BITS, Layout, append, slot_of
+from diptych.index.embedded.segments import ROW_BITS, RowLayout, append, slot_of
 from diptych.index.embedded.state import RowNumbers, Segment, State
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
 from diptych.progress import track
@@ -23,7 +23,7 @@ Moves = dict[Kind, RowNumbers]
 
 
 def insert(
-    db: sqlite3.Connection, folder: Path, layout: Layout, items: Sequence[Item], rows: Vectors
+    db: sqlite3.Connection, folder: Path, layout: RowLayout, items: Sequence[Item], rows: Vectors
 ) -> None:
     """Store new items: vectors are on disk when this returns, the rest when the transaction commits."""
     for kind in KINDS:
@@ -47,7 +47,7 @@ def remove(db: sqlite3.Connection, ids: Sequence[str]) -> int:
 
 
 def compact(
-    db: sqlite3.Connection, folder: Path, layout: Layout, state: State, show_progress: bool = False
+    db: sqlite3.Connection, folder: Path, layout: RowLayout, state: State, show_progress: bool = False
 ) -> tuple[list[Segment], Moves]:
     """Copy the rows that are left into new segments; the old ones, which are returned, may go once committed."""
     old: list[Segment] = []
@@ -76,7 +76,7 @@ def compact(
     return old, moves
 
 
-def _move(db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment) -> Iterator[RowNumbers]:
+def _move(db: sqlite3.Connection, folder: Path, layout: RowLayout, segment: Segment) -> Iterator[RowNumbers]:
     """Copy what is left of a segment behind the newest one of its kind; (n, 2) of new and old slots, in pieces."""
     step = max(1, PIECE // layout.row_bytes)
     live = segment.live_rows
@@ -89,7 +89,7 @@ def _move(db: sqlite3.Connection, folder: Path, layout: Layout, segment: Segment
 
 
 def _append(
-    db: sqlite3.Connection, folder: Path, layout: Layout, kind: Kind, packed: np.ndarray
+    db: sqlite3.Connection, folder: Path, layout: RowLayout, kind: Kind, packed: np.ndarray
 ) -> list[range]:
     """Write stored rows to the last segment of a kind and to new ones as it fills; their slots."""
     slots = []
@@ -109,7 +109,7 @@ def _append(
     return slots
 
 
-def _new_segment(db: sqlite3.Connection, layout: Layout, kind: Kind) -> tuple[int, int, str]:
+def _new_segment(db: sqlite3.Connection, layout: RowLayout, kind: Kind) -> tuple[int, int, str]:
     """Numbers are never used twice: a reader with an old state cannot take one file for another."""
     number = int(db.execute("SELECT value FROM meta WHERE key = 'next_segment'").fetchone()[0])
     file = layout.file(number, kind)

@@ -26,7 +26,7 @@ PICTURE_BYTES = 48_000  # bytes of a thumbnail in one row: 64,000 characters as 
 _CLAIM = "collection_"
 
 
-class Facts:
+class IndexFacts:
     """The rows of ``NAME_facts``; where they may be many, their keys begin with hexadecimal digits."""
 
     def __init__(self, table: Table) -> None:

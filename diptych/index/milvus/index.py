@@ -21,7 +21,7 @@ from diptych.index.metadata import held_kinds
 from diptych.index.milvus import making, reading
 from diptych.index.milvus.address import read_address
 from diptych.index.milvus.cells import key_of
-from diptych.index.milvus.facts import Facts, picture_rows
+from diptych.index.milvus.facts import IndexFacts, picture_rows
 from diptych.index.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Wanted, keys, wanted
 from diptych.index.milvus.ranking import Nearest, best_words, check_depth
 from diptych.index.milvus.rows import (
@@ -55,7 +55,7 @@ class MilvusIndex(Engine):
         self._server, self._writable = Server(self._address), writable
         self.path = self._server.label
         self._items, self._meta = making.tables(self._server)
-        self._facts_of_index = Facts(self._meta)
+        self._facts_of_index = IndexFacts(self._meta)
         self._samples, self._serial, self._serials = Samples(), 0, threading.Lock()
         try:
             self._facts = making.read_facts(self._items)
