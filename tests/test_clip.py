@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,14 @@ def test_a_hub_id_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatc
         DataError, match=r"'nobody/clip' is neither a local model folder nor found .* network"
     ):
         Retriever.from_pretrained("hf:nobody/clip")
+
+
+def test_retries_of_the_hub_are_not_printed() -> None:
+    hub = logging.getLogger("huggingface_hub")
+    before = hub.level
+    with quiet():
+        assert not hub.isEnabledFor(logging.WARNING)
+    assert hub.level == before
 
 
 def test_the_reason_of_a_missing_model_is_a_whole_sentence() -> None:

@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +127,19 @@ def free_name(folder: Path, name: str) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars or load reports of transformers while loading; missing weights are raised instead."""
+    """No progress bars, load reports or retries of transformers and its hub; what is missing is raised instead."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub = getLogger("huggingface_hub")
+    hub_level = hub.level
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    hub.setLevel(ERROR)
     try:
         yield
     finally:
+        hub.setLevel(hub_level)
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
