@@ -29,7 +29,7 @@ class Measurement:
     where: str
 
 
-_SEARCHED = "two cores of an x86 server (benchmarks/index.py)"
+_SEARCHED = "two cores of a shared x86 server (benchmarks/index.py)"
 MEASURED = {
     "images": Measurement(
         29.0,
