@@ -4,8 +4,10 @@
 
 Each text of ``--split`` is asked of the collection as it is, where a match exists, and of the collection without its
 image, or without every image of the same ``--label``, where none does. First fixed settings of ``--chance``, then
-the line that the captions of ``--calibrate`` draw, which has not seen the texts that judge it. Of several runs
-(seeds), the mean and how far they are from it at most.
+the line that the captions of ``--calibrate`` draw, which has not seen the texts that judge it. With ``--alike Q``,
+other good answers are left out as well, both to draw the line and to judge it: images one of whose texts is as near
+to the text asked as the Q-quantile of the cosines between texts of one image. Of several runs (seeds), the mean and
+how far they are from it at most.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--split", default="test", help="the split whose texts are asked, or 'all'")
     parser.add_argument("--calibrate", default="val", help="the split whose texts draw the line")
     parser.add_argument("--label", help="leave out every image that shares this label with the answer")
+    parser.add_argument("--alike", type=float, metavar="Q", help="leave out other good answers too (0 to 1)")
     given = parser.parse_args()
     captions = open_captions(given.data)
     splits = np.array([captions.splits[image] for image in captions.image_of])
@@ -56,8 +59,11 @@ def main() -> None:
             model.encode_text(ready.texts).numpy(),
         )
         scores = texts[asked] @ images.T
+        drawn_without = own
+        if given.alike is not None:
+            out = drawn_without = alike(texts, captions.image_of, given.alike)
         fixed.append(measure_cutoff(scores, [own[n] for n in asked], [out[n] for n in asked]))
-        drawn = calibrate(texts[drawing], [own[n] for n in drawing], images)
+        drawn = calibrate(texts[drawing], [drawn_without[n] for n in drawing], images)
         if drawn is not None:
             lines.append((drawn, *judged(drawn, scores, [out[n] for n in asked])))
     print(
@@ -78,6 +84,17 @@ def main() -> None:
             f"on {len(drawing)} texts of the split {given.calibrate} itself: {lines[0][0]}; "
             f"on in {on} of {len(lines)} runs (both errors at most {100 * TOLERABLE:.0f} %)"
         )
+
+
+def alike(texts: np.ndarray, image_of: np.ndarray, share: float) -> list[list[int]]:
+    """For each text, its image and those that have a text as near to it as texts of one image are to each other."""
+    order = np.argsort(image_of, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(image_of[order])) + 1)
+    cosines = [(texts[group] @ texts[group].T)[np.triu_indices(len(group), 1)] for group in groups]
+    least = float(np.quantile(np.concatenate(cosines), share))
+    return [
+        np.union1d(image_of[texts @ text >= least], [image_of[n]]).tolist() for n, text in enumerate(texts)
+    ]
 
 
 def judged(line: Calibration, scores: np.ndarray, out: list[list[int]]) -> tuple[float, float]:

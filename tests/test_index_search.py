@@ -333,7 +333,7 @@ def test_hits_know_whether_anything_matched(tmp_path: Path) -> None:
     assert fused.matched
 
 
-def captioned(tmp_path: Path, noise: float, texts: int = 80, split: bool = False) -> Searcher:
+def captioned(tmp_path: Path, noise: float, texts: int = 80, split: bool = False, run: str = "") -> Searcher:
     """An index whose captions are their images' vectors with noise; with ``split``, those of train without any."""
     model, rng = ColourModel(), np.random.default_rng(0)
     rows = rng.normal(size=(300, model.dim))
@@ -341,7 +341,7 @@ def captioned(tmp_path: Path, noise: float, texts: int = 80, split: bool = False
     spread = np.where(np.arange(texts) % 4 == 0, 0.0, noise) if split else np.full(texts, noise)
     asked = rows[:texts] + spread[:, None] * rng.normal(size=(texts, model.dim))
     asked /= np.linalg.norm(asked, axis=1, keepdims=True)
-    index = EmbeddedIndex.create(tmp_path / "i", model.dim, fingerprint=model.fingerprint())
+    index = EmbeddedIndex.create(tmp_path / "i", model.dim, model=run, fingerprint=model.fingerprint())
     index.add([Item(f"i{n}") for n in range(300)], rows)
     parts = [{"split": "train" if n % 4 == 0 else "test"} if split else {} for n in range(texts)]
     index.add(
@@ -411,6 +411,16 @@ def test_too_few_captions_draw_no_cutoff(tmp_path: Path) -> None:
         == "no cut-off: it is measured for images that answer a text"
     )
     assert searcher.search("red", 5, chance=0.2).cutoff is not None
+
+
+def test_captions_that_a_run_may_have_seen_draw_no_cutoff(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    hits = captioned(tmp_path, noise=0.02, run=str(tmp_path / "run")).search("red", 5)
+    assert hits.cutoff is None
+    assert hits.note == "no cut-off: fewer than 50 captions of the splits val and test to measure it with"
+    held = captioned(tmp_path / "b", noise=0.02, texts=100, split=True, run=str(tmp_path / "run"))
+    assert held.search("red", 5).cutoff is not None
 
 
 def test_held_out_captions_are_preferred(tmp_path: Path) -> None:

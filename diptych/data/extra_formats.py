@@ -117,7 +117,9 @@ def open_extra(stream: BinaryIO, label: str, max_pixels: int) -> Image.Image | N
     if kind is not RAW and kind is not SVG:
         return None
     if not kind.is_read:
-        raise ImageError(f"{label} is a {kind.name} picture: {kind.advice}, or remove it.")
+        raise ImageError(
+            f"{label} is {'an SVG' if kind is SVG else 'a RAW'} picture: {kind.advice}, or remove it."
+        )
     return _open_raw(stream, label, max_pixels) if kind is RAW else _open_svg(stream, label)
 
 

@@ -248,11 +248,13 @@ def _weights(file: Path, wanted: set[str]) -> dict[str, Tensor] | None:
 
 def _drawn(model: Bert) -> dict[str, Tensor]:
     """Weights from N(0, ``initializer_range``), no biases, as BERT starts."""
-    state = {name: torch.zeros(value.shape) for name, value in model.state_dict().items()}
+    state = {name: torch.empty(value.shape) for name, value in model.state_dict().items()}
     for name, value in state.items():
         if name.endswith("LayerNorm.weight"):
             value.fill_(1.0)
-        elif not name.endswith("bias"):
+        elif name.endswith("bias"):
+            value.zero_()
+        else:
             value.normal_(0.0, model.config.initializer_range)
     state["embeddings.word_embeddings.weight"][model.config.pad_token_id] = 0.0
     return state

@@ -164,7 +164,8 @@ class Searcher:
     def calibration(self) -> Calibration | None:
         """What captions in the index say of the cut-off for images; None where there are too few of them.
 
-        Captions of the splits val and test are preferred: the model may have been trained on the others.
+        Captions of the splits val and test are preferred: the model may have been trained on the others. For a
+        run, only they count.
         """
         state = self.index.generation
         if state not in self._calibrations:
@@ -177,6 +178,8 @@ class Searcher:
         held: str | None = 'split in ("val", "test")' if "split" in self.index.info.columns else None
         texts = self.index.sample_items("text", held, QUERIES) if held else []
         if len(texts) < FEWEST_QUERIES:
+            if self._is_run():
+                return None
             held, texts = None, self.index.sample_items("text", None, QUERIES)
         queries = self.index.sample("text", held, QUERIES)
         pictures = self.index.sample_items("image", None, SAMPLE)
@@ -192,6 +195,11 @@ class Searcher:
         kept = [n for n, text in enumerate(texts) if text.image_id in rows]
         return calibrate(queries[kept], [rows[texts[n].image_id] for n in kept], items)
 
+    def _is_run(self) -> bool:
+        """Whether the model was trained here, perhaps on captions of this collection."""
+        model = self.index.info.model
+        return bool(model) and (Path(model) / "run.json").is_file()
+
     def _with_cutoff(
         self, hits: Hits, vector: Vectors, kind: Kind | None, chance: float | Literal["calibrated"]
     ) -> Hits:
@@ -206,7 +214,10 @@ class Searcher:
             return replace(hits, note="no cut-off: it is measured for images that answer a text")
         calibration = self.calibration()
         if calibration is None:
-            return replace(hits, note=f"no cut-off: fewer than {FEWEST_QUERIES} captions to measure it with")
+            unseen = " of the splits val and test" if self._is_run() else ""
+            return replace(
+                hits, note=f"no cut-off: fewer than {FEWEST_QUERIES} captions{unseen} to measure it with"
+            )
         if not calibration.usable:
             return replace(hits, note=f"no cut-off: it would be wrong too often ({calibration})")
         return replace(
