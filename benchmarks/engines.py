@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +90,12 @@ class Results:
 
 
 def fill(index: Index, vectors: Vectors) -> float:
-    """Write all vectors; rows per second."""
+    """Write all vectors, a batch again where a busy server does not answer in time; rows per second."""
     start = time.perf_counter()
     for first in range(0, len(vectors), BATCH):
         some = vectors[first : first + BATCH]
-        index.add(
-            [Item(str(first + n), metadata={"part": (first + n) % 100}) for n in range(len(some))], some
-        )
+        items = [Item(str(first + n), metadata={"part": (first + n) % 100}) for n in range(len(some))]
+        again(partial(index.update, items, some))
     return len(vectors) / (time.perf_counter() - start)
 
 
@@ -247,8 +247,8 @@ def milvus(
     with running() as server:
         with create_index(server.url("bench"), DIMENSION) as index:
             speed = fill(index, vectors)
-            index._items.flush()
-            settle(index)
+            again(index._items.flush)
+            again(lambda: settle(index))
         for name in KINDS["Milvus"]:
             row = Row(size, "Milvus", name, load=speed)
             if name.startswith("HNSW"):
@@ -260,7 +260,7 @@ def milvus(
             if name.startswith("HNSW"):
                 with again(lambda: open_index(server.url("bench", "index=hnsw"), writable=True)) as index:
                     start = time.perf_counter()
-                    index.build_graph("image")
+                    again(partial(index.build_graph, "image"))
                     row.build = time.perf_counter() - start
             with open_index(server.url("bench", f"consistency={name.rpartition(' ')[2]}")) as index:
                 measure(row, index, queries, truth, args.seconds, name.startswith("FLAT"))
@@ -269,12 +269,13 @@ def milvus(
             results.add(row)
 
 
-def again(opened: Callable[[], Any]) -> Any:
-    """What a server that was just started gives, once it does."""
+def again(asked: Callable[[], Any]) -> Any:
+    """What a server gives, once it answers: one that was just started, or is too busy, does not at first."""
     while True:
         try:
-            return opened()
-        except Unavailable:
+            return asked()
+        except Unavailable as error:
+            print(error, flush=True)
             time.sleep(1)
 
 
