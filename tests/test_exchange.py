@@ -208,6 +208,7 @@ def test_checkpoints_that_are_none(tmp_path: Path, words: Path) -> None:
     code = tmp_path / "code.pth"
     torch.save({"model": [Code(), {}], "opt": None}, code)
     assert "holds something else than weights, or is damaged, and nothing in it was run" in said(code)
+    assert "weights_only" not in said(code)  # torch advises to run it
     (tmp_path / "half.pth").write_bytes(good.read_bytes()[:900])
     assert "nothing in it was run" in said(tmp_path / "half.pth")
     assert "does not exist" in said(tmp_path / "nowhere.pth")

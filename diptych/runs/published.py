@@ -18,6 +18,7 @@ there                                    here
 from __future__ import annotations
 
 import argparse
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -177,9 +178,10 @@ def _read(file: Path) -> tuple[State, State, dict[str, Any]]:
     except FileNotFoundError as error:
         raise DataError(f"{file} does not exist: check the path.") from error
     except Exception as error:  # whatever a damaged or hostile file makes of the reader
-        reason = " ".join(str(error).split()).split(" Please ")[0][:160]
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))  # torch's own text advises to run the file
+        reason = f" (it names {named[1]})" if named else ""
         raise CheckpointError(
-            f"{file} holds something else than weights, or is damaged, and nothing in it was run ({reason}): give a "
+            f"{file} holds something else than weights, or is damaged, and nothing in it was run{reason}: give a "
             "checkpoint that the public VSE∞ code saved."
         ) from error
     model = found.get("model") if isinstance(found, dict) else None
