@@ -199,5 +199,5 @@ def test_neighbour_agreement_is_a_mean_over_items() -> None:
         each.append(stats.spearmanr(a[i, others], b[i, others])[0])
     assert neighbour_agreement(ours, gold) == pytest.approx(100 * np.mean(each))
     assert neighbour_agreement(ours, 3 * ours) == pytest.approx(100)
-    with pytest.raises(DataError, match="at least three"):
+    with pytest.raises(DataError, match="at least 3 of each"):
         neighbour_agreement(ours[:2], gold[:2])
