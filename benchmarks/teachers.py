@@ -19,8 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.data.formats import open_captions
-from diptych.evaluation.classes import class_recall
-from diptych.evaluation.correlation import neighbour_agreement
+from diptych.evaluation.uni_modal import image_agreement, text_recall
 from diptych.ops import unit
 from diptych.training.teachers import Teachers
 
@@ -38,17 +37,14 @@ def main() -> None:
     teachers = Teachers(options.image_teacher, options.text_teacher, image_size=options.image_size)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images, texts = (
-        unit(torch.from_numpy(store.rows(np.arange(len(store))).astype(np.float32)))
+        store.rows(np.arange(len(store))).astype(np.float32)
         for store in (
             teachers.image_vectors(captions, device=device),
             teachers.text_vectors(captions, device=device),
         )
     )
-    gold = np.zeros((len(captions.images), texts.shape[1]), dtype=np.float32)
-    np.add.at(gold, captions.image_of, texts.numpy())
-    recall = class_recall(texts, captions.image_of, ks=(1, 5, 10))
-    described = np.unique(captions.image_of)
-    agreement = neighbour_agreement(images.numpy()[described], gold[described])
+    recall = text_recall(unit(torch.from_numpy(texts)), captions)
+    agreement = image_agreement(images, texts, captions)
     print(f"text → text R@1, 5, 10: {', '.join(f'{value:.1f}' for value in recall.values())}")
     print(f"image → image, Spearman × 100: {agreement:.1f}")
 

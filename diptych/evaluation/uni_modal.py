@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from diptych import named
 from diptych.data.captions import Captions
@@ -103,17 +104,14 @@ class UniModal:
         captions, view = data.captions, uni_view(model)
         texts = model.encode_text(data.texts, view=view, show_progress=show_progress)
         images = model.encode_image(captions.images, view=view, show_progress=show_progress)
-        alone = len(texts) < 2  # no other text to find
-        recall = dict.fromkeys(KS, 0.0) if alone else class_recall(texts, captions.image_of, ks=KS)
-        described = np.unique(captions.image_of)  # images that have a text
-        metrics = {f"text_to_text_recall@{k}": value for k, value in recall.items()}
+        metrics = text_recall(texts, captions)
         rows = [("text → text (same image)", [f"text_to_text_recall@{k}" for k in KS] + [""])]
-        note = ""
-        if len(described) < FEWEST:
-            note = f"{len(described)} images with texts have no order of neighbours: image → image needs {FEWEST}."
+        note, described = "", len(np.unique(captions.image_of))
+        if described < FEWEST:
+            note = f"{described} images with texts have no order of neighbours: image → image needs {FEWEST}."
         else:
-            gold = self._gold(captions, model, show_progress)[described]
-            metrics["image_to_image_agreement"] = neighbour_agreement(images.numpy()[described], gold)
+            teacher = self._vectors(captions, model, show_progress)
+            metrics["image_to_image_agreement"] = image_agreement(images.numpy(), teacher, captions)
             rows.append(
                 (f"image → image (as {self.text_teacher})", [""] * len(KS) + ["image_to_image_agreement"])
             )
@@ -134,15 +132,27 @@ class UniModal:
             tables=(Layout(["", *(f"R@{k}" for k in KS), "Spearman"], rows),),
         )
 
-    def _gold(self, captions: Captions, model: Retriever, show_progress: bool) -> NDArray[np.float32]:
-        """The mean teacher vector of each image's texts, (N, E)."""
+    def _vectors(self, captions: Captions, model: Retriever, show_progress: bool) -> NDArray[np.float32]:
+        """The teacher's vector of each text, (M, E)."""
         teacher = _teacher(self.text_teacher)
         teacher.encoder.to(model.device)
         store = cache_text_vectors(teacher, captions.texts, self.cache_dir, show_progress=show_progress)
-        vectors = store.rows(np.arange(len(store))).astype(np.float32)
-        total = np.zeros((len(captions.images), vectors.shape[1]), dtype=np.float32)
-        np.add.at(total, captions.image_of, vectors)
-        return total
+        return store.rows(np.arange(len(store))).astype(np.float32)
+
+
+def text_recall(texts: Tensor, captions: Captions) -> dict[str, float]:
+    """``text_to_text_recall@K`` of unit text vectors (M, D); 0 where there is no other text to find."""
+    alone = len(texts) < 2
+    recall = dict.fromkeys(KS, 0.0) if alone else class_recall(texts, captions.image_of, ks=KS)
+    return {f"text_to_text_recall@{k}": value for k, value in recall.items()}
+
+
+def image_agreement(images: NDArray[Any], teacher: NDArray[np.float32], captions: Captions) -> float:
+    """``image_to_image_agreement`` of image vectors (N, D) with a teacher's vectors of their texts (M, E)."""
+    gold = np.zeros((len(images), teacher.shape[1]), dtype=np.float32)  # the sum points where the mean does
+    np.add.at(gold, captions.image_of, teacher)
+    described = np.unique(captions.image_of)  # images that have a text
+    return neighbour_agreement(images[described], gold[described])
 
 
 @lru_cache(maxsize=1)
