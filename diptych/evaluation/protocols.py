@@ -70,7 +70,7 @@ PROTOCOLS = {
 
 
 def protocol_named(protocol: str | EvaluationProtocol) -> EvaluationProtocol:
-    """A protocol by its name; a ``EvaluationProtocol`` of your own passes through."""
+    """A protocol by its name; an ``EvaluationProtocol`` of your own passes through."""
     if isinstance(protocol, EvaluationProtocol):
         return protocol
     if protocol not in PROTOCOLS:

@@ -33,9 +33,7 @@ from diptych.storage import write_text
 from diptych.types import Features
 
 SMALLER, SEEN, LARGER = range(10, 20), range(20, 101), range(101, 121)
-TOLERANCE = (
-    0.02  # difference that still counts as the published number, since data and optimiser are not published
-)
+TOLERANCE = 0.02  # difference that counts as the published number: data and optimiser are not published
 PROPOSED = "Cos/Sin+BiGRU"
 
 

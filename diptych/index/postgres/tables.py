@@ -24,10 +24,7 @@ TYPES: dict[str, str] = {"float32": "vector", "float16": "halfvec"}
 DIMENSION_LIMIT = 16_000  # pgvector's, of a stored vector
 GRAPH_LIMITS = {"float32": 2_000, "float16": 4_000}  # pgvector's, of an indexed one
 INLINE_BYTES = 7_000  # a vector up to this size stays in its row: a scan then reads one table end to end
-_KINDS = {
-    "string": "text",
-    "array": "list",
-}  # kinds of metadata where PostgreSQL's JSON types have other names
+_KINDS = {"string": "text", "array": "list"}  # kinds of metadata that PostgreSQL's JSON calls otherwise
 _FILLED = ("items", "vectors", "thumbnails", "postings")
 _SCHEMA = """
 CREATE SCHEMA {s};
