@@ -1,4 +1,4 @@
-"""Progress bars: on a terminal for whoever asked, silent elsewhere."""
+"""What a command tells while it works: progress bars, on a terminal for whoever asked, and counts in words."""
 
 from __future__ import annotations
 
@@ -47,3 +47,8 @@ def _lines(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
         if total and done * 10 // total > tenth and time.monotonic() - start > PATIENCE:
             tenth = done * 10 // total
             print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: ``1 image``, ``2 images``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli.flags import say_device
+from diptych.progress import counted
 
 if TYPE_CHECKING:
     from diptych.index.protocol import Index
@@ -55,11 +56,6 @@ def summary(place: str, built: Built) -> str:
         f"{place}: {held} ({built.added} added, {built.updated} updated, {moved}"
         f"{built.unchanged} unchanged, {built.removed} removed, {len(built.skipped)} skipped){more}"
     )
-
-
-def counted(number: int, noun: str) -> str:
-    """A number of things: ``1 image``, ``2 images``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def model_for(place: str) -> str:

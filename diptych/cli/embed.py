@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import counted
 from diptych.cli.flags import device_flags, say_device
+from diptych.progress import counted
 
 SHOWN = 20  # unreadable pictures that are named; the receipts list all
 

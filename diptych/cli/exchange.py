@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import counted
 from diptych.cli.flags import device_flags, say_device
+from diptych.progress import counted
 
 
 @click.group()

@@ -6,14 +6,13 @@ import difflib
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from diptych.cli import answers
 from diptych.cli.collection import (
     bring_up_to_date,
-    counted,
     default_place,
     model_for,
     pictures_alone,
@@ -21,9 +20,7 @@ from diptych.cli.collection import (
 )
 from diptych.cli.flags import column_flags, device_flags, with_columns
 from diptych.cli.load import load
-
-if TYPE_CHECKING:
-    pass
+from diptych.progress import counted
 
 
 class BuildByDefault(click.Group):

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import counted
+from diptych.progress import counted
 
 
 @click.command()

@@ -10,6 +10,7 @@ import numpy as np
 from diptych.data.captions import Captions, ImageStore
 from diptych.data.problems import Problems
 from diptych.errors import SettingsError
+from diptych.progress import counted
 
 Empty = Literal["error", "drop"]
 """What to do with an empty text: refuse the data, or leave the text out."""
@@ -111,7 +112,7 @@ class Draft:
         """The finished data set; ``store`` makes the images from their keys."""
         notes = [
             *self.notes,
-            *([f"left out {_texts(self.dropped)} without a word."] if self.dropped else []),
+            *([f"left out {counted(self.dropped, 'text')} without a word."] if self.dropped else []),
         ]
         columns = dict.fromkeys(column for labels in self.labels for column in labels)
         return Captions(
@@ -134,7 +135,3 @@ class Draft:
     def _whole(ids: Sequence[str | None]) -> list[str] | None:
         given = [i for i in ids if i is not None]
         return given if given and len(set(given)) == len(ids) else None
-
-
-def _texts(count: int) -> str:
-    return f"{count:,} text{'' if count == 1 else 's'}"

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from diptych.errors import ImageError
+from diptych.progress import counted
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -87,10 +88,7 @@ def left_out_by_kind(names: Iterable[str]) -> list[str]:
     """Sentences that count the pictures among files that are not read, one for each kind."""
     counts = Counter(kind.name for name in names if (kind := kind_of(name)) is not None and not kind.is_read)
     advice = {kind.name: kind.advice for kind in KINDS}
-    return [
-        f"left out {count:,} {name} file{'' if count == 1 else 's'}: {advice[name]}."
-        for name, count in counts.items()
-    ]
+    return [f"left out {counted(count, f'{name} file')}: {advice[name]}." for name, count in counts.items()]
 
 
 def register_heif() -> bool:

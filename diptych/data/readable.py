@@ -13,7 +13,7 @@ from diptych.data.ahead import read_ahead
 from diptych.data.captions import Captions, ImageStore, StoredImage
 from diptych.data.problems import Problems
 from diptych.errors import DataError, ImageError
-from diptych.progress import track
+from diptych.progress import counted, track
 from diptych.storage import write_text
 
 LISTED = 10  # pictures that a message names before it counts the rest
@@ -65,7 +65,7 @@ class LeftOut:
         if not self.reasons:
             return []
         count = len(self.reasons)
-        texts = f", with {self.texts:,} text{'' if self.texts == 1 else 's'}" if self.texts else ""
+        texts = f", with {counted(self.texts, 'text')}" if self.texts else ""
         said = [f"left out {count:,} of {total:,} pictures, which cannot be read{texts}:"]
         said += [f"  {id}: {reason}" for id, reason in list(self.reasons.items())[:LISTED]]
         return said + ([f"  … and {count - LISTED:,} more"] if count > LISTED else [])
