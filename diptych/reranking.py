@@ -75,16 +75,17 @@ class RerankedScores:
             rows, columns = candidates(self.quick, self.k)
             counts = torch.bincount(rows, minlength=self.shape[0])
             bounds = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-            values = torch.empty(len(columns))
+            images, texts = self.images.near(self.device), self.texts.near(self.device)
+            found = [
+                torch.empty(0, device=self.device)
+            ]  # stays there until all is done: nothing waits for a copy
             with torch.inference_mode(), evaluating(self.scorer), autocast(self.device, self.precision):
+                own = torch.split(columns, counts.tolist())
                 for image in track(range(self.shape[0]), "re-rank", None, self.show_progress):
-                    own = slice(int(bounds[image]), int(bounds[image + 1]))
-                    if own.start == own.stop:
-                        continue
-                    seen = self.images.take(torch.tensor([image])).to(self.device)
-                    found = self.scorer(seen, self.texts.take(columns[own]).to(self.device))
-                    values[own] = found[0].float().cpu()
-            self._judged = bounds, columns, values
+                    if len(own[image]):
+                        seen = images.take(torch.tensor([image])).to(self.device)
+                        found.append(self.scorer(seen, texts.take(own[image]).to(self.device))[0].float())
+            self._judged = bounds, columns, torch.cat(found).cpu()
         return self._judged
 
 

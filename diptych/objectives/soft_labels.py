@@ -69,13 +69,9 @@ class CrossModalSoftLabels(Objective):
             x = y = (x + y) / 2
         elif self.mode == "dot":
             x = y = (x.clamp_min(0) * y.clamp_min(0)).sqrt()
-        scores = _precise(embeddings.all_scores()) / self.temperature()  # (B, B)
-        to_text = self._distance(x, scores)
-        to_image = self._distance(y, scores.T)
-        return {"csa": (to_text + to_image) / 2}
-
-    def _distance(self, teacher: Tensor, logits: Tensor) -> Tensor:
-        return divergence(teacher / self.teacher_temperature, logits, self.divergence)
+        scores = _precise(embeddings.all_scores())
+        logits = torch.stack([scores, scores.T]) / self.temperature()  # (2, B, B)
+        return {"csa": divergence(torch.stack([x, y]) / self.teacher_temperature, logits, self.divergence)}
 
 
 class UniModalSoftLabels(Objective):
@@ -121,13 +117,10 @@ class UniModalSoftLabels(Objective):
             )
         uni = embeddings.views[UNI]
         x, y = teacher_cosines(batch, IMAGE_TEACHER), teacher_cosines(batch, TEXT_TEACHER)
-        images = self._distance(x, _precise(uni.image), self.image_temperature)
-        texts = self._distance(y, _precise(uni.text), self.text_temperature)
-        return {"usa": (images + texts) / 2}
-
-    def _distance(self, teacher: Tensor, rows: Tensor, temperature: Temperature) -> Tensor:
-        logits = (rows @ rows.T) / temperature()  # (B, B)
-        return divergence(teacher / self.teacher_temperature, logits, self.divergence)
+        a, b = _precise(uni.image), _precise(uni.text)
+        temperatures = torch.stack([self.image_temperature(), self.text_temperature()])
+        logits = torch.stack([a @ a.T, b @ b.T]) / temperatures[:, None, None]  # (2, B, B)
+        return {"usa": divergence(torch.stack([x, y]) / self.teacher_temperature, logits, self.divergence)}
 
 
 def teacher_cosines(batch: Batch, column: str) -> Tensor:
@@ -142,11 +135,10 @@ def teacher_cosines(batch: Batch, column: str) -> Tensor:
 
 
 def divergence(teacher: Tensor, student: Tensor, kind: Divergence = "kl") -> Tensor:
-    """Mean over rows of KL(softmax(teacher) ‖ softmax(student)), or of the cross-entropy, of (B, B) logits."""
-    log_q, log_p = torch.log_softmax(teacher, dim=1), torch.log_softmax(student, dim=1)
-    q = log_q.exp()
+    """Mean over rows of KL(softmax(teacher) ‖ softmax(student)), or of the cross-entropy, of logits (…, B)."""
+    log_q, log_p = torch.log_softmax(teacher, dim=-1), torch.log_softmax(student, dim=-1)
     gap = log_q - log_p if kind == "kl" else -log_p
-    return (q * gap).sum(dim=1).mean()
+    return (log_q.exp() * gap).sum() / (teacher.numel() // teacher.shape[-1])
 
 
 def _precise(x: Tensor) -> Tensor:
