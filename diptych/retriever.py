@@ -105,11 +105,15 @@ class Retriever(nn.Module):
             other.join()
         seen = Embeddings(image, text, image_features, text_features)
         views = {name: self._look(sides, seen) for name, sides in batch.views.items()}
-        views |= {name: branch(seen, batch) for name, branch in self._branches()}
-        matches = None
-        if self.scorer is not None and self.scorer.candidates is not None:
-            matches = self.scorer.compare(seen, batch)
-        return replace(seen, scores=self._batch_scores(seen), views=views, matches=matches)
+        with branching():
+            with Beside() as other:
+                views |= {name: branch(seen, batch) for name, branch in self._branches()}
+            matches = None
+            if self.scorer is not None and self.scorer.candidates is not None:
+                matches = self.scorer.compare(seen, batch)
+            scores = self._batch_scores(seen)
+            other.join()
+        return replace(seen, scores=scores, views=views, matches=matches)
 
     @property
     def dim(self) -> int:

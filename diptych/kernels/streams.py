@@ -19,13 +19,13 @@ _begun: ContextVar[torch.cuda.Event | None] = ContextVar("begun", default=None)
 
 
 @contextmanager
-def branching(towers: Sequence[nn.Module]) -> Iterator[None]:
+def branching(parts: Sequence[nn.Module] = ()) -> Iterator[None]:
     """Around a forward pass: while it is recorded, ``Beside`` branches off from its beginning, which is here.
 
-    Not where the ``towers`` share weights: autocast casts a weight once, and both streams would use that.
+    Not where the ``parts`` share weights: autocast casts a weight once, and both streams would use that.
     """
     event = None
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and _apart(towers):
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and _apart(parts):
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
     token = _begun.set(event)
@@ -58,6 +58,6 @@ class Beside:
             self.main.wait_stream(self.stream)
 
 
-def _apart(towers: Sequence[nn.Module]) -> bool:
-    weights = [id(p) for tower in towers for p in tower.parameters()]
+def _apart(parts: Sequence[nn.Module]) -> bool:
+    weights = [id(p) for part in parts for p in part.parameters()]
     return len(weights) == len(set(weights))

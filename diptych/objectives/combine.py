@@ -7,6 +7,7 @@ from collections.abc import Hashable, Mapping
 from torch import Tensor, nn
 
 from diptych.errors import SettingsError
+from diptych.kernels.streams import Beside, branching
 from diptych.objectives.objective import Objective
 from diptych.types import Batch, Embeddings, Features, Terms
 
@@ -22,10 +23,15 @@ class Sum(Objective):
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """Terms of every member, weighted, named ``member.term`` (``member`` when a member has one term)."""
         terms: Terms = {}
-        for name, objective in self.members.items():
-            found = objective(embeddings, batch)
-            for term, value in found.items():
-                terms[name if len(found) == 1 else f"{name}.{term}"] = self.weights[name] * value
+        with branching():
+            beside = [Beside() for _ in self.members]
+            for other, (name, objective) in zip(beside, self.members.items(), strict=True):
+                with other:
+                    found = objective(embeddings, batch)
+                    for term, value in found.items():
+                        terms[name if len(found) == 1 else f"{name}.{term}"] = self.weights[name] * value
+            for other in beside:
+                other.join()
         return terms
 
     def start_epoch(self, epoch: int) -> None:
