@@ -208,3 +208,15 @@ def test_tied_queries_are_reported_and_many_of_them_warned_of() -> None:
     assert report.card.tied_queries == {"image_to_text": 60, "text_to_image": 300}
     assert "100.0 % of the queries are tied" in str(report)
     assert "warning" in report.card_fields()
+
+
+def test_ties_below_the_top_are_counted_without_a_warning() -> None:
+    scores = np.full((60, 300), -100.0)  # as of a re-ranker that was not asked about most pairs
+    scores[:, :20] = np.arange(20)[::-1] + np.arange(60)[:, None]
+    report = evaluate_scores(scores, PAIRING, bootstrap=0)
+    assert report.card.tied_queries["text_to_image"] == 280
+    assert report.card.tied_at_top == 280  # every image has one score for such a text: any may come first
+    scores[:20] = np.linspace(1, 2, 20)[:, None] + np.linspace(0, 1, 300)
+    report = evaluate_scores(scores, PAIRING, bootstrap=0)
+    assert report.card.tied_at_top == 0 < report.card.tied_queries["text_to_image"]
+    assert "tied, so" not in str(report)

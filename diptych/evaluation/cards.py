@@ -32,6 +32,7 @@ class Card:
     date: str
     left_out: int = 0  # images that could not be read
     equal_texts: bool = False  # whether images that have an equal text are right for it
+    tied_at_top: int | None = None  # tied queries whose recall the tie rule may decide (None: not known)
     run: str = ""  # folder of the run, or of each member of an ensemble
 
     PROTOCOL_FIELDS: ClassVar[tuple[str, ...]] = (
@@ -82,8 +83,9 @@ class Card:
         ]
 
     def warning(self) -> str:
-        """A sentence where many ranks are decided by the tie rule, else empty."""
-        queries, tied = self.texts + self.images, sum(self.tied_queries.values())
+        """A sentence where the recall of many queries is decided by the tie rule, else empty."""
+        queries = self.texts + self.images
+        tied = sum(self.tied_queries.values()) if self.tied_at_top is None else self.tied_at_top
         if tied <= TIED_SHARE * queries:
             return ""
         return (

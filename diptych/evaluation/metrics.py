@@ -69,6 +69,11 @@ class Placement:
         """Queries whose rank depends on the tie rule."""
         return int((self.tied > 0).sum())
 
+    @property
+    def tied_at_top(self) -> int:
+        """Queries of which the tie rule decides whether they count for some R@K."""
+        return int(((self.tied > 0) & (self.above < max(KS))).sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:

@@ -299,15 +299,15 @@ def evaluate_ranks(
     return _filled(_measure(lambda *_: ranks, {}, source, rules), source, rules, score, model, speed or {})
 
 
-_Measured = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, int], Outcomes]
-"""Metrics, their intervals, the tied queries of each direction, and what became of every query."""
+_Measured = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, int], int, Outcomes]
+"""Metrics, their intervals, tied queries of each direction and those at the top, and what became of every query."""
 
 
 def _filled(
     measured: _Measured, source: _Source, rules: Rules, score: str, model: str, speed: dict[str, float]
 ) -> Report:
     """What was measured, with its card."""
-    metrics, intervals, tied, outcomes = measured
+    metrics, intervals, tied, at_top, outcomes = measured
     sizes = np.bincount(source.image_of, minlength=source.images)
     card = Card(
         protocol=rules.protocol.name,
@@ -319,6 +319,7 @@ def _filled(
         folds=rules.protocol.folds,
         ties=rules.ties,
         tied_queries=tied,
+        tied_at_top=at_top,
         score=score,
         data_hash=source.data_hash,
         model=model,
@@ -341,7 +342,7 @@ def _measure(
     """Metrics averaged over the folds, intervals (images resampled within their fold), and tied queries."""
     found: list[dict[str, float]] = []
     draws: list[dict[str, NDArray[np.float64]]] = []
-    tied = dict.fromkeys(DIRECTIONS, 0)
+    tied, at_top = dict.fromkeys(DIRECTIONS, 0), 0
     ranks_of: dict[str, list[float]] = {way: [] for way in DIRECTIONS}
     images_of: dict[str, list[int]] = {way: [] for way in DIRECTIONS}
     folds: list[int] = []
@@ -352,6 +353,7 @@ def _measure(
         queries |= judged
         for direction, placement in ranks:
             tied[direction] += placement.tied_queries
+            at_top += placement.tied_at_top
             ranks_of[direction] += placement.ranks(rules.ties).tolist()
             images_of[direction] += (queries[f"{direction}_mean_rank"].images + images[0]).tolist()
         folds += [number] * len(images)
@@ -367,7 +369,7 @@ def _measure(
         for name in averaged
         if draws and name in draws[0]
     }
-    return averaged, intervals, tied, Outcomes(ranks_of, images_of, folds)
+    return averaged, intervals, tied, at_top, Outcomes(ranks_of, images_of, folds)
 
 
 def _queries(ranks: Ranks, image_of: NDArray[np.int64], ties: str) -> dict[str, Queries]:
