@@ -283,7 +283,6 @@ class Retriever(nn.Module):
         Also a pretrained dual encoder (CLIP, SigLIP) that was never trained here: ``hf:ID``, or a folder in the
         format of transformers. ``device`` is a name (``auto``: the best there is), ``precision`` that of encoding.
         """
-        find_parts()
         place = pick_device(device)
         chosen = pick_precision(precision, place)
         model = _loaded(folder).to(place).eval()
@@ -388,6 +387,7 @@ def _loaded(folder: str | Path) -> Retriever:
         raise CheckpointError(
             f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
         )
+    find_parts()
     try:
         model = rebuild(tree, folder)
     except RecursionError:

@@ -8,6 +8,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -311,7 +312,11 @@ class WordPieceInput(TextInput):
 
     def content_arguments(self) -> dict[str, Any]:
         """A digest in the place of the source, wherever it lies."""
-        return {"source": _digest(tokenizer_state(self.tokenizer))}
+        return {"source": self._digest}
+
+    @cached_property
+    def _digest(self) -> str:
+        return _digest(tokenizer_state(self.tokenizer))
 
 
 def tokenizer_state(tokenizer: Any) -> str:
