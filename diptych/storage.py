@@ -26,8 +26,12 @@ _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number
 
 
 def cache_folder(folder: str | Path | None = None) -> Path:
-    """Where what can be computed again is kept: ``folder``, else ``DIPTYCH_CACHE``, else ``~/.cache/diptych``."""
-    return Path(folder or os.environ.get("DIPTYCH_CACHE") or "~/.cache/diptych").expanduser()
+    """Where what can be computed again is kept: ``folder``, else ``DIPTYCH_CACHE``, else ``~/.cache/diptych``.
+
+    ``XDG_CACHE_HOME`` takes the place of ``~/.cache`` where it is set.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(folder or os.environ.get("DIPTYCH_CACHE") or f"{home}/diptych").expanduser()
 
 
 @contextmanager

@@ -393,7 +393,10 @@ def test_tests_leave_the_cache_of_the_user_alone(session_cache: Path) -> None:
 
 def test_the_folder_is_chosen_by_argument_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DIPTYCH_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_folder() == Path.home() / ".cache" / "diptych"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder() == Path("/caches/diptych")
     monkeypatch.setenv("DIPTYCH_CACHE", "/somewhere")
     assert cache_folder() == Path("/somewhere")
     assert cache_folder("/else") == Path("/else")

@@ -440,9 +440,10 @@ function menus() {
 }
 
 function example(columns) {
-  const [name, kinds] = columns.find(([, held]) => held.includes("number")) || columns[0];
+  const filled = ([name]) => about.values[name]?.find((value) => value !== "");
+  const [name, kinds] = columns.find(([, held]) => held.includes("number")) || columns.find(filled) || columns[0];
   if (kinds.includes("number")) return `${column(name)} < 50`;
-  const value = about.values[name]?.[0] ?? (kinds.includes("boolean") ? true : "…");
+  const value = filled([name]) ?? (kinds.includes("boolean") ? true : "…");
   return `${column(name)} ${kinds.includes("list") ? "contains" : "="} ${literal(value)}`;
 }
 
