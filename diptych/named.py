@@ -183,6 +183,10 @@ def image_teacher(
     name: str, image_size: int = 224, space: Space = "pooled", project: int = 0
 ) -> ImageTeacher:
     """An image teacher by the name of its backbone."""
+    if name != "lite0" and not name.startswith(("timm:", "hf:")) and not Path(name).is_dir():
+        raise SettingsError(
+            f"there is no image teacher '{name}': use lite0, hf:ID, timm:NAME or a model folder."
+        )
     network = backbone(name, image_size)
     return ImageTeacher(network, PixelInput(**network.pixel_format), space, project)
 

@@ -171,7 +171,7 @@ class Retriever(nn.Module):
         Batched by length so that little is padding, or packed so that nothing is; returned in order.
         """
         texts = [texts] if isinstance(texts, str) else texts
-        out = torch.zeros(len(texts), self.dim if view is None else self._branch(view).dim)
+        out = torch.zeros(len(texts), self.dim if view is None else self._branch(view).text_dim)
         encode = partial(self.text_vectors, view=view)
         return collect(encoded_texts(self, texts, encode, batch_size, show_progress), out)
 

@@ -19,11 +19,13 @@ from diptych.data.cleaning import clean_caption
 from diptych.data.formats import open_captions
 from diptych.data.loading import PairLoader
 from diptych.encoders.teachers import cache_text_vectors
+from diptych.errors import SettingsError
+from diptych.evaluation.views import name_of_view
 from diptych.named import text_teacher
 from diptych.objectives.combine import Sum
 from diptych.objectives.matching import ITM
 from diptych.recipes import RECIPES
-from diptych.runs.train import seed_everything
+from diptych.runs.train import run_recipe, seed_everything
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer
 from diptych.training.step import Step
@@ -125,6 +127,59 @@ def test_rows_without_usa_compare_the_encoders_own_vectors(folder: Path) -> None
     assert torch.allclose(
         model.encode_text("a red dog", view="uni"), plain.encode_text("a red dog"), atol=1e-6
     )
+
+
+@pytest.mark.parametrize(("name", "more"), [("fusion", {}), ("cusa-fusion", {"csa": 0.0, "usa": 0.0})])
+def test_a_fusion_model_without_heads_compares_raw_tokens(
+    name: str, more: dict[str, Any], folder: Path
+) -> None:
+    model = built(name, folder, **more)[0].retriever.eval()
+    with torch.no_grad():
+        text = model.text.encoder(model.text_input(["a red dog"])).values[:, 0]
+    found = model.encode_text("a red dog", view="uni")
+    assert torch.allclose(found, nn.functional.normalize(text), atol=1e-6)
+    image = model.encode_image(open_captions(str(folder / "photos")).images, view="uni")
+    assert (image.shape[1], found.shape[1]) == (model.image.encoder.dim, model.text.encoder.dim)
+    assert name_of_view(model) == "the encoders' own"
+
+
+def test_a_report_names_the_vectors_it_compares(folder: Path) -> None:
+    assert name_of_view(built("cusa-clip", folder)[0].retriever) == "uni-modal heads"
+    assert name_of_view(built("clip", folder, cross_head=True)[0].retriever) == "the encoders' own"
+    assert name_of_view(built("clip", folder)[0].retriever) == "the towers' own"
+
+
+def test_new_layers_of_a_fusion_learn_faster(folder: Path) -> None:
+    method, settings, _ = built("cusa-fusion", folder)
+    rates = {
+        id(p): group["lr"]
+        for group in build_optimizer(method, settings).param_groups
+        for p in group["params"]
+    }
+    for name, parameter in method.retriever.named_parameters():
+        new = not name.startswith(("image.encoder", "text.encoder"))
+        assert rates[id(parameter)] == pytest.approx(settings.learning_rate * (2 if new else 1)), name
+
+
+def test_a_mode_that_a_fusion_cannot_follow_is_refused(folder: Path) -> None:
+    with pytest.raises(SettingsError, match="--soft_mode add is for soft labels over a batch"):
+        built("cusa-fusion", folder, soft_mode="add")
+
+
+def test_a_damaged_picture_does_not_stop_the_teacher(folder: Path, tmp_path: Path) -> None:
+    data = photos(tmp_path / "photos")
+    first = sorted(file for file in data.iterdir() if file.suffix == ".png")[0]
+    first.write_bytes(first.read_bytes()[:100])
+    settings = built("cusa-clip", folder, epochs=1)[1]
+    run_recipe(
+        RECIPES["cusa-clip"],
+        settings,
+        str(data),
+        tmp_path / "run",
+        cache_dir=tmp_path / "cache",
+        show_progress=False,
+    )
+    assert first.name in (tmp_path / "run" / "unreadable.txt").read_text()
 
 
 def test_weights_keep_their_balance_beside_a_loss_per_row(folder: Path) -> None:

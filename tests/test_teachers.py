@@ -332,6 +332,11 @@ def test_a_matrix_is_read_as_it_is(tmp_path: Path) -> None:
         read_vectors(tmp_path / "m.npy", list("abcde"))
     with pytest.raises(DataError, match="leave the projection out"):
         read_vectors(tmp_path / "m.npy", list("abcd"), project=2)
+    broken = np.ones((4, 3), np.float16)
+    broken[2, 1] = np.nan
+    np.save(tmp_path / "m.npy", broken)
+    with pytest.raises(DataError, match=r"m.npy: row 2 holds numbers that are not finite"):
+        read_vectors(tmp_path / "m.npy", list("abcd"))
     np.save(tmp_path / "m.npy", np.ones((4, 3, 2)))
     with pytest.raises(DataError, match="teacher vectors are floats"):
         read_vectors(tmp_path / "m.npy", list("abcd"))
@@ -357,7 +362,7 @@ def test_bad_published_files_leave_nothing_behind(tmp_path: Path, capsys: pytest
         ({1: "x"}, ["1"], "the entry of '1' is not a vector"),
         ([np.ones(3)], ["1"], "holds a list, not teacher vectors"),
         ({1: Evil()}, ["1"], "refers to builtins.print"),
-        ({1: np.full((1, 3), np.nan)}, ["1"], "not finite"),
+        ({1: np.full((1, 3), np.nan)}, ["1"], "the teacher vector of '1' holds numbers that are not finite"),
     ]
     for content, ids, words in cases:
         if content is not None:

@@ -18,6 +18,11 @@ class Branch(nn.Module):
     weight: float = 0.0
     dim: int
 
+    @property
+    def text_dim(self) -> int:
+        """Length of a text's vector, where a view beside the score gives its sides different ones."""
+        return self.dim
+
     def image(self, vector: Tensor, features: Features) -> Tensor:
         """The image side of the branch."""
         raise NotImplementedError

@@ -85,7 +85,12 @@ def ablate() -> None:
 
 def _ablate_command(recipe: Recipe) -> click.Command:
     @click.command(recipe.name, help=f"{recipe.title}.")
-    @click.option("--table", required=True, type=click.Choice(list(recipe.tables)), help="table of the paper")
+    @click.option(
+        "--table",
+        type=click.Choice(list(recipe.tables)),
+        help="table of the paper",
+        **({"required": True} if len(recipe.tables) > 1 else {"default": next(iter(recipe.tables))}),
+    )
     @click.option("--data", required=True, help="data set: a path in any known format, or 'emoji'")
     @click.option(
         "--seeds", default=1, show_default=True, type=click.IntRange(1), help="runs per row, seeds 0, 1, …"

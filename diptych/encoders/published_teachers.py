@@ -55,18 +55,21 @@ def read_vectors(
     with FeatureFile(target, key, overwrite=True) as file:
         if not file.finished:
             try:
-                _convert(file, _rows(path, ids), projection, show_progress)
+                _convert(file, path, ids, projection, show_progress)
             except DataError:
                 file.discard()
                 raise
     return ArrayStore(target)
 
 
-def _convert(file: FeatureFile, rows: Sequence[Stored], projection: Projection, show_progress: bool) -> None:
+def _convert(
+    file: FeatureFile, path: Path, ids: Sequence[str], projection: Projection, show_progress: bool
+) -> None:
+    rows = list(zip(ids, _rows(path, ids), strict=True))
     starts = range(file.progress.done, len(rows), CHUNK)
     for start in track(starts, "convert teacher vectors", len(starts), show_progress):
         some = rows[start : start + CHUNK]
-        file.append(projection(np.stack([_vector(row) for row in some])), len(some))
+        file.append(projection(np.stack([_vector(path, *row) for row in some])), len(some))
     file.finish()
 
 
@@ -84,11 +87,16 @@ def _matrix(store: ArrayStore, path: Path, count: int, project: int) -> ArraySto
         )
     if len(store) != count:
         raise DataError(
-            f"{path} has {len(store):,} teacher vectors, the data {count:,} images: it belongs to other data, or to "
-            "another split."
+            f"{path} has {len(store):,} teacher vectors, the data {count:,} images: it belongs to other data or "
+            "another split, or pictures that cannot be read were left out."
         )
     if project:
         raise DataError(f"{path} is a matrix already: leave the projection out, or project it beforehand.")
+    for start in range(0, count, CHUNK):
+        finite = np.isfinite(store.rows(np.arange(start, min(start + CHUNK, count)))).all(axis=1)
+        if not finite.all():
+            row = start + int(finite.argmin())
+            raise DataError(f"{path}: row {row:,} holds numbers that are not finite: extract it again.")
     return store
 
 
@@ -122,10 +130,12 @@ def _width(row: Any) -> int:
     return int(shape[-1]) if len(shape) == 1 or (len(shape) == 2 and shape[0] == 1) else 0
 
 
-def _vector(row: Stored) -> NDArray[np.float32]:
+def _vector(path: Path, name: str, row: Stored) -> NDArray[np.float32]:
     vector: NDArray[np.float32] = row.load().reshape(-1).astype(np.float32)
     if not np.isfinite(vector).all():
-        raise DataError("a teacher vector holds numbers that are not finite: extract it again.")
+        raise DataError(
+            f"{path}: the teacher vector of '{name}' holds numbers that are not finite: extract it again."
+        )
     return vector
 
 

@@ -15,7 +15,7 @@ from diptych.data.senteval import SEVEN, SentenceSet, SentEval, read_senteval, t
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.correlation import agreement
 from diptych.evaluation.report import Group, Layout
-from diptych.evaluation.views import uni_view
+from diptych.evaluation.views import name_of_view, uni_view
 from diptych.ops import unit
 from diptych.retriever import Retriever
 
@@ -46,7 +46,7 @@ class Sts:
         return sts_group(
             lambda texts: model.encode_text(texts, view=view, show_progress=show_progress),
             found,
-            {"vectors": "uni-modal heads" if view else "the towers' own", "model": model.fingerprint()},
+            {"vectors": name_of_view(model), "model": model.fingerprint()},
         )
 
 

@@ -26,7 +26,7 @@ from diptych.evaluation.classes import class_recall
 from diptych.evaluation.correlation import FEWEST, neighbour_agreement
 from diptych.evaluation.metrics import KS
 from diptych.evaluation.report import Group, Layout
-from diptych.evaluation.views import uni_view
+from diptych.evaluation.views import name_of_view, uni_view
 from diptych.retriever import Retriever
 
 
@@ -71,7 +71,7 @@ class ImageClasses:
             Facts(
                 {"protocol": "image-classes", "data": ", ".join(_digest(one) for one in lists)},
                 {
-                    "vectors": "uni-modal heads" if view else "the towers' own",
+                    "vectors": name_of_view(model),
                     "model": model.fingerprint(),
                     **(
                         {"pictures that could not be read": len(left_out.reasons)} if left_out.reasons else {}
@@ -126,7 +126,7 @@ class UniModal:
                     "teacher": self.text_teacher,
                     "data": captions.fingerprint(),
                 },
-                {"vectors": "uni-modal heads" if view else "the towers' own", "model": model.fingerprint()},
+                {"vectors": name_of_view(model), "model": model.fingerprint()},
                 note,
             ),
             tables=(Layout(["", *(f"R@{k}" for k in KS), "Spearman"], rows),),

@@ -14,11 +14,13 @@ from diptych.aggregators import First
 from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.head import Head
 from diptych.branches.branch import Branch
+from diptych.branches.first import FirstVectors
 from diptych.data.captions import Captions
 from diptych.data.cleaning import CleanedInput
 from diptych.encoders.dual import DualEncoder, load_dual
 from diptych.errors import SettingsError
 from diptych.objectives.contrastive import InfoNCE
+from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
 from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
@@ -61,7 +63,12 @@ class Settings(TrainingSettings):
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method."""
     dual = tuned(settings, captions)
-    return Method(retriever(settings, dual), info_nce(settings, dual))
+    return Method(retriever(settings, dual, own_vectors(settings, dual)), info_nce(settings, dual))
+
+
+def own_vectors(settings: Settings, dual: DualEncoder) -> dict[str, Branch]:
+    """The view ``uni`` of a model with cross-modal heads and no uni-modal ones: the encoders' own vectors."""
+    return {UNI: FirstVectors(dual.image.dim, dual.text.dim)} if settings.cross_head else {}
 
 
 def tuned(settings: Settings, captions: Captions) -> DualEncoder:

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 from diptych.aggregators import First
 from diptych.branches.branch import Branch
-from diptych.branches.first import FirstVectors
 from diptych.data.captions import Captions
 from diptych.encoders.dual import DualEncoder
-from diptych.objectives.soft_labels import UNI
 from diptych.recipes import clip, cusa
 from diptych.recipes.recipe import Recipe, Table
 from diptych.settings import setting
@@ -46,7 +44,7 @@ def build(settings: Settings, captions: Captions) -> Method:
 def branches(settings: Settings, dual: DualEncoder) -> dict[str, Branch]:
     """The view ``uni``: heads where USA trains them, else the encoders' own vectors."""
     if not settings.usa:
-        return {UNI: FirstVectors(dual.image.dim)}
+        return clip.own_vectors(settings, dual)
     return cusa.uni_modal_heads(
         settings, dual.image.dim, image_dim=dual.image.dim, text_dim=dual.text.dim, layer_norm=True,
         image_aggregator=First(), text_aggregator=First(),

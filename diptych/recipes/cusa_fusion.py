@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from diptych.aggregators import First
 from diptych.data.captions import Captions
+from diptych.errors import SettingsError
 from diptych.objectives.combine import Sum
 from diptych.objectives.matching import ITC, ITM
 from diptych.objectives.objective import Objective
@@ -35,18 +36,23 @@ class Settings(cusa.SoftLabelSettings, fusion.Settings):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method."""
+    if settings.soft_mode != "each":
+        raise SettingsError(
+            f"--soft_mode {settings.soft_mode} is for soft labels over a batch, and a fusion encoder's are those of "
+            "single pairs: leave it out."
+        )
     image, text = fusion.encoders(settings, captions)
     heads = cusa.uni_modal_heads(
         settings, settings.uni_dim, image_dim=image.dim, text_dim=text.dim,
         image_aggregator=First(), text_aggregator=First(),
-    )  # fmt: skip
+    ) or fusion.own_vectors(image, text)  # fmt: skip
     members: dict[str, tuple[Objective, float]] = {"itc": (ITC(), 1.0), "itm": (ITM(settings.csa), 1.0)}
     if settings.usa:
         members["usa"] = (cusa.uni_modal(settings), settings.usa)
     return Method(
         fusion.retriever(settings, image, text, heads),
         Sum(members),
-        multipliers={"scorer": settings.new_multiplier},
+        multipliers=fusion.multipliers(settings, heads=settings.usa > 0),
         targets=cusa.teachers(settings),
     )
 

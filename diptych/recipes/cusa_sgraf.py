@@ -22,6 +22,7 @@ from diptych.training.method import Method
 class Settings(cusa.SoftLabelSettings, sgraf.Settings):
     """CUSA on SGR: α 0.6, β 0.75."""
 
+    epochs: int = setting(40, "passes over the training texts", low=1)
     weight_decay: float = setting(1e-4, "AdamW weight decay", low=0)
     schedule: Literal["step", "every", "cosine", "linear"] = setting(
         "cosine", "how the learning rate falls: once, every few epochs, as a cosine, as a line"

@@ -12,6 +12,7 @@ from typing import Literal
 from diptych import named
 from diptych.aggregators.head import Head
 from diptych.branches.branch import Branch
+from diptych.branches.first import FirstVectors
 from diptych.data.captions import Captions
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
@@ -21,6 +22,7 @@ from diptych.encoders.transformer import TransformerText
 from diptych.interaction.fusion import Fusion
 from diptych.objectives.combine import Sum
 from diptych.objectives.matching import ITC, ITM
+from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
 from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
@@ -45,7 +47,7 @@ class Settings(TrainingSettings):
     dropout: float = setting(0.1, "dropout of the fusion layers", low=0, high=0.9)
     candidates: int = setting(128, "k: candidates of each query that are re-ranked (COCO: 256)", low=1)
     temperature: float = setting(0.07, "temperature ITC starts from and learns", low=0.001, high=0.5)
-    new_multiplier: float = setting(2.0, "learning-rate factor of the fusion layers", low=0)
+    new_multiplier: float = setting(2.0, "learning-rate factor of layers that are not pretrained", low=0)
     train_backbone: bool = setting(True, "train the vision transformer (else its tokens are cached)")
     train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
     epochs: int = setting(10, "passes over the training texts", low=1)
@@ -65,8 +67,15 @@ class Settings(TrainingSettings):
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method."""
     objective = Sum({"itc": (ITC(), 1.0), "itm": (ITM(), 1.0)})
-    model = retriever(settings, *encoders(settings, captions))
-    return Method(model, objective, multipliers={"scorer": settings.new_multiplier})
+    image, text = encoders(settings, captions)
+    model = retriever(settings, image, text, own_vectors(image, text))
+    return Method(model, objective, multipliers=multipliers(settings))
+
+
+def multipliers(settings: Settings, heads: bool = False) -> dict[str, float]:
+    """The rates of layers that are not pretrained: fusion, contrastive projections, and uni-modal heads, if any."""
+    new = ["scorer", "image.aggregator", "text.aggregator", *([f"branches.{UNI}"] if heads else [])]
+    return dict.fromkeys(new, settings.new_multiplier)
 
 
 def encoders(settings: Settings, captions: Captions) -> tuple[Tokens, TransformerText]:
@@ -78,6 +87,11 @@ def encoders(settings: Settings, captions: Captions) -> tuple[Tokens, Transforme
         Tokens(vision, trainable=settings.train_backbone),
         TransformerText(source, trainable=settings.train_text, projection=False),
     )
+
+
+def own_vectors(image: Tokens, text: TransformerText) -> dict[str, Branch]:
+    """The view ``uni`` of a model without uni-modal heads: the encoders' own vectors."""
+    return {UNI: FirstVectors(image.dim, text.dim)}
 
 
 def retriever(

@@ -36,6 +36,7 @@ from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.ridge import Names, names_of
 from diptych.training.start import check_settings
 from diptych.training.targets import fill_targets
+from diptych.training.teachers import Teachers
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 
@@ -117,7 +118,8 @@ def _run(
             show_progress=show_progress,
         )
         validation = left_out.add(validation, find(validation))
-        if isinstance(method.retriever.image.encoder.frozen_part(), Backbone):
+        frozen = isinstance(method.retriever.image.encoder.frozen_part(), Backbone)
+        if frozen or any(isinstance(source, Teachers) for source in method.targets):
             training = left_out.add(training, find(training))
         else:  # the loader skips what it cannot read: nothing is opened twice
             training = replace(training, unreadable="skip")

@@ -37,7 +37,7 @@ def build_optimizer(method: Method, settings: TrainingSettings, *, graphs: bool 
     for name, parameter in parameters.items():
         own = longest_prefix(name, method.multipliers)
         multiplier = 1.0 if own is None else method.multipliers[own]
-        decay = settings.weight_decay if settings.decay_1d or parameter.dim() > 1 else 0.0
+        decay = settings.weight_decay if settings.decay_1d or parameter.dim() != 1 else 0.0
         groups.setdefault((multiplier, decay, is_divided(parameter)), []).append(parameter)
     described = [
         {
