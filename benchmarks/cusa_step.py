@@ -47,6 +47,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "+ CSA, cached": {"usa": 0.0},
     "+ USA, cached": {"csa": 0.0},
     "+ CUSA, cached": {},
+    "+ CUSA, live text teacher": {"teacher_mode": "live_text"},
+    "+ CUSA, live image teacher": {"teacher_mode": "live_image"},
     "+ CUSA, live teachers": {"teacher_mode": "live"},
 }
 WARM = 2  # steps before the first that is timed
@@ -172,7 +174,7 @@ def modules(cache: Path, options: argparse.Namespace) -> list[tuple[str, float]]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = []
     for live in (True, False):
-        teachers = Teachers(image_size=options.size, live=live)
+        teachers = Teachers(image_size=options.size, live=("image", "text") if live else ())
         columns = teachers.columns(captions, device=device, cache_dir=cache, show_progress=False)
         where = "live" if live else "from disk"
         for name, column in ((IMAGE_TEACHER, "image"), (TEXT_TEACHER, "text")):
@@ -234,15 +236,15 @@ def main() -> None:
                         times[name].append(1000 * taken)
         del runs
         middle = {name: statistics.median(taken) for name, taken in times.items()}
-        print(f"{'step':24} {'ms':>8} {'beside the host':>16} {'peak MB':>9}")
+        print(f"{'step':28} {'ms':>8} {'beside the host':>16} {'peak MB':>9}")
         for name, value in middle.items():
             # of steps in the same turn, so that what slows the machine for a while slows both
             ratio = statistics.median(a / b for a, b in zip(times[name], times["host"], strict=False))
             memory = "" if options.no_memory else f"{peak_memory(name, cache, options):9.0f}"
-            print(f"{name:24} {value:8.1f} {100 * (ratio - 1):+15.1f}% {memory}", flush=True)
-        print(f"\n{'module, one batch':24} {'ms':>8}")
+            print(f"{name:28} {value:8.1f} {100 * (ratio - 1):+15.1f}% {memory}", flush=True)
+        print(f"\n{'module, one batch':28} {'ms':>8}")
         for name, value in modules(cache, options):
-            print(f"{name:24} {value:8.2f}")
+            print(f"{name:28} {value:8.2f}")
         per_image = sum(path.stat().st_size for path in cache.glob("teacher-images-*.npy")) / options.images
         per_text = sum(path.stat().st_size for path in cache.glob("teacher-texts-*.npy")) / (
             2 * options.images

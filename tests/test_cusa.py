@@ -173,8 +173,10 @@ def test_teachers_fill_two_columns(data: str, bert: str, cache: Path) -> None:
         columns["teacher_image"].rows(np.array([0]))[0], first / np.linalg.norm(first), atol=2e-3
     )
     assert len(list(cache.glob("teacher-*.npy"))) == 2
-    live = Teachers(text=bert, live=True).columns(training, device=CPU, show_progress=False)
+    live = Teachers(text=bert, live=("image", "text")).columns(training, device=CPU, show_progress=False)
     assert isinstance(live["teacher_text"].values, Live)
+    mixed = Teachers(text=bert, live=("text",)).columns(training, device=CPU, show_progress=False)
+    assert [isinstance(column.values, Live) for column in mixed.values()] == [False, True]
 
 
 def test_published_vectors_by_image_id(data: str, bert: str, tmp_path: Path) -> None:
@@ -184,7 +186,14 @@ def test_published_vectors_by_image_id(data: str, bert: str, tmp_path: Path) -> 
         pickle.dumps({name: np.full((1, 7), i + 1.0) for i, name in enumerate(training.image_ids)})
     )
     trained(data, tmp_path / "run", text_teacher=bert, image_teacher=str(file), epochs=1)
-    trained(data, tmp_path / "folder", text_teacher=bert, image_teacher=str(tmp_path), epochs=1)
+    trained(
+        data,
+        tmp_path / "folder",
+        text_teacher=bert,
+        image_teacher=str(tmp_path),
+        epochs=1,
+        teacher_mode="live_text",
+    )
     assert weights(tmp_path / "run").keys() == weights(tmp_path / "folder").keys()
     file.write_bytes(pickle.dumps({"other": np.ones((1, 7))}))
     with pytest.raises(DataError, match="no teacher vector for 24 of the 24 images"):
@@ -198,8 +207,9 @@ def test_published_vectors_by_image_id(data: str, bert: str, tmp_path: Path) -> 
     [
         ({"text_teacher": "bigru"}, "'bigru' is not pretrained"),
         ({"text_teacher": "nothing"}, "there is no text teacher 'nothing'"),
+        ({"image_teacher": "regions"}, "there is no image teacher 'regions': use lite0"),
         ({"image_teacher": "lite0"}, "stored features, which an image teacher cannot look at"),
-        ({"image_teacher": "nothing"}, "there is no image encoder 'nothing'"),
+        ({"image_teacher": "nothing"}, "there is no image teacher 'nothing'"),
         ({"image_teacher": "missing.npy"}, "the teacher file missing.npy does not exist"),
         ({"soft_temperature": 3.0}, "--soft_temperature is 3.0: it must be at most"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from diptych.evaluation.views import name_of_view
 from diptych.named import text_teacher
 from diptych.objectives.combine import Sum
 from diptych.objectives.matching import ITM
+from diptych.objectives.soft_labels import CrossModalSoftLabels
 from diptych.recipes import RECIPES
 from diptych.runs.train import run_recipe, seed_everything
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer
 from diptych.training.step import Step
 from diptych.training.targets import fill_targets
+from diptych.training.teachers import with_teachers
 
 CPU = torch.device("cpu")
 
@@ -159,6 +162,14 @@ def test_new_layers_of_a_fusion_learn_faster(folder: Path) -> None:
     for name, parameter in method.retriever.named_parameters():
         new = not name.startswith(("image.encoder", "text.encoder"))
         assert rates[id(parameter)] == pytest.approx(settings.learning_rate * (2 if new else 1)), name
+
+
+def test_a_teacher_reads_its_own_size_and_cleaned_texts(folder: Path) -> None:
+    assert built("cusa-fusion", folder)[0].targets[0].image_size == 224
+    assert built("cusa-fusion", folder, teacher_image_size=64)[0].targets[0].image_size == 64
+    own = built("clip", folder)[0]
+    added = replace(own, objective=Sum({"own": (own.objective, 1.0), "csa": (CrossModalSoftLabels(), 1.0)}))
+    assert with_teachers(added).targets[0].clean
 
 
 def test_a_mode_that_a_fusion_cannot_follow_is_refused(folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from diptych.branches.branch import Branch
 from diptych.branches.heads import UniModalHeads
+from diptych.data.columns import Of
 from diptych.evaluation.evaluator import Retrieval
 from diptych.evaluation.uni_modal import UniModal
 from diptych.objectives.combine import Sum
@@ -27,6 +28,10 @@ COLUMNS = {
     "text_to_text_recall@10": "t2t R@10",
     "image_to_image_agreement": "i2i ρ",
 }
+
+LIVE: dict[str, tuple[Of, ...]] = {
+    "cached": (), "live": ("image", "text"), "live_image": ("image",), "live_text": ("text",)
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,12 @@ class SoftLabelSettings:
     teacher_projection: int = setting(
         0, "project teacher vectors to this many dimensions (2048; 0: none)", low=0
     )
-    teacher_mode: Literal["cached", "live"] = setting(
-        "cached", "teacher vectors computed once and kept on disk, or in every step"
+    teacher_image_size: int = setting(
+        0, "pixels of the square picture that the image teacher reads (0: as the model, else 224)", low=0
+    )
+    teacher_mode: Literal["cached", "live", "live_image", "live_text"] = setting(
+        "cached",
+        "teacher vectors computed once and kept on disk, or in every step: all, or those of one side",
     )
 
     @property
@@ -109,10 +118,10 @@ def teachers(settings: SoftLabelSettings, image_size: int = 224, clean: bool = F
         Teachers(
             settings.image_teacher,
             settings.text_teacher,
-            live=settings.teacher_mode == "live",
+            live=LIVE[settings.teacher_mode],
             space=settings.image_teacher_space,
             project=settings.teacher_projection,
-            image_size=image_size,
+            image_size=settings.teacher_image_size or image_size,
             clean=clean,
         ),
     )

@@ -12,8 +12,8 @@ from diptych import named
 from diptych.branches.heads import UniModalHeads
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
-from diptych.data.cleaning import clean_caption
-from diptych.data.columns import Column
+from diptych.data.cleaning import CleanedInput, clean_caption
+from diptych.data.columns import Column, Of
 from diptych.data.readable import first_readable
 from diptych.encoders.published_teachers import read_vectors
 from diptych.encoders.teachers import (
@@ -44,14 +44,14 @@ VECTOR_FILES = (".npy", ".pkl", ".pickle")
 class Teachers:
     """The columns ``teacher_image`` and ``teacher_text``.
 
-    With ``live`` the teachers look at every batch; else their vectors are computed once, kept as one float16 matrix
+    ``live`` teachers look at every batch; else their vectors are computed once, kept as one float16 matrix
     each in the cache folder, and shared by all processes and all later runs. With ``clean`` the text teacher reads
     cleaned texts (``clean_caption``), as the student does.
     """
 
     image: str = "auto"
     text: str = "minilm"
-    live: bool = False
+    live: tuple[Of, ...] = ()
     space: Space = "pooled"
     project: int = 0
     image_size: int = 224
@@ -83,7 +83,7 @@ class Teachers:
         if (Path(name) / PUBLISHED).is_file():  # the folder of the public code's vectors
             name = str(Path(name) / PUBLISHED)
         if name.endswith(VECTOR_FILES):
-            if self.live:
+            if "image" in self.live:
                 raise SettingsError(
                     f"{name} holds vectors already: live teachers need a model, give its name."
                 )
@@ -99,7 +99,7 @@ class Teachers:
         else:
             teacher = named.image_teacher(name, self.image_size, self.space, self.project)
             teacher.backbone.to(device)
-        if self.live:
+        if "image" in self.live:
             return live_image_vectors(teacher, captions.images, cache_dir)
         return cache_image_vectors(teacher, captions.images, cache_dir, show_progress=show_progress)
 
@@ -115,7 +115,7 @@ class Teachers:
         texts = [clean_caption(text) for text in captions.texts] if self.clean else captions.texts
         teacher = named.text_teacher(self.text, self.project)
         teacher.encoder.to(device)
-        if self.live:
+        if "text" in self.live:
             return live_text_vectors(teacher, texts)
         return cache_text_vectors(teacher, texts, cache_dir, show_progress=show_progress)
 
@@ -126,9 +126,10 @@ def with_teachers(method: Method) -> Method:
     uni = any(isinstance(part, UniModalSoftLabels) for part in parts)
     if not uni and not any(isinstance(part, CrossModalSoftLabels) for part in parts):
         return method
-    if not any(isinstance(source, Teachers) for source in method.targets):
-        method = replace(method, targets=(*method.targets, Teachers()))
     model = method.retriever
+    if not any(isinstance(source, Teachers) for source in method.targets):
+        clean = isinstance(model.text_input, CleanedInput)  # a teacher reads what the model reads
+        method = replace(method, targets=(*method.targets, Teachers(clean=clean)))
     if uni and UNI not in model.branches:
         heads = UniModalHeads(model.image.dim, model.image.dim, model.text.dim)
         branches = {**dict(model.branches.items()), UNI: heads}
