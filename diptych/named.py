@@ -135,15 +135,17 @@ def check_pictures(captions: Captions, model: str) -> None:
         )
 
 
-def backbone(name: str, image_size: int = 224) -> Backbone:
-    """An image backbone by name: lite0, hf:ID, timm:NAME or a folder."""
+def backbone(
+    name: str, image_size: int = 224, role: str = "image encoder", known: str = IMAGE_HELP
+) -> Backbone:
+    """An image backbone by name: lite0, hf:ID, timm:NAME or a folder. An error calls it by its ``role``."""
     if name == "lite0":
         return Lite0(size=image_size)
     if name.startswith("timm:"):
         return TimmBackbone(name, size=image_size)
     if name.startswith("hf:") or Path(name).is_dir():
         return HubBackbone(name.removeprefix("hf:"), size=image_size)
-    raise SettingsError(f"there is no image encoder '{name}': use {IMAGE_HELP}.")
+    raise SettingsError(f"there is no {role} '{name}': use {known}.")
 
 
 def text_side(
@@ -183,11 +185,7 @@ def image_teacher(
     name: str, image_size: int = 224, space: Space = "pooled", project: int = 0
 ) -> ImageTeacher:
     """An image teacher by the name of its backbone."""
-    if name != "lite0" and not name.startswith(("timm:", "hf:")) and not Path(name).is_dir():
-        raise SettingsError(
-            f"there is no image teacher '{name}': use lite0, hf:ID, timm:NAME or a model folder."
-        )
-    network = backbone(name, image_size)
+    network = backbone(name, image_size, "image teacher", "lite0, hf:ID, timm:NAME or a model folder")
     return ImageTeacher(network, PixelInput(**network.pixel_format), space, project)
 
 

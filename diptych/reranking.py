@@ -76,9 +76,8 @@ class RerankedScores:
             counts = torch.bincount(rows, minlength=self.shape[0])
             bounds = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
             images, texts = self.images.near(self.device), self.texts.near(self.device)
-            found = [
-                torch.empty(0, device=self.device)
-            ]  # stays there until all is done: nothing waits for a copy
+            # scores stay on the device until all are there: nothing waits for a copy
+            found = [torch.empty(0, device=self.device)]
             with torch.inference_mode(), evaluating(self.scorer), autocast(self.device, self.precision):
                 own = torch.split(columns, counts.tolist())
                 for image in track(range(self.shape[0]), "re-rank", None, self.show_progress):

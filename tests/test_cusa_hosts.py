@@ -25,14 +25,14 @@ from diptych.evaluation.views import name_of_view
 from diptych.named import text_teacher
 from diptych.objectives.combine import Sum
 from diptych.objectives.matching import ITM
-from diptych.objectives.soft_labels import CrossModalSoftLabels
+from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.recipes import RECIPES
 from diptych.runs.train import run_recipe, seed_everything
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer
 from diptych.training.step import Step
 from diptych.training.targets import fill_targets
-from diptych.training.teachers import with_teachers
+from diptych.training.teachers import Teachers, with_teachers
 
 CPU = torch.device("cpu")
 
@@ -170,6 +170,20 @@ def test_a_teacher_reads_its_own_size_and_cleaned_texts(folder: Path) -> None:
     own = built("clip", folder)[0]
     added = replace(own, objective=Sum({"own": (own.objective, 1.0), "csa": (CrossModalSoftLabels(), 1.0)}))
     assert with_teachers(added).targets[0].clean
+
+
+def test_uni_modal_soft_labels_train_heads_and_not_the_encoders_own_vectors(folder: Path) -> None:
+    own = built("clip", folder, cross_head=True)[0]
+    added = replace(own, objective=Sum({"own": (own.objective, 1.0), "usa": (UniModalSoftLabels(), 1.0)}))
+    assert isinstance(with_teachers(added).retriever.branches["uni"], UniModalHeads)
+    trained = built("cusa-clip", folder)[0]
+    assert with_teachers(trained).retriever is trained.retriever
+
+
+def test_only_a_teacher_that_opens_pictures_needs_all_of_them() -> None:
+    assert Teachers("lite0").opens_every_picture
+    assert not Teachers("lite0", live=("image", "text")).opens_every_picture
+    assert not Teachers("train_unicom.npy").opens_every_picture
 
 
 def test_a_mode_that_a_fusion_cannot_follow_is_refused(folder: Path) -> None:

@@ -71,7 +71,7 @@ class Placement:
 
     @property
     def tied_at_top(self) -> int:
-        """Queries of which the tie rule decides whether they count for some R@K."""
+        """Queries that are tied within the best ten, where the tie rule may decide a recall."""
         return int(((self.tied > 0) & (self.above < max(KS))).sum())
 
 

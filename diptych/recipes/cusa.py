@@ -61,7 +61,9 @@ class SoftLabelSettings:
         0, "project teacher vectors to this many dimensions (2048; 0: none)", low=0
     )
     teacher_image_size: int = setting(
-        0, "pixels of the square picture that the image teacher reads (0: as the model, else 224)", low=0
+        0,
+        "pixels of the square picture that the image teacher reads (0: the size that the model reads)",
+        low=0,
     )
     teacher_mode: Literal["cached", "live", "live_image", "live_text"] = setting(
         "cached",

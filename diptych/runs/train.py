@@ -119,7 +119,7 @@ def _run(
         )
         validation = left_out.add(validation, find(validation))
         frozen = isinstance(method.retriever.image.encoder.frozen_part(), Backbone)
-        if frozen or any(isinstance(source, Teachers) for source in method.targets):
+        if frozen or any(isinstance(one, Teachers) and one.opens_every_picture for one in method.targets):
             training = left_out.add(training, find(training))
         else:  # the loader skips what it cannot read: nothing is opened twice
             training = replace(training, unreadable="skip")

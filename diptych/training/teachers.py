@@ -79,9 +79,7 @@ class Teachers:
         show_progress: bool = True,
     ) -> ArrayStore:
         """(N, dim), a row per image."""
-        name = self.image
-        if (Path(name) / PUBLISHED).is_file():  # the folder of the public code's vectors
-            name = str(Path(name) / PUBLISHED)
+        name = self._source
         if name.endswith(VECTOR_FILES):
             if "image" in self.live:
                 raise SettingsError(
@@ -102,6 +100,17 @@ class Teachers:
         if "image" in self.live:
             return live_image_vectors(teacher, captions.images, cache_dir)
         return cache_image_vectors(teacher, captions.images, cache_dir, show_progress=show_progress)
+
+    @property
+    def opens_every_picture(self) -> bool:
+        """Whether all pictures are opened before the first step, so that those that cannot be read must go first."""
+        return "image" not in self.live and not self._source.endswith(VECTOR_FILES)
+
+    @property
+    def _source(self) -> str:
+        """The image teacher's name; for the folder of the public code's vectors, their file."""
+        file = Path(self.image) / PUBLISHED
+        return str(file) if file.is_file() else self.image
 
     def text_vectors(
         self,
@@ -130,7 +139,7 @@ def with_teachers(method: Method) -> Method:
     if not any(isinstance(source, Teachers) for source in method.targets):
         clean = isinstance(model.text_input, CleanedInput)  # a teacher reads what the model reads
         method = replace(method, targets=(*method.targets, Teachers(clean=clean)))
-    if uni and UNI not in model.branches:
+    if uni and not (UNI in model.branches and isinstance(model.branches[UNI], UniModalHeads)):
         heads = UniModalHeads(model.image.dim, model.image.dim, model.text.dim)
         branches = {**dict(model.branches.items()), UNI: heads}
         inputs = (model.image, model.text, model.image_input, model.text_input)
