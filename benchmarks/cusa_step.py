@@ -5,9 +5,10 @@
 
 The host reads cached EfficientNet-Lite0 cells and a BiGRU, batch 128, 1024 dimensions; teachers are Lite0 and
 all-MiniLM-L6-v2; pictures and texts are random. A step includes waiting for its batch, which ``--workers`` threads
-read ahead. The rows take turns, so that a busy machine slows all of them alike; the table shows medians. Peak memory
-is that of the steps, in a process of its own per row (the GPU's where there is one; else Linux only). It fails when
-CUSA with a warm cache adds more than 3 % to the host's step. ``--tiny`` only checks that it runs.
+read ahead. The rows take turns of one step, on a GPU of fifty, timed together since training does not wait for the GPU
+after each; a busy machine slows all rows alike, and the table shows medians over the turns. Peak memory is that of the
+steps, in a process of its own per row (the GPU's where there is one; else Linux only). It fails when CUSA with a warm
+cache adds more than 3 % to the host's step. ``--tiny`` only checks that it runs.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from diptych.data.loading import PairLoader
 from diptych.recipes import RECIPES
 from diptych.training.optim import build_optimizer
 from diptych.training.prepare import prepare
+from diptych.training.resident import divide
 from diptych.training.step import WARM_STEPS, GraphedStep, Step
 from diptych.training.targets import fill_targets
 from diptych.types import Batch
@@ -51,7 +53,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "+ CUSA, live image teacher": {"teacher_mode": "live_image"},
     "+ CUSA, live teachers": {"teacher_mode": "live"},
 }
-WARM = 2  # steps before the first that is timed
+WARM = 2  # turns before the first that is timed
+ON_GPU = 50  # steps of a turn there
 WORDS = [f"word{i}" for i in range(2000)]
 
 
@@ -110,24 +113,28 @@ class Run:
         method.retriever.to(device).train()
         method.objective.to(device)
         method.objective.start_epoch(1)
+        resident, read = divide(targets, ready.captions, device)
         loader = PairLoader(
-            ready.captions, method.retriever.image_input, ready.texts, settings.batch_size, 0, targets=targets,
+            ready.captions, method.retriever.image_input, ready.texts, settings.batch_size, 0, targets=read,
             workers=options.workers, pack_texts=method.retriever.text.encoder.packs(device),
         )  # fmt: skip
         self.device, self.batches = device, self._forever(loader)
         accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision=options.precision)
         model = accelerator.prepare_model(method.retriever)
         optimizer = build_optimizer(method, settings, graphs=options.graphs)
-        one = Step(method, model, optimizer, accelerator, settings.clip_norm)
+        one = Step(method, model, optimizer, accelerator, settings.clip_norm, resident)
         self.one: Callable[[Batch], object] = GraphedStep(one) if options.graphs else one
 
-    def step(self) -> float:
-        """Seconds of one step, its batch included."""
+    def turn(self, share: int = 1) -> float:
+        """Seconds of a step, its batch included, over the steps of a turn or one ``share``-th of them."""
+        on_gpu = self.device.type == "cuda"
+        count = ON_GPU // share if on_gpu else 1
         began = time.perf_counter()
-        self.one(next(self.batches).to(self.device, non_blocking=True))
-        if self.device.type == "cuda":
+        for _ in range(count):
+            self.one(next(self.batches))
+        if on_gpu:
             torch.cuda.synchronize()
-        return time.perf_counter() - began
+        return (time.perf_counter() - began) / count
 
     @staticmethod
     def _forever(loader: PairLoader) -> Iterator[Batch]:
@@ -156,7 +163,7 @@ def only(name: str, cache: Path, options: argparse.Namespace) -> None:
     else:
         Path("/proc/self/clear_refs").write_text("5")  # the kernel's own peak starts anew
     for _ in range(3 + WARM_STEPS * options.graphs):
-        run.step()
+        run.one(next(run.batches))
     if run.device.type == "cuda":
         print(torch.cuda.max_memory_allocated() / 2**20)
     else:
@@ -179,11 +186,11 @@ def modules(cache: Path, options: argparse.Namespace) -> list[tuple[str, float]]
         where = "live" if live else "from disk"
         for name, column in ((IMAGE_TEACHER, "image"), (TEXT_TEACHER, "text")):
             read = columns[name].rows
-            found.append((f"{column} teacher, {where}", timed(lambda read=read: read(rows), options.steps)))
+            found.append((f"{column} teacher, {where}", timed(lambda read=read: read(rows), options.turns)))
             if not live:
                 vectors = torch.from_numpy(read(rows)).to(device).float()
                 label = "similarity I2I" if column == "image" else "similarity T2T"
-                found.append((label, timed(lambda v=vectors: v @ v.T, options.steps)))
+                found.append((label, timed(lambda v=vectors: v @ v.T, options.turns)))
     return found
 
 
@@ -205,7 +212,7 @@ def main() -> None:
     parser.add_argument("--graphs", action="store_true", help="replay each step as a CUDA graph")
     parser.add_argument("--precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--workers", type=int, default=0, help="threads that read ahead")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--size", type=int, default=224, help="pixels of a picture")
@@ -218,7 +225,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     if options.tiny:
-        options.steps, options.batch, options.dim, options.size, options.images = 2, 8, 16, 64, 12
+        options.turns, options.batch, options.dim, options.size, options.images = 2, 8, 16, 64, 12
     if options.only:
         only(options.only, options.cache, options)
         return
@@ -227,12 +234,12 @@ def main() -> None:
         captions = make_captions(options.images, options.size)
         runs = {name: Run(changes, captions, cache, options) for name, changes in ROWS.items()}
         times: dict[str, list[float]] = {name: [] for name in runs}
-        warm = WARM + WARM_STEPS * options.graphs
-        for turn in range(options.steps + warm):
+        for turn in range(options.turns + WARM):
             for name, run in runs.items():
-                if "live" not in name or turn < warm + 3:  # live steps are long, and far from the limit
-                    taken = run.step()
-                    if turn >= warm:
+                live = "live" in name  # such steps are long, and far from the limit
+                if not live or turn < WARM + 3:
+                    taken = run.turn(10 if live else 1)
+                    if turn >= WARM:
                         times[name].append(1000 * taken)
         del runs
         middle = {name: statistics.median(taken) for name, taken in times.items()}

@@ -8,11 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from diptych import kernels
 from diptych.types import Features
 
 
 def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
     """Rows of unit length, x / (‖x‖ + eps); a zero row stays zero."""
+    if kernels.takes_rows(x):
+        from diptych.kernels.unit_rows import UnitRows
+
+        found: Tensor = UnitRows.apply(x, eps)  # type: ignore[no-untyped-call]
+        return found
     unit_rows: Tensor = x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + eps)
     return unit_rows
 

@@ -30,7 +30,7 @@ from diptych.encoders.lora import merged
 from diptych.encoding import collect, encoded_images, encoded_texts, encoding_mode
 from diptych.errors import CheckpointError, SettingsError
 from diptych.interaction.scorer import PairScorer
-from diptych.kernels.streams import Beside, branching
+from diptych.kernels.streams import Beside, branching, scored
 from diptych.parts import describe, part, rebuild
 from diptych.registry import find_parts
 from diptych.reranking import RerankedScores
@@ -112,6 +112,7 @@ class Retriever(nn.Module):
             if self.scorer is not None and self.scorer.candidates is not None:
                 matches = self.scorer.compare(seen, batch)
             scores = self._batch_scores(seen)
+            scored()
             other.join()
         return replace(seen, scores=scores, views=views, matches=matches)
 

@@ -118,6 +118,25 @@ def test_file_cut_while_it_is_read(path: Path) -> None:
         store.rows([19])
 
 
+def test_a_mapped_file_gives_the_same_rows(path: Path, tmp_path: Path) -> None:
+    plain, mapped = ArrayStore(path), ArrayStore(path, mapped=True)
+    wanted = [19, 0, 7, 7]
+    assert np.array_equal(mapped.rows(wanted), plain.rows(wanted))
+    assert np.array_equal(pickle.loads(pickle.dumps(mapped)).rows(wanted), plain.rows(wanted))
+    assert mapped.content_key(3) == plain.content_key(3)
+    with pytest.raises(IndexError):
+        mapped.rows([20])
+
+
+def test_a_mapped_file_cut_while_it_is_read(path: Path) -> None:
+    store = ArrayStore(path, mapped=True)
+    store.rows([0])
+    with open(path, "r+b") as file:
+        file.truncate(300)
+    with pytest.raises(DataError, match="ends early"):
+        store.rows([19])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -30,6 +30,7 @@ from diptych.recipes import RECIPES
 from diptych.runs.train import run_recipe, seed_everything
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer
+from diptych.training.resident import Resident
 from diptych.training.step import Step
 from diptych.training.targets import fill_targets
 from diptych.training.teachers import Teachers, with_teachers
@@ -67,19 +68,27 @@ def built(name: str, folder: Path, **changes: Any) -> tuple[Method, Any, Caption
     return recipe.build(settings, captions), settings, captions
 
 
-def stepped(name: str, folder: Path, **changes: Any) -> tuple[Method, dict[str, float]]:
-    """The method after one step, and the terms of that step."""
+def stepped(
+    name: str, folder: Path, *, held: bool = False, **changes: Any
+) -> tuple[Method, dict[str, float]]:
+    """The method after one step, and the terms of that step; teachers' vectors from the loader, or ``held``."""
     method, settings, captions = built(name, folder, **changes)
     seed_everything(1)
     targets = fill_targets(
         method.targets, captions, device=CPU, cache_dir=folder / "cache", show_progress=False
     )
     texts = method.retriever.text_input.prepare(captions.texts)
+    resident = Resident(targets if held else {}, captions, CPU)
     loader = PairLoader(
-        captions, method.retriever.image_input, texts, settings.batch_size, 0, targets=targets
+        captions,
+        method.retriever.image_input,
+        texts,
+        settings.batch_size,
+        0,
+        targets={} if held else targets,
     )
     optimizer = build_optimizer(method, settings)
-    step = Step(method, method.retriever.train(), optimizer, Accelerator(cpu=True), 0.0)
+    step = Step(method, method.retriever.train(), optimizer, Accelerator(cpu=True), 0.0, resident)
     _, _, terms = step(next(iter(loader.epoch(0))))
     return method, {name: float(value) for name, value in terms.items()}
 
@@ -100,6 +109,14 @@ def test_without_soft_labels_it_is_the_host_bit_for_bit(
     assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
 
 
+@pytest.mark.parametrize("name", ["cusa-clip", "cusa-fusion"])
+def test_vectors_held_on_the_device_train_the_same(name: str, folder: Path) -> None:
+    (read, terms), (held, held_terms) = stepped(name, folder), stepped(name, folder, held=True)
+    assert terms == held_terms
+    other = held.retriever.state_dict()
+    assert all(torch.equal(value, other[key]) for key, value in read.retriever.state_dict().items())
+
+
 def test_clip_has_four_independent_heads(folder: Path) -> None:
     method, terms = stepped("cusa-clip", folder)
     assert set(terms) == {"hard", "csa", "usa"}
@@ -110,7 +127,8 @@ def test_clip_has_four_independent_heads(folder: Path) -> None:
     assert isinstance(uni, UniModalHeads)
     heads = [model.image.aggregator.head, model.text.aggregator.head, uni.image_head, uni.text_head]
     for head in heads:
-        assert [type(layer) for layer in head] == [nn.LayerNorm, nn.Linear]
+        assert isinstance(head[0], nn.LayerNorm)
+        assert isinstance(head[1], nn.Linear)
         assert (head[1].in_features, head[1].out_features) == (12, 12)
     assert len({id(parameter) for head in heads for parameter in head.parameters()}) == 4 * 4
     # every head reads the encoder's own vector f, not the other head's output

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from diptych import ops
 from diptych.aggregators.aggregator import Aggregator
 from diptych.branches.branch import Branch
+from diptych.kernels.streams import Beside, branching
 from diptych.parts import part
-from diptych.types import Features
+from diptych.types import Batch, Embeddings, Features
 
 SPREAD = 0.02  # standard deviation of the weights behind a LayerNorm (CUSA's CLIP)
 
@@ -51,6 +53,25 @@ class UniModalHeads(Branch):
         """b (B, D')."""
         return _seen(self.text_head, self.text_aggregator, vector, features)
 
+    def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
+        """Both sides, which are independent of each other."""
+        assert seen.image_features is not None
+        assert seen.text_features is not None
+        sides = ([self.image_head, self.image_aggregator], [self.text_head, self.text_aggregator])
+        with branching([nn.ModuleList([m for m in side if m is not None]) for side in sides]):
+            with Beside() as other:
+                image = self.image(seen.image, seen.image_features)
+            text = self.text(seen.text, seen.text_features)
+            other.join()
+        return Embeddings(image, text)
+
+
+class _Head(nn.Linear):
+    """A linear layer that adds its bias apart: for a batch, cuBLAS takes thrice as long with a bias of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight) + self.bias
+
 
 def _seen(head: nn.Module, aggregator: Aggregator | None, vector: Tensor, features: Features) -> Tensor:
     seen = vector if aggregator is None else aggregator(features)
@@ -58,8 +79,10 @@ def _seen(head: nn.Module, aggregator: Aggregator | None, vector: Tensor, featur
 
 
 def _head(width: int, dim: int, layer_norm: bool) -> nn.Module:
-    if not layer_norm:
-        return ops.xavier_linear(width, dim)
-    linear = nn.Linear(width, dim)
-    nn.init.normal_(linear.weight, std=SPREAD)
-    return nn.Sequential(nn.LayerNorm(width), linear)
+    head = _Head(width, dim)
+    if layer_norm:
+        nn.init.normal_(head.weight, std=SPREAD)
+        return nn.Sequential(nn.LayerNorm(width), head)
+    nn.init.xavier_uniform_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head

@@ -33,17 +33,23 @@ class ArrayStore:
     ``raw``, a shape and a type, is for a file of bare numbers without the header of an ``.npy``.
 
     A file is read with ``pread``, not mapped: pages of a map count as resident memory until the kernel wants
-    them back, and a file cut short under a map kills the process. Reading is safe from several threads, and a
-    copy sent to another process opens the file again. Rows that lie five times on disk (one per text) are
+    them back, and a file cut short under a map kills the process. Short rows, of which a batch needs many, are better
+    ``mapped``: a call for each would cost more than its copy. Reading is safe from several threads, and a copy sent to
+    another process opens the file again. Rows that lie five times on disk (one per text) are
     selected with ``captions.StoreRows(store, every_fifth)``.
     """
 
     def __init__(
-        self, source: str | Path | NDArray[Any], raw: tuple[tuple[int, ...], str] | None = None
+        self,
+        source: str | Path | NDArray[Any],
+        raw: tuple[tuple[int, ...], str] | None = None,
+        mapped: bool = False,
     ) -> None:
         self.path = None if isinstance(source, np.ndarray) else Path(source)
         self._array = source if isinstance(source, np.ndarray) else None
         self._file: int | None = None
+        self.mapped = mapped
+        self._map: NDArray[Any] | None = None
         if self.path is not None and raw is not None:
             self.shape, self.dtype, self._start = raw[0], np.dtype(raw[1]), 0
             _check_size(self.path, self.shape, self.dtype, 0)
@@ -80,8 +86,9 @@ class ArrayStore:
             raise IndexError(f"rows outside 0…{len(self) - 1}")
         shape = (int(sizes.sum()), *self.shape[1:])
         out = pinned_array(shape, self.dtype) if pin_memory else np.empty(shape, dtype=self.dtype)
-        if self._array is not None:
-            np.take(self._array, flat_index(starts, sizes), axis=0, out=out, mode="clip")  # checked above
+        whole = self._mapped() if self.mapped and self.path is not None else self._array
+        if whole is not None:
+            np.take(whole, flat_index(starts, sizes), axis=0, out=out, mode="clip")  # checked above
             return out
         view = out.reshape(-1).view(np.uint8).data
         at = 0
@@ -107,21 +114,37 @@ class ArrayStore:
         return digest.hexdigest()
 
     def _read(self, into: memoryview, offset: int) -> None:
+        file = self._opened()
+        done = 0
+        while done < len(into):
+            count = os.preadv(file, [into[done:]], offset + done)
+            if count == 0:
+                raise self._shorter()
+            done += count
+
+    def _mapped(self) -> NDArray[Any]:
+        assert self.path is not None
+        if os.fstat(self._opened()).st_size < self._start + len(self) * self._row_bytes:
+            raise self._shorter()  # reading on would kill the process
+        if self._map is None:
+            self._map = np.memmap(self.path, self.dtype, "r", self._start, self.shape)
+        return self._map
+
+    def _opened(self) -> int:
         if self._file is None:
             assert self.path is not None
             self._file = os.open(self.path, os.O_RDONLY)
             weakref.finalize(self, os.close, self._file)
-        done = 0
-        while done < len(into):
-            count = os.preadv(self._file, [into[done:]], offset + done)
-            if count == 0:
-                raise DataError(
-                    f"{self.path} ends early: it was changed while being read, restore it and run again."
-                )
-            done += count
+        return self._file
+
+    def _shorter(self) -> DataError:
+        return DataError(
+            f"{self.path} ends early: it was changed while being read, restore it and run again."
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None}  # a file number means nothing in another process
+        # a file number and a map mean nothing in another process
+        return {**self.__dict__, "_file": None, "_map": None}
 
 
 def read_items(

@@ -24,10 +24,10 @@ class Column:
     values: NDArray[Any] | ArrayStore
     of: Of
 
-    def rows(self, numbers: NDArray[np.int64]) -> NDArray[Any]:
-        """Some rows, in this order."""
+    def rows(self, numbers: NDArray[np.int64], *, pin_memory: bool = False) -> NDArray[Any]:
+        """Some rows, in this order; those of a file in pinned memory for a GPU, if asked."""
         if isinstance(self.values, ArrayStore):
-            return self.values.rows(numbers)
+            return self.values.rows(numbers, pin_memory=pin_memory)
         return np.ascontiguousarray(self.values[numbers])
 
     def check(self, name: str, data: str, images: int, texts: int) -> None:

@@ -110,7 +110,9 @@ class PairLoader:
             image_ids=torch.from_numpy(self.captions.pictures(images)),
             text_ids=torch.from_numpy(texts.copy()),
             targets={
-                name: torch.from_numpy(column.rows(images if column.of == "image" else texts))
+                name: torch.from_numpy(
+                    column.rows(images if column.of == "image" else texts, pin_memory=self.pin_memory)
+                )
                 for name, column in self.targets.items()
             },
             views={

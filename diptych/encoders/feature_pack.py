@@ -93,19 +93,20 @@ class FeaturePack:
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.float16]) -> None:
         """Copy records into ``out`` (n, …shape); ``MISSING`` gives zeros."""
-        flat = out.reshape(len(rows), -1).view(np.uint8)
-        start, size, per_file = 0, self.row_bytes, self.per_file
-        while start < len(rows):
-            row, end = int(rows[start]), start + 1
+        size, per_file = self.row_bytes, self.per_file
+        flat = out.reshape(-1).view(np.uint8).data
+        start, wanted = 0, rows.tolist()
+        while start < len(wanted):
+            row, end = wanted[start], start + 1
             if row == MISSING:
-                flat[start] = 0
+                out[start] = 0
             else:
                 file, within = divmod(row, per_file)
                 while (  # what lies side by side is read at once
-                    end < len(rows) and rows[end] == row + end - start and within + end - start < per_file
+                    end < len(wanted) and wanted[end] == row + end - start and within + end - start < per_file
                 ):
                     end += 1
-                self._fill(file, within * size, flat[start:end].reshape(-1).data)
+                self._fill(file, within * size, flat[start * size : end * size])
             start = end
 
     def hold(self) -> None:
@@ -226,7 +227,7 @@ class FeaturePack:
         while start < len(keys):
             number, within = divmod(first + start, self.per_file)
             end = min(len(keys), start + self.per_file - within)
-            path = self.folder / f"rows-{number:06d}.f16"
+            path = self._rows_file(number)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 write_all(handle, half[start:end].tobytes(), within * self.row_bytes)
@@ -277,7 +278,7 @@ class FeaturePack:
         """Those of some files whose size or time is not what the last writer noted."""
         stamps, changed = self._stamps(), set()
         for number in numbers:
-            path = self.folder / f"rows-{number:06d}.f16"
+            path = self._rows_file(number)
             if number not in self._checked and (
                 not path.exists() or stamps.get(str(number)) != stamp_of(path)
             ):
@@ -311,7 +312,7 @@ class FeaturePack:
         with self._appending:
             stamps = self._stamps()
             for number in numbers:
-                path = self.folder / f"rows-{number:06d}.f16"
+                path = self._rows_file(number)
                 stamps.pop(str(number), None)
                 if path.exists():
                     stamps[str(number)] = stamp_of(path)
@@ -354,7 +355,19 @@ class FeaturePack:
             )
 
     def _fill(self, number: int, offset: int, into: memoryview) -> None:
-        path = self.folder / f"rows-{number:06d}.f16"
+        handle = self._files.get(number)
+        if handle is None:
+            handle = self._open(number)
+        done = 0
+        while done < len(into):
+            count = os.preadv(handle, [into[done:]], offset + done)
+            if count == 0:
+                path = self._rows_file(number)
+                raise DataError(f"{path} ends early: run again, what is missing is computed again.")
+            done += count
+
+    def _open(self, number: int) -> int:
+        path = self._rows_file(number)
         with self._opening:
             if number not in self._files:
                 try:
@@ -363,12 +376,10 @@ class FeaturePack:
                     raise DataError(
                         f"{path} is gone ({error.strerror}): run again, it is computed again."
                     ) from error
-        done = 0
-        while done < len(into):
-            count = os.preadv(self._files[number], [into[done:]], offset + done)
-            if count == 0:
-                raise DataError(f"{path} ends early: run again, what is missing is computed again.")
-            done += count
+            return self._files[number]
+
+    def _rows_file(self, number: int) -> Path:
+        return self.folder / f"rows-{number:06d}.f16"
 
     def _forget(self) -> None:
         self._close()

@@ -44,7 +44,7 @@ def read_vectors(
             f"the teacher file {path} does not exist: check the path, or name a teacher to extract with."
         )
     if not _is_pickle(path):
-        return _matrix(ArrayStore(path), path, len(ids), project)
+        return _matrix(ArrayStore(path, mapped=True), path, len(ids), project)
     contents = hashlib.sha256("\0".join(ids).encode()).hexdigest()
     stamp = path.stat()
     projection = Projection(project)
@@ -59,7 +59,7 @@ def read_vectors(
             except DataError:
                 file.discard()
                 raise
-    return ArrayStore(target)
+    return ArrayStore(target, mapped=True)
 
 
 def _convert(

@@ -252,7 +252,7 @@ def cache_image_vectors(
             for vectors, images in teacher.chunks(store, file.progress.done, folder, show_progress):
                 file.append(vectors, images)
             file.finish()
-    return ArrayStore(path)
+    return ArrayStore(path, mapped=True)
 
 
 def cache_text_vectors(
@@ -274,7 +274,7 @@ def cache_text_vectors(
                 some = texts[start : start + TEXT_CHUNK]
                 file.append(teacher(some), len(some))
             file.finish()
-    return ArrayStore(path)
+    return ArrayStore(path, mapped=True)
 
 
 def _check(teacher: ImageTeacher | StoredTeacher, store: ImageStore) -> None:

@@ -10,13 +10,21 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
+LONGEST_ROW = 8192  # numbers that a block keeps in its registers
 OLDEST = (8, 0)  # compute capability from which matrix units compute in bf16 (Ampere)
 
 
 def on_gpu(device: torch.device) -> bool:
     """Whether the kernels of this folder run on a device."""
     return device.type == "cuda" and _runs(device.index or 0)
+
+
+def takes_rows(x: Tensor) -> bool:
+    """Whether a kernel that holds whole rows (…, D) reads this; a compiler makes its own."""
+    fits = x.dtype == torch.float32 and 0 < x.shape[-1] <= LONGEST_ROW
+    return fits and on_gpu(x.device) and not torch.compiler.is_compiling()
 
 
 @cache

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 _begun: ContextVar[torch.cuda.Event | None] = ContextVar("begun", default=None)
+_scored: ContextVar[torch.cuda.Event | None] = ContextVar("scored", default=None)
+_ahead: ContextVar[tuple[Beside, ...]] = ContextVar("ahead", default=())
 
 
 @contextmanager
@@ -24,22 +26,44 @@ def branching(parts: Sequence[nn.Module] = ()) -> Iterator[None]:
 
     Not where the ``parts`` share weights: autocast casts a weight once, and both streams would use that.
     """
-    event = None
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and _apart(parts):
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-    token = _begun.set(event)
+    token = _begun.set(_event() if _apart(parts) else None)
     try:
         yield
     finally:
         _begun.reset(token)
 
 
+def scored() -> None:
+    """From here on the vectors and scores of a batch are there, though not yet all views of it."""
+    for other in _ahead.get():
+        other.join()
+    _scored.set(_event())
+
+
+@contextmanager
+def ahead_of_scores(other: Beside) -> Iterator[None]:
+    """Around a forward pass: the results of the work may be used from where it is ``scored``, and after it."""
+    token = _ahead.set((*_ahead.get(), other))
+    try:
+        yield
+    finally:
+        _ahead.reset(token)
+        other.join()
+
+
 class Beside:
-    """``with Beside() as other: work`` … ``other.join()``: results of the work may be used after the join."""
+    """``with Beside() as other: work`` … ``other.join()``: results of the work may be used after the join.
+
+    ``scores_only`` says that the work reads only vectors and scores: it branches off where these are ``scored``.
+    """
+
+    def __init__(self, scores_only: bool = False) -> None:
+        self.scores_only = scores_only
 
     def __enter__(self) -> Beside:
         self.begun = _begun.get()
+        if self.begun is not None and self.scores_only:
+            self.begun = _scored.get() or self.begun
         if self.begun is not None:
             self.main = torch.cuda.current_stream()
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -56,6 +80,14 @@ class Beside:
         """Let the stream that branched off wait for the work."""
         if self.begun is not None:
             self.main.wait_stream(self.stream)
+
+
+def _event() -> torch.cuda.Event | None:
+    if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def _apart(parts: Sequence[nn.Module]) -> bool:

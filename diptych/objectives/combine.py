@@ -24,7 +24,7 @@ class Sum(Objective):
         """Terms of every member, weighted, named ``member.term`` (``member`` when a member has one term)."""
         terms: Terms = {}
         with branching():
-            beside = [Beside() for _ in self.members]
+            beside = [Beside(objective.scores_only) for objective in self._objectives()]
             for other, (name, objective) in zip(beside, self.members.items(), strict=True):
                 with other:
                     found = objective(embeddings, batch)
@@ -33,6 +33,12 @@ class Sum(Objective):
             for other in beside:
                 other.join()
         return terms
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Passed on to every member."""
+        for objective in self._objectives():
+            batch = objective.prepare(batch)
+        return batch
 
     def start_epoch(self, epoch: int) -> None:
         """Passed on to every member."""
@@ -87,6 +93,10 @@ class On(Objective):
         """The objective's terms of these rows."""
         return self.objective(self._seen(embeddings), batch)
 
+    def prepare(self, batch: Batch) -> Batch:
+        """Passed on."""
+        return self.objective.prepare(batch)
+
     def start_epoch(self, epoch: int) -> None:
         """Passed on."""
         self.objective.start_epoch(epoch)
@@ -133,6 +143,15 @@ class SwitchAt(Objective):
     def current(self) -> Objective:
         """The objective in force."""
         return self.then if self.switched else self.first
+
+    @property
+    def scores_only(self) -> bool:  # type: ignore[override]
+        """That of the objective in force."""
+        return self.current.scores_only
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Passed on to the objective in force."""
+        return self.current.prepare(batch)
 
     def start_epoch(self, epoch: int) -> None:
         """Choose by the epoch alone, so that a resumed run chooses the same."""

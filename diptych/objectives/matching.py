@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from diptych.errors import SettingsError
 from diptych.objectives.contrastive import info_nce
 from diptych.objectives.objective import Objective
-from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER, teacher_cosines
+from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER, row_cosines, teacher_rows
 from diptych.types import Batch, Embeddings, Matches, Terms
 
 
@@ -68,9 +66,7 @@ class ITM(Objective):
 
     def _soft(self, name: str, batch: Batch, drawn: Tensor) -> Tensor:
         """α · max(0, teacher's cosine) of each row of this process and the one drawn for it, (B,)."""
-        cosines = teacher_cosines(
-            replace(batch, targets={n: t[batch.own] for n, t in batch.targets.items()}), name
-        )
+        cosines = row_cosines(teacher_rows(batch, name)[batch.own])
         soft: Tensor = self.alpha * cosines.gather(1, drawn[:, None])[:, 0].clamp(min=0.0)
         return soft
 

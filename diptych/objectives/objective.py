@@ -33,10 +33,15 @@ class Objective(nn.Module):
 
     show_progress = True  # of work that takes long; the training loop sets it
     takes_turns = False  # whether a step may leave parameters without a gradient
+    scores_only = False  # whether ``forward`` reads no view: it may then begin before the views are there
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The named, weighted terms of this batch."""
         raise NotImplementedError
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with what the objective computes from its targets alone, which a step does beside the model."""
+        return batch
 
     def start_epoch(self, epoch: int) -> None:
         """Called before the first step of each epoch, also after a resume in its middle."""

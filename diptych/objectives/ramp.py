@@ -33,6 +33,10 @@ class Ramp(Objective):
             return terms
         return {name: value * (self.position / self.steps) for name, value in terms.items()}
 
+    def prepare(self, batch: Batch) -> Batch:
+        """Passed on."""
+        return self.objective.prepare(batch)
+
     def start_epoch(self, epoch: int) -> None:
         """Passed on; the ramp rises in its epoch alone."""
         self.rises = epoch == self.epoch

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from diptych import ops
+from diptych import kernels, ops
 from diptych.errors import SettingsError
+from diptych.kernels.streams import Beside, branching
 from diptych.objectives.objective import Objective
 from diptych.objectives.temperature import Temperature
 from diptych.types import Batch, Embeddings, Terms
@@ -16,6 +18,7 @@ from diptych.types import Batch, Embeddings, Terms
 Mode = Literal["each", "add", "dot"]
 Divergence = Literal["kl", "ce"]
 IMAGE_TEACHER, TEXT_TEACHER = "teacher_image", "teacher_text"  # the columns of ``Batch.targets``
+COSINES = ".cosines"  # behind the name of a column: cosines (B, B) that were computed ahead
 UNI = "uni"  # the view that uni-modal heads make
 
 
@@ -44,6 +47,8 @@ class CrossModalSoftLabels(Objective):
     the recipe's own with the weight α (``Sum``). A batch of one pair has the value 0.
     """
 
+    scores_only = True
+
     def __init__(
         self,
         temperature: float = 0.45,
@@ -64,14 +69,22 @@ class CrossModalSoftLabels(Objective):
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The term ``csa``."""
+        x, y = self._labels(batch)
+        scores = _precise(embeddings.all_scores())
+        given = (self.temperature(), self.teacher_temperature, self.divergence)
+        return {"csa": (divergence(x, scores, *given) + divergence(y, scores.T, *given)) / 2}
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The teachers' cosines."""
+        return with_cosines(batch)
+
+    def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
         x, y = teacher_cosines(batch, IMAGE_TEACHER), teacher_cosines(batch, TEXT_TEACHER)
         if self.mode == "add":
             x = y = (x + y) / 2
         elif self.mode == "dot":
             x = y = (x.clamp_min(0) * y.clamp_min(0)).sqrt()
-        scores = _precise(embeddings.all_scores())
-        logits = torch.stack([scores, scores.T]) / self.temperature()  # (2, B, B)
-        return {"csa": divergence(torch.stack([x, y]) / self.teacher_temperature, logits, self.divergence)}
+        return x, y
 
 
 class UniModalSoftLabels(Objective):
@@ -116,29 +129,70 @@ class UniModalSoftLabels(Objective):
                 "uni=UniModalHeads(…)."
             )
         uni = embeddings.views[UNI]
-        x, y = teacher_cosines(batch, IMAGE_TEACHER), teacher_cosines(batch, TEXT_TEACHER)
-        a, b = _precise(uni.image), _precise(uni.text)
-        temperatures = torch.stack([self.image_temperature(), self.text_temperature()])
-        logits = torch.stack([a @ a.T, b @ b.T]) / temperatures[:, None, None]  # (2, B, B)
-        return {"usa": divergence(torch.stack([x, y]) / self.teacher_temperature, logits, self.divergence)}
+        with branching():
+            with Beside() as other:
+                image = self._side(uni.image, self.image_temperature, batch, IMAGE_TEACHER)
+            text = self._side(uni.text, self.text_temperature, batch, TEXT_TEACHER)
+            other.join()
+        return {"usa": (image + text) / 2}
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The teachers' cosines."""
+        return with_cosines(batch)
+
+    def _side(self, rows: Tensor, temperature: Temperature, batch: Batch, column: str) -> Tensor:
+        rows = _precise(rows)
+        given = (temperature(), self.teacher_temperature, self.divergence)
+        return divergence(teacher_cosines(batch, column), rows @ rows.T, *given)
+
+
+def with_cosines(batch: Batch) -> Batch:
+    """The batch with the cosines of both teachers among its targets; without a teacher it stays as it is."""
+    found = {
+        column + COSINES: teacher_cosines(batch, column)
+        for column in (IMAGE_TEACHER, TEXT_TEACHER)
+        if column in batch.targets
+    }
+    return replace(batch, targets={**batch.targets, **found})
 
 
 def teacher_cosines(batch: Batch, column: str) -> Tensor:
     """Cosines (B, B) of the teacher's vectors in ``batch.targets[column]``, whatever their length; no gradient."""
+    ahead = batch.targets.get(column + COSINES)
+    return row_cosines(teacher_rows(batch, column)) if ahead is None else ahead
+
+
+def teacher_rows(batch: Batch, column: str) -> Tensor:
+    """The teacher's vectors, a row for each pair."""
     if column not in batch.targets:
         raise SettingsError(
             f"the soft labels need the teacher vectors '{column}', which this run does not have: name a teacher "
             "for images and one for texts, or switch CSA and USA off (weights 0)."
         )
-    rows = ops.unit(_precise(batch.targets[column].detach()).flatten(1))  # (B, ·)
+    return batch.targets[column]
+
+
+def row_cosines(rows: Tensor) -> Tensor:
+    """Cosines (B, B) of rows of any shape, without gradient."""
+    rows = ops.unit(_precise(rows.detach()).flatten(1))  # (B, ·)
     return rows @ rows.T
 
 
-def divergence(teacher: Tensor, student: Tensor, kind: Divergence = "kl") -> Tensor:
-    """Mean over rows of KL(softmax(teacher) ‖ softmax(student)), or of the cross-entropy, of logits (…, B)."""
-    log_q, log_p = torch.log_softmax(teacher, dim=-1), torch.log_softmax(student, dim=-1)
+def divergence(
+    cosines: Tensor, scores: Tensor, temperature: Tensor, teacher_temperature: float, kind: Divergence = "kl"
+) -> Tensor:
+    """Mean over rows of KL(softmax(cosines / τ_t) ‖ softmax(scores / τ)), or of the cross-entropy; (B, B) each."""
+    if kernels.takes_rows(scores):
+        from diptych.kernels.soft_labels import Divergence as Fused
+
+        found: Tensor = Fused.apply(cosines, scores, temperature, teacher_temperature, kind == "kl")  # type: ignore[no-untyped-call]
+        return found
+    log_q, log_p = (
+        torch.log_softmax(cosines / teacher_temperature, -1),
+        torch.log_softmax(scores / temperature, -1),
+    )
     gap = log_q - log_p if kind == "kl" else -log_p
-    return (log_q.exp() * gap).sum() / (teacher.numel() // teacher.shape[-1])
+    return (log_q.exp() * gap).sum() / len(scores)
 
 
 def _precise(x: Tensor) -> Tensor:

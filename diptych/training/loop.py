@@ -24,6 +24,7 @@ from diptych.training.meter import Meter
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, freeze_for_epoch, set_rates, trainable
 from diptych.training.processes import divided, in_one_piece, save_on_main, share
+from diptych.training.resident import divide
 from diptych.training.schedules import schedule_of
 from diptych.training.signals import interrupted, interruptible
 from diptych.training.solving import solve, solve_alone
@@ -73,6 +74,7 @@ def train(
     for part in method.objective.modules():
         if isinstance(part, Objective):
             part.show_progress = show_progress and accelerator.is_main_process
+    resident, read = divide(targets or {}, training.captions, device)
     loader = PairLoader(
         training.captions,
         method.retriever.image_input,
@@ -82,7 +84,7 @@ def train(
         rank=rank,
         world_size=accelerator.num_processes,
         workers=settings.workers,
-        targets=targets,
+        targets=read,
         views=method.views,
         pack_texts=method.retriever.text.encoder.packs(device),
     )
@@ -110,14 +112,13 @@ def train(
     if settings.compile:
         method.retriever.compile_encoders()
     model = model or accelerator.prepare_model(method.retriever)
-    step = Step(method, model, accelerator.prepare_optimizer(optimizer), accelerator, settings.clip_norm)
+    prepared = accelerator.prepare_optimizer(optimizer)
+    step = Step(method, model, prepared, accelerator, settings.clip_norm, resident)
     run_step: Callable[[Batch], tuple[Embeddings, Batch, Terms]] = step
     if settings.cuda_graphs:
         run_step = GraphedStep(step)
     elif settings.micro_batch:
         run_step = CachedStep(step, settings.micro_batch)
-    # pieces are moved one by one: the whole batch stays on the host
-    there = torch.device("cpu") if settings.micro_batch else device
     schedule = schedule_of(settings, len(loader))
     watch = health.Health(device)
 
@@ -140,7 +141,7 @@ def train(
             for batch in track(batches, label, len(loader) - start_at, show_progress and log is not None):
                 rate = settings.learning_rate * schedule.factor(progress.step)
                 set_rates(optimizer, rate)
-                embeddings, whole, terms = run_step(batch.to(there, non_blocking=True))
+                embeddings, whole, terms = run_step(batch)
                 with torch.no_grad():
                     method.objective.after_step(embeddings, whole)
                 progress.step += 1

@@ -11,8 +11,10 @@ from accelerate import Accelerator
 from torch import nn
 
 from diptych import ops
+from diptych.kernels.streams import Beside, ahead_of_scores, branching
 from diptych.training.method import Method
 from diptych.training.optim import can_fold_clip, fold_clip
+from diptych.training.resident import Resident
 from diptych.training.turns import backward_of_turn, takes_turns
 from diptych.types import Batch, Embeddings, Terms
 from diptych.weights import is_divided
@@ -24,17 +26,28 @@ class Step:
     """The step in plain sight. Returns the embeddings of all processes and the terms, without gradient."""
 
     def __init__(
-        self, method: Method, model: nn.Module, optimizer: Any, accelerator: Accelerator, clip_norm: float
+        self,
+        method: Method,
+        model: nn.Module,
+        optimizer: Any,
+        accelerator: Accelerator,
+        clip_norm: float,
+        resident: Resident | None = None,
     ) -> None:
         self.method, self.model, self.optimizer = method, model, optimizer
         self.accelerator, self.clip_norm = accelerator, clip_norm
+        self.resident = resident
         self.turns = takes_turns(method.objective) and ops.processes() > 1
         self.waiting: list[nn.Parameter] = []  # of a divided model: what does not move yet
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
-        """Move the model by one batch."""
-        twin = self.method.twin
-        embeddings: Embeddings = self.model(batch)
+        """Move the model by one batch, which may still be on the host."""
+        batch = batch.to(self.accelerator.device, non_blocking=True)
+        twin, objective = self.method.twin, self.method.objective
+        with branching(), Beside() as other:
+            whole = objective.prepare(self.seen_by_objective(batch))
+        with ahead_of_scores(other):
+            embeddings: Embeddings = self.model(batch)
         outputs = embeddings.tensors() if self.turns else []
         if twin is not None:
             # after the model: several processes agree on its running statistics only from its forward pass on
@@ -42,8 +55,8 @@ class Step:
             with torch.no_grad(), self.accelerator.autocast():
                 keys = twin(batch, embeddings)
             embeddings = replace(embeddings, views={**embeddings.views, "twin": keys})
-        embeddings, batch = gather(embeddings, batch)
-        terms = self.method.objective(embeddings, batch)
+        embeddings = gather(embeddings)
+        terms = objective(embeddings, whole)
         loss = torch.stack(list(terms.values())).sum()
         if self.turns:
             backward_of_turn(self.accelerator.backward, loss, outputs, self.method.retriever.parameters())
@@ -54,9 +67,13 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         return (
             embeddings.map(torch.Tensor.detach),
-            batch,
+            whole,
             {name: value.detach() for name, value in terms.items()},
         )
+
+    def seen_by_objective(self, batch: Batch) -> Batch:
+        """Ids and targets of every process, with the columns that lie on the device."""
+        return gather_batch(batch if self.resident is None else self.resident.fill(batch))
 
     def clip(self) -> None:
         """Scale the gradients to at most ``clip_norm`` in global norm."""
@@ -80,7 +97,8 @@ class GraphedStep:
     """Replays the step as a CUDA graph, one graph per shape of batch and phase of training.
 
     The first ``WARM_STEPS`` batches of a shape run eagerly, as real steps; the next is captured and every later one
-    replayed: no kernel of the step is launched from Python any more.
+    replayed: no kernel of the step is launched from Python any more, and a batch goes from the host to where the graph
+    reads it.
     """
 
     def __init__(self, step: Step) -> None:
@@ -91,7 +109,7 @@ class GraphedStep:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
-        """Move the model by one batch."""
+        """Move the model by one batch, which may still be on the host."""
         method = self.step.method
         moving = hash(tuple(p.requires_grad for p in method.retriever.parameters()))
         key = (_shapes(batch), method.objective.phase(), moving)
@@ -107,7 +125,7 @@ class GraphedStep:
                 result = self.step(batch)
             torch.cuda.current_stream().wait_stream(self.stream)
             return result
-        static = batch.map(torch.clone)
+        static = batch.to(self.step.accelerator.device).map(torch.clone)
         graph = torch.cuda.CUDAGraph()
         # thread_local: the loader's threads pin memory meanwhile, which would break a global capture
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
@@ -117,15 +135,19 @@ class GraphedStep:
         return result
 
 
-def gather(embeddings: Embeddings, batch: Batch) -> tuple[Embeddings, Batch]:
+def gather(embeddings: Embeddings) -> Embeddings:
     """The rows of every process, with gradients: objectives always see the whole batch.
 
-    Inputs and local features stay those of this process, ``batch.own``; scores are whole already.
+    Local features stay those of this process; scores are whole already.
     """
+    return embeddings if ops.processes() == 1 else embeddings.map_rows(ops.gather_rows)
+
+
+def gather_batch(batch: Batch) -> Batch:
+    """Ids and targets of every process; the inputs stay those of this one, ``batch.own``."""
     if ops.processes() == 1:
-        return embeddings, batch
-    own = ops.own_rows(len(batch))
-    return embeddings.map_rows(ops.gather_rows), replace(batch.map_rows(ops.gather_rows), own=own)
+        return batch
+    return replace(batch.map_rows(ops.gather_rows), own=ops.own_rows(len(batch)))
 
 
 def _shapes(batch: Batch) -> Hashable:

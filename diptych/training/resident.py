@@ -1,0 +1,58 @@
+"""Columns of targets that lie whole on the GPU: a batch brings the numbers of its rows, nothing is read or copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import Captions
+from diptych.data.columns import Column, Of
+from diptych.types import Batch
+
+SHARE = 1 / 20  # of the GPU's free memory that columns may take
+
+
+class Resident:
+    """Matrices on a device, by the name of their column, each with a row per image or per text of ``captions``."""
+
+    def __init__(self, columns: Mapping[str, Column], captions: Captions, device: torch.device) -> None:
+        for name, column in columns.items():
+            column.check(name, captions.name, len(captions.images), len(captions.texts))
+        self.matrices: dict[str, tuple[Tensor, Of]] = {
+            name: (torch.from_numpy(column.rows(np.arange(len(column.values)))).to(device), column.of)
+            for name, column in columns.items()
+        }
+        self.image_of = torch.from_numpy(np.asarray(captions.image_of, np.int64)).to(device)
+
+    def fill(self, batch: Batch) -> Batch:
+        """The batch, on the device, with its rows of every column among its targets."""
+        if not self.matrices:
+            return batch
+        numbers: dict[Of, Tensor] = {"text": batch.text_ids, "image": self.image_of[batch.text_ids]}
+        found = {name: matrix[numbers[of]] for name, (matrix, of) in self.matrices.items()}
+        return replace(batch, targets={**batch.targets, **found})
+
+
+def divide(
+    columns: Mapping[str, Column], captions: Captions, device: torch.device
+) -> tuple[Resident, dict[str, Column]]:
+    """The columns of teachers' vectors that go onto a GPU, where they fit, and those that a loader reads."""
+    files = {name: column for name, column in columns.items() if _is_matrix(column)}
+    if device.type != "cuda" or _bytes(files) > SHARE * torch.cuda.mem_get_info(device)[0]:
+        files = {}
+    rest = {name: column for name, column in columns.items() if name not in files}
+    return Resident(files, captions, device), rest
+
+
+def _is_matrix(column: Column) -> bool:
+    return isinstance(column.values, ArrayStore) and column.values.mapped
+
+
+def _bytes(columns: Mapping[str, Column]) -> int:
+    stores = [column.values for column in columns.values() if isinstance(column.values, ArrayStore)]
+    return sum(int(np.prod(store.shape, dtype=np.int64)) * store.dtype.itemsize for store in stores)
