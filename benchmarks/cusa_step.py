@@ -55,6 +55,7 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 WARM = 2  # turns before the first that is timed
 ON_GPU = 50  # steps of a turn there
+TIMES = 10  # that each module is timed
 WORDS = [f"word{i}" for i in range(2000)]
 
 
@@ -186,11 +187,11 @@ def modules(cache: Path, options: argparse.Namespace) -> list[tuple[str, float]]
         where = "live" if live else "from disk"
         for name, column in ((IMAGE_TEACHER, "image"), (TEXT_TEACHER, "text")):
             read = columns[name].rows
-            found.append((f"{column} teacher, {where}", timed(lambda read=read: read(rows), options.turns)))
+            found.append((f"{column} teacher, {where}", timed(lambda read=read: read(rows), TIMES)))
             if not live:
                 vectors = torch.from_numpy(read(rows)).to(device).float()
                 label = "similarity I2I" if column == "image" else "similarity T2T"
-                found.append((label, timed(lambda v=vectors: v @ v.T, options.turns)))
+                found.append((label, timed(lambda v=vectors: v @ v.T, TIMES)))
     return found
 
 
@@ -212,7 +213,7 @@ def main() -> None:
     parser.add_argument("--graphs", action="store_true", help="replay each step as a CUDA graph")
     parser.add_argument("--precision", choices=["no", "bf16"], default="no")
     parser.add_argument("--workers", type=int, default=0, help="threads that read ahead")
-    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--size", type=int, default=224, help="pixels of a picture")

@@ -27,7 +27,8 @@ class Resident:
             name: (torch.from_numpy(column.rows(np.arange(len(column.values)))).to(device), column.of)
             for name, column in columns.items()
         }
-        self.image_of = torch.from_numpy(np.asarray(captions.image_of, np.int64)).to(device)
+        if columns:
+            self.image_of = torch.from_numpy(np.asarray(captions.image_of, np.int64)).to(device)
 
     def fill(self, batch: Batch) -> Batch:
         """The batch, on the device, with its rows of every column among its targets."""
