@@ -118,7 +118,7 @@ def test_file_cut_while_it_is_read(path: Path) -> None:
         store.rows([19])
 
 
-def test_a_mapped_file_gives_the_same_rows(path: Path, tmp_path: Path) -> None:
+def test_a_mapped_file_gives_the_same_rows(path: Path) -> None:
     plain, mapped = ArrayStore(path), ArrayStore(path, mapped=True)
     wanted = [19, 0, 7, 7]
     assert np.array_equal(mapped.rows(wanted), plain.rows(wanted))

@@ -15,6 +15,7 @@ from diptych.branches.heads import UniModalHeads
 from diptych.errors import SettingsError
 from diptych.objectives.combine import On, Sum, SwitchAt
 from diptych.objectives.contrastive import InfoNCE
+from diptych.objectives.labels import Alternate
 from diptych.objectives.ramp import Ramp
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels, divergence
 from diptych.types import Batch, Embeddings, Features
@@ -438,7 +439,8 @@ def test_a_run_without_teachers_has_nothing_to_prepare() -> None:
 def test_every_wrapper_passes_prepare_on() -> None:
     _, batch = seen(3)
     csa = CrossModalSoftLabels()
-    for wrapped in (On(csa, "image", "text"), Ramp(csa, 0, 5), SwitchAt(InfoNCE(), csa, 0)):
+    turns = Alternate(csa, InfoNCE())
+    for wrapped in (On(csa, "image", "text"), Ramp(csa, 0, 5), SwitchAt(InfoNCE(), csa, 0), turns):
         assert "teacher_image.cosines" in wrapped.prepare(batch).targets
     assert SwitchAt(csa, InfoNCE(), 0).prepare(batch).targets == batch.targets
 
@@ -450,6 +452,12 @@ def test_what_reads_a_view_is_not_called_before_it() -> None:
     assert not On(InfoNCE(), "uni").scores_only
     assert SwitchAt(InfoNCE(), UniModalSoftLabels(), 1).scores_only
     assert not SwitchAt(InfoNCE(), UniModalSoftLabels(), 0).scores_only
+
+    class Own(InfoNCE):
+        def forward(self, embeddings: Embeddings, batch: Batch) -> dict[str, Tensor]:
+            return super().forward(embeddings.view("uni"), batch)
+
+    assert not Own().scores_only
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU")
@@ -464,6 +472,6 @@ def test_the_kernel_equals_the_plain_operations(count: int, kind: Any) -> None:
             scores = start.to(dtype).requires_grad_()
             tau = torch.tensor(0.31, dtype=dtype, device="cuda", requires_grad=True)
             value = divergence(cosines.to(dtype), scores.T if flip else scores, tau, 0.7, kind)
-            found.append((value, *torch.autograd.grad(3 * value, [scores, tau])))
+            found.append((value, *torch.autograd.grad(count * value, [scores, tau])))  # of a size to be seen
         for one, other in zip(*found, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import mmap
 import os
 import struct
 import warnings
@@ -33,8 +34,9 @@ class ArrayStore:
     ``raw``, a shape and a type, is for a file of bare numbers without the header of an ``.npy``.
 
     A file is read with ``pread``, not mapped: pages of a map count as resident memory until the kernel wants
-    them back, and a file cut short under a map kills the process. Short rows, of which a batch needs many, are better
-    ``mapped``: a call for each would cost more than its copy. Reading is safe from several threads, and a copy sent to
+    them back, and a file cut short under a map kills the process. Short rows, of which a batch needs many, may be
+    ``mapped`` all the same, for a call for each costs more than its copy; the size of the file is then looked at before
+    each batch. Reading is safe from several threads, and a copy sent to
     another process opens the file again. Rows that lie five times on disk (one per text) are
     selected with ``captions.StoreRows(store, every_fifth)``.
     """
@@ -127,7 +129,8 @@ class ArrayStore:
         if os.fstat(self._opened()).st_size < self._start + len(self) * self._row_bytes:
             raise self._shorter()  # reading on would kill the process
         if self._map is None:
-            self._map = np.memmap(self.path, self.dtype, "r", self._start, self.shape)
+            pages = mmap.mmap(self._opened(), 0, access=mmap.ACCESS_READ)
+            self._map = np.ndarray(self.shape, self.dtype, pages, self._start)
         return self._map
 
     def _opened(self) -> int:

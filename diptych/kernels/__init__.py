@@ -1,11 +1,13 @@
 """Triton kernels for NVIDIA GPUs, each beside a plain torch form of the same function that runs everywhere.
 
-Triton comes with the CUDA builds of torch. A module of this folder imports it at its top, so it is imported only after
-``on_gpu`` said yes.
+Triton comes with the CUDA builds of torch and needs a C compiler; without one, plain torch runs. A module of this
+folder imports it at its top, so it is imported only after ``on_gpu`` said yes.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from functools import cache
 from importlib.util import find_spec
 
@@ -23,7 +25,7 @@ def on_gpu(device: torch.device) -> bool:
 
 def takes_rows(x: Tensor) -> bool:
     """Whether a kernel that holds whole rows (…, D) reads this; a compiler makes its own."""
-    fits = x.dtype == torch.float32 and 0 < x.shape[-1] <= LONGEST_ROW
+    fits = x.dtype == torch.float32 and x.dim() > 0 and 0 < x.shape[-1] <= LONGEST_ROW
     return fits and on_gpu(x.device) and not torch.compiler.is_compiling()
 
 
@@ -33,5 +35,6 @@ def _runs(index: int) -> bool:
     return (
         torch.version.cuda is not None
         and find_spec("triton") is not None
+        and any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")))  # Triton compiles a launcher
         and torch.cuda.get_device_capability(index) >= OLDEST
     )

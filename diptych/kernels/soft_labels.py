@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @triton.jit
@@ -67,6 +68,8 @@ class Divergence(torch.autograd.Function):
         ctx: Any, cosines: Tensor, scores: Tensor, temperature: Tensor, softness: float, entropy: bool
     ) -> Tensor:
         """The value; what each score would add to it is kept."""
+        if cosines.shape != scores.shape:
+            raise ValueError(f"cosines {tuple(cosines.shape)} for scores {tuple(scores.shape)}")
         cosines = cosines.float().contiguous()
         rows, columns = scores.shape
         moves = torch.empty(rows, columns, device=scores.device)
@@ -80,6 +83,7 @@ class Divergence(torch.autograd.Function):
         return values.mean()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor, None, None]:
         """What was kept, times the gradient of the value."""
         moves, slopes = ctx.saved_tensors

@@ -1,9 +1,9 @@
 """Work that may run beside other work while a training step is recorded as a CUDA graph.
 
-Kernels of one stream run one after the other, and many kernels of a step are too small to fill a GPU. What depends only
-on weights and on the batch, not on what was computed before it, is put on a stream of its own; the recorded graph then
-knows that the two are independent, forward and, since autograd runs a backward pass on the streams of the forward pass,
-backward. Outside a recording nothing changes.
+Kernels of one stream run one after the other, and many kernels of a step are too small to fill a GPU. Parts that do not
+need each other's results are put on streams of their own; the recorded graph then knows that they are independent,
+forward and, since autograd runs a backward pass on the streams of the forward pass, backward. Outside a recording
+nothing changes.
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ def scored() -> None:
     for other in _ahead.get():
         other.join()
     _scored.set(_event())
+
+
+@contextmanager
+def views_there() -> Iterator[None]:
+    """Around work that reads a view in the place of vectors and scores: what reads only those waits for it too."""
+    token = _scored.set(None)
+    try:
+        yield
+    finally:
+        _scored.reset(token)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 @triton.jit
@@ -51,6 +52,7 @@ class UnitRows(torch.autograd.Function):
         return unit
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         """(g − y (g · y) (‖x‖ + eps) / ‖x‖) / (‖x‖ + eps)."""
         unit, lengths = ctx.saved_tensors

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from torch import Tensor, nn
 
 from diptych.errors import SettingsError
-from diptych.kernels.streams import Beside, branching
+from diptych.kernels.streams import Beside, branching, views_there
 from diptych.objectives.objective import Objective
 from diptych.types import Batch, Embeddings, Features, Terms
 
@@ -91,7 +91,8 @@ class On(Objective):
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The objective's terms of these rows."""
-        return self.objective(self._seen(embeddings), batch)
+        with views_there():
+            return self.objective(self._seen(embeddings), batch)
 
     def prepare(self, batch: Batch) -> Batch:
         """Passed on."""

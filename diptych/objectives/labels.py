@@ -184,6 +184,10 @@ class Alternate(Objective):
         """The terms of the objective whose turn it is."""
         return self.current(embeddings, batch)
 
+    def prepare(self, batch: Batch) -> Batch:
+        """Passed on to the objective whose turn it is."""
+        return self.current.prepare(batch)
+
     def start_epoch(self, epoch: int) -> None:
         """Passed on to both; a resumed run reads its turn from the checkpoint."""
         self._odd_turn = None

@@ -35,6 +35,11 @@ class Objective(nn.Module):
     takes_turns = False  # whether a step may leave parameters without a gradient
     scores_only = False  # whether ``forward`` reads no view: it may then begin before the views are there
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" in vars(cls) and "scores_only" not in vars(cls):
+            cls.scores_only = False  # what a parent's ``forward`` reads says nothing of this one
+
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The named, weighted terms of this batch."""
         raise NotImplementedError

@@ -43,6 +43,7 @@ class CachedStep:
             )
         self.step, self.micro_batch = step, micro_batch
         self.turns = takes_turns(step.method.objective)
+        self.before: Batch | None = None  # the last batch: a GPU may still copy pieces of its pinned memory
 
     def __call__(self, batch: Batch) -> tuple[Embeddings, Batch, Terms]:
         """Move the model by one batch."""
@@ -68,6 +69,7 @@ class CachedStep:
         step.clip()
         step.optimizer.step()
         step.optimizer.zero_grad(set_to_none=True)
+        self.before = batch
         return embeddings.map(Tensor.detach), whole, {name: value.detach() for name, value in terms.items()}
 
     @property

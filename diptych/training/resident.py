@@ -14,6 +14,7 @@ from diptych.data.captions import Captions
 from diptych.data.columns import Column, Of
 from diptych.types import Batch
 
+BLOCK = 16_384  # rows that are read at once
 SHARE = 1 / 20  # of the GPU's free memory that columns may take
 
 
@@ -24,8 +25,7 @@ class Resident:
         for name, column in columns.items():
             column.check(name, captions.name, len(captions.images), len(captions.texts))
         self.matrices: dict[str, tuple[Tensor, Of]] = {
-            name: (torch.from_numpy(column.rows(np.arange(len(column.values)))).to(device), column.of)
-            for name, column in columns.items()
+            name: (_loaded(column, device), column.of) for name, column in columns.items()
         }
         if columns:
             self.image_of = torch.from_numpy(np.asarray(captions.image_of, np.int64)).to(device)
@@ -48,6 +48,18 @@ def divide(
         files = {}
     rest = {name: column for name, column in columns.items() if name not in files}
     return Resident(files, captions, device), rest
+
+
+def _loaded(column: Column, device: torch.device) -> Tensor:
+    """All rows on the device, without a second copy of them in the host's memory."""
+    blocks = range(0, len(column.values), BLOCK)
+    count, found = len(column.values), None
+    for start in blocks:
+        rows = torch.from_numpy(column.rows(np.arange(start, min(start + BLOCK, count))))
+        if found is None:
+            found = torch.empty(count, *rows.shape[1:], dtype=rows.dtype, device=device)
+        found[start : start + len(rows)] = rows
+    return torch.zeros(0, device=device) if found is None else found
 
 
 def _is_matrix(column: Column) -> bool:

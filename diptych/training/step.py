@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from diptych import ops
-from diptych.kernels.streams import Beside, ahead_of_scores, branching
+from diptych.kernels.streams import Beside, ahead_of_scores, branching, views_there
 from diptych.training.method import Method
 from diptych.training.optim import can_fold_clip, fold_clip
 from diptych.training.resident import Resident
@@ -128,7 +128,10 @@ class GraphedStep:
         static = batch.to(self.step.accelerator.device).map(torch.clone)
         graph = torch.cuda.CUDAGraph()
         # thread_local: the loader's threads pin memory meanwhile, which would break a global capture
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+        with (
+            views_there(),  # an event of another recording must not be waited for
+            torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
+        ):
             result = self.step(static)
         self.graphs[key] = graph, static, result
         graph.replay()
@@ -147,6 +150,8 @@ def gather_batch(batch: Batch) -> Batch:
     """Ids and targets of every process; the inputs stay those of this one, ``batch.own``."""
     if ops.processes() == 1:
         return batch
+    # in one order, for processes may hold different columns on their devices
+    batch = replace(batch, targets=dict(sorted(batch.targets.items())))
     return replace(batch.map_rows(ops.gather_rows), own=ops.own_rows(len(batch)))
 
 
