@@ -6,9 +6,10 @@
 The host reads cached EfficientNet-Lite0 cells and a BiGRU, batch 128, 1024 dimensions; teachers are Lite0 and
 all-MiniLM-L6-v2; pictures and texts are random. A step includes waiting for its batch, which ``--workers`` threads
 read ahead. The rows take turns of one step, on a GPU of fifty, timed together since training does not wait for the GPU
-after each; a busy machine slows all rows alike, and the table shows medians over the turns. Peak memory is that of the
-steps, in a process of its own per row (the GPU's where there is one; else Linux only). It fails when CUSA with a warm
-cache adds more than 3 % to the host's step. ``--tiny`` only checks that it runs.
+after each; a busy machine slows all rows alike, and the table shows medians over the turns. Rows with a live teacher
+take three turns, on a GPU of five steps. Peak memory is that of the steps, in a process of its own per row (the GPU's
+where there is one; else Linux only). It fails when CUSA with a warm cache adds more than 3 % to the host's step.
+``--tiny`` only checks that it runs.
 """
 
 from __future__ import annotations

@@ -29,6 +29,12 @@ def takes_rows(x: Tensor) -> bool:
     return fits and on_gpu(x.device) and not torch.compiler.is_compiling()
 
 
+def row_sizes(width: int) -> dict[str, int]:
+    """How a kernel that holds whole rows is launched: the next power of two, eight numbers to a thread."""
+    block = max(1 << (width - 1).bit_length(), 16)
+    return {"block": block, "num_warps": min(max(block // 256, 1), 8)}
+
+
 @cache
 def _runs(index: int) -> bool:
     # a ROCm build calls its devices cuda too; the kernels were never tried there

@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from diptych.kernels import row_sizes
+
 
 @triton.jit
 def _forward(
@@ -77,7 +79,7 @@ class Divergence(torch.autograd.Function):
         with torch.cuda.device(scores.device):
             _forward[(rows,)](
                 cosines, scores, temperature, values, moves, slopes, rows, columns, *scores.stride(), softness,
-                entropy, **_sizes(columns),
+                entropy, **row_sizes(columns),
             )  # fmt: skip
         ctx.save_for_backward(moves, slopes)
         return values.mean()
@@ -91,11 +93,6 @@ class Divergence(torch.autograd.Function):
         of_scores, of_temperature = torch.empty_like(moves), moves.new_empty(())
         with torch.cuda.device(moves.device):
             _backward[(rows + 1,)](
-                gradients[0], moves, slopes, of_scores, of_temperature, rows, columns, **_sizes(columns)
+                gradients[0], moves, slopes, of_scores, of_temperature, rows, columns, **row_sizes(columns)
             )
         return None, of_scores, of_temperature, None, None
-
-
-def _sizes(columns: int) -> dict[str, int]:
-    block = max(triton.next_power_of_2(columns), 16)
-    return {"block": block, "num_warps": min(max(block // 256, 1), 8)}

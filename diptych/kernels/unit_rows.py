@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from diptych.kernels import row_sizes
+
 
 @triton.jit
 def _forward(values, unit, lengths, width, eps, block: tl.constexpr):
@@ -46,7 +48,7 @@ class UnitRows(torch.autograd.Function):
         unit, lengths = torch.empty_like(x), x.new_empty(x.shape[:-1])
         if x.numel():
             with torch.cuda.device(x.device):
-                _forward[(lengths.numel(),)](x, unit, lengths, width, eps, **_sizes(width))
+                _forward[(lengths.numel(),)](x, unit, lengths, width, eps, **row_sizes(width))
         ctx.save_for_backward(unit, lengths)
         ctx.eps = eps
         return unit
@@ -61,11 +63,6 @@ class UnitRows(torch.autograd.Function):
         if unit.numel():
             with torch.cuda.device(unit.device):
                 _backward[(lengths.numel(),)](
-                    gradient, unit, lengths, result, width, ctx.eps, **_sizes(width)
+                    gradient, unit, lengths, result, width, ctx.eps, **row_sizes(width)
                 )
         return result, None
-
-
-def _sizes(width: int) -> dict[str, int]:
-    block = max(triton.next_power_of_2(width), 16)
-    return {"block": block, "num_warps": min(max(block // 256, 1), 8)}
