@@ -44,7 +44,7 @@ from diptych.errors import DataError, IndexFault, QueryError, SettingsError, Sto
 from diptych.index.embedded.index import EmbeddedIndex
 from diptych.index.opening import shown
 from diptych.index.postgres import database
-from diptych.index.postgres.index import PostgresIndex
+from diptych.index.postgres.index import LEAST_EF, PostgresIndex
 from diptych.index.protocol import Item
 
 names = itertools.count()
@@ -223,21 +223,21 @@ def test_an_approximate_index_answers_what_is_not_filtered(url: str) -> None:
 
 
 def test_removed_items_do_not_crowd_out_the_rest(url: str) -> None:
-    rng = np.random.default_rng(3)
-    vectors = rng.normal(size=(600, DIM)).astype(np.float32)
+    rng, count = np.random.default_rng(3), 4 * LEAST_EF
+    vectors = rng.normal(size=(count, DIM)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     with PostgresIndex.create(url, DIM) as index:
         execute(index, f"ALTER TABLE {index._database.index}.vectors SET (autovacuum_enabled = off)")
-        index.add([Item(f"i{n}", "image") for n in range(600)], vectors)
+        index.add([Item(f"i{n}", "image") for n in range(count)], vectors)
         index.build_graph("image")
-        nearest = index.search(vectors[0], 150, kind="image", exact=True).ids
+        nearest = index.search(vectors[0], LEAST_EF + 50, kind="image", exact=True).ids
         index.delete(nearest)
         alike, far = index.search_many(np.stack([vectors[0], -vectors[0]]), 10, kind="image")
         same(alike, index.search(vectors[0], 10, kind="image", exact=True))
         assert len(alike) == len(far) == 10
         assert alike.exact
         assert not far.exact  # only what came up short is asked again
-        index.delete([f"i{n}" for n in range(600) if f"i{n}" not in alike.ids[:3]])
+        index.delete([f"i{n}" for n in range(count) if f"i{n}" not in alike.ids[:3]])
         assert set(index.search(vectors[0], 10, kind="image").ids) == set(alike.ids[:3])
 
 

@@ -41,7 +41,7 @@ from diptych.index.protocol import (
 )
 from diptych.progress import track
 
-LEAST_EF, MAX_EF = 100, 1000  # candidates an HNSW search keeps; the second is pgvector's limit
+LEAST_EF, MAX_EF = 250, 1000  # candidates an HNSW search keeps; the second is pgvector's limit
 
 
 class PostgresIndex(Engine):
