@@ -98,9 +98,11 @@ class _GatherRows(torch.autograd.Function):
         return total[start : start + ctx.rows]
 
 
-def xavier_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+def xavier_linear(
+    inputs: int, outputs: int, bias: bool = True, kind: type[nn.Linear] = nn.Linear
+) -> nn.Linear:
     """A linear layer that starts with Xavier-uniform weights and a bias of zero."""
-    layer = nn.Linear(inputs, outputs, bias=bias)
+    layer = kind(inputs, outputs, bias=bias)
     nn.init.xavier_uniform_(layer.weight)
     if bias:
         nn.init.zeros_(layer.bias)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from diptych import ops
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.columns import Column
@@ -85,18 +84,3 @@ def test_a_column_of_other_data_is_refused(tmp_path: Path) -> None:
     column, _ = saved(tmp_path, "teacher_text", 5, 7)
     with pytest.raises(DataError, match="target 'teacher_text' has 5 rows for 6 texts"):
         Resident({"teacher_text": column}, captions(), CPU)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU")
-@pytest.mark.parametrize("shape", [(128, 1024), (5, 7), (3, 4, 300), (1, 1), (0, 16), (6, 8192), (6, 9000)])
-def test_unit_rows_on_a_gpu(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    start, gradient = torch.randn(shape).cuda(), torch.randn(shape).cuda()
-    start[1:2] = 0
-    found = []
-    for dtype in (torch.float32, torch.float64):
-        x = start.to(dtype).requires_grad_()
-        y = ops.unit(x)
-        found.append((y, *torch.autograd.grad(y, x, gradient.to(dtype))))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)

@@ -67,7 +67,7 @@ class UniModalHeads(Branch):
 
 
 class _Head(nn.Linear):
-    """A linear layer that adds its bias apart: for a batch, cuBLAS takes thrice as long with a bias of its own."""
+    """A linear layer that adds its bias apart: with the bias in it, cuBLAS takes twice as long for a float32 batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight) + self.bias
@@ -79,10 +79,8 @@ def _seen(head: nn.Module, aggregator: Aggregator | None, vector: Tensor, featur
 
 
 def _head(width: int, dim: int, layer_norm: bool) -> nn.Module:
+    if not layer_norm:
+        return ops.xavier_linear(width, dim, kind=_Head)
     head = _Head(width, dim)
-    if layer_norm:
-        nn.init.normal_(head.weight, std=SPREAD)
-        return nn.Sequential(nn.LayerNorm(width), head)
-    nn.init.xavier_uniform_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
+    nn.init.normal_(head.weight, std=SPREAD)
+    return nn.Sequential(nn.LayerNorm(width), head)

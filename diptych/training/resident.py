@@ -52,9 +52,8 @@ def divide(
 
 def _loaded(column: Column, device: torch.device) -> Tensor:
     """All rows on the device, without a second copy of them in the host's memory."""
-    blocks = range(0, len(column.values), BLOCK)
     count, found = len(column.values), None
-    for start in blocks:
+    for start in range(0, count, BLOCK):
         rows = torch.from_numpy(column.rows(np.arange(start, min(start + BLOCK, count))))
         if found is None:
             found = torch.empty(count, *rows.shape[1:], dtype=rows.dtype, device=device)

@@ -1,4 +1,4 @@
-"""Row kernels in Triton's interpreter, which needs no GPU: ``pip install triton`` beside the CPU build of torch."""
+"""Row kernels on a GPU; without one in Triton's interpreter (``pip install triton`` beside the CPU build of torch)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import torch
 from diptych import ops
 from diptych.objectives.soft_labels import divergence
 
-pytestmark = [
-    pytest.mark.skipif(
-        find_spec("triton") is None or torch.cuda.is_available(),
-        reason="needs Triton, and no GPU, where the kernels are tested as they are",
-    ),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy computes what a mask leaves out
-]
+# numpy computes what a mask leaves out
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+interpreted = pytest.mark.skipif(
+    find_spec("triton") is None or torch.cuda.is_available(),
+    reason="needs Triton, and no GPU, where the kernels are tested as they are",
+)
 
 
 @pytest.fixture
@@ -29,6 +28,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda name: import_module(f"diptych.kernels.{name}")
 
 
+@interpreted
 @pytest.mark.parametrize("shape", [(12, 100), (5, 7), (3, 4, 30), (1, 1), (0, 16), (2, 1024)])
 def test_unit_rows(kernel: Any, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -41,6 +41,7 @@ def test_unit_rows(kernel: Any, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(one.double(), other.double(), rtol=1e-5, atol=1e-6)
 
 
+@interpreted
 @pytest.mark.parametrize("kind", ["kl", "ce"])
 @pytest.mark.parametrize("count", [1, 5, 40, 130])
 def test_divergence(kernel: Any, count: int, kind: Any) -> None:
@@ -59,8 +60,24 @@ def test_divergence(kernel: Any, count: int, kind: Any) -> None:
             torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
 
 
+@interpreted
 def test_cosines_of_other_pairs_are_refused(kernel: Any) -> None:
     with pytest.raises(ValueError, match=r"cosines \(2, 2\) for scores \(3, 3\)"):
         kernel("soft_labels").Divergence.apply(
             torch.ones(2, 2), torch.ones(3, 3), torch.tensor(1.0), 1.0, True
         )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU")
+@pytest.mark.parametrize("shape", [(128, 1024), (5, 7), (3, 4, 300), (1, 1), (0, 16), (6, 8192), (6, 9000)])
+def test_unit_rows_on_a_gpu(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    start, gradient = torch.randn(shape).cuda(), torch.randn(shape).cuda()
+    start[1:2] = 0
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        x = start.to(dtype).requires_grad_()
+        y = ops.unit(x)
+        found.append((y, *torch.autograd.grad(y, x, gradient.to(dtype))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
