@@ -3,26 +3,47 @@
 uvicorn counts every open connection and refuses requests beyond a number: a few hundred clients that connect and stay
 silent shut everybody out. Here only requests are refused beyond a number; a silent connection is closed after a while,
 and at once when there are too many, the oldest first.
+
+The event loop that answers everybody also parses what clients send, at a cost per event, not per byte: one read of
+256 KB may hold 40,000 chunks. So each turn of the loop parses a few events of one connection, a body has a limit of
+small chunks, and what follows an early answer is dropped without being parsed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections import deque
+from typing import Any, ClassVar, NoReturn
+from weakref import WeakKeyDictionary
 
+import h11
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from diptych.web.replies import failure
 
 CONNECTIONS = 512  # open at once, silent ones included
 SILENCE = 15.0  # seconds in which the head of a request must have come
 DEAFNESS = 30.0  # seconds in which a client must take something of its answer
+EVENTS = 64  # heads, chunks and ends that one turn of the event loop parses
+CHUNKS = 10_000  # small ones in one body
+SMALL = 1_000  # bytes of a chunk; larger ones are not counted
+HEADERS = 200  # of one request
 
 
 class PatientProtocol(H11Protocol):
     """HTTP/1.1 that waits for nobody for ever."""
 
+    conn: _Parser
+    flow: _Flow
+    _queues: ClassVar[WeakKeyDictionary[ServerState, _Queue]] = WeakKeyDictionary()
+
     def connection_made(self, transport: Any) -> None:
         """Make room for a new connection."""
         super().connection_made(transport)
+        self.conn, self.flow = _Parser(self.config.h11_max_incomplete_event_size), _Flow(transport)
+        self._drops = False
         self._waiting: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
         self._wait(SILENCE)
@@ -40,12 +61,44 @@ class PatientProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Let the clock run on until a whole head has come, a byte at a time or not."""
+        if self._drops:
+            return
         super().data_received(data)
         if not self.is_silent:
             self._wait(None)
 
+    def handle_events(self) -> None:
+        """Parse a few events now and the others, before anything more is read, when it is this connection's turn."""
+        if self._drops or self.transport.is_closing():
+            return
+        self.flow.let_go()
+        self.conn.left = EVENTS
+        super().handle_events()
+        if self.conn.left == 0 and not self._drops:
+            self.flow.hold()
+            self._queues.setdefault(self.server_state, _Queue(self.loop)).add(self)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be parsed."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is on its way
+            self.transport.close()
+            return
+        answer = failure(*self.conn.refusal)
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        start = h11.Response(status_code=answer.status_code, headers=headers)
+        for event in (start, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        if self.cycle is not None:
+            self.cycle.disconnected = self.cycle.response_complete = True
+            self.cycle.message_event.set()
+        self._drop()
+
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request."""
+        """Begin to wait for the next request, or part with a client that has not finished this one."""
+        if self.cycle.more_body and not self.transport.is_closing():
+            self.server_state.total_requests += 1
+            self._drop()
+            return
         super().on_response_complete()
         self._since = self.loop.time()
         if not self.transport.is_closing() and self.is_silent and self._waiting is None:
@@ -58,7 +111,7 @@ class PatientProtocol(H11Protocol):
 
     def resume_writing(self) -> None:
         """It took something."""
-        self._wait(None)
+        self._wait(DEAFNESS if self._drops else None)
         super().resume_writing()
 
     @property
@@ -66,7 +119,93 @@ class PatientProtocol(H11Protocol):
         """Whether no request is being answered or read."""
         return self.cycle is None or self.cycle.response_complete
 
+    def _drop(self) -> None:
+        """Say that nothing follows, and drop what still comes: a client may read its answer only once it sent all."""
+        self._drops = True
+        self.flow.let_go()
+        self.flow.resume_reading()
+        self._wait(DEAFNESS)
+        try:
+            self.transport.write_eof()
+        except OSError:  # it has left
+            self.transport.abort()
+
     def _wait(self, seconds: float | None) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
         self._waiting = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
+
+class _Parser(h11.Connection):
+    """h11 that rests after a number of events, and refuses a body of many small chunks."""
+
+    def __init__(self, longest: int | None) -> None:
+        super().__init__(h11.SERVER, *(() if longest is None else (longest,)))
+        self.left, self._chunks = EVENTS, 0
+        self.refusal = 400, "the request is not valid HTTP, or its head is too long: send HTTP/1.1, or less."
+
+    def next_event(self) -> Any:
+        """The next event, or that there is none for now."""
+        if self.left == 0:
+            return h11.NEED_DATA
+        event = super().next_event()
+        if event is h11.NEED_DATA or event is h11.PAUSED:
+            return event
+        self.left -= 1
+        if isinstance(event, h11.Request):
+            self._chunks = 0
+            if len(event.headers) > HEADERS:
+                self._refuse(400, f"the request has more than {HEADERS} headers: send fewer.")
+        elif (
+            isinstance(event, h11.Data) and event.chunk_start and event.chunk_end and len(event.data) < SMALL
+        ):
+            self._chunks += 1
+            if self._chunks > CHUNKS:
+                self._refuse(
+                    413,
+                    f"the body has more than {CHUNKS} chunks of less than {SMALL} bytes: send larger ones.",
+                )
+        return event
+
+    def _refuse(self, status: int, sentence: str) -> NoReturn:
+        self.refusal = status, sentence
+        raise h11.RemoteProtocolError(sentence)
+
+
+class _Flow(FlowControl):
+    """Does not read on, whoever asks, while there is something to parse."""
+
+    _held = False
+
+    def hold(self) -> None:
+        self.pause_reading()
+        self._held = True
+
+    def let_go(self) -> None:
+        if self._held:
+            self._held = False
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self._held:
+            super().resume_reading()
+
+
+class _Queue:
+    """Connections with more to parse: each turn of the event loop is one's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._waiting = loop, deque[PatientProtocol]()
+
+    def add(self, one: PatientProtocol) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self._turn)
+        self._waiting.append(one)
+
+    def _turn(self) -> None:
+        try:
+            self._waiting[0].handle_events()  # which may add it again
+        finally:
+            self._waiting.popleft()
+            if self._waiting:
+                self._loop.call_soon(self._turn)
