@@ -8,8 +8,10 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,11 +19,13 @@ from uuid import uuid4
 
 from safetensors import SafetensorError
 
-from diptych.errors import StorageError
+from diptych.errors import DiptychError, StorageError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (also on BSD), a pipe, a folder
+NAME_SHOWN = 80  # characters of a refused name in a message
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
 
 
@@ -163,6 +167,65 @@ def _sync_all(folder: Path) -> None:
         if path.is_file() and not path.is_symlink():
             path.chmod(mode)
         sync(path)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The files of one kind of folder, which may come from a stranger: fixed names, plain files, no links.
+
+    A name that was read from a file becomes a path by ``path`` and by nothing else. The folder itself may be reached
+    through a link. ``fault`` is the error of this kind of folder, ``remedy`` the end of its sentence.
+    """
+
+    names: re.Pattern[str]
+    fault: type[DiptychError]
+    remedy: str
+
+    def path(self, folder: Path, name: object) -> Path:
+        """The path of the file that something below the folder calls ``name``; it need not be there."""
+        if not isinstance(name, str) or not self.names.fullmatch(name):
+            shown = ascii(name)
+            shown = shown if len(shown) <= NAME_SHOWN else f"{shown[:NAME_SHOWN]}…"
+            raise self.fault(f"{folder} refers to a file {shown}, which is not one of its own: {self.remedy}")
+        self.check(folder / name)
+        return folder / name
+
+    def check(self, path: Path) -> None:
+        """Raise when something other than a plain file has this name."""
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(mode):
+            raise self._not_plain(path)
+
+    def open(self, path: Path, flags: int = os.O_RDONLY) -> int:
+        """A descriptor of a plain file, opened relative to its folder and through no link.
+
+        Where the system cannot do that, what is there is checked just before it is opened.
+        """
+        self.check(path)
+        flags |= getattr(os, "O_BINARY", 0)
+        try:
+            if os.open not in os.supports_dir_fd or not hasattr(os, "O_NOFOLLOW"):
+                handle = os.open(path, flags, 0o666)
+            else:
+                folder = os.open(path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
+                try:  # a pipe that came since the check is not waited for
+                    handle = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=folder)
+                finally:
+                    os.close(folder)
+        except OSError as error:
+            if error.errno in NOT_PLAIN:
+                raise self._not_plain(path) from error
+            raise
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise self._not_plain(path)
+        return handle
+
+    def _not_plain(self, path: Path) -> DiptychError:
+        return self.fault(f"{path} is a link, a pipe, a device or a folder, not a plain file: {self.remedy}")
 
 
 def parse_json(data: str | bytes) -> Any:

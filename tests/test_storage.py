@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
-from diptych.errors import StorageError
-from diptych.storage import recover_folder, replace_folder, storing, write_text
+from diptych.errors import DataError, StorageError
+from diptych.storage import Entries, recover_folder, replace_folder, storing, write_text
 
 
 def fill(folder: Path, text: str) -> None:
@@ -144,3 +146,63 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="in the way"):
         write_text(tmp_path, "x")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+# ---------------------------------------------------------------------- entries of a folder from a stranger
+
+ENTRIES = Entries(re.compile(r"rows-[0-9]+"), DataError, "copy it again.")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "..", "../rows-1", "/rows-1", "rows-1/", "rows-1\n", "Rows-1", b"rows-1", None]
+)
+def test_a_name_of_no_entry_is_refused(name: object, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="which is not one of its own: copy it again"):
+        ENTRIES.path(tmp_path, name)
+    assert ENTRIES.path(tmp_path, "rows-1") == tmp_path / "rows-1"
+
+
+@pytest.mark.parametrize(
+    "flags", [os.O_RDONLY, os.O_RDWR | os.O_CREAT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC]
+)
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
+def test_only_plain_files_are_opened(
+    kind: str, late: bool, flags: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``late``: it came after the check."""
+    path, outside = tmp_path / "rows-1", tmp_path / "outside"
+    if kind != "dangling link":
+        outside.write_text("mine")
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(outside)
+    if late:
+        monkeypatch.setattr(Entries, "check", lambda self, path: None)
+    with pytest.raises(DataError, match="rows-1 is a link, a pipe, a device or a folder"):
+        ENTRIES.open(path, flags)
+    assert outside.exists() == (kind != "dangling link")
+    assert not outside.exists() or outside.read_text() == "mine"
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_plain_files_are_opened_with_or_without_the_calls(
+    able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    if not able:
+        monkeypatch.setattr(os, "supports_dir_fd", set())
+    path = ENTRIES.path(tmp_path / "link", "rows-1")
+    with pytest.raises(FileNotFoundError):
+        ENTRIES.open(path)
+    with os.fdopen(ENTRIES.open(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        file.write(b"rows")
+    with os.fdopen(ENTRIES.open(path), "rb") as file:
+        assert file.read() == b"rows"
+    (tmp_path / "real" / "rows-2").symlink_to(path)
+    with pytest.raises(DataError, match="rows-2 is a link"):
+        ENTRIES.open(tmp_path / "link" / "rows-2")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from diptych.errors import MissingExtra, SettingsError, StorageError
 from diptych.index import coding
 from diptych.index.embedded.code_table import SUFFIX, CodeTable
 from diptych.index.embedded.scan import MARGIN, fetch, scan
-from diptych.index.embedded.segments import ROW_BITS, RowLayout, checksum
+from diptych.index.embedded.segments import FILES, ROW_BITS, RowLayout, checksum
 from diptych.index.embedded.state import Graph, RowNumbers, Segment, Selection, State
 from diptych.index.embedded.writing import Moves
 from diptych.index.protocol import Kind, Vectors
@@ -132,7 +131,7 @@ class Graphs:
 
     def _view(self, graph: Graph) -> Any:
         """A graph, memory-mapped and kept open; None when its file is gone or damaged."""
-        path = self.folder / graph.file
+        path = FILES.path(self.folder, graph.file)
         with self._lock:
             try:
                 if path.stat().st_size != graph.size:
@@ -155,14 +154,14 @@ class Graphs:
         """A graph in memory, to be changed; an empty one for None."""
         loaded = CodeTable(self.layout.dimension) if codes else _new_graph(self.layout.dimension)
         if graph is not None:
-            loaded.load(str(self.folder / graph.file))
+            loaded.load(str(FILES.path(self.folder, graph.file)))
         return loaded
 
     def _saved(self, graph: Any, state: State, kind: Kind, covers: dict[int, int]) -> Graph:
         """Write a graph to a new file and sync it."""
         # no graph was recorded at this generation yet, for recording one ends it
         suffix = SUFFIX if isinstance(graph, CodeTable) else ".usearch"
-        path = self.folder / f"graph-{state.generation:06d}-{kind}{suffix}"
+        path = FILES.path(self.folder, f"graph-{state.generation:06d}-{kind}{suffix}")
         with storing(path):
             try:
                 graph.save(str(path))
@@ -172,9 +171,7 @@ class Graphs:
                     f"the disk is full or failing while saving {path} ({error}): free some space and run again; "
                     "what was saved is intact."
                 ) from error
-            handle = os.open(path, os.O_RDONLY)
-            os.fsync(handle)
-            os.close(handle)
+            sync(path)
             sync(self.folder)
         size = path.stat().st_size
         return Graph(kind, path.name, len(graph), size, covers, checksum(path, 0, size) or 0)

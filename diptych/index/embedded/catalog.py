@@ -18,15 +18,15 @@ from diptych.errors import IndexFault, StorageError
 from diptych.index import deadline
 from diptych.index.embedded import checksums
 from diptych.index.embedded.known_columns import record_columns
+from diptych.index.embedded.segments import FILES
 from diptych.index.metadata import record
 from diptych.index.protocol import Item
 
 FILE = "index.db"
 FORMAT = 2  # version of the index folder; raised when an old folder can no longer be read
 _ANEW = "copy the whole index again, or index the collection again."
-STEPS = (
-    1_000_000  # of SQLite's machine between two looks at the clock, each of which waits for the interpreter
-)
+# steps of SQLite's machine between two looks at the clock, each of which waits for the interpreter
+STEPS = 1_000_000
 PATIENCE = 30  # seconds that a connection waits for a lock
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -205,13 +205,15 @@ class Catalog:
 
 
 def check_present(folder: Path) -> None:
-    """Raise when a folder is not an index at all."""
+    """Raise when a folder is not an index at all, or its database is not plain files."""
     if not (folder / FILE).is_file():
         why = f"no {FILE}" if folder.is_dir() else "no such folder"
         raise IndexFault(
             f"{folder} is not an index ({why}): give the folder that 'diptych index' wrote, "
             "or index a collection there."
         )
+    for end in ("", "-wal", "-shm", "-journal"):
+        FILES.check(folder / f"{FILE}{end}")
 
 
 def replaced(folder: Path) -> IndexFault:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from diptych.codes import WORD, Codes, hamming, nearest
 from diptych.index.coding import Coder, code_bits
+from diptych.index.embedded.segments import FILES
 from diptych.index.protocol import Vectors
 
 SUFFIX = ".codes"
@@ -71,14 +73,15 @@ class CodeTable:
         """Write everything to a file."""
         mean = np.zeros(0, np.float32) if self.mean is None else self.mean
         facts = np.array([_FORMAT, self.dimension], np.int64)
-        with open(path, "wb") as file:
+        handle = FILES.open(Path(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with os.fdopen(handle, "wb") as file:
             for array in (facts, mean, self.rotation, self.keys, np.ascontiguousarray(self._codes.T)):
                 np.lib.format.write_array(file, array, allow_pickle=False)
 
     def load(self, path: str) -> None:
         """Read what ``save`` wrote; a file of anything else is a ``RuntimeError``."""
         try:
-            with Path(path).open("rb") as file:
+            with os.fdopen(FILES.open(Path(path)), "rb") as file:
                 facts, mean, rotation, keys, codes = (_read(file) for _ in range(5))
         except (ValueError, OSError, EOFError) as error:
             raise RuntimeError(f"{path} holds no codes ({error})") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,12 +22,19 @@ from numpy.typing import NDArray
 from diptych.errors import IndexFault, SettingsError
 from diptych.index import deadline
 from diptych.index.protocol import Precision, Vectors
-from diptych.storage import storing, sync
+from diptych.storage import Entries, storing, sync
 
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
 SEGMENT_BYTES = 1 << 29  # a full segment: half a gigabyte, so that compaction rewrites little at a time
 _ANEW = "copy the whole index again, or index the collection again."
 _SUFFIX = {"float32": "f32", "float16": "f16", "binary": "b1"}
+FILES = Entries(  # every name that an index has ever given a file of vectors or an approximate index
+    re.compile(
+        r"vectors-[0-9]{6,19}-(image|text)\.(f32|f16|b1)|graph-[0-9]{6,19}-(image|text)\.(usearch|codes)"
+    ),
+    IndexFault,
+    "do not use this index unless you know who changed it; copy the whole index again, or index the collection again.",
+)
 _STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
@@ -91,7 +99,7 @@ def append(path: Path, layout: RowLayout, committed: int, rows: NDArray[Any]) ->
     """
     data = np.ascontiguousarray(rows).view(np.uint8).reshape(-1).data
     with storing(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = FILES.open(path, os.O_RDWR | os.O_CREAT)
         try:
             os.ftruncate(handle, committed * layout.row_bytes)
             view, at = data, committed * layout.row_bytes
@@ -111,16 +119,15 @@ def attach(path: Path, layout: RowLayout, rows: int) -> Mapped:
     if rows == 0:
         return Mapped(np.zeros((0, layout.width), layout.dtype), None)
     try:
-        file = path.open(
-            "rb"
-        )  # measured and mapped through one handle: compaction may unlink the name meanwhile
+        # measured and mapped through one handle: compaction may unlink the name meanwhile
+        handle = FILES.open(path)
     except FileNotFoundError:
         raise IndexFault(
             f"{path.parent} is incomplete: {path.name} is missing; copy the whole index again, "
             "or index the collection again."
         ) from None
-    with file:
-        size = os.fstat(file.fileno()).st_size
+    with os.fdopen(handle, "rb") as file:
+        size = os.fstat(handle).st_size
         if size < rows * layout.row_bytes:
             raise cut_short(path, size, rows * layout.row_bytes)
         # private pages of a file opened for reading: torch wants writable memory, the file stays untouched
@@ -198,10 +205,10 @@ def cut_short(path: Path, size: int, wanted: int) -> IndexFault:
 def checksum(path: Path, start: int, size: int) -> int | None:
     """The checksum of ``size`` bytes as they are on disk now; None when the file is gone or ends before."""
     try:
-        file = path.open("rb")
+        handle = FILES.open(path)
     except FileNotFoundError:
         return None
-    with file:
+    with os.fdopen(handle, "rb") as file:
         file.seek(start)
         crc = 0
         while size:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from diptych.index.embedded.catalog import replaced
 from diptych.index.embedded.checksums import damaged, slot_sum, small_digest
-from diptych.index.embedded.segments import ROW_BITS, Blocks, Mapped, RowLayout, attach
+from diptych.index.embedded.segments import FILES, ROW_BITS, Blocks, Mapped, RowLayout, attach
 from diptych.index.protocol import Kind
 
 RowNumbers = NDArray[np.int64]
@@ -132,9 +132,10 @@ def read_state(
     for number, kind, rows, file in db.execute(
         "SELECT number, kind, rows, file FROM segments ORDER BY number"
     ):
+        path = FILES.path(folder, file)
         old = known.get(number)
         whole = old is not None and len(old) == rows
-        mapped = old.mapped if old is not None and whole else attach(folder / file, layout, rows)
+        mapped = old.mapped if old is not None and whole else attach(path, layout, rows)
         fresh = dead[dead >> ROW_BITS == number] & ((1 << ROW_BITS) - 1)
         gone = old.gone if old is not None else fresh[:0]
         if len(fresh):
@@ -142,7 +143,7 @@ def read_state(
         if old is None or mapped is not old.mapped or gone is not old.gone:
             blocks = old.blocks if old is not None and whole else None
             if blocks is None:
-                blocks = Blocks(folder / file, layout, mapped, None if old is None else old.blocks)
+                blocks = Blocks(path, layout, mapped, None if old is None else old.blocks)
                 found = (
                     "SELECT start, rows, checksum FROM blocks WHERE segment = ? AND start >= ? ORDER BY start"
                 )
@@ -150,10 +151,14 @@ def read_state(
                 blocks.extend(db.execute(found, (number, have)).fetchall())
             old = Segment(number, kind, file, layout, mapped, blocks, gone)
         segments.append(old)
-    graphs = tuple(
-        Graph(kind, file, rows, size, {int(k): v for k, v in json.loads(covers).items()}, checksum)
-        for kind, file, rows, size, covers, checksum in db.execute(
-            "SELECT kind, file, rows, size, covers, checksum FROM graphs"
-        )
-    )
-    return State(generation, epoch, tuple(segments), last, total, graphs)
+    return State(generation, epoch, tuple(segments), last, total, _read_graphs(db, folder))
+
+
+def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:
+    graphs = []
+    query = "SELECT kind, file, rows, size, covers, checksum FROM graphs"
+    for kind, file, rows, size, covers, checksum in db.execute(query):
+        name = FILES.path(folder, file).name
+        covered = {int(number): count for number, count in json.loads(covers).items()}
+        graphs.append(Graph(kind, name, rows, size, covered, checksum))
+    return tuple(graphs)

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from diptych.errors import DiptychError, IndexFault, SettingsError
 from diptych.index.embedded import catalog, checksums
 from diptych.index.embedded.catalog import Catalog
-from diptych.index.embedded.segments import RowLayout
+from diptych.index.embedded.segments import FILES, RowLayout
 from diptych.index.embedded.state import State, read_state
 from diptych.index.engine import new_facts
 from diptych.index.protocol import PRECISIONS, Precision
@@ -112,7 +112,7 @@ class Store:
         """Delete files that the committed state no longer refers to."""
         self._state = None
         for name in files:
-            (self.path / name).unlink(missing_ok=True)
+            FILES.path(self.path, name).unlink(missing_ok=True)
 
     def shrink(self) -> None:
         """Give the space of removed rows in the catalog back to the file system."""
@@ -124,7 +124,7 @@ class Store:
         total = 0
         for file in self.path.iterdir():
             with suppress(FileNotFoundError):  # compaction may take one away meanwhile
-                total += 0 if file.name.endswith(("-wal", "-shm")) else file.stat().st_size
+                total += 0 if file.name.endswith(("-wal", "-shm")) else file.lstat().st_size
         return total
 
     def close(self) -> None:
@@ -141,18 +141,22 @@ class Store:
         """Delete files and rows that no committed state refers to: the remains of an unfinished operation."""
         kept = {s.file for s in state.segments} | {graph.file for graph in state.graphs}
         found = [*self.path.glob("vectors-*"), *self.path.glob("graph-*")]
-        self.drop([file.name for file in found if file.name not in kept])
+        self.drop([file.name for file in found if FILES.names.fullmatch(file.name) and file.name not in kept])
         for segment in state.segments:
-            file, size = self.path / segment.file, len(segment) * self.layout.row_bytes
-            if file.stat().st_size > size:
-                os.truncate(file, size)
+            file, size = FILES.path(self.path, segment.file), len(segment) * self.layout.row_bytes
+            if file.exists() and file.stat().st_size > size:
+                handle = FILES.open(file, os.O_RDWR)
+                try:
+                    os.ftruncate(handle, size)
+                finally:
+                    os.close(handle)
 
 
 def _take_lock(path: Path) -> FileLock:
     catalog.check_present(path)  # before a lock is left in a folder that is not an index
-    lock = FileLock(
-        path / LOCK, thread_local=False
-    )  # an index may be closed by another thread than opened it
+    FILES.check(path / LOCK)
+    # an index may be closed by another thread than opened it
+    lock = FileLock(path / LOCK, thread_local=False)
     with storing(path):
         try:
             lock.acquire(timeout=0)

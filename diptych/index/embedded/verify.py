@@ -7,7 +7,7 @@ from pathlib import Path
 
 from diptych.errors import IndexFault
 from diptych.index.embedded import catalog, checksums
-from diptych.index.embedded.segments import RowLayout, checksum, slot_of
+from diptych.index.embedded.segments import FILES, RowLayout, checksum, slot_of
 from diptych.index.embedded.state import State
 from diptych.index.protocol import KINDS
 from diptych.progress import track
@@ -21,7 +21,11 @@ def verify(
         f"the catalog is damaged: {row[0]}." for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"
     ]
     for segment in track(state.segments, "segments of vectors", None, show_progress):
-        faults += _blocks(db, folder / segment.file, layout, segment.number, len(segment))
+        try:
+            path = FILES.path(folder, segment.file)
+            faults += _blocks(db, path, layout, segment.number, len(segment))
+        except IndexFault as error:
+            faults.append(str(error))
         span = (slot_of(segment.number, 0), slot_of(segment.number, len(segment)))
         items = _count(db, "SELECT count(*) FROM items WHERE slot >= ? AND slot < ?", span)
         if items != segment.alive:
@@ -40,7 +44,11 @@ def verify(
         if words != state.count(kind):
             faults.append(f"the full text covers {words} of {state.count(kind)} {kind} items.")
     for file, size, expected in db.execute("SELECT file, size, checksum FROM graphs"):
-        path = folder / file
+        try:
+            path = FILES.path(folder, file)
+        except IndexFault as error:
+            faults.append(str(error))
+            continue
         if not path.is_file() or path.stat().st_size != size:
             faults.append(f"the approximate index {file} is missing or cut short: build it again.")
         elif checksum(path, 0, size) != expected:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from diptych.index.embedded import catalog, checksums
-from diptych.index.embedded.segments import ROW_BITS, RowLayout, append, slot_of
+from diptych.index.embedded.segments import FILES, ROW_BITS, RowLayout, append, slot_of
 from diptych.index.embedded.state import RowNumbers, Segment, State
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
 from diptych.progress import track
@@ -101,7 +101,7 @@ def _append(
             last = _new_segment(db, layout, kind)
         number, committed, file = last
         piece = packed[: layout.capacity - committed]
-        checksum = append(folder / file, layout, committed, piece)
+        checksum = append(FILES.path(folder, file), layout, committed, piece)
         db.execute("INSERT INTO blocks VALUES (?, ?, ?, ?)", (number, committed, len(piece), checksum))
         db.execute("UPDATE segments SET rows = rows + ? WHERE number = ?", (len(piece), number))
         slots.append(range(slot_of(number, committed), slot_of(number, committed + len(piece))))
