@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from diptych.encoders.feature_file import FeatureFile
+from diptych.encoders.feature_pack import FeaturePack
+from diptych.evaluation import score_matrix
+from diptych.index.opening import create_index
+from diptych.index.protocol import Index, Item
 from diptych.recipes import RECIPES
 from diptych.runs.train import seed_everything
+from diptych.training.log import Log
+from diptych.vectors.files import open_vectors
 
-__all__ = ["RECIPES", "seed_everything"]
+__all__ = [
+    "RECIPES", "FeatureFile", "FeaturePack", "Index", "Item", "Log", "create_index", "open_vectors", "score_matrix",
+    "seed_everything",
+]  # fmt: skip
