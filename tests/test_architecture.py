@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "diptych"
-TABLE = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+PACKAGE = Path(__file__).parent.parent / "src" / "diptych"
+TABLE = (PACKAGE.parent.parent / "docs" / "architecture.md").read_text("utf-8")
 ORDER = [
     name
     for line in TABLE.splitlines()

@@ -219,7 +219,7 @@ def defined(path: Path) -> dict[str, ast.AST]:
 
 
 def located(name: str) -> Path | None:
-    places = [folder / name for folder in (ROOT, ROOT / "diptych", ROOT / "tests", ROOT / "docs")]
+    places = [folder / name for folder in (ROOT, ROOT / "src" / "diptych", ROOT / "tests", ROOT / "docs")]
     return next((place for place in places if place.is_file()), None)
 
 
@@ -259,7 +259,7 @@ def test_methods_name_enough() -> None:
 def test_arguments_named_in_methods_exist() -> None:
     """``Contrast(stop_gradient=False)``: there is such a class or function, and it takes such an argument."""
     takes: dict[str, set[str]] = {}
-    for path in (ROOT / "diptych").rglob("*.py"):
+    for path in (ROOT / "src" / "diptych").rglob("*.py"):
         for name, node in defined(path).items():
             if isinstance(node, ast.FunctionDef):
                 arguments = {a.arg for a in [*node.args.args, *node.args.kwonlyargs]}
@@ -275,7 +275,7 @@ def test_arguments_named_in_methods_exist() -> None:
 def test_the_architecture_names_every_module() -> None:
     described = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     tops = [
-        p.name for p in (ROOT / "diptych").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()
+        p.name for p in (ROOT / "src" / "diptych").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()
     ]
     missing = [
         t for t in tops if not t.startswith("__") and f"`{t}`" not in described and f"`{t}/`" not in described
@@ -371,7 +371,7 @@ def test_what_is_made_from_the_code_is_up_to_date() -> None:
     ],
 )
 def test_messages_are_quoted_as_they_are(module: str, phrase: str) -> None:
-    assert phrase in (ROOT / "diptych" / module).read_text("utf-8")
+    assert phrase in (ROOT / "src" / "diptych" / module).read_text("utf-8")
     assert phrase in TRAINING.read_text("utf-8")
 
 

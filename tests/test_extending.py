@@ -55,7 +55,7 @@ def run(folder: Path, *args: object, processes: int = 1, plugins: str = PLUGINS)
     if processes > 1:
         several = [f"--nproc_per_node={processes}", f"--master_port={free_port()}"]
         launch = ["-m", "torch.distributed.run", *several, *launch]
-    path = os.pathsep.join([str(ROOT), str(folder)])
+    path = os.pathsep.join([str(ROOT / "src"), str(folder)])
     environment = {**os.environ, "DIPTYCH_PLUGINS": plugins, "PYTHONPATH": path, "OMP_NUM_THREADS": "1",
                    "TMPDIR": str(folder)}  # fmt: skip
     done = subprocess.run(

@@ -123,7 +123,7 @@ def test_a_part_of_a_users_module_is_found_in_a_fresh_process(
     load = "from diptych import Retriever; print(Retriever.from_pretrained('model').fingerprint())"
 
     def fresh(**variables: str) -> subprocess.CompletedProcess[str]:
-        root = str(Path(__file__).parent.parent)
+        root = str(Path(__file__).parent.parent / "src")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(tmp_path)]), **variables}
         return subprocess.run(
             [sys.executable, "-c", load], cwd=tmp_path, env=environment, capture_output=True, text=True

@@ -24,7 +24,7 @@ from pathlib import Path
 from random import Random
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "src")]
 
 SECONDS = 5.0  # that one input may take
 GROWTH = 500_000_000  # bytes that a process may grow

@@ -47,7 +47,7 @@ class RayCluster:
             str(Path(sys.executable).with_name("ray")), "start", "--block", f"--node-ip-address={ip}", *place,
             f"--num-cpus={self.cpus}", "--object-store-memory=100000000", "--disable-usage-stats",
         ]  # fmt: skip
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
         for attempt in range(TRIES):
             log = self.folder / f"{ip}-{attempt}.log"
             with log.open("w") as output:
