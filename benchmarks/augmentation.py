@@ -23,8 +23,8 @@ from PIL import Image, ImageFilter
 path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.data.augmentation import PictureAugmentation
+from diptych.data.decode.opening import open_image
 from diptych.data.images import PixelInput
-from diptych.data.opening import open_image
 
 THREADS = (1, 2)
 SIZE = 256  # pixels of COOKIE's pre-training

@@ -28,16 +28,16 @@ from diptych.data.text import WordInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
+from diptych.model.retriever import Retriever, Tower
+from diptych.model.twin import Twin
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import MomentumContrast
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.queues import CoupledQueue
-from diptych.retriever import Retriever, Tower
 from diptych.training.method import Method
 from diptych.training.step import Step
-from diptych.twin import Twin
 from diptych.types import Batch, Features
 
 LIMIT = 35  # percent that the bank and the concept branch may add to a step

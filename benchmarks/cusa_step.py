@@ -34,13 +34,13 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.data.captions import Captions, StoredImage
-from diptych.data.loading import PairLoader
 from diptych.recipes import RECIPES
+from diptych.targets.filling import fill_targets
+from diptych.training.loading import PairLoader
 from diptych.training.optim import build_optimizer
 from diptych.training.prepare import prepare
 from diptych.training.resident import divide
 from diptych.training.step import WARM_STEPS, GraphedStep, Step
-from diptych.training.targets import fill_targets
 from diptych.types import Batch
 
 LIMIT = 3  # percent that CUSA may add to a step of its host when its cache is warm

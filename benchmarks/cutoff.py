@@ -17,7 +17,7 @@ import argparse
 import numpy as np
 
 from diptych.data.formats import open_captions
-from diptych.index.cutoff import (
+from diptych.index.query.cutoff import (
     CHANCES,
     TOLERABLE,
     Calibration,
@@ -26,7 +26,7 @@ from diptych.index.cutoff import (
     calibrate,
     measure_cutoff,
 )
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 from diptych.training.prepare import prepare
 
 

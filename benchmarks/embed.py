@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from diptych.data.formats import open_captions
-from diptych.retriever import Retriever
+from diptych.evaluation.shard_ranks import Block, count_pair, own_scores
+from diptych.model.retriever import Retriever
 from diptych.vectors.embed import embed_shard
 from diptych.vectors.files import Written
 from diptych.vectors.manifest import shard_file
-from diptych.vectors.ranks import Block, count_pair, own_scores
 from diptych.vectors.sources import Opened
 
 

@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests
 from index import best, make_vectors  # noqa: E402
 
 from diptych.errors import Unavailable  # noqa: E402
-from diptych.index.opening import create_index, open_index  # noqa: E402
+from diptych.index.engines.opening import create_index, open_index  # noqa: E402
 from diptych.index.protocol import Index, Item, Vectors  # noqa: E402
 from diptych.storage import write_text  # noqa: E402
 

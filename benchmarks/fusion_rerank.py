@@ -17,8 +17,8 @@ from torch import Tensor
 path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.interaction.fusion import Fusion
-from diptych.reranking import OUTSIDE, RerankedScores
-from diptych.scores import EmbeddingScores
+from diptych.model.reranking import OUTSIDE, RerankedScores
+from diptych.model.scores import EmbeddingScores
 from diptych.types import Features, Ragged
 
 

@@ -30,8 +30,8 @@ from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.shared import Contextual, TokenTransformer
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.contrastive import InfoNCE
-from diptych.retriever import Retriever, Tower
 from diptych.training.gradient_cache import CachedStep
 from diptych.training.method import Method
 from diptych.training.step import Step

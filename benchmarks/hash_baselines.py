@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from diptych import named
 from diptych.branches.hashing import HashHead
+from diptych.cache.features import cache_image_features
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.hash_labels import class_names, class_rows, class_sets
 from diptych.data.images import PixelInput
-from diptych.encoders.cache import cache_image_features
+from diptych.data.labels.hash_labels import class_names, class_rows, class_sets
 from diptych.evaluation.hash_retrieval import VIEW
 from diptych.evaluation.hashing import hashing_map
-from diptych.retriever import Retriever
+from diptych.model import named
+from diptych.model.retriever import Retriever
 from diptych.training.prepare import prepare
 
 COLUMN, BITS, SEEDS, PIXELS = "category", (16, 32, 64), 3, 96

@@ -31,10 +31,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from diptych.index.embedded.approximate import NEIGHBOURS, WIDTH_ADD, WIDTH_SEARCH
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.lexical import fuse
+from diptych.index.engines.embedded.approximate import NEIGHBOURS, WIDTH_ADD, WIDTH_SEARCH
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item, Vectors
+from diptych.index.query.lexical import fuse
 from diptych.progress import track
 
 Search = Callable[[Vectors], Any]
@@ -48,7 +48,7 @@ HEADS = ("items", "search", "engine", "first ms", "p50 ms", "p99 ms", "recall@10
 OPENING = """
 import resource, sys, time
 start = time.perf_counter()
-from diptych.index.opening import open_index
+from diptych.index.engines.opening import open_index
 imported = time.perf_counter()
 index = open_index(sys.argv[1])
 count = len(index)

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych.index.embedded import segments
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded import segments
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import KINDS, Item, Kind, Vectors
 
 DIMENSION = 32

@@ -71,7 +71,7 @@ def sentence(rng: np.random.Generator, length: int) -> str:
 
 def make_index(folder: Path, count: int) -> None:
     """An index of random sentences."""
-    from diptych.index.embedded.index import EmbeddedIndex
+    from diptych.index.engines.embedded.index import EmbeddedIndex
     from diptych.index.protocol import Item
 
     rng = np.random.default_rng(0)

@@ -25,13 +25,13 @@ from diptych.aggregators import Mean
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.images import RegionInput
-from diptych.data.loading import PairLoader
 from diptych.data.text import WordInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.triplet import Triplet
-from diptych.retriever import Retriever, Tower
+from diptych.training.loading import PairLoader
 from diptych.types import Batch, Features
 
 REGIONS, DIM, BATCH, JOINT = 36, 2048, 128, 64

@@ -26,7 +26,7 @@ path.insert(0, str(Path(__file__).resolve().parent))
 from ranks import peak_of, timed
 
 from diptych.evaluation.labels import DEPTH, judge_labels
-from diptych.scores import EmbeddingScores
+from diptych.model.scores import EmbeddingScores
 
 CHECKED = 500  # queries of either direction that are compared one by one
 

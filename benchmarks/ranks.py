@@ -25,7 +25,7 @@ from diptych.data.captions import Captions, ImageStore
 from diptych.data.text import TextStore
 from diptych.evaluation.metrics import Ranks, count_ranks
 from diptych.evaluation.retrieval import evaluate
-from diptych.scores import EmbeddingScores, Scores, Where, vector_scores
+from diptych.model.scores import EmbeddingScores, Scores, Where, vector_scores
 
 T = TypeVar("T")
 Order = Callable[[NDArray[np.float32]], NDArray[np.intp]]

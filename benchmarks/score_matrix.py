@@ -35,7 +35,7 @@ from diptych.evaluation import score_matrix
 from diptych.interaction.saf import SAF
 from diptych.interaction.sgr import SGR
 from diptych.interaction.similarity_scorer import SimilarityScorer
-from diptych.scores import PairScores, Where
+from diptych.model.scores import PairScores, Where
 from diptych.types import Ragged
 
 REGIONS, FEWEST, MOST = 36, 7, 21  # words of a text: from FEWEST to MOST

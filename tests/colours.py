@@ -16,7 +16,7 @@ import numpy as np
 import uvicorn
 from PIL import Image, ImageDraw
 
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Index, Item
 from diptych.web.connections import PatientProtocol
 

@@ -8,9 +8,9 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.index.build import index_collection
+from diptych.index.ingest.build import index_collection
+from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
-from diptych.retriever import Retriever
 from diptych.runs.train import captions_fingerprint, seed_everything
 from diptych.training.checkpoint import RunCard
 from diptych.training.loop import train

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from diptych.errors import IndexFault
-from diptych.index.filters import ITEM_COLUMNS, matches, parse_filter
 from diptych.index.protocol import Index, Item
+from diptych.index.query.filters import ITEM_COLUMNS, matches, parse_filter
 
 DIM = 24
 WORDS = [

@@ -7,14 +7,14 @@ import torch
 from diptych.aggregators.labels import LabelHead
 from diptych.branches.labels import LabelView
 from diptych.data.images import PixelInput
-from diptych.data.label_vocabulary import Labels
+from diptych.data.labels.vocabulary import Labels
 from diptych.data.text import WordInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.sharing import SharedBlocks, SharingEncoder
-from diptych.retriever import Retriever, Tower
+from diptych.model.retriever import Retriever, Tower
 
 NAMES = ["cat", "dog", "tree"]
 

@@ -13,7 +13,7 @@ from colour_model import ColourModel
 from small import WORDS
 from written import add_member, encoded
 
-from diptych.index.opening import open_index
+from diptych.index.engines.opening import open_index
 from diptych.vectors.embed import embed
 from diptych.vectors.files import open_vectors
 from diptych.vectors.sources import open_sources

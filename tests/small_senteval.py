@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych.data.senteval import YEARS
+from diptych.evaluation.senteval import YEARS
 
 WORDS = ["man", "dog", "runs", "red", "ball", "plays", "small", "girl", "street", "house", "two", "people"]
 

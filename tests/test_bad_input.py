@@ -21,8 +21,8 @@ from small import WORDS, pictures, precomputed
 
 from diptych.data.formats import open_captions
 from diptych.errors import SettingsError
+from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
-from diptych.retriever import Retriever
 from diptych.training.log import read_log
 
 

@@ -18,7 +18,7 @@ from diptych.data.pieces import BertPieces, read_pieces
 from diptych.data.text import WordPieceInput, load_tokenizer, tokenizer_state
 from diptych.encoders.bert import Bert, read_bert
 from diptych.encoders.pretrained import config_identity, load_config, load_model, minilm_folder
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 
 IDS = torch.tensor([[5, 6, 7, 8, 9], [10, 11, 12, 0, 0], [13, 0, 0, 0, 0]])
 TEXTS = ["Two Parrots on a café table", "", "naïve 鸟 bird's-eye [MASK] view", "word " * 900]

@@ -15,9 +15,9 @@ from browsers import DROP, PASTE, PHONE, chromium, expect, opened, shoot
 from colours import ColourModel, draw, make_index, running
 from fastapi.testclient import TestClient
 
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.filters import parse_filter
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
+from diptych.index.query.filters import parse_filter
 from diptych.reports.page import Answer, QueryCard
 from diptych.reports.page import page as report_page
 from diptych.web.app import create_app

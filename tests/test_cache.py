@@ -14,22 +14,22 @@ from commands import kill_when
 from PIL import Image
 from torch import Tensor, nn
 
-import diptych.encoders.cells as cells_module
-from diptych.data.arrays import ArrayStore
-from diptych.data.captions import StoredImage
-from diptych.data.images import PixelInput
-from diptych.data.text import TokenTexts
-from diptych.encoders.backbone import Backbone
-from diptych.encoders.cache import (
+import diptych.cache.cells as cells_module
+from diptych.cache.cells import compute_cells
+from diptych.cache.feature_file import FeatureFile
+from diptych.cache.feature_pack import FeaturePack
+from diptych.cache.features import (
     CachedImages,
     cache_folder,
     cache_image_features,
     cache_text_states,
     cached_image_features,
 )
-from diptych.encoders.cells import compute_cells
-from diptych.encoders.feature_file import FeatureFile
-from diptych.encoders.feature_pack import FeaturePack
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import StoredImage
+from diptych.data.images import PixelInput
+from diptych.data.text import TokenTexts
+from diptych.encoders.backbone import Backbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, ImageError, StorageError
 
@@ -184,7 +184,7 @@ def test_unreadable_pictures_are_noted_and_tried_again(tmp_path: Path) -> None:
 
 
 def test_records_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diptych.encoders.feature_pack.FILE_BYTES", 3 * 4 * 5 * 2)
+    monkeypatch.setattr("diptych.cache.feature_pack.FILE_BYTES", 3 * 4 * 5 * 2)
     store, backbone = Pictures(11), Toy()
     cached = cache_image_features(backbone, pixel_input(), store, tmp_path)
     assert len(list(pack_of(tmp_path).glob("rows-*.f16"))) == 4
@@ -456,7 +456,7 @@ sys.path.insert(0, sys.argv[2])
 import torch
 import test_cache
 from test_cache import Keyed, Toy, cells_module, pixel_input
-from diptych.encoders.cache import cache_image_features
+from diptych.cache.features import cache_image_features
 
 cells_module.CHUNK_IMAGES, cells_module.CPU_BATCH = 4, 2
 class Slow(Toy):
@@ -537,7 +537,7 @@ def tokens(count: int, seed: int = 0) -> TokenTexts:
 def test_text_states_are_those_of_the_transformer(
     encoder: TransformerText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diptych.encoders.cache.TEXT_CHUNK", 7)
+    monkeypatch.setattr("diptych.cache.features.TEXT_CHUNK", 7)
     texts = tokens(20)
     cached = cache_text_states(encoder, texts, tmp_path, batch_size=3)
     assert len(cached) == 20
@@ -563,7 +563,7 @@ def test_text_states_go_on_after_an_interruption(
 ) -> None:
     texts = tokens(20)
     expected = cache_text_states(encoder, texts, tmp_path / "whole").collate(range(20))
-    monkeypatch.setattr("diptych.encoders.cache.TEXT_CHUNK", 6)
+    monkeypatch.setattr("diptych.cache.features.TEXT_CHUNK", 6)
     states, calls = encoder.states, [0]
 
     def failing(ids):
@@ -575,7 +575,7 @@ def test_text_states_go_on_after_an_interruption(
     monkeypatch.setattr(encoder, "states", failing)
     with pytest.raises(KeyboardInterrupt):
         cache_text_states(encoder, texts, tmp_path / "halves")
-    monkeypatch.setattr("diptych.encoders.cache.TEXT_CHUNK", 5)  # chunks need not be those of the first run
+    monkeypatch.setattr("diptych.cache.features.TEXT_CHUNK", 5)  # chunks need not be those of the first run
     found = cache_text_states(encoder, texts, tmp_path / "halves").collate(range(20))
     assert torch.allclose(found.values, expected.values, atol=2e-3)
 

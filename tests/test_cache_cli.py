@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from diptych.cache.contents import chosen, contents
+from diptych.cache.feature_pack import FeaturePack
 from diptych.cli import main
-from diptych.encoders.cache_contents import chosen, contents
-from diptych.encoders.feature_pack import FeaturePack
 from diptych.errors import SettingsError
 
 DAY = 86_400
@@ -24,7 +24,7 @@ def run(*arguments: str) -> Result:
 
 def fill(folder: Path, name: str, title: str, files: int, monkeypatch: pytest.MonkeyPatch) -> FeaturePack:
     """A pack with 10 pictures of 800 bytes in each file; the first was used first."""
-    monkeypatch.setattr("diptych.encoders.feature_pack.FILE_BYTES", 8000)
+    monkeypatch.setattr("diptych.cache.feature_pack.FILE_BYTES", 8000)
     pack = FeaturePack(folder / "images" / name, title)
     for n in range(files):
         pack.append([f"{n}/{k}" for k in range(10)], np.full((10, 4, 100), n))

@@ -13,13 +13,13 @@ from commands import diptych, refused
 from small import pictures
 from torch import Tensor
 
-from diptych.data import emoji
+from diptych.data.readers import emoji
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.class_words import NAME, ClassWords, class_names, stored_words
 from diptych.encoders.dual import load_dual
 from diptych.errors import SettingsError
-from diptych.index.opening import open_index
-from diptych.retriever import Retriever
+from diptych.index.engines.opening import open_index
+from diptych.model.retriever import Retriever
 
 
 class Cells(Backbone):

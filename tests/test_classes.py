@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diptych.data.class_lists import open_class_list
 from diptych.errors import DataError
 from diptych.evaluation import classes as module
+from diptych.evaluation.class_lists import open_class_list
 from diptych.evaluation.classes import class_ranks, class_recall
 
 

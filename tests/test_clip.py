@@ -20,7 +20,7 @@ from diptych.encoders.clip import ClipImage, ClipText, clip_inputs
 from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
 from diptych.encoders.pretrained import _not_found, quiet
 from diptych.errors import DataError, MissingExtra
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 from diptych.types import Features
 
 TEXTS = [

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from small import bert_folder, photos, precomputed
 
 from diptych.data.formats import open_captions
+from diptych.model.retriever import Retriever
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes import RECIPES
-from diptych.retriever import Retriever
 from diptych.training.optim import build_optimizer
 from diptych.training.schedules import schedule_of
 

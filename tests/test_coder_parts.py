@@ -18,11 +18,13 @@ from diptych.branches.concept import ConceptBranch
 from diptych.data.captions import Captions
 from diptych.data.concepts import count_concepts
 from diptych.data.images import RegionInput
-from diptych.data.prepared import Prepared
 from diptych.data.text import WordInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
+from diptych.evaluation.prepared import Prepared
+from diptych.model.retriever import Retriever, Tower
+from diptych.model.twin import Twin
 from diptych.objectives.clustering import kmeans, nearest
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.diversity import DiversityContrast
@@ -30,9 +32,7 @@ from diptych.objectives.momentum import MomentumContrast
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.queues import CoupledQueue
 from diptych.ops import unit
-from diptych.retriever import Retriever, Tower
 from diptych.training.encoded_pairs import encode_pairs, show_pairs
-from diptych.twin import Twin
 from diptych.types import Batch, Embeddings
 
 COLOURS, THINGS = ["red", "green", "blue", "grey"], ["dog", "ball", "car", "tree", "boat"]

@@ -15,10 +15,10 @@ from servers import Server
 from small import pictures
 
 from diptych.errors import DataError, IndexFault
-from diptych.index import moved
-from diptych.index.build import index_collection
-from diptych.index.opening import open_index
-from diptych.index.works import Built
+from diptych.index.engines.opening import open_index
+from diptych.index.ingest import moved
+from diptych.index.ingest.build import index_collection
+from diptych.index.ingest.works import Built
 from diptych.runs.watch import look, watch_folder
 
 names = itertools.count()
@@ -113,7 +113,9 @@ def test_other_pictures_are_another_collection(photos: Path, place: str, tmp_pat
 def test_a_content_whose_owner_changed_in_the_same_run_is_encoded(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diptych.index.build.CHUNK", 1)  # each image is committed before the next is examined
+    monkeypatch.setattr(
+        "diptych.index.ingest.build.CHUNK", 1
+    )  # each image is committed before the next is examined
     model = ColourModel()
     index_collection(model, photos, tmp_path / "i", texts=False)
     shutil.copy(photos / "b" / "blue.png", photos / "z.png")  # the old content under a new, later name

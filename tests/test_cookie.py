@@ -16,15 +16,15 @@ from small import pictures, precomputed
 from small_senteval import write_senteval
 from torch import Tensor
 
+from diptych.cache.feature_pack import FeaturePack
 from diptych.cli import main
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.encoders.feature_pack import FeaturePack
 from diptych.encoders.shared import Contextual
 from diptych.errors import CheckpointError, SettingsError
+from diptych.model.retriever import Retriever
 from diptych.ops import unit
 from diptych.recipes import RECIPES, cookie, cookie_match
-from diptych.retriever import Retriever
 from diptych.runs.train import training_splits
 from diptych.types import Embeddings
 

@@ -17,15 +17,15 @@ from small import WORDS, precomputed
 
 from diptych.branches.hashing import HashHead
 from diptych.data.formats import open_captions
-from diptych.data.hash_centres import hash_centres
-from diptych.data.hash_labels import class_names, class_rows, class_sets
+from diptych.data.labels.hash_centres import hash_centres
+from diptych.data.labels.hash_labels import class_names, class_rows, class_sets
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.hash_retrieval import HashRetrieval
 from diptych.evaluation.report import Report
+from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES, cookie_hash, cookie_video
-from diptych.retriever import Retriever
 from diptych.runs.downstream import database_of
-from diptych.training.hash_targets import HashTargets
+from diptych.targets.hashing import HashTargets
 
 SMALL = ["--dim=16", "--heads=2", "--batch_size=12", "--min_count=1", "--word_dim=8"]
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 50, 220)}

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diptych.data import shards
 from diptych.data.check import check
 from diptych.data.formats import open_captions, recognise
 from diptych.data.images import PixelInput
-from diptych.data.loading import PairLoader
 from diptych.data.order import Mixture, Stream
+from diptych.data.readers import shards
 from diptych.data.text import WordInput
 from diptych.errors import DataError, ImageError
+from diptych.training.loading import PairLoader
 
 WORDS = ["<pad>", "<start>", "<end>", "<unk>", "a", "dog", "<mask>"]
 
@@ -376,7 +376,7 @@ SPY = """
 import json, os, signal, sys
 from pathlib import Path
 from diptych.cli import main
-from diptych.data.loading import PairLoader
+from diptych.training.loading import PairLoader
 
 plain, seen, deadly = PairLoader.epoch, Path(sys.argv[1]), int(sys.argv[2])
 

@@ -19,12 +19,12 @@ from small_senteval import write_senteval
 
 from diptych.cli import main
 from diptych.data.formats import open_captions
-from diptych.encoders.teachers import Live
 from diptych.errors import DataError, SettingsError
+from diptych.model.retriever import Retriever
 from diptych.objectives.combine import Sum
 from diptych.recipes import RECIPES
-from diptych.retriever import Retriever
 from diptych.runs.train import run_recipe, training_splits
+from diptych.targets.teachers import Live
 from diptych.training.teachers import Teachers
 
 TINY = {"dim": 16, "batch_size": 12, "min_count": 1, "word_dim": 8, "epochs": 2}

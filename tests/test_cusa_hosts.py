@@ -18,21 +18,21 @@ from diptych.branches.heads import UniModalHeads
 from diptych.data.captions import Captions
 from diptych.data.cleaning import clean_caption
 from diptych.data.formats import open_captions
-from diptych.data.loading import PairLoader
-from diptych.encoders.teachers import cache_text_vectors
 from diptych.errors import SettingsError
 from diptych.evaluation.views import name_of_view
-from diptych.named import text_teacher
+from diptych.model.named import text_teacher
 from diptych.objectives.combine import Sum
 from diptych.objectives.matching import ITM
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.recipes import RECIPES
 from diptych.runs.train import run_recipe, seed_everything
+from diptych.targets.filling import fill_targets
+from diptych.targets.teachers import cache_text_vectors
+from diptych.training.loading import PairLoader
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer
 from diptych.training.resident import Resident
 from diptych.training.step import Step
-from diptych.training.targets import fill_targets
 from diptych.training.teachers import Teachers, with_teachers
 
 CPU = torch.device("cpu")

@@ -13,9 +13,10 @@ from colours import ColourModel, make_index
 from fastapi.testclient import TestClient
 
 from diptych.errors import Unavailable
-from diptych.index import deadline, filters
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index import deadline
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
+from diptych.index.query import filters
 from diptych.web.app import create_app
 from diptych.web.batching import Batcher, Traffic
 from diptych.web.limits import Limits
@@ -73,7 +74,7 @@ def test_a_slow_filter_is_given_up_and_delays_nobody(
 def test_a_column_that_takes_long_to_read_is_read_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diptych.index.embedded.columns.PIECE", 10)
+    monkeypatch.setattr("diptych.index.engines.embedded.columns.PIECE", 10)
     with EmbeddedIndex.create(tmp_path / "index", 2) as index:
         index.add([Item(f"i{n}", metadata={"n": n}) for n in range(100)], np.ones((100, 2)))
         tries, passing = 0, [False, True] * 50

@@ -17,9 +17,10 @@ import pytest
 from bombs import many_scans, tile_bomb, transparent_png
 from PIL import Image
 
-from diptych.data import decoders, opening
-from diptych.data.decoders import Decoders
-from diptych.data.opening import open_image
+from diptych.data.decode import opening
+from diptych.data.decode import processes as decoders
+from diptych.data.decode.opening import open_image
+from diptych.data.decode.processes import Decoders
 from diptych.errors import ImageError, Unavailable
 
 
@@ -48,7 +49,7 @@ def decoding() -> dict[int, int]:
     used = {}
     for pid in [int(pid) for file in children for pid in file.read_text().split()]:
         with suppress(FileNotFoundError, ProcessLookupError):
-            if b"diptych.data.decoders" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"diptych.data.decode.processes" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 used[pid] = memory(pid)
     return used
 
@@ -100,7 +101,9 @@ def test_a_decoder_that_is_kept_busy_is_killed(monkeypatch: pytest.MonkeyPatch) 
     start = decoders.subprocess.Popen
 
     def patched(command: list[str], **rest: object) -> object:
-        code = command[2].replace("from diptych.data.decoders", f"{busy}; from diptych.data.decoders")
+        code = command[2].replace(
+            "from diptych.data.decode.processes", f"{busy}; from diptych.data.decode.processes"
+        )
         return start([*command[:2], code], **rest)
 
     monkeypatch.setattr(decoders.subprocess, "Popen", patched)
@@ -169,9 +172,7 @@ def test_waiting_for_a_decoder_ends(pool: Decoders) -> None:
 
 
 def test_decoding_needs_no_framework() -> None:
-    code = (
-        "import sys; import diptych.data.decoders; print([m for m in ('torch', 'numpy') if m in sys.modules])"
-    )
+    code = "import sys; import diptych.data.decode.processes; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     done = decoders.subprocess.run(
         [decoders.sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -275,7 +275,9 @@ def test_arguments_named_in_methods_exist() -> None:
 def test_the_architecture_names_every_module() -> None:
     described = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     tops = [
-        p.name for p in (ROOT / "src" / "diptych").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()
+        p.name
+        for p in (ROOT / "src" / "diptych").iterdir()
+        if p.suffix == ".py" or (p / "__init__.py").is_file()
     ]
     missing = [
         t for t in tops if not t.startswith("__") and f"`{t}`" not in described and f"`{t}/`" not in described
@@ -330,7 +332,7 @@ def test_python_blocks_compile_and_their_imports_exist(page: Path) -> None:
 
 def test_the_readme_s_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a tiny model that reads pictures, and an index of two of them, under the names the README gives."""
-    from diptych.index.build import index_collection
+    from diptych.index.ingest.build import index_collection
 
     example = next(block.text for block in blocks(ROOT / "README.md") if block.language == "python")
     monkeypatch.chdir(tmp_path)

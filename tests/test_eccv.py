@@ -27,7 +27,7 @@ from diptych.evaluation.judgements import (
 )
 from diptych.evaluation.metrics import retrieval_metrics
 from diptych.evaluation.retrieval import evaluate_scores
-from diptych.scores import EmbeddingScores, MatrixScores
+from diptych.model.scores import EmbeddingScores, MatrixScores
 
 packaged = pytest.mark.skipif(
     importlib.util.find_spec("eccv_caption") is None, reason="needs the extra eccv (eccv-caption)"

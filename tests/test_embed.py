@@ -21,9 +21,9 @@ from shard_data import checksums, contents, write_tars
 from small import photos
 
 from diptych.errors import DataError, SettingsError, StorageError
-from diptych.index.build import index_collection
-from diptych.index.opening import open_index
-from diptych.retriever import Retriever
+from diptych.index.engines.opening import open_index
+from diptych.index.ingest.build import index_collection
+from diptych.model.retriever import Retriever
 from diptych.vectors import embed as embedding
 from diptych.vectors import files
 from diptych.vectors.embed import embed, embed_shard, parse_part

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFont, features
 
-from diptych.data import emoji_font
 from diptych.data.captions import Captions
 from diptych.data.duplicates import normal_text
-from diptych.data.emoji import EmojiImages, clean, read
 from diptych.data.formats import open_captions
+from diptych.data.readers import emoji_font
+from diptych.data.readers.emoji import EmojiImages, clean, read
 from diptych.errors import MissingExtra, SettingsError
 
 SKIN_TONES = {chr(point) for point in range(0x1F3FB, 0x1F400)}

@@ -12,14 +12,14 @@ import torch
 from PIL import Image
 from small import bert_folder, pictures
 
-from diptych import encoding
 from diptych.data.ahead import read_ahead
 from diptych.data.arrays import ArrayStore, holds_features
 from diptych.data.captions import Joined, StoreRows
 from diptych.data.images import ImageInput, PixelInput, RegionInput, as_item
-from diptych.data.packing import LONGEST, PackedIds
 from diptych.data.text import CachedTexts, WordPieceInput
+from diptych.encoders.packing import LONGEST, PackedIds
 from diptych.errors import DataError, ImageError
+from diptych.model import encoding
 from diptych.types import Features, Inputs
 
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from diptych.data.formats import open_captions
 from diptych.evaluation.compare import compare
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_scores
-from diptych.index.opening import open_index
-from diptych.retriever import Retriever
+from diptych.index.engines.opening import open_index
+from diptych.model.retriever import Retriever
 from diptych.training.log import read_log
 
 RECIPES = ["vse-infinity", "vse-plus-plus", "coder"]

@@ -13,14 +13,15 @@ from commands import diptych, refused
 from shard_data import write_tars
 
 from diptych.errors import DataError, SettingsError
+from diptych.evaluation import shard_ranks as counting
+from diptych.evaluation import shards as evaluation
 from diptych.evaluation.metrics import TIES, count_ranks
 from diptych.evaluation.retrieval import evaluate_scores
+from diptych.evaluation.shard_ranks import blocks, count_pair, own_scores, read_block
+from diptych.evaluation.shards import evaluate_vectors
 from diptych.index.protocol import Item
-from diptych.scores import EmbeddingScores
-from diptych.vectors import evaluate as evaluation
-from diptych.vectors import ranks as counting
+from diptych.model.scores import EmbeddingScores
 from diptych.vectors.embed import embed
-from diptych.vectors.evaluate import evaluate_vectors
 from diptych.vectors.files import open_vectors, shard_writer
 from diptych.vectors.manifest import (
     Manifest,
@@ -30,7 +31,6 @@ from diptych.vectors.manifest import (
     shard_file,
     write_receipt,
 )
-from diptych.vectors.ranks import blocks, count_pair, own_scores, read_block
 from diptych.vectors.sources import open_sources
 
 

@@ -26,9 +26,9 @@ from diptych.data.pieces import read_pieces
 from diptych.data.vocabulary import published_form
 from diptych.encoders.pretrained import minilm_folder
 from diptych.errors import CheckpointError, DataError, DiptychError, SettingsError
-from diptych.index.build import index_collection
-from diptych.index.opening import index_exists, open_index
-from diptych.retriever import Retriever
+from diptych.index.engines.opening import index_exists, open_index
+from diptych.index.ingest.build import index_collection
+from diptych.model.retriever import Retriever
 from diptych.runs.embeddings import export_faiss, export_vectors, import_embeddings
 from diptych.runs.onnx_export import CLOSE, export_onnx
 from diptych.runs.published import import_vse_infinity

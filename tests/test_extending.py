@@ -160,9 +160,9 @@ def test_the_mix_of_two_papers_trains(place: Path) -> None:
 
 def test_missing_targets_and_unknown_views_are_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(place))
-    from diptych.data.columns import Column
     from diptych.errors import DataError, SettingsError
-    from diptych.retriever import Retriever
+    from diptych.model.retriever import Retriever
+    from diptych.targets.columns import Column
 
     column = Column(np.array([0.0, np.nan, 1.0]), "image")
     with pytest.raises(DataError, match="missing for 1 images of toy, the first is number 1"):

@@ -12,13 +12,13 @@ from commands import diptych
 from dng import dng
 from PIL import Image
 
-from diptych.data import extra_formats
 from diptych.data.check import check
-from diptych.data.decoders import Decoders
-from diptych.data.extra_formats import left_out_by_kind
+from diptych.data.decode import extra_formats
+from diptych.data.decode.extra_formats import left_out_by_kind
+from diptych.data.decode.opening import open_image
+from diptych.data.decode.processes import Decoders
 from diptych.data.files import find_images, is_image
 from diptych.data.formats import open_captions
-from diptych.data.opening import open_image
 from diptych.errors import DataError, ImageError
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 300 100">'

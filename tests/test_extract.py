@@ -14,15 +14,15 @@ from commands import kill_when
 from PIL import Image
 from torch import Tensor, nn
 
-import diptych.encoders.cells as cells_module
-from diptych.data import precomputed
+import diptych.cache.cells as cells_module
+from diptych.cache.features import cache_image_features
 from diptych.data.captions import Captions, StoredImage
+from diptych.data.decode.opening import open_image
 from diptych.data.images import PixelInput
-from diptych.data.opening import open_image
+from diptych.data.readers import precomputed
 from diptych.encoders.backbone import Backbone
-from diptych.encoders.cache import cache_image_features
-from diptych.encoders.extract import extract
 from diptych.errors import DataError
+from diptych.runs.extract import extract
 
 SIZE = 8
 
@@ -206,7 +206,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-import diptych.encoders.cells as cells
+import diptych.cache.cells as cells
 from test_extract import Toy, data_set, extract, pixel_input
 
 cells.CHUNK_IMAGES = cells.CPU_BATCH = 2

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diptych.errors import QueryError
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.filters import (
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.protocol import Item
+from diptych.index.query.filters import (
     MAX_DEPTH,
     MAX_LENGTH,
     And,
@@ -24,7 +25,6 @@ from diptych.index.filters import (
     matches,
     parse_filter,
 )
-from diptych.index.protocol import Item
 
 ROWS = [
     {"price": 10, "color": "red", "new": True, "tags": ["a", "b"]},

@@ -17,9 +17,9 @@ from diptych.encoders.tokens import Tokens
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError
 from diptych.interaction.fusion import Fusion
+from diptych.model.reranking import OUTSIDE, RerankedScores
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.matching import ITC, ITM
-from diptych.reranking import OUTSIDE, RerankedScores
-from diptych.retriever import Retriever, Tower
 from diptych.types import Batch, Features
 
 

@@ -24,15 +24,15 @@ from diptych.encoders.cnn import PrecomputedGrid
 from diptych.encoders.regions import Regions
 from diptych.encoders.shared import Contextual, TokenTransformer
 from diptych.errors import SettingsError
+from diptych.model.retriever import Retriever, Tower
+from diptych.model.twin import Twin
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
-from diptych.retriever import Retriever, Tower
 from diptych.training.gradient_cache import CachedStep
 from diptych.training.log import read_log
 from diptych.training.method import Method
 from diptych.training.step import Step
-from diptych.twin import Twin
 from diptych.types import Batch, Features
 
 WORDS = ["<pad>", "<start>", "<end>", "<unk>", *"abcdefgh", "<mask>"]

@@ -14,7 +14,7 @@ from diptych.branches.first import FirstVectors
 from diptych.branches.heads import UniModalHeads
 from diptych.data.images import open_image
 from diptych.encoders.dual import load_dual
-from diptych.retriever import Retriever, Tower
+from diptych.model.retriever import Retriever, Tower
 from diptych.types import Features
 
 TEXTS = ["a red dog", "two big cats near a house"]

@@ -20,9 +20,9 @@ from written import encoded, save_part, save_pictures
 from diptych.data.arrays import ArrayStore
 from diptych.data.check import check
 from diptych.data.formats import open_captions
-from diptych.data.webdataset import expand
+from diptych.data.readers.webdataset import expand
 from diptych.errors import DataError, DiptychError
-from diptych.index.build import index_collection
+from diptych.index.ingest.build import index_collection
 
 DEEP = "[" * 100_000 + "]" * 100_000
 LONG = "9" * 10_000

@@ -29,7 +29,7 @@ from diptych.encoders.bigru import BiGRU
 from diptych.encoders.pretrained import load_config
 from diptych.encoders.regions import Regions
 from diptych.errors import CheckpointError, DiptychError
-from diptych.retriever import Tower
+from diptych.model.retriever import Tower
 from diptych.settings import TrainingSettings, to_json
 from diptych.training.checkpoint import Progress, RunCard, _progress, check_resumable, read_run
 from diptych.training.log import Log, read_log

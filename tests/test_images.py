@@ -15,9 +15,9 @@ import torch
 from PIL import EpsImagePlugin, Image
 from written import icon, one_bit_png
 
+from diptych.data.decode.opening import FORMATS, open_image
 from diptych.data.files import IMAGE_SUFFIXES
 from diptych.data.images import DETECTOR_MEAN, IMAGENET_MEAN, IMAGENET_STD, PixelInput, RegionInput, as_item
-from diptych.data.opening import FORMATS, open_image
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.parts import describe, rebuild
 from diptych.types import Features

@@ -17,12 +17,12 @@ from colour_model import ColourModel
 from test_index_build import drawn
 
 from diptych.errors import IndexFault, MissingExtra, SettingsError
-from diptych.index import build
-from diptych.index.build import index_collection
-from diptych.index.embedded import approximate, segments
-from diptych.index.embedded.approximate import Graphs
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.opening import open_index
+from diptych.index.engines.embedded import approximate, segments
+from diptych.index.engines.embedded.approximate import Graphs
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.engines.opening import open_index
+from diptych.index.ingest import build
+from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import PRECISIONS, Item, Vectors
 
 pytest.importorskip("usearch")
@@ -233,7 +233,7 @@ def test_a_large_collection_is_given_one(tmp_path: Path, monkeypatch: pytest.Mon
     def missing(dimension: int) -> None:
         raise MissingExtra("usearch", "search", "an approximate index")
 
-    monkeypatch.setattr("diptych.index.embedded.approximate._new_graph", missing)
+    monkeypatch.setattr("diptych.index.engines.embedded.approximate._new_graph", missing)
     built = build.index_collection(model, drawn(), tmp_path / "j", approximate_above=3)
     assert built.notes == [
         "the 3 image items are searched one by one: an approximate index needs the package 'usearch': "

@@ -13,9 +13,9 @@ from PIL import Image
 
 from diptych.data.captions import Captions
 from diptych.errors import DataError, IndexFault, SettingsError
-from diptych.index import build
-from diptych.index.build import index_collection, make_thumbnail
-from diptych.index.opening import open_index
+from diptych.index.engines.opening import open_index
+from diptych.index.ingest import build
+from diptych.index.ingest.build import index_collection, make_thumbnail
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from disks import fill, make_read_only, small_disk
 from PIL import Image
 
 from diptych.data.formats import open_captions
-from diptych.index.opening import create_index, open_index
+from diptych.index.engines.opening import create_index, open_index
+from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
-from diptych.retriever import Retriever
 
 COLOURS = ("red", "green", "blue", "grey")
 COUNT = 32

@@ -13,10 +13,10 @@ from commands import diptych
 from test_index_build import drawn
 
 from diptych.codes import pack
-from diptych.index.build import index_collection
-from diptych.index.coding import random_rotation
-from diptych.index.embedded.code_table import CodeTable
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.coding import random_rotation
+from diptych.index.engines.embedded.code_table import CodeTable
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import Item, Vectors
 
 D, N = 64, 2000

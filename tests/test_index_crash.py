@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "index_crash.py"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from diptych.errors import DiptychError, IndexFault
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 
 D = 16
@@ -138,7 +138,7 @@ def test_vectors_cut_short_under_a_reader_are_refused_and_it_lives(folder: Path)
 import os, numpy as np
 from pathlib import Path
 from diptych.errors import IndexFault
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
 folder = Path({str(folder)!r})
 with EmbeddedIndex.open(folder) as index:
     q = np.ones({D}, np.float32)
@@ -194,7 +194,7 @@ def test_two_processes_that_create_one_index_make_one(tmp_path: Path) -> None:
 import sys, time
 import numpy as np
 from diptych.errors import DiptychError
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 print("ready", flush=True)
 for line in sys.stdin:

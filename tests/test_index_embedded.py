@@ -15,11 +15,11 @@ import pytest
 
 from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError
-from diptych.index import lexical
-from diptych.index.embedded import scan, segments, words
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.opening import create_index, index_exists, open_index
+from diptych.index.engines.embedded import scan, segments, words
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.engines.opening import create_index, index_exists, open_index
 from diptych.index.protocol import PRECISIONS, Index, Item, Precision, Vectors
+from diptych.index.query import lexical
 
 D = 24
 
@@ -274,7 +274,7 @@ def test_near_duplicates(tmp_path: Path) -> None:
 
 def test_near_duplicates_cross_blocks(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = index.near_duplicates(limit=25)
-    monkeypatch.setattr("diptych.index.pairs.BLOCK", 7)
+    monkeypatch.setattr("diptych.index.engines.pairs.BLOCK", 7)
     pieces = index.near_duplicates(limit=25)
     assert [(p.first.id, p.second.id) for p in pieces] == [(p.first.id, p.second.id) for p in whole]
 
@@ -325,7 +325,7 @@ def test_a_reader_does_not_see_half_an_operation(index: EmbeddedIndex) -> None:
     with EmbeddedIndex.open(index.path) as reader:
         before = reader.search(query, 50).ids
         with index._store.writing() as db:
-            from diptych.index.embedded import writing
+            from diptych.index.engines.embedded import writing
 
             writing.remove(db, ["i0"])
             writing.insert(db, index.path, index._layout, [Item("new")], query[None])
@@ -539,7 +539,7 @@ def test_a_full_disk_leaves_the_index_intact(index: EmbeddedIndex, monkeypatch: 
 READ_ONLY = """
 import mmap, os, sys, numpy as np  # before the files of another user are out of sight
 from diptych.errors import StorageError
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
 if os.getuid() == 0:  # to whom every folder is writable
     os.setuid(65534)
 path = sys.argv[1]
@@ -590,7 +590,7 @@ def test_an_unknown_address_is_refused() -> None:
 def test_opening_is_light(index: EmbeddedIndex) -> None:
     index.close()
     code = (
-        "import sys; from diptych.index.opening import open_index; i = open_index(sys.argv[1]); "
+        "import sys; from diptych.index.engines.opening import open_index; i = open_index(sys.argv[1]); "
         "print(len(i), i.info.dimension, [m for m in ('torch', 'PIL', 'usearch') if m in sys.modules])"
     )
     done = subprocess.run(

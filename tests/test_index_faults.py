@@ -14,8 +14,8 @@ from colour_model import ColourModel
 from disks import fill, grow, make_read_only, small_disk
 
 from diptych.errors import DataError, IndexFault, StorageError
-from diptych.index.embedded import scan, segments
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded import scan, segments
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item, Vectors
 from diptych.web.serve import _writer
 

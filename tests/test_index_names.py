@@ -15,9 +15,9 @@ import pytest
 from commands import process, refused
 
 from diptych.errors import IndexFault
-from diptych.index.embedded import checksums
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.embedded.segments import FILES
+from diptych.index.engines.embedded import checksums
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.segments import FILES
 from diptych.index.protocol import Item, Precision
 
 D = 16

@@ -16,18 +16,18 @@ from colour_model import WORDS, ColourModel
 from PIL import Image
 
 from diptych.errors import ImageError, IndexFault, QueryError, SettingsError
-from diptych.index.cutoff import (
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.protocol import Hit, Hits, Item, Query, Term
+from diptych.index.query.cutoff import (
     Background,
     Calibration,
     background,
     calibrate,
     measure_cutoff,
 )
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.lexical import fuse
-from diptych.index.protocol import Hit, Hits, Item, Query, Term
-from diptych.index.query import parse_query
-from diptych.index.search import Searcher
+from diptych.index.query.lexical import fuse
+from diptych.index.query.parse import parse_query
+from diptych.index.query.search import Searcher
 
 NAMES = list(WORDS)
 
@@ -191,7 +191,7 @@ def test_words_of_a_hybrid_query_are_compared_as_they_are_ranked(searcher: Searc
 def test_hybrid_finds_what_vectors_rank_below_the_depth(
     searcher: Searcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diptych.index.search.DEPTH", 1)
+    monkeypatch.setattr("diptych.index.query.search.DEPTH", 1)
     hits = searcher.search("red white", 4, hybrid=True)
     assert all("similarity" in hit.details for hit in hits)
 

@@ -22,7 +22,7 @@ from diptych.evaluation.labels import (
     micro_f1,
 )
 from diptych.evaluation.leading import leading
-from diptych.scores import EmbeddingScores
+from diptych.model.scores import EmbeddingScores
 
 
 def collection(images: int, texts: int, labels: int, seed: int = 0, ties: bool = False):

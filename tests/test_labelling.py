@@ -13,12 +13,12 @@ from commands import diptych
 from label_model import NAMES, label_model
 
 from diptych.data.formats import open_captions
-from diptych.data.label_vocabulary import item_labels
+from diptych.data.labels.vocabulary import item_labels
 from diptych.errors import SettingsError
-from diptych.index.build import index_collection
-from diptych.index.opening import open_index
-from diptych.index.search import Searcher
-from diptych.retriever import Retriever
+from diptych.index.engines.opening import open_index
+from diptych.index.ingest.build import index_collection
+from diptych.index.query.search import Searcher
+from diptych.model.retriever import Retriever
 
 
 @pytest.fixture(scope="module")

@@ -16,17 +16,17 @@ from test_label_data import label_arrays
 from diptych.branches.labels import ContextPrediction, LabelView
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.loading import PairLoader
-from diptych.data.prepared import Prepared
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.label_retrieval import LabelRetrieval
 from diptych.evaluation.labels import label_metrics, micro_f1
+from diptych.evaluation.prepared import Prepared
+from diptych.model.retriever import Retriever
 from diptych.recipes.labelwise import RECIPE, Settings
-from diptych.retriever import Retriever
 from diptych.runs.train import seed_everything
-from diptych.training.label_targets import LabelTargets, RegionTargets, detector_classes
+from diptych.targets.filling import fill_targets
+from diptych.targets.labels import LabelTargets, RegionTargets, detector_classes
+from diptych.training.loading import PairLoader
 from diptych.training.method import Method
-from diptych.training.targets import fill_targets
 
 TINY = {
     "dim": 16, "blocks": 1, "heads": 2, "feedforward": 16, "word_dim": 8, "batch_size": 8, "epochs": 3,

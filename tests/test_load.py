@@ -19,8 +19,8 @@ from shard_data import embedded_tars, held, write_tars
 from small import photos
 
 from diptych.errors import DataError, IndexFault, SettingsError
-from diptych.index.build import index_collection
-from diptych.index.opening import create_index, open_index
+from diptych.index.engines.opening import create_index, open_index
+from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import Item
 from diptych.vectors import files
 from diptych.vectors import load as loading

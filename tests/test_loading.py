@@ -12,11 +12,11 @@ from PIL import Image
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, StoredImage, StoreRows
-from diptych.data.columns import Column
 from diptych.data.images import PixelInput, RegionInput
-from diptych.data.loading import PairLoader
 from diptych.data.text import WordInput
 from diptych.errors import DataError, SettingsError
+from diptych.targets.columns import Column
+from diptych.training.loading import PairLoader
 from diptych.types import Batch, Features
 
 WORDS = ["<pad>", "<start>", "<end>", "<unk>", *(f"w{i}" for i in range(9)), "<mask>"]

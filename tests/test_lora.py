@@ -12,7 +12,7 @@ from diptych.aggregators import First
 from diptych.encoders.dual import load_dual
 from diptych.encoders.lora import is_adapter
 from diptych.errors import MissingExtra, SettingsError
-from diptych.retriever import Retriever, Tower
+from diptych.model.retriever import Retriever, Tower
 
 TEXTS = ["a red dog", "two big cats near a house"]
 

@@ -24,7 +24,7 @@ from diptych.evaluation.metrics import (
     retrieval_metrics,
     rsum,
 )
-from diptych.scores import EmbeddingScores, Fold, MatrixScores, MeanScores, Where
+from diptych.model.scores import EmbeddingScores, Fold, MatrixScores, MeanScores, Where
 
 SMALL_TILE = (16, 16)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

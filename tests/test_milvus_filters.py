@@ -11,12 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.errors import SettingsError
-from diptych.index.filters import parse_filter
-from diptych.index.milvus.address import read_address
-from diptych.index.milvus.cells import TEXT_BYTES, cells_of, digest_of, is_long, ordered_number, ordered_text
-from diptych.index.milvus.pushdown import EVERY, Parts, wanted
-from diptych.index.opening import shown
+from diptych.index.engines.milvus.address import read_address
+from diptych.index.engines.milvus.cells import (
+    TEXT_BYTES,
+    cells_of,
+    digest_of,
+    is_long,
+    ordered_number,
+    ordered_text,
+)
+from diptych.index.engines.milvus.pushdown import EVERY, Parts, wanted
+from diptych.index.engines.opening import shown
 from diptych.index.protocol import Item
+from diptych.index.query.filters import parse_filter
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 numbers = st.one_of(finite, st.integers(), st.integers(-(10**300), 10**300))

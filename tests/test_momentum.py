@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diptych.errors import SettingsError
+from diptych.model.twin import Twin, bare
 from diptych.objectives.combine import Sum
 from diptych.objectives.contrast import Contrast
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import Enqueue, MomentumContrast
 from diptych.objectives.queues import CoupledQueue
 from diptych.ops import unit
-from diptych.twin import Twin, bare
 from diptych.types import Batch, Embeddings, Features
 
 
@@ -395,7 +395,7 @@ def test_keys_in_bf16_turn_each_weight_once_however_many_words() -> None:
 def test_auto_computes_keys_in_bf16_where_the_device_can(
     native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diptych.twin.computes_bf16", lambda device: native)
+    monkeypatch.setattr("diptych.model.twin.computes_bf16", lambda device: native)
     torch.manual_seed(0)
     model, batch = Small().eval(), inputs()
     explicit = Twin(model, precision="bf16" if native else "same")(batch)

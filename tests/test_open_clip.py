@@ -13,7 +13,7 @@ from PIL import Image
 
 from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
 from diptych.errors import MissingExtra, SettingsError
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 
 TEXTS = ["a red dog", "The BIG, dark cat sits under a tree!", "bird"]
 MODEL = {

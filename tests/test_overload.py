@@ -25,8 +25,8 @@ import pytest
 from colours import ColourModel, draw, make_index, running
 from fastapi.testclient import TestClient
 
-from diptych.data.decoders import Decoders
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.data.decode.processes import Decoders
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 from diptych.web import bodies, connections
 from diptych.web.addresses import is_public
@@ -321,7 +321,7 @@ def test_a_malformed_address_is_a_400(index: EmbeddedIndex, address: str) -> Non
 @pytest.mark.parametrize("address", ["http://a b/", "http://[", "http://host:x/", "http://127.0.0.1:1/x.png"])
 def test_an_address_on_the_command_line_is_one_sentence(index: EmbeddedIndex, address: str) -> None:
     from diptych.errors import AddressError
-    from diptych.index.search import _download
+    from diptych.index.query.search import _download
 
     with pytest.raises(AddressError, match="cannot be fetched"):
         _download(address)

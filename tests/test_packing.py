@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.data.packing import LONGEST, PackedIds, pack
 from diptych.encoders.documents import attend
 from diptych.encoders.packed import can_pack
+from diptych.encoders.packing import LONGEST, PackedIds, pack
 from diptych.encoders.transformer import TransformerText
 from diptych.types import Features
 

@@ -18,8 +18,8 @@ from diptych.data.text import WordInput
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.errors import CheckpointError, SettingsError
+from diptych.model.retriever import Retriever, Tower
 from diptych.parts import describe, part, rebuild
-from diptych.retriever import Retriever, Tower
 from diptych.weights import aliases, load_weights, save_weights
 
 VOCABULARY = ["<pad>", "<start>", "<end>", "<unk>", "a", "b"]
@@ -137,7 +137,7 @@ def test_a_part_of_a_users_module_is_found_in_a_fresh_process(
 
 
 def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from diptych.registry import import_plugins
+    from diptych.names import import_plugins
 
     monkeypatch.setenv("DIPTYCH_PLUGINS", "no_such_module")
     with pytest.raises(SettingsError, match="no_such_module"):

@@ -16,15 +16,15 @@ from PIL import ExifTags, Image
 from PIL.TiffImagePlugin import IFDRational
 from test_extra_formats import DRAWING, heic
 
-from diptych.data import extra_formats
-from diptych.data.exif import photo_facts
+from diptych.cache.feature_pack import FeaturePack
+from diptych.data.decode import extra_formats
 from diptych.data.formats import open_captions
-from diptych.encoders.feature_pack import FeaturePack
 from diptych.errors import QueryError
-from diptych.index.build import index_collection
-from diptych.index.filters import Condition, matches, parse_filter
-from diptych.index.opening import open_index
-from diptych.retriever import Retriever
+from diptych.index.engines.opening import open_index
+from diptych.index.ingest.build import index_collection
+from diptych.index.ingest.exif import photo_facts
+from diptych.index.query.filters import Condition, matches, parse_filter
+from diptych.model.retriever import Retriever
 
 FLAGS = (
     "--dim=8", "--word_dim=8", "--min_count=1", "--image_size=32", "--batch_size=4", "--epochs=1", "--log_steps=1",

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from diptych.data import pickles
-from diptych.data.pickle_arrays import Stored
-from diptych.data.pickles import open_pickle, read_pickle
+from diptych.data.decode import pickles
+from diptych.data.decode.pickle_arrays import Stored
+from diptych.data.decode.pickles import open_pickle, read_pickle
 from diptych.errors import DataError
 
 DTYPES = ["<f4", ">f4", "<f8", "<f2", "<i8", ">i4", "u1", "i1", "<u2", "?"]

@@ -41,10 +41,10 @@ from servers import Server
 
 from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError, Unavailable
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.opening import shown
-from diptych.index.postgres import database
-from diptych.index.postgres.index import LEAST_EF, PostgresIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.engines.opening import shown
+from diptych.index.engines.postgres import database
+from diptych.index.engines.postgres.index import LEAST_EF, PostgresIndex
 from diptych.index.protocol import Item
 
 names = itertools.count()

@@ -11,9 +11,9 @@ import pytest
 from servers import Server
 from test_index_codes import vectors
 
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.postgres.code_tables import written
-from diptych.index.postgres.index import PostgresIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.engines.postgres.code_tables import written
+from diptych.index.engines.postgres.index import PostgresIndex
 from diptych.index.protocol import Item
 
 D, N = 64, 1200

@@ -11,8 +11,8 @@ from commands import diptych, refused
 from dual_folders import clip_folder
 from small import pictures
 
-from diptych.index.opening import open_index
-from diptych.retriever import Retriever
+from diptych.index.engines.opening import open_index
+from diptych.model.retriever import Retriever
 
 HUB_ID = "hf:tiny/clip"
 

@@ -24,8 +24,8 @@ from diptych.errors import DataError, SettingsError
 from diptych.evaluation.metrics import retrieval_metrics
 from diptych.evaluation.protocols import PROTOCOLS, EvaluationProtocol, protocol_named
 from diptych.evaluation.retrieval import evaluate, evaluate_ensemble, evaluate_scores
-from diptych.retriever import Retriever, Tower
-from diptych.scores import EmbeddingScores, Scores, vector_scores
+from diptych.model.retriever import Retriever, Tower
+from diptych.model.scores import EmbeddingScores, Scores, vector_scores
 
 
 class Numbers:

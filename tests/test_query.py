@@ -11,7 +11,7 @@ from PIL import Image
 
 from diptych.errors import QueryError
 from diptych.index.protocol import Term
-from diptych.index.query import MAX_LENGTH, parse_query
+from diptych.index.query.parse import MAX_LENGTH, parse_query
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from written import add_member, encoded, picture, save_part, save_pictures
 from diptych.data.captions import Captions, StoreRows
 from diptych.data.files import content_hash
 from diptych.data.formats import FORMATS, open_captions, recognise
-from diptych.data.manifest import sniff
+from diptych.data.readers.manifest import sniff
+from diptych.data.readers.webdataset import expand
 from diptych.data.splits import canonical_split, split_by_hash, split_in_name
-from diptych.data.webdataset import expand
 from diptych.errors import DataError, ImageError, SettingsError
 
 

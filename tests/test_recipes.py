@@ -19,18 +19,18 @@ from small import bert_folder, photos, pictures, precomputed
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.loading import PairLoader
-from diptych.data.prepared import Prepared
 from diptych.errors import SettingsError
+from diptych.evaluation.prepared import Prepared
+from diptych.model.retriever import Retriever
 from diptych.parts import describe
 from diptych.recipes import RECIPES
-from diptych.retriever import Retriever
 from diptych.runs.train import seed_everything, training_splits
+from diptych.targets.filling import fill_targets
 from diptych.training.encoded_pairs import show_pairs
+from diptych.training.loading import PairLoader
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, trainable
 from diptych.training.step import Step
-from diptych.training.targets import fill_targets
 
 SMALL = {
     "dim": 16, "batch_size": 12, "min_count": 1, "word_dim": 8,

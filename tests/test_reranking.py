@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diptych import reranking
 from diptych.errors import SettingsError
 from diptych.interaction.fusion import Fusion
 from diptych.interaction.scorer import PairScorer
-from diptych.reranking import OUTSIDE, RerankedScores, candidates
-from diptych.scores import EmbeddingScores, MatrixScores
+from diptych.model import reranking
+from diptych.model.reranking import OUTSIDE, RerankedScores, candidates
+from diptych.model.scores import EmbeddingScores, MatrixScores
 from diptych.types import Features, Ragged
 
 CPU = torch.device("cpu")

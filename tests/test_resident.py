@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
-from diptych.data.columns import Column
 from diptych.errors import DataError
+from diptych.targets.columns import Column
 from diptych.training import resident
 from diptych.training.resident import Resident, divide
 from diptych.types import Batch, Features

@@ -26,7 +26,7 @@ from diptych.encoders.cnn import Grid
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.regions import Regions
 from diptych.errors import CheckpointError, DiptychError, ImageError
-from diptych.retriever import Tower
+from diptych.model.retriever import Tower
 
 DIM = 12
 

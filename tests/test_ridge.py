@@ -22,15 +22,15 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.images import PixelInput, RegionInput
-from diptych.data.prepared import Prepared
 from diptych.data.text import CachedTexts, WordPieceInput
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.named_grid import NamedGrid
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, SettingsError
+from diptych.evaluation.prepared import Prepared
+from diptych.model.retriever import Retriever, Tower
 from diptych.recipes import RECIPES
 from diptych.recipes.ridge import Settings
-from diptych.retriever import Retriever, Tower
 from diptych.runs.train import run_recipe, training_splits
 from diptych.training.log import read_log
 from diptych.training.prepare import prepare

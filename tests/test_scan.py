@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from diptych.index.embedded import scan
-from diptych.index.embedded.segments import ROW_BITS, Blocks, Mapped, RowLayout
-from diptych.index.embedded.state import RowNumbers, Segment, Selection
+from diptych.index.engines.embedded import scan
+from diptych.index.engines.embedded.segments import ROW_BITS, Blocks, Mapped, RowLayout
+from diptych.index.engines.embedded.state import RowNumbers, Segment, Selection
 from diptych.index.exact import rescore
 from diptych.index.protocol import PRECISIONS, Precision, Vectors
 

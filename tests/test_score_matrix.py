@@ -21,7 +21,7 @@ from diptych.evaluation import score_matrix
 from diptych.evaluation.score_matrix import stored_scores
 from diptych.interaction.saf import SAF
 from diptych.interaction.sgr import SGR
-from diptych.scores import MeanScores, PairScores, Where
+from diptych.model.scores import MeanScores, PairScores, Where
 from diptych.types import Features, Ragged
 
 DIM = 8

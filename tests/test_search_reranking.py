@@ -13,14 +13,14 @@ from small import pictures, precomputed, texts
 
 from diptych.data.formats import open_captions
 from diptych.errors import IndexFault, QueryError, SettingsError
-from diptych.index.build import index_collection
+from diptych.index.engines.opening import open_index
+from diptych.index.ingest.build import index_collection
 from diptych.index.local_features import LocalFeatures, features_place
-from diptych.index.opening import open_index
 from diptych.index.protocol import Item, Query, Term
-from diptych.index.reranking import Reranker, reranker_of
-from diptych.index.search import Searcher
+from diptych.index.query.reranking import Reranker, reranker_of
+from diptych.index.query.search import Searcher
+from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
-from diptych.retriever import Retriever
 
 SMALL = {"dim": 16, "similarity_dim": 8, "min_count": 1, "word_dim": 8, "image_size": 64}
 

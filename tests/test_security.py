@@ -24,7 +24,7 @@ from PIL import Image
 from written import icon, one_bit_png
 
 from diptych.errors import QueryError, SettingsError
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 from diptych.web import addresses, uploads
 from diptych.web.app import create_app

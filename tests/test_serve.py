@@ -22,9 +22,9 @@ from fastapi.testclient import TestClient
 from servers import Server, served
 from small import precomputed
 
-from diptych.index.opening import create_index, open_index
-from diptych.index.postgres.index import PostgresIndex
-from diptych.retriever import Retriever
+from diptych.index.engines.opening import create_index, open_index
+from diptych.index.engines.postgres.index import PostgresIndex
+from diptych.model.retriever import Retriever
 from diptych.web.app import create_app
 
 TOKEN = "correct-horse"

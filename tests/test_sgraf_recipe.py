@@ -17,8 +17,8 @@ from small import precomputed
 from diptych.data.formats import open_captions
 from diptych.errors import SettingsError
 from diptych.evaluation import score_matrix
+from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
-from diptych.retriever import Retriever
 from diptych.runs.train import training_splits
 from diptych.types import Batch
 

@@ -20,6 +20,8 @@ from diptych.data.captions import Captions
 from diptych.data.files import FileImages
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation.metrics import DIRECTIONS
+from diptych.model.retriever import Retriever
+from diptych.model.scores import MatrixScores
 from diptych.recipes import RECIPES
 from diptych.reports.charts import (
     DPI,
@@ -34,11 +36,9 @@ from diptych.reports.charts import (
 )
 from diptych.reports.grids import Compared, chosen_queries
 from diptych.reports.page import comparison_page
-from diptych.retriever import Retriever
 from diptych.runs.poolings import learned_poolings
 from diptych.runs.show import model_at_start, show_pooling, show_space
 from diptych.runs.train import run_recipe
-from diptych.scores import MatrixScores
 from diptych.types import Features
 
 SMALL: dict[str, Any] = {

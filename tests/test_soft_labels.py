@@ -382,7 +382,7 @@ def test_the_heads_are_a_view_beside_the_score() -> None:
     from diptych.data.text import WordInput
     from diptych.encoders.bigru import BiGRU
     from diptych.encoders.regions import Regions
-    from diptych.retriever import Retriever, Tower
+    from diptych.model.retriever import Retriever, Tower
 
     torch.manual_seed(0)
     words = ["<pad>", "<start>", "<end>", "<unk>", "man", "dog"]

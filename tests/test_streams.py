@@ -16,14 +16,14 @@ from accelerate import Accelerator
 from small import bert_folder, precomputed
 
 from diptych.data.formats import open_captions
-from diptych.data.loading import PairLoader
 from diptych.kernels.streams import Beside, branching, scored
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes import RECIPES
+from diptych.targets.filling import fill_targets
+from diptych.training.loading import PairLoader
 from diptych.training.optim import build_optimizer
 from diptych.training.step import Step
-from diptych.training.targets import fill_targets
 from diptych.types import Batch, Embeddings, Features
 
 CPU = torch.device("cpu")

@@ -18,15 +18,17 @@ from PIL import Image
 from small import bert_folder, texts
 from torch import Tensor, nn
 
-import diptych.encoders.cells as cells_module
-import diptych.encoders.teachers as module
+import diptych.cache.cells as cells_module
+import diptych.targets.teachers as module
+from diptych.cache.features import cache_image_features
 from diptych.data.captions import StoredImage
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.backbone import Backbone
-from diptych.encoders.cache import cache_image_features
-from diptych.encoders.published_teachers import read_vectors
-from diptych.encoders.teachers import (
+from diptych.encoders.transformer import TransformerText
+from diptych.errors import DataError, SettingsError
+from diptych.targets.published_teachers import read_vectors
+from diptych.targets.teachers import (
     ImageTeacher,
     Projection,
     StoredTeacher,
@@ -36,8 +38,6 @@ from diptych.encoders.teachers import (
     live_image_vectors,
     live_text_vectors,
 )
-from diptych.encoders.transformer import TransformerText
-from diptych.errors import DataError, SettingsError
 
 SIZE = 8
 
@@ -191,7 +191,7 @@ def test_a_failed_extraction_goes_on(tmp_path: Path, bert: Path) -> None:
 
 def test_a_killed_extraction_goes_on(tmp_path: Path) -> None:
     code = (
-        "import sys, time; sys.path.insert(0, sys.argv[2]); import test_teachers as t, diptych.encoders.cells as c\n"
+        "import sys, time; sys.path.insert(0, sys.argv[2]); import test_teachers as t, diptych.cache.cells as c\n"
         "c.CHUNK_IMAGES, c.CPU_BATCH = 2, 2\n"
         "forward = t.Toy.forward\n"
         "t.Toy.forward = lambda self, x: (time.sleep(0.2), forward(self, x))[1]\n"

@@ -25,8 +25,9 @@ from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid
 from diptych.errors import CheckpointError, DataError, SettingsError, TrainingError
+from diptych.model.retriever import Retriever, Tower
+from diptych.model.twin import Twin
 from diptych.recipes import RECIPES
-from diptych.retriever import Retriever, Tower
 from diptych.runs.train import resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json
 from diptych.training import health, loop
@@ -34,7 +35,6 @@ from diptych.training.log import read_log
 from diptych.training.optim import can_fold_clip, fold_clip
 from diptych.training.schedules import Schedule, StepDecay
 from diptych.training.step import Step
-from diptych.twin import Twin
 from diptych.types import Batch, Features
 
 SMALL = {

@@ -10,12 +10,12 @@ import torch
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
-from diptych.data.prepared import Prepared
 from diptych.errors import SettingsError
 from diptych.evaluation.metrics import KS
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Report
 from diptych.evaluation.video import VideoRetrieval, dedupe_captions
-from diptych.scores import EmbeddingScores
+from diptych.model.scores import EmbeddingScores
 
 TEXTS = [["a", "b", "a"], ["b", "c"], ["d"], ["a", "e", "f"]]  # "a" thrice, of two videos; "b" of two
 

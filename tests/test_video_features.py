@@ -16,7 +16,7 @@ import pytest
 from diptych.data.captions import Captions
 from diptych.data.check import check
 from diptych.data.formats import open_captions, recognise
-from diptych.data.frame_features import HDF5Frames, evenly
+from diptych.data.readers.frame_features import HDF5Frames, evenly
 from diptych.errors import DataError, MissingExtra, SettingsError
 
 TEXTS = {

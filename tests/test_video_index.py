@@ -18,11 +18,11 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from diptych.data.formats import open_captions
-from diptych.index.build import index_collection
-from diptych.index.embedded.index import EmbeddedIndex
-from diptych.index.frames import Frame, frame_of, one_per_video, picture_of
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import Hit, Item
-from diptych.index.search import Searcher
+from diptych.index.query.frames import Frame, frame_of, one_per_video, picture_of
+from diptych.index.query.search import Searcher
 from diptych.recipes import RECIPES
 from diptych.web.app import create_app
 

@@ -16,8 +16,8 @@ from diptych.data.augmentation import PictureAugmentation
 from diptych.data.files import FileImages
 from diptych.data.images import PixelInput, RegionInput
 from diptych.data.text import CachedTexts, WordInput
-from diptych.data.views import Augmented, AugmentedImages
 from diptych.errors import DataError
+from diptych.training.views import Augmented, AugmentedImages
 from diptych.types import Features
 
 INPUT = WordInput(["<pad>", "<start>", "<end>", "<unk>", *WORDS, "<mask>"], augment=0)

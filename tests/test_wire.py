@@ -17,7 +17,7 @@ import httpx2 as httpx
 import pytest
 from colours import ColourModel, draw, make_index, running
 
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.web.app import create_app
 
 TOKEN = "correct-horse"

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from diptych.data.captions import Captions
     from diptych.data.formats import open_captions
     from diptych.evaluation.retrieval import evaluate
-    from diptych.index.opening import open_index
-    from diptych.retriever import Retriever
+    from diptych.index.engines.opening import open_index
+    from diptych.model.retriever import Retriever
 
 _HOMES = {
     "Captions": "diptych.data.captions",
     "open_captions": "diptych.data.formats",
     "evaluate": "diptych.evaluation.retrieval",
-    "open_index": "diptych.index.opening",
-    "Retriever": "diptych.retriever",
+    "open_index": "diptych.index.engines.opening",
+    "Retriever": "diptych.model.retriever",
 }
 
 

@@ -17,7 +17,7 @@ def matlab(folder: Path) -> Attack:
     from scipy.io import savemat
     from scipy.sparse import csc_matrix
 
-    from diptych.data.matlab import read_mat
+    from diptych.data.readers.matlab import read_mat
 
     table = np.random.default_rng(0).integers(0, 2, (6, 5)).astype(np.uint8)
     file, sound = folder / "a.mat", []
@@ -41,7 +41,7 @@ def matlab(folder: Path) -> Attack:
 def hdf5(folder: Path) -> Attack:
     import h5py
 
-    from diptych.data.frame_features import HDF5Frames, held_in_hdf5
+    from diptych.data.readers.frame_features import HDF5Frames, held_in_hdf5
 
     rows = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
     file = folder / "a.h5"
@@ -67,7 +67,7 @@ def hdf5(folder: Path) -> Attack:
 
 @target
 def senteval(folder: Path) -> Attack:
-    from diptych.data.senteval import YEARS, read_senteval
+    from diptych.evaluation.senteval import YEARS, read_senteval
 
     texts = {
         "STS/STSBenchmark/sts-dev.csv": "main\tMSR\t2012\t1\t4.5\ta dog\ta hound\nmain\tMSR\t2012\t2\t0\ta\tb\n",
@@ -95,7 +95,7 @@ def senteval(folder: Path) -> Attack:
 
 @target
 def class_lists(folder: Path) -> Attack:
-    from diptych.data.class_lists import open_class_list
+    from diptych.evaluation.class_lists import open_class_list
 
     texts = {
         "sop/Ebay_test.txt": "image_id class_id super_class_id path\n1 1 1 a.jpg\n2 1 1 a.jpg\n",
@@ -123,8 +123,8 @@ def class_lists(folder: Path) -> Attack:
 
 @target
 def judgements(folder: Path) -> Attack:
-    from diptych.data.coco_instances import read_instances
     from diptych.data.problems import Problems
+    from diptych.data.readers.coco_instances import read_instances
     from diptych.evaluation.judgements import load_judgements
 
     contents = {

@@ -24,7 +24,7 @@ DRAWING = (
 @target
 def photos(folder: Path) -> Attack:
     """HEIC, RAW and SVG."""
-    from diptych.data.opening import open_image
+    from diptych.data.decode.opening import open_image
 
     out = io.BytesIO()
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
@@ -41,7 +41,7 @@ def photos(folder: Path) -> Attack:
 @target
 def exif(folder: Path) -> Attack:
     """Dates, cameras and places: whatever a file claims, the columns can be stored."""
-    from diptych.data.exif import photo_facts
+    from diptych.index.ingest.exif import photo_facts
     from diptych.index.metadata import check_storable
 
     tags = Image.Exif()
@@ -70,8 +70,8 @@ def exif(folder: Path) -> Attack:
 @target
 def feature_cache(folder: Path) -> Attack:
     """A pack with a damaged file: what it still gives is what was stored."""
-    from diptych.encoders.feature_pack import FeaturePack
-    from diptych.encoders.pack_entries import MISSING
+    from diptych.cache.feature_pack import FeaturePack
+    from diptych.cache.pack_entries import MISSING
 
     rows = np.arange(20 * 6, dtype=np.float16).reshape(20, 2, 3)
     keys = [str(n) for n in range(20)]

@@ -48,7 +48,7 @@ TESTS = (
 
 @target
 def filters(folder: Path) -> Attack:
-    from diptych.index.filters import matches, parse_filter
+    from diptych.index.query.filters import matches, parse_filter
 
     columns = {"price": ["number"], "name": ["text"], "new": ["boolean"], "tags": ["list"]}
 
@@ -63,7 +63,7 @@ def filters(folder: Path) -> Attack:
 
 @target
 def like(folder: Path) -> Attack:
-    from diptych.index.like import MAX_PATTERN, Like
+    from diptych.index.query.like import MAX_PATTERN, Like
 
     db = sqlite3.connect(":memory:")
 
@@ -79,7 +79,7 @@ def like(folder: Path) -> Attack:
 
 @target
 def queries(folder: Path) -> Attack:
-    from diptych.index.query import parse_query
+    from diptych.index.query.parse import parse_query
 
     pieces = (
         '"',
@@ -240,7 +240,7 @@ def tables(folder: Path) -> Attack:
 
 @target
 def pictures(folder: Path) -> Attack:
-    from diptych.data.opening import open_image
+    from diptych.data.decode.opening import open_image
 
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8))
     sound = []
@@ -259,7 +259,7 @@ def pictures(folder: Path) -> Attack:
 
 @target
 def pickles(folder: Path) -> Attack:
-    from diptych.data.pickles import read_pickle
+    from diptych.data.decode.pickles import read_pickle
 
     content = {"a": np.ones((3, 4), np.float32), "b": ["x", 1, None, {"c": (1, 2.5)}], "d": np.arange(5)}
     sound = [pickle.dumps(content, protocol=protocol) for protocol in range(6)]
@@ -290,7 +290,7 @@ def models(folder: Path) -> Attack:
     from diptych.data.vocabulary import build_vocabulary
     from diptych.encoders.bigru import BiGRU
     from diptych.encoders.regions import Regions
-    from diptych.retriever import Retriever, Tower
+    from diptych.model.retriever import Retriever, Tower
 
     torch.manual_seed(0)
     vocabulary = build_vocabulary(["a red dog", "a blue cat on a mat"], min_count=1)
@@ -357,7 +357,7 @@ DIMENSION = 16
 
 @target
 def indexes(folder: Path) -> Attack:
-    from diptych.index.embedded.index import EmbeddedIndex
+    from diptych.index.engines.embedded.index import EmbeddedIndex
     from diptych.index.protocol import Item
 
     rng = np.random.default_rng(0)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from targets import CLOSING, FILTER, TARGETS, attacked
 
 from diptych.errors import QueryError
-from diptych.index.filters import matches, parse_filter
-from diptych.index.query import parse_query
+from diptych.index.query.filters import matches, parse_filter
+from diptych.index.query.parse import parse_query
 
 INPUTS = {
     "filters": 300,

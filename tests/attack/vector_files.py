@@ -34,8 +34,8 @@ def parquet_tables(folder: Path) -> Attack:
 
 @target
 def vector_folders(folder: Path) -> Attack:
+    from diptych.evaluation.shards import evaluate_vectors
     from diptych.index.protocol import Item
-    from diptych.vectors.evaluate import evaluate_vectors
     from diptych.vectors.files import open_vectors, shard_writer
     from diptych.vectors.manifest import (
         Manifest,

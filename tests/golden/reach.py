@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from diptych.encoders.feature_file import FeatureFile
-from diptych.encoders.feature_pack import FeaturePack
+from diptych.cache.feature_file import FeatureFile
+from diptych.cache.feature_pack import FeaturePack
 from diptych.evaluation import score_matrix
-from diptych.index.opening import create_index
+from diptych.index.engines.opening import create_index
 from diptych.index.protocol import Index, Item
 from diptych.recipes import RECIPES
 from diptych.runs.train import seed_everything

@@ -33,11 +33,11 @@ from engine_contract import (
 from milvus_server import MilvusServer
 
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError
-from diptych.index.embedded.index import EmbeddedIndex
+from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 
 pytest.importorskip("pymilvus")
-from diptych.index.milvus.index import MilvusIndex
+from diptych.index.engines.milvus.index import MilvusIndex
 
 names = itertools.count()
 EVIL = [

@@ -26,8 +26,8 @@ from diptych.index.protocol import Item
 from diptych.web.app import create_app
 
 pytest.importorskip("pymilvus")
-from diptych.index.milvus import server as conversation
-from diptych.index.milvus.index import MilvusIndex
+from diptych.index.engines.milvus import server as conversation
+from diptych.index.engines.milvus.index import MilvusIndex
 
 KILLS, BATCH = 20, 25
 PATIENCE = 180  # seconds until a server that was killed answers again, on a busy machine

@@ -17,8 +17,8 @@ from milvus_server import MilvusServer
 from shard_data import embedded_tars, held
 
 pytest.importorskip("pymilvus")
-from diptych.index.milvus.index import MilvusIndex
-from diptych.index.opening import open_index
+from diptych.index.engines.milvus.index import MilvusIndex
+from diptych.index.engines.opening import open_index
 from diptych.vectors.load import load
 
 names = itertools.count()

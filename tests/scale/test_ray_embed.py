@@ -99,7 +99,7 @@ def test_a_node_dies_while_ranks_are_counted(cluster: RayCluster, tmp_path: Path
     image, text, image_of = tied_vectors(4000, 64)
     folder = write_vectors(tmp_path / "vectors", image, text, image_of, [500, 501, 2000, 3900])
     script = (
-        "import sys; from pathlib import Path; from diptych.vectors.evaluate import evaluate_vectors;"
+        "import sys; from pathlib import Path; from diptych.evaluation.shards import evaluate_vectors;"
         "from diptych.vectors.on_ray import connected;"
         "report, address = None, sys.argv[2]\n"
         "with connected(address) as cluster:\n"

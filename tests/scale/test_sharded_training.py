@@ -15,7 +15,7 @@ from commands import free_port, on_two_processes, torchrun, training, wait_for_s
 from safetensors.torch import load_file
 from small import bert_folder, photos, precomputed
 
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 from diptych.training.log import read_log
 
 PLAIN = {"size_augmentation": "none", "image_encoder": "grid"}  # nothing random, no BatchNorm

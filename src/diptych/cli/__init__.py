@@ -18,7 +18,7 @@ import click
 from diptych import __version__
 from diptych.cli.hints import advice
 from diptych.errors import DiptychError, Interrupted
-from diptych.registry import import_plugins
+from diptych.names import import_plugins
 
 VERBS = {
     "demo": "demo",

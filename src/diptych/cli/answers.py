@@ -187,8 +187,8 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> N
 
 def _name(index: Index, item: Item) -> str:
     """A short name for people: the path from where they stand, with the time of a frame, or the id."""
-    from diptych.data.video_files import clock
-    from diptych.index.frames import frame_of
+    from diptych.data.decode.video_files import clock
+    from diptych.index.query.frames import frame_of
 
     file, frame = index.file(item), frame_of(item)
     if file is None:
@@ -210,7 +210,7 @@ def _printable(text: str) -> str:
 
 def _picture(index: Index, item: Item) -> Image.Image | None:
     """A thumbnail: the stored one, or one from the file; none for a text or a file that cannot be read."""
-    from diptych.data.opening import open_image
+    from diptych.data.decode.opening import open_image
     from diptych.errors import ImageError
 
     stored = index.thumbnail(item.id)
@@ -225,7 +225,7 @@ def _picture(index: Index, item: Item) -> Image.Image | None:
 
 def _asked_picture(index: Index, value: Any) -> Image.Image | None:
     """The picture that a term of a query shows."""
-    from diptych.data.opening import open_image
+    from diptych.data.decode.opening import open_image
 
     if isinstance(value, Path):
         return open_image(value, size_hint=SIDE)

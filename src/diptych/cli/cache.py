@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from diptych.encoders.cache_contents import Entry
+    from diptych.cache.contents import Entry
 
 
 @click.group()
@@ -20,7 +20,7 @@ def cache() -> None:
 @cache.command()
 def info() -> None:
     """List what the cache folder holds. A line for each backbone: pictures, size, last use."""
-    from diptych.encoders.cache_contents import contents, in_words
+    from diptych.cache.contents import contents, in_words
     from diptych.storage import cache_folder
 
     entries = contents()
@@ -38,7 +38,7 @@ def info() -> None:
 @click.option("--dry_run", is_flag=True, help="say what would be removed, and remove nothing")
 def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | None, dry_run: bool) -> None:
     """Remove computed features. Without an option, all of them; commands compute again what they need."""
-    from diptych.encoders.cache_contents import chosen, contents, in_words
+    from diptych.cache.contents import chosen, contents, in_words
 
     found = chosen(contents(), backbone=backbone, old=old, older_than=older_than, keep=keep)
     for line in _table(found):
@@ -56,7 +56,7 @@ def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | N
 
 def _table(entries: Sequence[Entry]) -> list[str]:
     """A line for each backbone or kind of file."""
-    from diptych.encoders.cache_contents import in_words
+    from diptych.cache.contents import in_words
 
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:

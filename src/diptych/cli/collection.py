@@ -12,9 +12,9 @@ from diptych.cli.flags import say_device
 from diptych.progress import counted
 
 if TYPE_CHECKING:
+    from diptych.index.ingest.works import Built
     from diptych.index.protocol import Index
-    from diptych.index.works import Built
-    from diptych.retriever import Retriever
+    from diptych.model.retriever import Retriever
 
 
 def collection_of(
@@ -32,8 +32,8 @@ def bring_up_to_date(
 ) -> tuple[Built, Retriever]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
     from diptych.encoders.dual import recorded_name
-    from diptych.index.build import index_collection
-    from diptych.retriever import Retriever
+    from diptych.index.ingest.build import index_collection
+    from diptych.model.retriever import Retriever
 
     retriever = Retriever.from_pretrained(model, device, compute_precision)
     say_device(retriever.device)
@@ -61,7 +61,7 @@ def summary(place: str, built: Built) -> str:
 def model_for(place: str) -> str:
     """The model that an index was made with; for an index to be made, the one that needs no training."""
     from diptych.encoders.class_words import NAME
-    from diptych.index.opening import index_exists, open_index
+    from diptych.index.engines.opening import index_exists, open_index
 
     if not index_exists(place):
         return NAME
@@ -112,7 +112,7 @@ def pictures_alone(path: str) -> str:
 def is_collection(place: str) -> bool:
     """Whether a folder given in place of an index holds pictures to index: it is not an index, run or model."""
     from diptych.data.formats import located, recognise
-    from diptych.index.opening import index_exists
+    from diptych.index.engines.opening import index_exists
 
     if "://" in place or not located(place).is_dir() or index_exists(place) or is_model_folder(place):
         return False

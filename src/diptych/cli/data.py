@@ -67,13 +67,13 @@ def extract(
     compute_precision: str,
 ) -> None:
     """Turn images into grid features (precomputed layout). Run again to continue after an interruption."""
-    from diptych import named
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
     from diptych.data.readable import ToBeLeftOut
     from diptych.devices import autocast, pick_device, pick_precision
-    from diptych.encoders.extract import extract as extract_grid
-    from diptych.encoders.extract_frames import extract_frames
+    from diptych.model import named
+    from diptych.runs.extract import extract as extract_grid
+    from diptych.runs.extract_frames import extract_frames
 
     place = pick_device(device)
     compute_precision = pick_precision(compute_precision, place)

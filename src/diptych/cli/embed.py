@@ -72,7 +72,7 @@ def embed(
     """
     from diptych.encoders.dual import recorded_name
     from diptych.errors import DataError
-    from diptych.retriever import Retriever
+    from diptych.model.retriever import Retriever
     from diptych.vectors import embed as embedding
     from diptych.vectors.on_ray import connected
     from diptych.vectors.sources import absolute, open_sources

@@ -75,8 +75,8 @@ def import_embeddings(
     pictures that can be read, that the model makes the same vectors.
     """
     from diptych.encoders.dual import recorded_name
-    from diptych.index.opening import shown
-    from diptych.retriever import Retriever
+    from diptych.index.engines.opening import shown
+    from diptych.model.retriever import Retriever
     from diptych.runs.embeddings import import_embeddings as run
 
     retriever = Retriever.from_pretrained(model, device, compute_precision)
@@ -106,7 +106,7 @@ def export() -> None:
 @of_kind
 def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
     """Export vectors as .npy and items as Parquet. The layout is that of clip-retrieval."""
-    from diptych.index.opening import open_index
+    from diptych.index.engines.opening import open_index
     from diptych.runs.embeddings import export_vectors as run
 
     with open_index(place) as opened:
@@ -119,7 +119,7 @@ def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
 @of_kind
 def export_faiss(place: str, output: Path, kind: Any) -> None:
     """Export vectors as a faiss index of inner products. The ids of its rows are in FILE.json."""
-    from diptych.index.opening import open_index
+    from diptych.index.engines.opening import open_index
     from diptych.runs.embeddings import export_faiss as run
 
     with open_index(place) as opened:
@@ -131,7 +131,7 @@ def export_faiss(place: str, output: Path, kind: Any) -> None:
 @click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
 def export_onnx(model: str, output_dir: Path) -> None:
     """Export both encoders as image.onnx and text.onnx. They are compared with torch before they are kept."""
-    from diptych.retriever import Retriever
+    from diptych.model.retriever import Retriever
     from diptych.runs.onnx_export import export_onnx as run
 
     for line in run(Retriever.from_pretrained(model), output_dir):

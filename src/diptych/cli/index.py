@@ -109,8 +109,8 @@ def build(
     MODEL is the folder of a trained run, or a pretrained model that needs no training: hf:ID, or its folder. Without
     MODEL, an index keeps its model, and a new one takes lite0+minilm (from the packages of the extra 'demo').
     """
-    from diptych.index.build import APPROXIMATE_ABOVE
-    from diptych.index.opening import shown
+    from diptych.index.engines.opening import shown
+    from diptych.index.ingest.build import APPROXIMATE_ABOVE
 
     if codes and approximate is False:
         raise click.UsageError("--exact and --codes cannot be combined: choose one.")
@@ -144,7 +144,7 @@ index.add_command(load)
 @click.argument("place", metavar="INDEX")
 def info(place: str) -> None:
     """Show what an index holds, and its model."""
-    from diptych.index.opening import open_index
+    from diptych.index.engines.opening import open_index
 
     with open_index(place) as opened:
         about = opened.info
@@ -171,7 +171,7 @@ def info(place: str) -> None:
 @click.argument("place", metavar="INDEX")
 def verify(place: str) -> None:
     """Read everything and compare it with its checksums. Status 1 when something is wrong."""
-    from diptych.index.opening import open_index
+    from diptych.index.engines.opening import open_index
 
     with open_index(place) as opened:
         faults = opened.verify(show_progress=True)
@@ -185,7 +185,7 @@ def verify(place: str) -> None:
 @click.argument("place", metavar="INDEX")
 def compact(place: str) -> None:
     """Free the space of removed items."""
-    from diptych.index.opening import open_index
+    from diptych.index.engines.opening import open_index
 
     with open_index(place, writable=True) as opened:
         click.echo(f"freed {opened.compact(show_progress=True) / 1e6:.1f} MB")
@@ -210,8 +210,8 @@ def remove(
 
     Images go with their texts. A later 'diptych index' adds what is still in the collection.
     """
-    from diptych.index import removal
-    from diptych.index.opening import open_index
+    from diptych.index.engines.opening import open_index
+    from diptych.index.ingest import removal
 
     if sum((bool(ids), collection is not None, condition is not None, missing)) != 1:
         raise click.UsageError("say what to remove in one way: by ids, --collection, --filter or --missing.")
@@ -248,7 +248,7 @@ def remove(
 )
 def duplicates(place: str, threshold: float | None, limit: int, kind: Any) -> None:
     """List pairs of images or texts with nearly equal vectors."""
-    from diptych.index.opening import open_index
+    from diptych.index.engines.opening import open_index
 
     with open_index(place) as opened:
         pairs = opened.near_duplicates(kind=kind, threshold=threshold, limit=limit, show_progress=True)

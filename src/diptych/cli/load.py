@@ -34,8 +34,8 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
     once. Nothing is removed. What is not embedded yet is loaded by a later run.
     """
     from diptych.errors import DataError
-    from diptych.index.build import APPROXIMATE_ABOVE
-    from diptych.index.opening import shown
+    from diptych.index.engines.opening import shown
+    from diptych.index.ingest.build import APPROXIMATE_ABOVE
     from diptych.vectors.embed import parse_part
     from diptych.vectors.load import load as load_vectors
 

@@ -21,14 +21,14 @@ from diptych.cli.flags import device_flags, say_device
 
 if TYPE_CHECKING:
     from diptych.index.protocol import Index, Query
-    from diptych.retriever import Retriever
+    from diptych.model.retriever import Retriever
 
 
 def model_of(
     opened: Index, given: str | None, device: str = "auto", compute_precision: str = "no"
 ) -> tuple[Retriever, str]:
     """The model an index was made with, and its place."""
-    from diptych.retriever import Retriever
+    from diptych.model.retriever import Retriever
 
     place = model_place(opened, given)
     model = Retriever.from_pretrained(place, device, compute_precision)
@@ -117,8 +117,8 @@ def search(
     """
     click.get_current_context().with_resource(_uncollected())
     from diptych.encoders.dual import is_pretrained_name
-    from diptych.index.opening import open_index
-    from diptych.index.search import Searcher
+    from diptych.index.engines.opening import open_index
+    from diptych.index.query.search import Searcher
 
     if as_json and paths:
         raise click.UsageError("--json and --paths cannot be combined: choose one.")
@@ -137,7 +137,7 @@ def search(
         )
         judge = None
         if rerank:
-            from diptych.index.reranking import reranker_of
+            from diptych.index.query.reranking import reranker_of
 
             judge = reranker_of(place, retriever, reranker)
         searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls, pair_scorer=judge)
@@ -178,7 +178,7 @@ def _uncollected() -> Iterator[None]:
 def _query(expression: str, like: str | None) -> Query:
     """What was asked: an expression, more like an item, or both."""
     from diptych.index.protocol import Query, Term
-    from diptych.index.query import parse_query
+    from diptych.index.query.parse import parse_query
 
     if not expression and not like:
         raise click.UsageError(

@@ -90,8 +90,8 @@ def serve(
     diptych serve hf:ID ./photos.
     """
     from diptych.encoders.dual import is_pretrained_name
-    from diptych.index.opening import open_index
-    from diptych.retriever import Retriever
+    from diptych.index.engines.opening import open_index
+    from diptych.model.retriever import Retriever
     from diptych.web.serve import serve
 
     path = place if is_collection(place) else None

@@ -46,10 +46,10 @@ def watch(
     disappears leaves the index as it is, and is followed again when it is back.
     """
     from diptych.encoders.dual import recorded_name
-    from diptych.index.build import index_collection
-    from diptych.index.opening import index_exists, shown
-    from diptych.index.works import Built
-    from diptych.retriever import Retriever
+    from diptych.index.engines.opening import index_exists, shown
+    from diptych.index.ingest.build import index_collection
+    from diptych.index.ingest.works import Built
+    from diptych.model.retriever import Retriever
     from diptych.runs.watch import watch_folder
 
     if not folder.is_dir() and not index_exists(place):

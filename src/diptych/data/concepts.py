@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.pickles import read_pickle
+from diptych.data.decode.pickles import read_pickle
 from diptych.data.vocabulary import tokenize
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.storage import parse_json

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from diptych.data.captions import StoredImage
-from diptych.data.extra_formats import kind_of
-from diptych.data.opening import open_image
+from diptych.data.decode.extra_formats import kind_of
+from diptych.data.decode.opening import open_image
 from diptych.data.problems import Problems
 from diptych.errors import ImageError
 from diptych.storage import parse_json

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diptych.data import (
+from diptych.data.captions import Captions
+from diptych.data.decode.extra_formats import left_out_by_kind
+from diptych.data.files import find_files
+from diptych.data.labels import vocabulary as label_vocabulary
+from diptych.data.problems import Problems
+from diptych.data.readers import (
     coco_instances,
     corpora,
     dual_encoding,
@@ -20,7 +25,6 @@ from diptych.data import (
     huggingface,
     karpathy,
     label_arrays,
-    label_vocabulary,
     lists,
     manifest,
     mirflickr,
@@ -31,10 +35,6 @@ from diptych.data import (
     videos,
     webdataset,
 )
-from diptych.data.captions import Captions
-from diptych.data.extra_formats import left_out_by_kind
-from diptych.data.files import find_files
-from diptych.data.problems import Problems
 from diptych.data.splits import canonical_split
 from diptych.errors import DataError, DiptychError, SettingsError
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diptych.data.captions import StoredImage
-from diptych.data.opening import open_image, to_rgb
+from diptych.data.decode.opening import open_image, to_rgb
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe, part
 from diptych.types import Features, Inputs

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from diptych.data.decode.opening import to_rgb
 from diptych.data.images import ImageInput, Items, stack_features
-from diptych.data.opening import to_rgb
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.types import Features, Inputs

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diptych.data.packing import PackedIds
 from diptych.encoders.documents import attend
+from diptych.encoders.packing import PackedIds
 
 COUNT_FROM_ZERO = ("bert",)
 COUNT_FROM_PAD = (

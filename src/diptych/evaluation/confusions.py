@@ -23,7 +23,7 @@ from diptych.errors import SettingsError
 from diptych.evaluation.judgements import top_lists
 from diptych.evaluation.labels import Rows, checked_labels
 from diptych.evaluation.metrics import DIRECTIONS
-from diptych.scores import Scores, as_scores
+from diptych.model.scores import Scores, as_scores
 
 DEPTHS = {"image_to_text": 5, "text_to_image": 3}  # retrieved items looked at, as in the supplement's figure
 Kind = Literal["super-class", "semantic"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from diptych.data.captions import Captions
-from diptych.data.prepared import Prepared
 from diptych.errors import SettingsError
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import evaluate
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 
 
 class Evaluator(Protocol):

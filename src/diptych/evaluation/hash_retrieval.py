@@ -10,14 +10,14 @@ import numpy as np
 
 from diptych import __version__
 from diptych.data.captions import Captions
-from diptych.data.hash_labels import COLUMN, class_names, class_rows, class_sets
-from diptych.data.prepared import Prepared
+from diptych.data.labels.hash_labels import COLUMN, class_names, class_rows, class_sets
 from diptych.errors import SettingsError
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.hashing import TOP, HashingScores, Missing, hashing_map
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 
 VIEW = "hash"  # the name of the hash head among a model's branches
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from diptych.data.captions import Captions
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation.metrics import KS
-from diptych.scores import Scores, checked_tile
+from diptych.model.scores import Scores, checked_tile
 from diptych.storage import parse_json
 
 FILES = {"eccv": "eccv", "cxc": "cxc", "coco": "original"}  # our name -> the package's file names

@@ -30,7 +30,7 @@ from torch import Tensor
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.leading import leading
 from diptych.evaluation.metrics import DIRECTIONS
-from diptych.scores import LEAST, Scores, as_scores, checked_tile, full_precision, turned
+from diptych.model.scores import LEAST, Scores, as_scores, checked_tile, full_precision, turned
 
 DEPTH = 500  # the k of NDCG@k
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # 0.05, 0.10, … 0.95

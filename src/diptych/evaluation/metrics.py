@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.errors import DataError, SettingsError
-from diptych.scores import Scores, Where, as_scores, checked_tile
+from diptych.model.scores import Scores, Where, as_scores, checked_tile
 
 Ties = Literal["index", "strict", "expected", "pessimistic"]
 TIES: tuple[str, ...] = get_args(Ties)

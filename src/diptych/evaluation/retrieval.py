@@ -37,8 +37,8 @@ from diptych.evaluation.metrics import (
 from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
 from diptych.evaluation.rules import Rules, rules_of_ranks
 from diptych.evaluation.score_matrix import refinable, stored_scores
-from diptych.model import Scorer
-from diptych.scores import Fold, MeanScores, Scores, Where, as_scores
+from diptych.model.protocol import Scorer
+from diptych.model.scores import Fold, MeanScores, Scores, Where, as_scores
 
 
 def evaluate(

@@ -17,9 +17,9 @@ from diptych.devices import autocast
 from diptych.errors import DataError
 from diptych.interaction.refine import pairs_at_once
 from diptych.interaction.similarity_scorer import SimilarityScorer
+from diptych.model.reranking import candidates
+from diptych.model.scores import MatrixScores, MeanScores, PairScores, Scores, Where, check_scores, evaluating
 from diptych.progress import track
-from diptych.reranking import candidates
-from diptych.scores import MatrixScores, MeanScores, PairScores, Scores, Where, check_scores, evaluating
 from diptych.storage import storing, write_text
 
 IMAGES, TEXTS = 512, 2048  # pairs computed between two writes

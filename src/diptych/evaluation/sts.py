@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from diptych.data.prepared import Prepared
-from diptych.data.senteval import SEVEN, SentenceSet, SentEval, read_senteval, texts_of
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.correlation import agreement
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
+from diptych.evaluation.senteval import SEVEN, SentenceSet, SentEval, read_senteval, texts_of
 from diptych.evaluation.views import name_of_view, uni_view
+from diptych.model.retriever import Retriever
 from diptych.ops import unit
-from diptych.retriever import Retriever
 
 Encode = Callable[[Sequence[str]], Tensor]
 """Texts to vectors (M, D)."""

@@ -13,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych import named
 from diptych.data.captions import Captions
-from diptych.data.class_lists import ClassList, open_class_list
 from diptych.data.files import FileImages
-from diptych.data.prepared import Prepared
 from diptych.data.readable import LeftOut, undecodable
-from diptych.encoders.teachers import TextTeacher, cache_text_vectors
 from diptych.errors import DataError
 from diptych.evaluation.cards import Facts
+from diptych.evaluation.class_lists import ClassList, open_class_list
 from diptych.evaluation.classes import class_recall
 from diptych.evaluation.correlation import FEWEST, neighbour_agreement
 from diptych.evaluation.metrics import KS
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
 from diptych.evaluation.views import name_of_view, uni_view
-from diptych.retriever import Retriever
+from diptych.model import named
+from diptych.model.retriever import Retriever
+from diptych.targets.teachers import TextTeacher, cache_text_vectors
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from diptych import __version__
 from diptych.data.captions import Captions
-from diptych.data.prepared import Prepared
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.metrics import (
@@ -28,9 +27,10 @@ from diptych.evaluation.metrics import (
     count_shared_ranks,
     summary,
 )
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
-from diptych.retriever import Retriever
-from diptych.scores import Fold
+from diptych.model.retriever import Retriever
+from diptych.model.scores import Fold
 
 ALL = "all_texts_"  # before the names of the metrics over every text
 

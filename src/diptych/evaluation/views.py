@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from diptych.branches.heads import UniModalHeads
+from diptych.model.retriever import Retriever
 from diptych.objectives.soft_labels import UNI
-from diptych.retriever import Retriever
 
 
 def uni_view(model: Retriever) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.index.filters import Filter
+from diptych.index.query.filters import Filter
 
 Kind = Literal["image", "text"]
 KINDS: tuple[Kind, ...] = ("image", "text")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych import named
 from diptych.aggregators import First
 from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.head import Head
@@ -19,10 +18,11 @@ from diptych.data.captions import Captions
 from diptych.data.cleaning import CleanedInput
 from diptych.encoders.dual import DualEncoder, load_dual
 from diptych.errors import SettingsError
+from diptych.model import named
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
-from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
 

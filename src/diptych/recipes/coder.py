@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych import named
 from diptych.aggregators import GPO
 from diptych.branches.concept import ConceptBranch
 from diptych.branches.graph import Norm
@@ -19,6 +18,9 @@ from diptych.data.concepts import SHARES as CVSE_SHARES
 from diptych.data.concepts import count_concepts, find_concepts, read_cvse
 from diptych.data.glove import word_vectors
 from diptych.errors import SettingsError
+from diptych.model import named
+from diptych.model.retriever import Retriever
+from diptych.model.twin import KeyPrecision, Twin
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrast import Contrast, Diversity, Positive
 from diptych.objectives.diversity import DiversityContrast
@@ -28,10 +30,8 @@ from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.queues import CoupledQueue
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe, Row, Table
-from diptych.retriever import Retriever
 from diptych.settings import setting
 from diptych.training.method import Method
-from diptych.twin import KeyPrecision, Twin
 
 SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # shares of nouns, adjectives, verbs
 

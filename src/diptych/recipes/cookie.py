@@ -12,26 +12,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from diptych import aggregators, named
+from diptych import aggregators
 from diptych.aggregators import Aggregator
 from diptych.data.augmentation import PictureAugmentation, WordAugmentation
 from diptych.data.captions import Captions
 from diptych.data.images import ImageInput, PixelInput
 from diptych.data.text import TextInput
-from diptych.data.views import Augmented
 from diptych.encoders.cnn import Grid
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.shared import Contextual, TokenTransformer
 from diptych.errors import CheckpointError, SettingsError
 from diptych.evaluation.evaluator import Evaluator, Retrieval
 from diptych.evaluation.sts import Sts
+from diptych.model import named
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.recipes.recipe import RECALLS, Recipe, Row, Table
-from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
+from diptych.training.views import Augmented
 
 Pool = Literal["max", "mean", "gpo"]
 SHAPE = (

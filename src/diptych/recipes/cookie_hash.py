@@ -11,18 +11,18 @@ from typing import Literal
 
 from diptych.branches.hashing import HashHead
 from diptych.data.captions import Captions
-from diptych.data.hash_centres import read_centres
-from diptych.data.hash_labels import COLUMN, class_names, class_sets
+from diptych.data.labels.hash_centres import read_centres
+from diptych.data.labels.hash_labels import COLUMN, class_names, class_sets
 from diptych.errors import DataError
 from diptych.evaluation.hash_retrieval import VIEW, HashRetrieval
+from diptych.model.retriever import Retriever
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.hashing import CentralSimilarity
 from diptych.objectives.objective import Objective
 from diptych.recipes import cookie
 from diptych.recipes.recipe import Recipe, Row, Table
-from diptych.retriever import Retriever
 from diptych.settings import setting
-from diptych.training.hash_targets import HashTargets
+from diptych.targets.hashing import HashTargets
 from diptych.training.method import Method
 
 HEAD = f"branches.{VIEW}."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych import named
 from diptych.data.captions import Captions
+from diptych.model import named
 from diptych.objectives.combine import SwitchAt
 from diptych.objectives.triplet import Triplet
 from diptych.recipes import cookie

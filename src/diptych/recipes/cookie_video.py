@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych import named
 from diptych.data.captions import Captions
 from diptych.evaluation.video import VideoRetrieval
+from diptych.model import named
 from diptych.objectives.triplet import Triplet
 from diptych.recipes import cookie
 from diptych.recipes.recipe import Recipe, Row, Table

@@ -12,7 +12,6 @@ from typing import Literal
 
 from diptych.branches.branch import Branch
 from diptych.branches.heads import UniModalHeads
-from diptych.data.columns import Of
 from diptych.evaluation.evaluator import Retrieval
 from diptych.evaluation.uni_modal import UniModal
 from diptych.objectives.combine import Sum
@@ -20,6 +19,7 @@ from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI, CrossModalSoftLabels, UniModalSoftLabels
 from diptych.recipes.recipe import RECALLS, Row
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP, setting
+from diptych.targets.columns import Of
 from diptych.training.teachers import Teachers
 
 COLUMNS = {

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from diptych import named
 from diptych.data.captions import Captions
+from diptych.model import named
 from diptych.recipes import cusa, sgraf
 from diptych.recipes.recipe import RECALLS, Recipe, Table
 from diptych.settings import setting

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from diptych.data.captions import Captions
+from diptych.model.retriever import Retriever
 from diptych.recipes import cusa, vse_infinity
 from diptych.recipes.recipe import Recipe, Table
-from diptych.retriever import Retriever
 from diptych.training.method import Method
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych import named
 from diptych.aggregators.head import Head
 from diptych.branches.branch import Branch
 from diptych.branches.first import FirstVectors
@@ -20,11 +19,12 @@ from diptych.encoders.hub import HubBackbone
 from diptych.encoders.tokens import Tokens
 from diptych.encoders.transformer import TransformerText
 from diptych.interaction.fusion import Fusion
+from diptych.model import named
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.combine import Sum
 from diptych.objectives.matching import ITC, ITM
 from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
-from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
 

@@ -13,14 +13,13 @@ from typing import Literal
 
 import numpy as np
 
-from diptych import named
 from diptych.aggregators import Mean
 from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.labels import ClassScores, CommonLayer, CommonSpace, LabelHead
 from diptych.branches.branch import Branch
 from diptych.branches.labels import ContextPrediction, FrontView, LabelView, PooledView
 from diptych.data.captions import Captions
-from diptych.data.label_vocabulary import COLUMN, Labels
+from diptych.data.labels.vocabulary import COLUMN, Labels
 from diptych.data.readable import first_readable
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN
@@ -31,15 +30,16 @@ from diptych.encoders.sharing import SharedBlocks, SharingEncoder
 from diptych.errors import SettingsError
 from diptych.evaluation.evaluator import Evaluator
 from diptych.evaluation.label_retrieval import LabelRetrieval
+from diptych.model import named
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.combine import Sum
 from diptych.objectives.labels import DSCMR, SIDES, Alternate, Consistency, LabelLoss, MaskedPrediction, Side
 from diptych.objectives.objective import Objective
 from diptych.recipes.recipe import Figure, Recipe, Row, Table
-from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
-from diptych.training.label_targets import LabelTargets, RegionTargets, detector_classes
+from diptych.targets.filling import TargetSource
+from diptych.targets.labels import LabelTargets, RegionTargets, detector_classes
 from diptych.training.method import Method
-from diptych.training.targets import TargetSource
 
 Baseline = Literal["ours", "ours+con", "independent", "traditional", "traditional+con", "dscmr"]
 SHARED: tuple[Baseline, ...] = ("ours", "ours+con")  # one network for both modalities

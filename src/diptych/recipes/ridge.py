@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diptych import named
 from diptych.aggregators import Mean
 from diptych.data.captions import Captions
 from diptych.data.images import ImageInput, PixelInput, RegionInput
@@ -22,9 +21,10 @@ from diptych.encoders.named_grid import with_names
 from diptych.encoders.pretrained import load_config
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import SettingsError
+from diptych.model import named
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes.recipe import Recipe
-from diptych.retriever import Retriever, Tower
 from diptych.settings import TEACHERS, TrainingSettings, setting
 from diptych.training.method import Method
 from diptych.training.ridge import Ridge

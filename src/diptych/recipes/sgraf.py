@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from diptych import named
 from diptych.aggregators import First
 from diptych.branches.branch import Branch
 from diptych.data.captions import Captions
@@ -27,11 +26,12 @@ from diptych.errors import SettingsError
 from diptych.interaction.saf import SAF
 from diptych.interaction.scorer import PairScorer
 from diptych.interaction.sgr import SGR
+from diptych.model import named
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.combine import SwitchAt
 from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
 from diptych.recipes.recipe import Recipe
-from diptych.retriever import Retriever, Tower
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych import named
 from diptych.data.captions import Captions
+from diptych.model import named
+from diptych.model.retriever import Retriever
 from diptych.objectives.expressions import triplet
 from diptych.recipes.recipe import Recipe, Row, Table
-from diptych.retriever import Retriever
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
 

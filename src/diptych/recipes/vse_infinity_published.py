@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from diptych import named
 from diptych.data.captions import Captions
 from diptych.encoders.regions import Regions
 from diptych.encoders.transformer import TransformerText
+from diptych.model import named
 from diptych.objectives.ramp import Ramp
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diptych import named
 from diptych.evaluation.video import VideoRetrieval
+from diptych.model import named
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
 from diptych.settings import setting

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.model.scores import EmbeddingScores
 from diptych.progress import track
 from diptych.reports.page import COLOURS
-from diptych.scores import EmbeddingScores
 from diptych.storage import write_bytes
 
 FORMATS = ("png", "pdf", "svg")

@@ -13,8 +13,8 @@ from PIL import Image
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
 from diptych.evaluation.metrics import DIRECTIONS, Placement, Ranks, count_ranks
+from diptych.model.scores import Scores
 from diptych.reports.page import Answer, QueryComparison, Result
-from diptych.scores import Scores
 
 Where = Literal["random", "differs"]
 WHERE: tuple[str, ...] = get_args(Where)

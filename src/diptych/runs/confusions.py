@@ -12,12 +12,12 @@ from diptych.data.readable import ToBeLeftOut
 from diptych.evaluation.confusions import DEPTHS, Failures, find_confusions
 from diptych.evaluation.metrics import DIRECTIONS
 from diptych.evaluation.report import aligned_rows
+from diptych.model.retriever import Retriever
+from diptych.model.scores import Scores
 from diptych.reports.grids import Shown
 from diptych.reports.page import Answer, QueryCard, cases_page
-from diptych.retriever import Retriever
 from diptych.runs.evaluate import views_of
 from diptych.runs.show import shown_views
-from diptych.scores import Scores
 from diptych.storage import write_text
 from diptych.training.prepare import prepare
 

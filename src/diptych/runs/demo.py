@@ -11,17 +11,17 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.prepared import Prepared
 from diptych.errors import Interrupted
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate
-from diptych.index.build import index_collection
-from diptych.index.opening import open_index
-from diptych.index.search import Searcher
+from diptych.index.engines.opening import open_index
+from diptych.index.ingest.build import index_collection
+from diptych.index.query.search import Searcher
+from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
 from diptych.reports.grids import Shown, drawn
 from diptych.reports.page import QueryCard, page
-from diptych.retriever import Retriever
 from diptych.runs.train import resumed_settings, run_recipe
 from diptych.storage import write_text
 from diptych.training.checkpoint import has_state

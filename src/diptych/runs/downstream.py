@@ -9,15 +9,15 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.hash_labels import COLUMN
-from diptych.data.hashing_lists import RANKED
+from diptych.data.labels.hash_labels import COLUMN
 from diptych.data.readable import LeftOut, ToBeLeftOut
+from diptych.data.readers.hashing_lists import RANKED
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.evaluator import measure
 from diptych.evaluation.hash_retrieval import HashRetrieval
 from diptych.evaluation.report import Report
 from diptych.evaluation.video import VideoRetrieval
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 from diptych.runs.reading import open_split, places_of, readable_views, split_of
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare

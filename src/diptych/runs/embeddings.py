@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.data.decode.opening import open_image
 from diptych.data.files import FileImages
-from diptych.data.opening import open_image
 from diptych.errors import DataError, DiptychError, MissingExtra
-from diptych.index.opening import create_index, index_exists, open_index
+from diptych.index.engines.opening import create_index, index_exists, open_index
 from diptych.index.protocol import Index, Item, Kind, Vectors
-from diptych.model import Model
+from diptych.model.protocol import Model
 from diptych.storage import storing, write_text
 
 PATHS = ("image_path", "path", "filepath", "file", "filename", "image", "url")

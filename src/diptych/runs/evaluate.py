@@ -11,20 +11,20 @@ from typing import Any
 import torch
 
 from diptych.data.captions import Captions
-from diptych.data.prepared import Prepared
 from diptych.data.problems import Problems
 from diptych.data.readable import LeftOut, ToBeLeftOut
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Card
 from diptych.evaluation.evaluator import Evaluator, Retrieval
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
+from diptych.model.reranking import RerankedScores
+from diptych.model.retriever import Retriever
+from diptych.model.scores import MeanScores, Scores
 from diptych.recipes import RECIPES
-from diptych.reranking import RerankedScores
-from diptych.retriever import Retriever
 from diptych.runs import downstream, uni_modal
 from diptych.runs.reading import open_split, places_of, readable_views
-from diptych.scores import MeanScores, Scores
 from diptych.settings import from_json
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare

@@ -8,7 +8,7 @@ from typing import Any
 
 from diptych.errors import SettingsError
 from diptych.evaluation.report import Report
-from diptych.vectors.evaluate import evaluate_vectors
+from diptych.evaluation.shards import evaluate_vectors
 from diptych.vectors.on_ray import connected
 
 NOT_OF_VECTORS = ("data", "judgements", "rerank", "reranker", "score_matrix", "equal_texts", "strict_images")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from diptych.data.formats import open_captions
 from diptych.data.readable import LeftOut, ToBeLeftOut, undecodable
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 from diptych.storage import write_text
 
 HEAD = ("kind", "id", "text", "labels", "scores")

@@ -26,8 +26,8 @@ from diptych.aggregators.generators import Generator
 from diptych.aggregators.sorting import sort_sets
 from diptych.data.images import RegionInput
 from diptych.errors import DiptychError, MissingExtra, SettingsError
+from diptych.model.retriever import Retriever
 from diptych.parts import describe
-from diptych.retriever import Retriever
 from diptych.storage import storing
 from diptych.types import Features
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from diptych.aggregators import GPO, Generator
+from diptych.model.retriever import Retriever
 from diptych.reports.charts import LearnedPooling
-from diptych.retriever import Retriever
 
 
 def learned_poolings(name: str, retriever: Retriever, sizes: Sequence[int]) -> list[LearnedPooling]:

@@ -36,8 +36,8 @@ from diptych.encoders.encoder import Encoder
 from diptych.encoders.regions import Regions
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import CheckpointError, DataError, SettingsError
-from diptych.named import text_source
-from diptych.retriever import Retriever, Tower
+from diptych.model.named import text_source
+from diptych.model.retriever import Retriever, Tower
 
 State = Mapping[str, Tensor]
 IMAGE = {"fc": "linear", "mlp.layers.0": "first", "mlp.bns.0": "norm", "mlp.layers.1": "second"}

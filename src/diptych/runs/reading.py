@@ -12,7 +12,7 @@ from diptych.data.readable import LeftOut, unopenable
 from diptych.data.splits import canonical_split
 from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import CheckpointError, SettingsError
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 from diptych.runs.train import training_splits
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import unreadable_images

@@ -13,6 +13,8 @@ from diptych.data.readable import LeftOut, ToBeLeftOut, unopenable
 from diptych.errors import CheckpointError, SettingsError
 from diptych.evaluation.metrics import DIRECTIONS, KS, summary
 from diptych.evaluation.report import aligned_rows
+from diptych.model.retriever import Retriever
+from diptych.model.scores import EmbeddingScores
 from diptych.recipes import RECIPES
 from diptych.reports.charts import (
     Closeness,
@@ -26,12 +28,10 @@ from diptych.reports.charts import (
 )
 from diptych.reports.grids import Compared, has_pictures
 from diptych.reports.page import QueryComparison, comparison_page
-from diptych.retriever import Retriever
 from diptych.runs.evaluate import views_of
 from diptych.runs.poolings import learned_poolings
 from diptych.runs.reading import readable_views
 from diptych.runs.train import captions_fingerprint, resumed_settings, seed_everything, training_splits
-from diptych.scores import EmbeddingScores
 from diptych.storage import write_text
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare

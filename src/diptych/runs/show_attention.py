@@ -19,8 +19,8 @@ from diptych.data.vocabulary import tokenize
 from diptych.encoders.shared import Contextual
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.report import aligned_rows
+from diptych.model.retriever import Retriever, Tower
 from diptych.reports.attention import Attended, attention_sheet, recalled_sheet
-from diptych.retriever import Retriever, Tower
 from diptych.runs.evaluate import views_of
 from diptych.runs.show import encoded, names_of, shown_views
 from diptych.storage import write_bytes

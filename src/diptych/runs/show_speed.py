@@ -10,20 +10,20 @@ import numpy as np
 import torch
 
 from diptych.data.captions import Captions
-from diptych.data.prepared import Prepared
 from diptych.data.readable import ToBeLeftOut
 from diptych.devices import autocast
 from diptych.errors import SettingsError
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import aligned_rows
 from diptych.evaluation.retrieval import evaluate_scores
+from diptych.model.reranking import RerankedScores
+from diptych.model.retriever import Retriever
+from diptych.model.scores import EmbeddingScores, MeanScores, PairScores, Scores, evaluating
 from diptych.progress import track
 from diptych.reports.charts import check_output, save_picture
 from diptych.reports.speed import Contestant, Timing, picture_of_queries, picture_of_recall
-from diptych.reranking import RerankedScores
-from diptych.retriever import Retriever
 from diptych.runs.evaluate import views_of
 from diptych.runs.show import names_of, shown_views
-from diptych.scores import EmbeddingScores, MeanScores, PairScores, Scores, evaluating
 from diptych.training.prepare import prepare
 from diptych.types import Features, Ragged
 

@@ -16,26 +16,26 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.loading import check_batch_size
 from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.named_grid import with_names
 from diptych.errors import CheckpointError, DataError
 from diptych.evaluation.evaluator import check_data
+from diptych.model.retriever import Retriever
 from diptych.recipes.recipe import Recipe
-from diptych.retriever import Retriever
 from diptych.runs.header import header
 from diptych.settings import TrainingSettings, from_json
 from diptych.storage import storing
+from diptych.targets.filling import fill_targets
 from diptych.training import checkpoint
 from diptych.training.baseline import Baseline, ridge_baseline
 from diptych.training.checkpoint import Progress, RunCard
+from diptych.training.loading import check_batch_size
 from diptych.training.loop import train
 from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.ridge import Names, names_of
 from diptych.training.start import check_settings
-from diptych.training.targets import fill_targets
 from diptych.training.teachers import Teachers
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split

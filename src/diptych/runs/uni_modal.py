@@ -7,22 +7,22 @@ from pathlib import Path
 
 import torch
 
-from diptych import named
 from diptych.data.captions import Captions
-from diptych.data.class_lists import is_class_list
 from diptych.data.readable import LeftOut
-from diptych.data.senteval import is_senteval, read_senteval
 from diptych.devices import pick_device
 from diptych.encoders import class_words
 from diptych.encoders.dual import is_dual_encoder
 from diptych.encoders.open_clip_models import is_open_clip
 from diptych.encoders.pretrained import load_config
 from diptych.errors import SettingsError
+from diptych.evaluation.class_lists import is_class_list
 from diptych.evaluation.evaluator import Evaluator, Retrieval, measure
 from diptych.evaluation.report import Group, Report
+from diptych.evaluation.senteval import is_senteval, read_senteval
 from diptych.evaluation.sts import Sts, sts_group
 from diptych.evaluation.uni_modal import ImageClasses, UniModal
-from diptych.retriever import Retriever
+from diptych.model import named
+from diptych.model.retriever import Retriever
 from diptych.runs.reading import readable_views
 from diptych.training.prepare import prepare
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from diptych.errors import DiptychError
-from diptych.index.works import Built
+from diptych.index.ingest.works import Built
 
 Seen = dict[str, tuple[int, int]]
 """Each file below a folder: its size and time."""

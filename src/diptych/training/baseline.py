@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from diptych.data.arrays import holds_features
-from diptych.data.prepared import Prepared
 from diptych.data.text import CachedTexts
 from diptych.evaluation.evaluator import Retrieval
+from diptych.evaluation.prepared import Prepared
 from diptych.storage import parse_json, write_text
 from diptych.training.checkpoint import Progress
 from diptych.training.method import Method

@@ -9,11 +9,11 @@ from PIL import Image
 
 from diptych.data.arrays import holds_features
 from diptych.data.captions import ImageStore, StoredImage
-from diptych.data.prepared import Prepared
-from diptych.encoding import collect, encoded_images, encoded_texts
 from diptych.errors import ImageError
+from diptych.evaluation.prepared import Prepared
+from diptych.model.encoding import collect, encoded_images, encoded_texts
+from diptych.model.retriever import Retriever
 from diptych.objectives.objective import Objective, PairVectors
-from diptych.retriever import Retriever
 
 
 def show_pairs(

@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from diptych.data.columns import Column
-from diptych.data.loading import PairLoader
-from diptych.data.prepared import Prepared
 from diptych.errors import TrainingError
+from diptych.evaluation.prepared import Prepared
 from diptych.objectives.objective import Objective
 from diptych.progress import track
 from diptych.settings import TrainingSettings
+from diptych.targets.columns import Column
 from diptych.training import checkpoint, health
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.encoded_pairs import show_pairs
 from diptych.training.gradient_cache import CachedStep
+from diptych.training.loading import PairLoader
 from diptych.training.log import Log
 from diptych.training.meter import Meter
 from diptych.training.method import Method

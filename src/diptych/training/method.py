@@ -8,13 +8,13 @@ from typing import Protocol
 
 from torch import nn
 
-from diptych.data.loading import ViewMaker
-from diptych.data.prepared import Prepared
 from diptych.evaluation.evaluator import Evaluator, Retrieval
+from diptych.evaluation.prepared import Prepared
+from diptych.model.retriever import Retriever
+from diptych.model.twin import Twin
 from diptych.objectives.objective import Objective
-from diptych.retriever import Retriever
-from diptych.training.targets import TargetSource
-from diptych.twin import Twin
+from diptych.targets.filling import TargetSource
+from diptych.training.loading import ViewMaker
 
 
 class Solver(Protocol):

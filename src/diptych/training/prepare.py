@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from diptych.cache.features import cache_image_features, cache_text_states
 from diptych.data.captions import Captions
-from diptych.data.loading import ViewMaker
-from diptych.data.prepared import Prepared
 from diptych.data.readable import holds_pictures, undecodable
-from diptych.data.views import Augmented
 from diptych.encoders.backbone import Backbone
-from diptych.encoders.cache import cache_image_features, cache_text_states
 from diptych.encoders.transformer import TransformerText
-from diptych.retriever import Retriever
+from diptych.evaluation.prepared import Prepared
+from diptych.model.retriever import Retriever
+from diptych.training.loading import ViewMaker
 from diptych.training.method import Method
+from diptych.training.views import Augmented
 
 
 def prepare(

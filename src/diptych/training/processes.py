@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress
 from diptych.training.method import Method

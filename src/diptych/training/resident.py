@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
-from diptych.data.columns import Column, Of
+from diptych.targets.columns import Column, Of
 from diptych.types import Batch
 
 BLOCK = 16_384  # rows that are read at once

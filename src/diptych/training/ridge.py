@@ -38,14 +38,14 @@ from torch import Tensor, nn
 
 from diptych.data.arrays import read_items
 from diptych.data.images import ImageInput
-from diptych.data.prepared import Prepared
 from diptych.encoders.named_grid import NamedGrid
 from diptych.errors import DataError, SettingsError
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.retrieval import evaluate_scores
+from diptych.model.retriever import Retriever
+from diptych.model.scores import EmbeddingScores
 from diptych.ops import masked_mean
 from diptych.progress import track
-from diptych.retriever import Retriever
-from diptych.scores import EmbeddingScores
 from diptych.types import Features
 
 Array = NDArray[np.float64]

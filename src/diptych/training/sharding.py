@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils import _pytree as pytree
 
 from diptych.errors import SettingsError
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 from diptych.training.method import Method
 from diptych.training.optim import NORM_EPSILON
 from diptych.training.turns import takes_turns

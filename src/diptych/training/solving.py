@@ -6,8 +6,8 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from diptych.data.prepared import Prepared
 from diptych.errors import SettingsError
+from diptych.evaluation.prepared import Prepared
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.log import Log

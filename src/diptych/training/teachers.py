@@ -8,15 +8,24 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from diptych import named
 from diptych.branches.heads import UniModalHeads
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.cleaning import CleanedInput, clean_caption
-from diptych.data.columns import Column, Of
 from diptych.data.readable import first_readable
-from diptych.encoders.published_teachers import read_vectors
-from diptych.encoders.teachers import (
+from diptych.errors import SettingsError
+from diptych.model import named
+from diptych.model.retriever import Retriever
+from diptych.objectives.soft_labels import (
+    IMAGE_TEACHER,
+    TEXT_TEACHER,
+    UNI,
+    CrossModalSoftLabels,
+    UniModalSoftLabels,
+)
+from diptych.targets.columns import Column, Of
+from diptych.targets.published_teachers import read_vectors
+from diptych.targets.teachers import (
     ImageTeacher,
     Space,
     StoredTeacher,
@@ -25,15 +34,6 @@ from diptych.encoders.teachers import (
     live_image_vectors,
     live_text_vectors,
 )
-from diptych.errors import SettingsError
-from diptych.objectives.soft_labels import (
-    IMAGE_TEACHER,
-    TEXT_TEACHER,
-    UNI,
-    CrossModalSoftLabels,
-    UniModalSoftLabels,
-)
-from diptych.retriever import Retriever
 from diptych.training.method import Method
 
 PUBLISHED = "train_unicom.npy"

@@ -6,9 +6,9 @@ import math
 import time
 from pathlib import Path
 
-from diptych.data.prepared import Prepared
 from diptych.evaluation.evaluator import measure
-from diptych.retriever import Retriever
+from diptych.evaluation.prepared import Prepared
+from diptych.model.retriever import Retriever
 from diptych.settings import TrainingSettings
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress

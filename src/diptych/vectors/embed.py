@@ -19,19 +19,19 @@ from PIL import Image
 from diptych.data.ahead import read_ahead
 from diptych.data.captions import StoredImage
 from diptych.errors import DataError, SettingsError
-from diptych.index.collection_files import (
+from diptych.index.ingest.collection_files import (
     CollectionFiles,
     check_writable,
     content_of,
     metadata_of,
     text_items,
 )
-from diptych.index.overlap import Overlap, decoders
-from diptych.index.photos import EXIF, PhotoColumns
+from diptych.index.ingest.overlap import Overlap, decoders
+from diptych.index.ingest.photos import EXIF, PhotoColumns
+from diptych.index.ingest.thumbnails import make_thumbnail
+from diptych.index.ingest.works import NOT_FINITE, reason_of
 from diptych.index.protocol import Item, Vectors
-from diptych.index.thumbnails import make_thumbnail
-from diptych.index.works import NOT_FINITE, reason_of
-from diptych.model import Model
+from diptych.model.protocol import Model
 from diptych.progress import track
 from diptych.vectors.files import ShardWriter, shard_writer
 from diptych.vectors.manifest import (

@@ -16,8 +16,8 @@ import filelock
 import numpy as np
 
 from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError
-from diptych.index.build import APPROXIMATE_ABOVE
-from diptych.index.opening import create_index, index_exists, open_index
+from diptych.index.engines.opening import create_index, index_exists, open_index
+from diptych.index.ingest.build import APPROXIMATE_ABOVE
 from diptych.index.protocol import KINDS, Index, Item, Precision
 from diptych.progress import track
 from diptych.vectors.files import GROUP, VectorFolder, Written, open_vectors

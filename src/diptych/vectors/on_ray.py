@@ -20,8 +20,8 @@ from typing import Any
 from diptych import __version__
 from diptych import errors as known
 from diptych.errors import DiptychError, MissingExtra, SettingsError, Unavailable
+from diptych.names import import_plugins
 from diptych.progress import track
-from diptych.registry import import_plugins
 from diptych.storage import parse_json
 
 TRIES = 5  # attempts at a job whose worker dies

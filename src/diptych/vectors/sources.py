@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from diptych.data import parquet, webdataset
 from diptych.data.captions import Captions
 from diptych.data.formats import divided, find, located, open_captions
 from diptych.data.problems import Absent
+from diptych.data.readers import parquet, webdataset
 from diptych.errors import DataError
-from diptych.index.collection_files import CollectionFiles, own_name
+from diptych.index.ingest.collection_files import CollectionFiles, own_name
 
 ROWS = 10_000  # images of a shard where the data are not files of their own
 

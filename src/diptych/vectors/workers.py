@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diptych.errors import DataError
-from diptych.retriever import Retriever
+from diptych.model.retriever import Retriever
 from diptych.vectors.embed import Outcome, embed_or_reason
 from diptych.vectors.manifest import Receipt, is_vectors, read_manifest
 from diptych.vectors.sources import Sources, open_sources

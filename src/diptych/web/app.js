@@ -80,7 +80,7 @@ const capital = (sentence) => sentence[0].toUpperCase() + sentence.slice(1);
 
 function quoted(text) { return `"${String(text).replace(/[\\"]/g, "\\$&")}"`; }
 
-// a value and a column as a filter has them (diptych/index/filters.py); no filter can name a column with a back quote
+// a value and a column as a filter has them (diptych/index/query/filters.py); no filter can name a column with a back quote
 const literal = (value) => typeof value === "boolean" ? value : quoted(value);
 const column = (name) => /^[\p{L}_][\p{L}\p{Nd}_.-]*$/u.test(name) && !WORDS.has(name.toLowerCase()) ? name : `\`${name}\``;
 const nameable = ([name]) => name && !name.includes("`");

@@ -17,8 +17,8 @@ from starlette.exceptions import HTTPException
 import diptych
 from diptych.errors import DiptychError
 from diptych.index.protocol import Index
-from diptych.index.search import HitScorer
-from diptych.model import Model
+from diptych.index.query.search import HitScorer
+from diptych.model.protocol import Model
 from diptych.web.auth import Access
 from diptych.web.bodies import BodyLimit, form_route
 from diptych.web.limits import Limits

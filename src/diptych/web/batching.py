@@ -19,9 +19,9 @@ import numpy as np
 from diptych.errors import Unavailable
 from diptych.index import deadline
 from diptych.index.deadline import Deadline
-from diptych.index.filters import Filter
 from diptych.index.protocol import Hits, Index, Kind
-from diptych.model import Model
+from diptych.index.query.filters import Filter
+from diptych.model.protocol import Model
 
 WINDOW = 0.003  # seconds a batch waits for requests that are on their way
 LARGEST = 64  # requests in a batch

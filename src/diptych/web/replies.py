@@ -24,8 +24,8 @@ from diptych.errors import (
     StorageError,
     Unavailable,
 )
-from diptych.index.frames import frame_of
 from diptych.index.protocol import Hit, Hits, Item
+from diptych.index.query.frames import frame_of
 
 
 class Failure(BaseModel):

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from diptych.errors import MissingExtra, SettingsError
-from diptych.index.opening import open_index
+from diptych.index.engines.opening import open_index
 from diptych.index.protocol import Index
-from diptych.model import Model
+from diptych.model.protocol import Model
 
 try:
     import python_multipart  # noqa: F401  fastapi asks for it only when a form comes
@@ -70,11 +70,11 @@ def serve(
     listening = _bind(host, port)
     try:
         if isinstance(model, str | Path):
-            from diptych.retriever import Retriever
+            from diptych.model.retriever import Retriever
 
             model_name = model_name or str(model)
             model = Retriever.from_pretrained(model)
-        from diptych.index.reranking import reranker_of
+        from diptych.index.query.reranking import reranker_of
 
         with open_index(place) as index:
             fingerprint = index.info.fingerprint  # the model's, or the application refuses the index below

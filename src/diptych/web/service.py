@@ -17,12 +17,12 @@ from PIL import Image
 
 from diptych.errors import DataError, DiptychError, QueryError, SettingsError, Unavailable
 from diptych.index import deadline
-from diptych.index.frames import one_per_video
+from diptych.index.ingest.thumbnails import make_thumbnail
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Query, Term, Vectors
-from diptych.index.query import parse_query
-from diptych.index.search import HitScorer, Searcher
-from diptych.index.thumbnails import make_thumbnail
-from diptych.model import Model
+from diptych.index.query.frames import one_per_video
+from diptych.index.query.parse import parse_query
+from diptych.index.query.search import HitScorer, Searcher
+from diptych.model.protocol import Model
 from diptych.web import addresses
 from diptych.web.batching import BatchedIndex, BatchedModel, Traffic
 from diptych.web.limits import Limits

@@ -1,0 +1,1 @@
+"""What a frozen network computed once, kept on disk."""

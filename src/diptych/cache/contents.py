@@ -1,0 +1,173 @@
+"""What lies in the cache folder, in words and numbers, and removing some of it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diptych.cache.feature_pack import FeaturePack
+from diptych.errors import DataError, SettingsError
+from diptych.storage import cache_folder, storing
+
+PACKS = "images"
+"""The folder of the packs of picture features, in the cache folder."""
+
+KINDS = {
+    "texts-": "text states",
+    "teacher-images-": "image teacher",
+    "teacher-texts-": "text teacher",
+    "shard-": "lists of tars",
+}
+"""What the names of other files begin with, and what the files hold."""
+
+OLD = "images-"
+UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, "m": 30.0, "y": 365.0}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that can be cleared by itself: some records of a pack, or a file.
+
+    ``name`` is that of the backbone's pack, or of the file; ``items`` how many pictures it holds (0: not counted).
+    """
+
+    kind: str
+    name: str
+    title: str
+    bytes: int
+    items: int
+    used: float
+    remove: Callable[[], bool]
+
+
+def contents(folder: str | Path | None = None) -> list[Entry]:
+    """Everything in the cache folder."""
+    place, found = cache_folder(folder), []
+    for pack_folder in sorted((place / PACKS).glob("*/")) if (place / PACKS).is_dir() else ():
+        found += _of_pack(pack_folder)
+    for path in sorted(place.glob("*.np[yz]")) if place.is_dir() else ():
+        prefix = next((start for start in (*KINDS, OLD) if path.name.startswith(start)), None)
+        if prefix is not None:
+            kind = "old" if prefix == OLD else KINDS[prefix]
+            title = "of an earlier version, nothing reads it" if prefix == OLD else ""
+            status = path.stat()
+            used = max(status.st_atime, status.st_mtime)
+            found.append(Entry(kind, path.name, title, status.st_size, 0, used, _remover(path)))
+    return found
+
+
+def chosen(
+    entries: Sequence[Entry],
+    *,
+    backbone: str | None = None,
+    old: bool = False,
+    older_than: str | None = None,
+    keep: str | None = None,
+    now: float | None = None,
+) -> list[Entry]:
+    """Those of the entries that these wishes are about; all of them without any.
+
+    ``backbone`` is the beginning of a pack's name, or a part of its title. ``old`` are files of earlier versions.
+    ``older_than`` ("30d", "12h", "2w") are those that nothing has used for so long. ``keep`` ("10GB") leaves that much
+    of what was used last.
+    """
+    left = [entry for entry in entries if not old or entry.kind == "old"]
+    if backbone is not None:
+        left = [entry for entry in left if entry.name.startswith(backbone) or backbone in entry.title]
+        if not left:
+            known = sorted({f"{entry.name} ({entry.title})" for entry in entries if entry.kind == PACKS})
+            raise SettingsError(
+                f"no backbone in the cache is called '{backbone}': there are {', '.join(known) or 'none'}."
+            )
+    if older_than is not None:
+        before = (time.time() if now is None else now) - 86_400 * _days(older_than)
+        left = [entry for entry in left if entry.used < before]
+    if keep is not None:
+        room, leaving = _size(keep), []
+        for entry in sorted(left, key=lambda entry: entry.used, reverse=True):
+            room -= entry.bytes
+            if room < 0:
+                leaving.append(entry)
+        left = leaving
+    return left
+
+
+def _of_pack(folder: Path) -> list[Entry]:
+    try:
+        pack = FeaturePack(folder)
+    except DataError as error:
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        return [
+            Entry(
+                PACKS, folder.name, f"unreadable ({error})", size, 0, folder.stat().st_mtime, _remover(folder)
+            )
+        ]
+    files = pack.files()
+    if not files:
+        return [Entry(PACKS, folder.name, "empty", 0, 0, folder.stat().st_mtime, _remover(folder))]
+    shape = "×".join(map(str, pack.shape))
+
+    def remover(number: int) -> Callable[[], bool]:
+        def remove() -> bool:
+            done = FeaturePack(folder).remove([number])
+            if done and not any(folder.glob("rows-*.f16")):
+                _remover(folder)()
+            return done
+
+        return remove
+
+    return [
+        Entry(
+            PACKS,
+            folder.name,
+            f"{pack.title}, {shape}",
+            file.bytes,
+            file.pictures,
+            file.used,
+            remover(file.number),
+        )
+        for file in files
+    ]
+
+
+def _remover(path: Path) -> Callable[[], bool]:
+    def remove() -> bool:
+        with storing(path):
+            if path.is_dir():
+                for inner in path.iterdir():
+                    inner.unlink(missing_ok=True)
+                path.rmdir()
+            else:
+                for other in path.parent.glob(f".{path.name}.*"):  # its log and lock
+                    other.unlink(missing_ok=True)
+                path.with_suffix(".unreadable.json").unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        return True
+
+    return remove
+
+
+def _days(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([hdwmy])[a-z]*", text.strip().lower())
+    if found is None:
+        raise SettingsError(f"'{text}' is not an age: write hours, days or weeks, such as 12h, 30d or 8w.")
+    return float(found[1]) * DAYS[found[2]]
+
+
+def _size(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
+    if found is None:
+        raise SettingsError(f"'{text}' is not a size: write it such as 500MB or 10GB.")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def in_words(size: float) -> str:
+    """Bytes as people say them."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size:.0f} bytes"

@@ -1,0 +1,313 @@
+"""The outputs of frozen encoders, kept on disk by content: computed once, found again by any run.
+
+The features of a picture are one record in the pack of its backbone (``encoders.feature_pack``): a folder named by a
+hash of the backbone's weights and the way pictures are prepared, in which records are found by the content of the
+picture. So any command that meets the same picture again, in another list or folder, finds it. The states of texts are
+one file for each list of texts (``encoders.feature_file``). Everything is float16 and lies in ``~/.cache/diptych``, or
+``DIPTYCH_CACHE``. Work is kept chunk by chunk: a killed run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import Timeout
+from numpy.typing import NDArray
+
+from diptych.cache.cells import compute_cells
+from diptych.cache.contents import OLD, PACKS, in_words
+from diptych.cache.feature_file import FeatureFile, to_half
+from diptych.cache.feature_pack import FeaturePack
+from diptych.cache.pack_entries import MISSING
+from diptych.data.arrays import ArrayStore, flat_index, pinned_array
+from diptych.data.captions import ImageStore, StoredImage, StoreRows
+from diptych.data.images import ImageInput
+from diptych.data.text import CachedTexts, TextStore
+from diptych.encoders.backbone import Backbone
+from diptych.encoders.transformer import TransformerText
+from diptych.errors import DataError, ImageError
+from diptych.progress import track
+from diptych.storage import cache_folder
+
+TEXT_CHUNK = 2048  # texts between two writes
+
+
+class CachedImages(ArrayStore):
+    """The cells of images, (R, C) float16 each, with the ``pictures`` they were computed from.
+
+    Content keys are those of the pictures: it is the same data. ``unreadable`` are rows whose picture could not be
+    read, with the reason; their cells are zeros.
+    """
+
+    def __init__(
+        self,
+        pack: FeaturePack,
+        places: NDArray[np.int64],  # (N,) record of each image in the pack
+        pictures: ImageStore,
+        unreadable: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(np.zeros((0, *pack.shape), dtype=np.float16))
+        self.pack, self.places, self.pictures = pack, places, pictures
+        self.unreadable = dict(unreadable or {})
+        self.shape = (len(places), *pack.shape)
+
+    def spans(
+        self, starts: NDArray[np.int64], sizes: NDArray[np.int64], *, pin_memory: bool = False
+    ) -> NDArray[Any]:
+        """Runs of ``sizes[i]`` consecutive images from ``starts[i]`` on, end to end: (sum(sizes), R, C)."""
+        if len(starts) and (starts.min() < 0 or (starts + sizes).max() > len(self)):
+            raise IndexError(f"rows outside 0…{len(self) - 1}")
+        places = self.places[flat_index(starts, sizes)]
+        shape = (len(places), *self.shape[1:])
+        out = pinned_array(shape, self.dtype) if pin_memory else np.empty(shape, dtype=self.dtype)
+        self.pack.read(places, out)
+        return out
+
+    def content_key(self, index: int) -> str:
+        """The key of the picture."""
+        return self.pictures.content_key(index)
+
+
+def picture_pack(
+    backbone: Backbone, image_input: ImageInput, folder: str | Path | None = None
+) -> FeaturePack:
+    """The pack of what a backbone makes of pictures; other weights, another preparation or precision is another."""
+    device = next(backbone.parameters()).device.type
+    half = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "float32"
+    key = content_name(backbone.fingerprint(), image_input.identity(), half)
+    size = backbone.pixel_format.get("size", "?")
+    title = f"{getattr(backbone, 'name', type(backbone).__name__)} at {size} pixels"
+    return FeaturePack(cache_folder(folder) / PACKS / key, title)
+
+
+def cache_image_features(
+    backbone: Backbone,
+    image_input: ImageInput,
+    store: ImageStore,
+    folder: str | Path | None = None,
+    *,
+    batch_size: int | None = None,
+    skip: bool = False,
+    label: str = "image features",
+    show_progress: bool = True,
+) -> CachedImages:
+    """The cells (N, R, C) of every image of ``store``; those that are new are computed on the backbone's device.
+
+    An image that cannot be read is an error, or with ``skip`` noted in ``CachedImages.unreadable``.
+    """
+    pack = picture_pack(backbone, image_input, folder)
+    keys, unreadable = _keys_of(store, skip)
+    pack.hold()
+    missing = _missing(pack, keys)
+    if missing:
+        if show_progress:
+            say_old_caches(folder)
+        lock = pack.work_lock(_hash_of(keys.values()))
+        with waiting(lock.acquire, show_progress):
+            pack.hold()
+            missing = _missing(pack, keys)  # another process may have computed them meanwhile
+            left = StoreRows(store, np.array(missing, dtype=np.int64))
+            done = 0
+            for chunk in compute_cells(
+                backbone,
+                image_input,
+                left,
+                batch_size=batch_size,
+                skip=skip,
+                label=label,
+                show_progress=show_progress,
+            ):
+                failed = {missing[row]: reason for row, reason in chunk.failures.items()}
+                rows = [row for row in missing[done : done + chunk.images] if row not in failed]
+                pack.append([keys[row] for row in rows], chunk.values())
+                unreadable |= failed
+                done += chunk.images
+    places = pack.find(keys.get(row, "") for row in range(len(store)))
+    reasons = {keys[row]: reason for row, reason in unreadable.items() if row in keys}
+    unreadable |= {
+        row: reasons[keys[row]]
+        for row in np.flatnonzero(places == MISSING).tolist()
+        if keys.get(row) in reasons
+    }
+    pack.note_use(places)
+    return CachedImages(pack, places, store, dict(sorted(unreadable.items())))
+
+
+def cached_image_features(
+    backbone: Backbone, image_input: ImageInput, store: ImageStore, folder: str | Path | None = None
+) -> CachedImages | None:
+    """The cells of ``store`` where earlier runs have computed them all, else None."""
+    pack = picture_pack(backbone, image_input, folder)
+    if not len(pack):
+        return None
+    pack.hold()
+    keys, unreadable = _keys_of(store, True)
+    if unreadable or _missing(pack, keys):
+        return None
+    places = pack.find(keys[row] for row in range(len(store)))
+    pack.note_use(places)
+    return CachedImages(pack, places, store)
+
+
+class PictureCache:
+    """Cells of pictures that come a few at a time, with their content keys: what ``index`` reads and adds."""
+
+    def __init__(self, backbone: Backbone, image_input: ImageInput, folder: str | Path | None = None) -> None:
+        self.backbone, self.image_input = backbone.eval(), image_input
+        self.pack = picture_pack(backbone, image_input, folder)
+        self.pack.hold()
+
+    def known(self, key: str) -> NDArray[Any] | None:
+        """The cells (R, C) float16 of the picture of this key, None where they were never computed."""
+        places = self.pack.find([key])
+        if places[0] == MISSING:
+            return None
+        self.pack.note_use(places)
+        out = np.empty((1, *self.pack.shape), dtype=np.float16)
+        self.pack.read(places, out)
+        return np.asarray(out[0])
+
+    @torch.inference_mode()
+    def compute(
+        self, keys: Sequence[str], pictures: Sequence[StoredImage], *, store: bool = True
+    ) -> NDArray[np.float16]:
+        """The cells (n, R, C) of pictures, computed now and, unless told not to, added to the pack."""
+        pixels = self.image_input(pictures)
+        assert isinstance(pixels, torch.Tensor)
+        device = next(self.backbone.parameters()).device
+        cells = self.backbone(pixels.to(device)).float().cpu().numpy()
+        if store:
+            self.pack.append(keys, cells)
+        return to_half(cells)
+
+
+def _keys_of(store: ImageStore, skip: bool) -> tuple[dict[int, str], dict[int, str]]:
+    """The content key of every image, and the reasons of those whose file cannot be read."""
+    keys: dict[int, str] = {}
+    unreadable: dict[int, str] = {}
+    for row in range(len(store)):
+        try:
+            keys[row] = store.content_key(row)
+        except (ImageError, OSError) as error:
+            if not skip:
+                raise
+            unreadable[row] = " ".join(str(error).split())
+    return keys, unreadable
+
+
+def _missing(pack: FeaturePack, keys: Mapping[int, str]) -> list[int]:
+    """The images, one for each content, that a pack does not have."""
+    places = pack.find(keys.values())
+    first = {
+        key: row
+        for (row, key), place in reversed(list(zip(keys.items(), places, strict=True)))
+        if place == MISSING
+    }
+    return sorted(first.values())
+
+
+def cache_text_states(
+    encoder: TransformerText,
+    texts: TextStore,
+    folder: str | Path | None = None,
+    *,
+    batch_size: int = 64,
+    show_progress: bool = True,
+) -> CachedTexts:
+    """The last hidden states of every token of ``texts``, computed on the encoder's device."""
+    sizes = np.array([texts.size(i) for i in range(len(texts))], dtype=np.int64)
+    contents = hashlib.sha256(sizes.tobytes())
+    for rows in _chunks(0, len(texts)):
+        ids = texts.collate(rows)
+        if not ids.is_ids:
+            raise DataError("these texts are cached states already: give the token ids to compute them from.")
+        contents.update(ids.values[ids.mask].numpy().tobytes())
+    key = content_name(encoder.fingerprint(), contents.hexdigest())
+    path = cache_folder(folder) / f"texts-{key}.npy"
+    with FeatureFile(path, key, overwrite=True) as file:
+        if not file.finished:
+            left = _chunks(file.progress.done, len(texts))
+            for rows in track(left, "text states", len(left), show_progress):
+                file.append(_states(encoder, texts, rows, batch_size), len(rows))
+            file.finish()
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    return CachedTexts(ArrayStore(path), offsets, getattr(texts, "pad_to_multiple", 1))
+
+
+def contents_of(store: ImageStore) -> str:
+    """A hash of the content of every image of a store, in order."""
+    return _hash_of(store.content_key(row) for row in range(len(store)))
+
+
+def _hash_of(keys: Iterable[str]) -> str:
+    contents = hashlib.sha256()
+    for key in keys:
+        contents.update(key.encode() + b"\0")
+    return contents.hexdigest()
+
+
+def content_name(*parts: str) -> str:
+    """24 hex digits that name the content the parts stand for."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def old_caches(folder: str | Path | None = None) -> list[Path]:
+    """Files of earlier versions, one for each list of pictures; nothing reads them any more."""
+    return sorted(cache_folder(folder).glob(f"{OLD}*.npy"))
+
+
+_said: set[Path] = set()
+
+
+def say_old_caches(folder: str | Path | None = None) -> None:
+    """Tell the user, once, that files of earlier versions are of no use."""
+    place, files = cache_folder(folder), old_caches(folder)
+    if files and place not in _said:
+        _said.add(place)
+        size = in_words(sum(file.stat().st_size for file in files))
+        print(
+            f"{place} holds {len(files)} feature file{'s' * (len(files) > 1)} of an earlier version ({size}), "
+            "which nothing reads any more: 'diptych cache clear --old' removes them.",
+            file=sys.stderr,
+        )
+
+
+@contextmanager
+def waiting(acquire: Callable[..., Any], show_progress: bool) -> Iterator[None]:
+    """Hold a lock; say so where another process has it."""
+    try:
+        held = acquire(timeout=0)
+    except Timeout:
+        if show_progress:
+            print("another process computes these features: waiting for it.", file=sys.stderr, flush=True)
+        held = acquire()
+    with held:
+        yield
+
+
+def _chunks(start: int, end: int) -> list[range]:
+    return [range(first, min(first + TEXT_CHUNK, end)) for first in range(start, end, TEXT_CHUNK)]
+
+
+@torch.inference_mode()
+def _states(
+    encoder: TransformerText, texts: TextStore, rows: Sequence[int], size: int
+) -> NDArray[np.float32]:
+    """States (tokens, H) of some texts end to end, computed in batches of like length."""
+    encoder.model.eval()
+    device = next(encoder.parameters()).device
+    found: dict[int, NDArray[np.float32]] = {}
+    order = sorted(rows, key=texts.size)
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
+        states = encoder.states(texts.collate(batch).to(device))
+        for row, values, mask in zip(batch, states.values.float().cpu(), states.mask.cpu(), strict=True):
+            found[row] = values[mask].numpy()
+    return np.concatenate([found[row] for row in rows])

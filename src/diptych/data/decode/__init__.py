@@ -1,0 +1,1 @@
+"""Files to pictures, frames and arrays."""

@@ -1,0 +1,1 @@
+"""Class names, label vocabularies and hash centres."""

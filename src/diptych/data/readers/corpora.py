@@ -1,0 +1,182 @@
+"""Several corpora at once: a JSON manifest that lists webdataset tars with weights, for pre-training.
+
+::
+
+    {"corpora": [
+      {"name": "captions", "path": "cc/train-{0000..0331}.tar"},
+      {"name": "questions", "path": "vqa/*.tar", "weight": 0.5, "texts": "question"},
+      {"path": "flickr8k"}
+    ]}
+
+==========  ==========================================================================================================
+``path``    a folder of tars, one tar, or a pattern; relative to the manifest
+``name``    what the ids of its images begin with (default: the path)
+``weight``  passes over the corpus in an epoch: 1 (default) shows every text once, 0.5 half of them
+``texts``   the field of a sample's .json that holds its texts, or a list of such names (default: captions, caption,
+            text, texts, questions, question)
+``split``   the split of all its images (default: in the name of each tar, else train)
+``images``  a name that corpora of the same pictures share: samples of one key are then one picture, whose texts are
+            never each other's negatives (default: every sample is a picture of its own)
+==========  ==========================================================================================================
+
+``"window"`` beside ``"corpora"`` is how many texts are shuffled together. Only headers and texts are read to start;
+samples that cannot be used are skipped and counted.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diptych.data.captions import Captions, first_of_each
+from diptych.data.files import head, read_json
+from diptych.data.order import WINDOW, Mixture, Stream
+from diptych.data.problems import Found, Problem, Problems
+from diptych.data.readers.shards import Shard, ShardImages, StringColumn, index_shard
+from diptych.data.readers.webdataset import JSON_TEXTS, tars
+from diptych.data.splits import UNSPLIT, canonical_split, split_in_name
+from diptych.errors import DataError
+from diptych.progress import track
+
+_OPENING = re.compile(r'\s*\{\s*("window"\s*:\s*\d+\s*,\s*)?"corpora"\s*:')
+TEXTS = (*JSON_TEXTS, "questions", "question")
+FIELDS = ("path", "name", "weight", "texts", "split", "images")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One entry of the manifest."""
+
+    name: str
+    files: tuple[Path, ...]
+    weight: float
+    texts: tuple[str, ...]
+    split: str | None
+    images: str | None
+
+
+def matches(path: Path) -> bool:
+    """Whether ``path`` is such a manifest."""
+    return path.is_file() and path.suffix.lower() == ".json" and bool(_OPENING.match(head(path)))
+
+
+def read(path: Path, *, problems: Problems | None = None) -> Captions:
+    """Read a manifest of corpora: one data set whose order passes over each corpus by its weight."""
+    entries, window = _entries(path, problems or Problems())
+    shards: list[tuple[int, Shard]] = []
+    listed = [(number, corpus, file) for number, corpus in enumerate(entries) for file in corpus.files]
+    for number, corpus, file in track(listed, "listing shards"):
+        shards.append((number, index_shard(file, corpus.texts)))
+    skipped = [problem for _, shard in shards for problem in shard.skipped]
+    _report(path, skipped, problems)
+    if not sum(len(shard.texts) for _, shard in shards):
+        raise DataError(f"{path}: no sample of its corpora can be used: see 'diptych data check {path}'.")
+    return _captions(path, entries, shards, window)
+
+
+def _captions(path: Path, entries: list[Corpus], shards: list[tuple[int, Shard]], window: int) -> Captions:
+    ids, splits, image_of, images = [], [], [np.empty(0, np.int64)], 0
+    pictures: list[Any] = []
+    for number, shard in shards:
+        corpus, count = entries[number], len(shard.offsets)
+        split = corpus.split or split_in_name(shard.path.name) or UNSPLIT
+        stems = Counter(file.stem for file in corpus.files)
+        stem = (
+            shard.path.stem if stems[shard.path.stem] == 1 else f"{shard.path.parent.name}/{shard.path.stem}"
+        )
+        ids.append(StringColumn.of([f"{corpus.name}/{stem}/{key}" for key in shard.keys]))
+        splits += [split] * count
+        if any(entry.images for entry in entries):
+            pictures += [
+                (corpus.images, key) if corpus.images else (images, place)
+                for place, key in enumerate(shard.keys)
+            ]
+        image_of.append(shard.image_of + images)
+        images += count
+    sizes = np.array([len(shard.texts) for _, shard in shards])
+    ends = np.cumsum(sizes)
+    streams = []
+    for number, corpus in enumerate(entries):
+        own = [i for i, (owner, _) in enumerate(shards) if owner == number and sizes[i]]
+        if own:
+            rows = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in own])
+            streams.append(Stream(corpus.name, rows, [int(sizes[i]) for i in own], corpus.weight))
+    return Captions(
+        images=ShardImages([shard for _, shard in shards]),
+        texts=StringColumn.joined([shard.texts for _, shard in shards]),
+        image_of=np.concatenate(image_of),
+        image_ids=StringColumn.joined(ids),
+        splits=splits,
+        name=str(path),
+        order=Mixture(tuple(streams), window),
+        unreadable="skip",
+        picture_of=first_of_each(pictures) if pictures else None,
+    )
+
+
+def _entries(path: Path, problems: Problems) -> tuple[list[Corpus], int]:
+    content = read_json(path, problems)
+    listed = content.get("corpora") if isinstance(content, dict) else None
+    if not isinstance(listed, list) or not listed:
+        raise DataError(f'{path}: "corpora" must be a list with at least one corpus.')
+    window = content.get("window", WINDOW)
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+        raise DataError(
+            f'{path}: "window" is {window!r}: give how many texts are shuffled together, 1 or more.'
+        )
+    entries = [_entry(path, number, entry) for number, entry in enumerate(listed, 1)]
+    twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
+    if twice:
+        raise DataError(f'{path}: two corpora are called "{twice[0]}": give each its own "name".')
+    return entries, window
+
+
+def _entry(path: Path, number: int, entry: Any) -> Corpus:
+    where = f"{path}, corpus {number}"
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
+        raise DataError(f'{where}: it needs a "path": a folder, a tar or a pattern of tars.')
+    unknown = next((field for field in entry if field not in FIELDS), None)
+    if unknown is not None:
+        raise DataError(f'{where}: there is no field "{unknown}": its fields are {", ".join(FIELDS)}.')
+    weight = entry.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
+        raise DataError(f'{where}: "weight" is {weight!r}: give the passes over it in an epoch, more than 0.')
+    place = path.parent / Path(entry["path"]).expanduser()
+    files = tars(place)
+    if not files:
+        raise DataError(
+            f"{where}: {place} holds no tar: give a folder of webdataset tars, a tar or a pattern."
+        )
+    texts = entry.get("texts", list(TEXTS))
+    split, images = entry.get("split"), entry.get("images")
+    if images is not None and not (isinstance(images, str) and images):
+        raise DataError(
+            f'{where}: "images" is {images!r}: give a name that corpora of the same pictures share.'
+        )
+    return Corpus(
+        name=str(entry.get("name", entry["path"])),
+        files=tuple(files),
+        weight=float(weight),
+        texts=(texts,) if isinstance(texts, str) else tuple(map(str, texts)),
+        split=canonical_split(split) if isinstance(split, str) else None,
+        images=images,
+    )
+
+
+def _report(path: Path, skipped: list[Problem], problems: Problems | None) -> None:
+    """Tell a check every sample that was skipped; tell anyone else how many, and where to see which."""
+    if isinstance(problems, Found):
+        for problem in skipped:
+            problems.warn(problem.kind, problem.file, f"skipped: {problem.message}", problem.expected)
+    elif skipped:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(problem.kind for problem in skipped).items())
+        print(
+            f"{path}: {len(skipped)} samples were skipped ({kinds}): 'diptych data check {path}' lists them.",
+            file=sys.stderr,
+        )

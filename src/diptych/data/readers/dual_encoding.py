@@ -1,0 +1,152 @@
+"""Videos as dual_encoding stores them: ``TextData/*.caption.txt`` and ``FeatureData/FT/feature.bin``.
+
+::
+
+    TextData/msrvtt10ktrain.caption.txt     one text per line: "video0#0 a man sings"
+    FeatureData/FT/feature.bin              float32 (frames, D), shape in shape.txt ("frames D")
+    FeatureData/FT/id.txt                   the names of the rows, "video0_0 video0_1 ..."
+    FeatureData/FT/video2frames.txt         {'video0': ['video0_0', ...], ...}; without it by the names of the rows
+
+The path is a folder with ``TextData``, or one whose folders have it (one per split, as published). The name of a
+caption file says its split: ``…train``, ``…val``, ``…test``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import Captions, ImageStore, Joined
+from diptych.data.files import read_lines
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Empty
+from diptych.data.readers.frame_features import FRAMES, FrameRows, checked_frames, chosen_features
+from diptych.data.splits import SPLIT_NAMES, UNSPLIT
+from diptych.errors import DataError
+
+_SPLIT = re.compile(r"(train|val|test)[^a-z]*$")
+
+
+def matches(path: Path) -> bool:
+    """Whether ``path``, or a folder in it, holds ``TextData/*.caption.txt``."""
+    return bool(_texts(path))
+
+
+def read(
+    path: Path,
+    *,
+    features: str | None = None,
+    frames: int = FRAMES,
+    empty: Empty = "error",
+    problems: Problems | None = None,
+) -> Captions:
+    """Videos with their texts; ``features`` names the features where there are several, ``frames`` are kept at most."""
+    problems = problems or Problems()
+    checked_frames(frames)
+    draft = Draft(str(path), problems, empty)
+    stores: list[ImageStore] = []
+    known: dict[Path, tuple[ArrayStore, dict[str, NDArray[np.int64]]]] = {}
+    for file in _texts(path):
+        folder = _features(file.parent.parent, features)
+        if folder not in known:
+            store = _array(folder)
+            known[folder] = store, _rows_of(folder, len(store), problems)
+        store, rows_of = known[folder]
+        found = _SPLIT.search(file.name.removesuffix(".caption.txt").lower())
+        split = SPLIT_NAMES[found[1]] if found else UNSPLIT
+        texts = _texts_of(file, problems)
+        missing = [name for name in texts if name not in rows_of]
+        problems.missing(missing, len(texts), str(folder), "rows of every video that has a text")
+        kept = [name for name in texts if name in rows_of]
+        for name in kept:
+            row = draft.image(name, split, file)
+            for where, text in texts[name]:
+                draft.text(row, text, where)
+        stores.append(FrameRows(store, [rows_of[name] for name in kept], frames))
+    return draft.captions(lambda _: Joined(stores))
+
+
+def _texts(path: Path) -> list[Path]:
+    """The caption files of a folder, or of the folders in it."""
+    if not path.is_dir():
+        return []
+    return sorted(path.glob("TextData/*.caption.txt")) or sorted(path.glob("*/TextData/*.caption.txt"))
+
+
+def _texts_of(file: Path, problems: Problems) -> dict[str, list[tuple[str, str]]]:
+    """The texts of each video with their lines, in the order of the file."""
+    out: dict[str, list[tuple[str, str]]] = {}
+    for number, line in enumerate(read_lines(file, problems), 1):
+        if line is None or not line.strip():
+            continue
+        head, _, text = line.strip().partition(" ")
+        name, mark, _ = head.rpartition("#")
+        if not mark or not name:
+            problems.error(
+                "list", f"{file}:{number}", f"'{head[:40]}' is not a name", "VIDEO#NUMBER and a text"
+            )
+            continue
+        out.setdefault(name, []).append((f"{file}:{number}", text))
+    return out
+
+
+def _features(root: Path, name: str | None) -> Path:
+    """The folder of the features asked for, or of the only ones there are."""
+    folder = root / "FeatureData"
+    found = sorted(str(f.parent.relative_to(folder)) for f in folder.rglob("feature.bin"))
+    return chosen_features(folder, found, name, "feature.bin: put the features of the videos there.")
+
+
+def _array(folder: Path) -> ArrayStore:
+    """feature.bin as an array that is read row by row."""
+    try:
+        count, dim = (int(number) for number in (folder / "shape.txt").read_text().split())
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{folder / 'shape.txt'} is not a shape ({error}): expected 'ROWS DIMENSIONS'."
+        ) from error
+    if count < 1 or dim < 1:
+        raise DataError(
+            f"{folder / 'shape.txt'} says {count} rows of {dim} numbers: features need at least one."
+        )
+    return ArrayStore(folder / "feature.bin", raw=((count, dim), "<f4"))
+
+
+def _rows_of(folder: Path, count: int, problems: Problems) -> dict[str, NDArray[np.int64]]:
+    """The rows of each video."""
+    names = (folder / "id.txt").read_text("utf-8").split()
+    if len(names) != count:
+        problems.error(
+            "counts", folder / "id.txt", f"{len(names)} names for {count} rows", "one name per row"
+        )
+    place = {name: row for row, name in enumerate(names[:count])}
+    listed = folder / "video2frames.txt"
+    if listed.exists():
+        frames = _literal(listed)
+        rows = {str(video): [place[n] for n in map(str, own) if n in place] for video, own in frames.items()}
+    else:
+        rows = {}
+        for name, row in place.items():
+            rows.setdefault(re.sub(r"_\d+$", "", name), []).append(row)
+    return {video: np.asarray(own, np.int64) for video, own in rows.items() if own}
+
+
+def _literal(path: Path) -> Mapping[str, list[str]]:
+    """A file that holds a Python dict of lists, read as a literal."""
+    try:
+        found = ast.literal_eval(path.read_text("utf-8"))
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not a dict of the frames of each video ({error}): copy it again."
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(own, list) for own in found.values()):
+        raise DataError(
+            f"{path} is not a dict of the frames of each video: expected {{'video0': ['video0_0', ...]}}."
+        )
+    return found

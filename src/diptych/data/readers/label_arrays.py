@@ -1,0 +1,204 @@
+"""MIRFlickr25K and NUS-WIDE as the authors of label-wise retrieval process them: region features beside tag tables.
+
+For each split: ``<split>_preim.npy`` (N, 36, D) regions, ``<split>_tag.mat`` and ``<split>_label.mat`` with the key
+``feat``, (N, tags) and (N, C) of zeros and ones, and where there is one ``<split>_cls.npy`` (N, 36, 1000), the
+detector's class scores of every region. ``common_tags.txt`` or ``TagList1k.txt`` names the tags; ``labels.txt``, one
+name per line, the labels (else ``label 0``, ``label 1``, …). The text of an image is its tags in the order of the
+list. The column ``region_classes`` holds the detector's class of every region. ``.mat`` files are read with scipy
+(extra ``mat``).
+
+Of more than 36 regions with class scores the 36 best are used: regions above 0.5, or the best whatever their scores
+where fewer are (supplement, section 2), are the 36 best either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import Captions, ImageStore, Joined
+from diptych.data.files import read_lines
+from diptych.data.labels.vocabulary import COLUMN
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft
+from diptych.data.readers.matlab import read_mat
+from diptych.data.readers.tag_sets import tag_places
+from diptych.data.splits import canonical_split
+from diptych.errors import DataError, SettingsError
+
+TAG_LISTS = ("common_tags.txt", "TagList1k.txt")
+REGION_CLASSES = "region_classes"
+REGIONS = 36  # regions per image, as in the supplement
+UNTAGGED = "untagged"  # the text of an image without any tag: a text is never empty
+
+
+def matches(path: Path) -> bool:
+    """Whether ``path`` is a folder with the tables of a split."""
+    return bool(parts(path))
+
+
+def parts(path: Path) -> dict[str, str]:
+    """The splits that are there, as ``{"val": "dev", ...}``: split name to file name."""
+    if not path.is_dir():
+        return {}
+    names = sorted(file.name.removesuffix("_tag.mat") for file in path.glob("*_tag.mat"))
+    return {canonical_split(name): name for name in names}
+
+
+def read(
+    path: Path, *, split: str | None = None, regions: int = REGIONS, problems: Problems | None = None
+) -> Captions:
+    """Read every split, or one of them alone, with at most ``regions`` regions of each image."""
+    problems = problems or Problems()
+    if regions < 1:
+        raise SettingsError(
+            f"regions={regions} leaves none of an image: give 1 or more (the paper: {REGIONS})."
+        )
+    there = parts(path)
+    if split is not None:
+        if split not in there:
+            raise DataError(f"{path} has no split '{split}': its splits are {', '.join(there)}.")
+        there = {split: there[split]}
+    tags = _tags(path, problems)
+    draft = Draft(str(path), problems)
+    stores: list[ImageStore] = []
+    for name, file in there.items():
+        stores.append(_add(draft, path, name, file, tags, regions, problems))
+    return draft.captions(lambda _: Joined(stores))
+
+
+def _add(
+    draft: Draft, path: Path, split: str, file: str, tags: Sequence[str], most: int, problems: Problems
+) -> ImageStore:
+    regions = path / f"{file}_preim.npy"
+    if not regions.is_file():
+        raise DataError(f"{regions} is missing: it holds the region features (N, 36, D) of the split.")
+    store = ArrayStore(regions)
+    images: ImageStore = store
+    table, labels = read_mat(path / f"{file}_tag.mat"), read_mat(path / f"{file}_label.mat")
+    for what, matrix, name in (("tags", table, f"{file}_tag.mat"), ("labels", labels, f"{file}_label.mat")):
+        if len(matrix) != len(store):
+            raise DataError(
+                f"{path / name} has {len(matrix)} rows of {what} for the {len(store)} images of {regions.name}: "
+                "use files of one split."
+            )
+    if table.shape[1] != len(tags):
+        raise DataError(
+            f"{path} has {table.shape[1]} tag columns and {len(tags)} tags in its list: use its own list."
+        )
+    names = _label_names(path, labels.shape[1], problems)
+    classes = None
+    if (path / f"{file}_cls.npy").is_file():
+        classes = RegionClasses(path / f"{file}_cls.npy", most)
+        if len(classes) != len(store):
+            raise DataError(
+                f"{path / f'{file}_cls.npy'} has {len(classes)} rows for {len(store)} images: use files of one split."
+            )
+        if classes.scores.shape[1] > most:
+            if classes.scores.shape[:2] != store.shape[:2]:
+                raise DataError(
+                    f"{path / f'{file}_cls.npy'} has {classes.scores.shape[1]} regions an image and {regions.name} "
+                    f"{store.shape[1]}: use files of one detector."
+                )
+            images = BestRegions(store, classes)
+    for row in range(len(store)):
+        columns: dict[str, Any] = {COLUMN: tuple(names[c] for c in np.flatnonzero(labels[row]).tolist())}
+        if classes is not None:
+            columns[REGION_CLASSES] = LazyRow(classes, row)
+        at = draft.image(f"{split}/{row}", split, path, labels=columns)
+        draft.text(at, " ".join(tags[t] for t in np.flatnonzero(table[row]).tolist()) or UNTAGGED, path)
+    return images
+
+
+def best_regions(scores: NDArray[Any], most: int = REGIONS) -> NDArray[np.intp]:
+    """The numbers of the ``most`` best regions in their own order; its score (R, classes) is its best class's."""
+    best = np.argsort(-scores.max(axis=-1), kind="stable")[:most]
+    return np.sort(best)
+
+
+class BestRegions:
+    """The regions (N, R, D) that the detector is surest of, chosen on access."""
+
+    def __init__(self, store: ArrayStore, classes: RegionClasses) -> None:
+        self.store, self.classes = store, classes
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def __getitem__(self, index: int) -> NDArray[Any]:
+        return np.asarray(self.store[index])[self.classes.chosen(index)]
+
+    def content_key(self, index: int) -> str:
+        """That of all regions, and how many are used."""
+        return f"{self.store.content_key(index)} best {self.classes.most}"
+
+
+class RegionClasses:
+    """The detector's class of each region, (regions,) per image, read from scores (N, regions, classes) on access."""
+
+    def __init__(self, path: Path, most: int = REGIONS) -> None:
+        self.scores, self.most = ArrayStore(path), most
+        if len(self.scores.shape) != 3:
+            raise DataError(
+                f"{path} has shape {self.scores.shape}: class scores are (images, regions, classes)."
+            )
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def chosen(self, row: int) -> NDArray[np.intp]:
+        """The regions that are used."""
+        return best_regions(np.asarray(self.scores[row]), self.most)
+
+    def __getitem__(self, row: int) -> NDArray[np.int64]:
+        scores = np.asarray(self.scores[row])
+        classes: NDArray[np.int64] = scores[best_regions(scores, self.most)].argmax(axis=-1)
+        return classes
+
+
+class LazyRow(Sequence[int]):
+    """One row of ``RegionClasses``, read when it is looked at."""
+
+    def __init__(self, classes: RegionClasses, row: int) -> None:
+        self.classes, self.row = classes, row
+
+    def __len__(self) -> int:
+        return min(self.classes.most, int(self.classes.scores.shape[1]))
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        return self.tolist()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.tolist())
+
+    def tolist(self) -> list[int]:
+        """The classes as numbers."""
+        return [int(number) for number in self.classes[self.row]]
+
+
+def _tags(path: Path, problems: Problems) -> list[str]:
+    for name in TAG_LISTS:
+        if (path / name).is_file():
+            return list(tag_places(read_lines(path / name, problems)))
+    raise DataError(f"{path} has no list of tags: put {' or '.join(TAG_LISTS)} there.")
+
+
+def _label_names(path: Path, count: int, problems: Problems) -> list[str]:
+    file = path / "labels.txt"
+    if not file.is_file():
+        return [f"label {number}" for number in range(count)]
+    names = [line.strip() for line in read_lines(file, problems) if line and line.strip()]
+    if len(names) != count:
+        raise DataError(f"{file} names {len(names)} labels for {count} columns: write one name per column.")
+    return names

@@ -1,0 +1,144 @@
+"""Parquet tables with an image column of paths: one file, a folder of files, or a pattern that names some.
+
+The columns are those of a manifest (``rows.py``). The split is in the name of the file or in a ``split`` column;
+without one everything is ``train``. Rows of one image are gathered over all files.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from diptych.data.captions import Captions
+from diptych.data.files import image_root
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Empty
+from diptych.data.readers.rows import Columns, Row, add_rows, with_files
+from diptych.data.readers.webdataset import expand
+from diptych.data.splits import UNSPLIT, split_in_name
+from diptych.errors import DataError, MissingExtra
+
+SUFFIX = ".parquet"
+ROWS = 10_000  # read at a time
+
+
+def matches(path: Path) -> bool:
+    """Whether ``path`` is a Parquet file, a pattern that names some, or a folder of them with an image column."""
+    files = tables(path)
+    if not path.is_dir():
+        return bool(files)
+    return any(_may_name_images(file) for file in files)  # a folder of photos may hold any table
+
+
+def _may_name_images(file: Path) -> bool:
+    try:
+        return Columns.among(_columns(file, Problems())) is not None
+    except (DataError, MissingExtra):  # for the reader to say
+        return True
+
+
+def tables(path: Path) -> list[Path]:
+    """The Parquet files at a path, sorted; a pattern also names those that are missing, for the reader to report."""
+    if path.is_dir():
+        return sorted(f for f in path.iterdir() if f.suffix == SUFFIX and not f.name.startswith("."))
+    if path.suffix != SUFFIX:
+        return []
+    if path.exists():
+        return [path]
+    named = dict.fromkeys(expand(str(path)))
+    found = [Path(name) for pattern in named for name in (sorted(glob.glob(pattern)) or [pattern])]
+    return found if any(file.exists() for file in found) else []
+
+
+def read(
+    path: Path,
+    *,
+    images: str | Path | None = None,
+    empty: Empty = "error",
+    problems: Problems | None = None,
+) -> Captions:
+    """Read Parquet tables; ``images`` is the folder of their images, found beside them if not given."""
+    problems = problems or Problems()
+    files = tables(path)
+    draft = Draft(str(path), problems, empty)
+    names = [name for file in files for name in _columns(file, problems)]
+    columns = Columns.among(names)
+    if files and names and columns is None:
+        known = ", ".join(dict.fromkeys(names))
+        raise DataError(f"{path} has no image column: call one of its columns ({known}) 'image'.")
+    if columns is not None:
+        add_rows(draft, (row for file in files for row in _rows(file, columns)), columns)
+    if not draft.keys:
+        problems.error("empty", path, "the table has no rows", "write one row per image or text")
+    return with_files(draft, files[0].parent, images, problems)
+
+
+def image_folder(files: Sequence[Path]) -> Path:
+    """The folder that image names are relative to, found with the names in the first table that is there."""
+    for file in files:
+        columns = Columns.among(_columns(file, Problems())) if file.exists() else None
+        if columns is not None:
+            names = [
+                str(row.values[columns.image]) for row, _ in zip(_rows(file, columns), range(5), strict=False)
+            ]
+            return image_root(names, file.parent, None)
+    return files[0].parent
+
+
+def _columns(file: Path, problems: Problems) -> list[str]:
+    """The names of the columns; what is wrong with the file is reported."""
+    if not file.exists():
+        problems.error("missing file", file, "the table does not exist", "copy it, or shorten the pattern")
+        return []
+    try:
+        with _open(file) as table:
+            schema = table.schema_arrow
+    except DataError as error:
+        problems.raised("parquet", file, error)
+        return []
+    columns = Columns.among(schema.names)
+    if columns is not None and not _is_text(schema.field(columns.image).type):
+        raise DataError(
+            f"{file}: column '{columns.image}' holds {schema.field(columns.image).type}, not paths: name the files "
+            "there, or pack the pictures into tars."
+        )
+    return list(schema.names)
+
+
+def _rows(file: Path, columns: Columns) -> Iterator[Row]:
+    split = split_in_name(file.stem) or UNSPLIT
+    number = 0
+    with _open(file) as table:
+        try:
+            for batch in table.iter_batches(batch_size=ROWS):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{file}, row {number}", values, split)
+        except (OSError, ValueError) as error:  # of pyarrow: its own errors are one of the two
+            raise DataError(
+                f"{file} is damaged after row {number} ({_first(error)}): copy it again."
+            ) from error
+
+
+def _open(file: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "parquet", f"reading {file}") from error
+    try:
+        return pyarrow.parquet.ParquetFile(file)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{file} is not a whole Parquet file ({_first(error)}): copy it again.") from error
+
+
+def _is_text(kind: Any) -> bool:
+    return str(kind) in ("string", "large_string", "string_view") or str(kind).startswith(
+        "dictionary<values=string"
+    )
+
+
+def _first(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

@@ -1,0 +1,151 @@
+"""Videos as the data sets publish them: MSR-VTT's and VATEX's own JSON, with a file of frame features per video.
+
+=========  ===========================================  =========================================================
+data set   files                                        fields
+=========  ===========================================  =========================================================
+MSR-VTT    ``train_val_videodatainfo.json``,            ``videos[].{video_id, split, category}``,
+           ``test_videodatainfo.json``                  ``sentences[].{video_id, caption}``
+VATEX      ``vatex_training_v1.0.json``, ...            a list of ``{videoID, enCap, chCap}``
+=========  ===========================================  =========================================================
+
+The features are ``VIDEO.npy`` files, (frames, D) or (1, frames, D), below the folder or the one named by
+``features``; or one HDF5 file named by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diptych.data.captions import Captions, ImageStore
+from diptych.data.files import head, read_json
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Empty
+from diptych.data.readers.frame_features import FRAMES, FrameFiles, HDF5Frames, checked_frames, held_in_hdf5
+from diptych.data.splits import UNSPLIT, canonical_split, split_in_name
+from diptych.errors import DataError, SettingsError
+
+_MSRVTT = re.compile(r"\{.*?\"(?:videos|sentences|info)\"\s*:", re.DOTALL)
+_VATEX = re.compile(r"\s*\[\s*\{[^{}]*?\"videoID\"\s*:")
+LANGUAGES = {"en": "enCap", "zh": "chCap"}
+TRAINING = {"validate": "val", "validation": "val"}
+
+
+@dataclass
+class _Clip:
+    """One video of an annotation."""
+
+    where: str
+    split: str
+    texts: list[Any] = field(default_factory=list)
+    category: Any = None
+
+
+def matches(path: Path) -> bool:
+    """Whether ``path`` is such a file, or a folder that holds some."""
+    return bool(_files(path))
+
+
+def read(
+    path: Path,
+    *,
+    features: str | Path | None = None,
+    frames: int = FRAMES,
+    language: str = "en",
+    empty: Empty = "error",
+    problems: Problems | None = None,
+) -> Captions:
+    """Videos with their texts; ``language`` (en, zh) is that of VATEX's texts, ``frames`` are kept at most."""
+    problems = problems or Problems()
+    checked_frames(frames)
+    if language not in LANGUAGES:
+        raise SettingsError(f"language='{language}' is unknown: choose one of {', '.join(LANGUAGES)}.")
+    clips: dict[str, _Clip] = {}
+    for file in _files(path):
+        _add(file, LANGUAGES[language], clips, problems)
+    root = path if path.is_dir() else path.parent
+    names, store = _features(
+        root, None if features is None else Path(features).expanduser(), list(clips), frames
+    )
+    hint = "a file VIDEO.npy each; say where they lie with PATH?features=FOLDER"
+    problems.missing([name for name in clips if name not in names], len(clips), str(path), hint)
+    draft = Draft(str(path), problems, empty)
+    for name in names:
+        clip = clips[name]
+        row = draft.image(name, clip.split, clip.where, labels={"category": clip.category})
+        for text in clip.texts:
+            draft.text(row, text, f"{clip.where}, '{name}'")
+    return draft.captions(lambda _: store)
+
+
+def _files(path: Path) -> list[Path]:
+    """The annotations at a path: the file itself, or those in the folder."""
+    if path.is_file():
+        known = path.suffix.lower() == ".json" and (_is_msrvtt(path) or bool(_VATEX.match(head(path))))
+        return [path] if known else []
+    return sorted(file for file in path.glob("*.json") if _files(file)) if path.is_dir() else []
+
+
+def _is_msrvtt(path: Path) -> bool:
+    return "video" in path.name and bool(_MSRVTT.match(head(path)))
+
+
+def _add(file: Path, field_of: str, clips: dict[str, _Clip], problems: Problems) -> None:
+    """Put the videos and texts of one annotation beside those before it."""
+    entries = read_json(file, problems)
+    if isinstance(entries, list):
+        split = split_in_name(file.stem.replace("public_test", "test")) or UNSPLIT
+        for number, entry in enumerate(entries):
+            if not isinstance(entry, dict) or "videoID" not in entry:
+                problems.error(
+                    "json", f"{file}, entry {number}", "no videoID", "objects with videoID and enCap"
+                )
+                continue
+            texts = entry.get(field_of)
+            if not isinstance(texts, list):
+                message = f"'{entry['videoID']}' has no texts '{field_of}'"
+                problems.error("json", f"{file}, entry {number}", message, "a list of texts per video")
+                continue
+            clips[str(entry["videoID"])] = _Clip(str(file), split, list(texts))
+        return
+    entries = entries if isinstance(entries, dict) else {}
+    for video in _objects(entries, "videos", file, problems):
+        name, given = (
+            str(video.get("video_id", "")),
+            str(video.get("split") or split_in_name(file.stem) or UNSPLIT),
+        )
+        clips[name] = _Clip(
+            str(file), TRAINING.get(given, canonical_split(given)), category=video.get("category")
+        )
+    for sentence in _objects(entries, "sentences", file, problems):
+        name = str(sentence.get("video_id", ""))
+        if name not in clips:
+            message = f"a text of '{name}', which is not a video of the file"
+            problems.error("json", file, message, "every video_id of 'sentences' among 'videos'")
+            continue
+        clips[name].texts.append(sentence.get("caption"))
+
+
+def _objects(entries: dict[str, Any], name: str, file: Path, problems: Problems) -> Iterator[dict[str, Any]]:
+    found = entries.get(name)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        problems.error("json", file, f"'{name}' is not a list of objects", "the file as MSR-VTT publishes it")
+        return
+    yield from found
+
+
+def _features(root: Path, given: Path | None, names: list[str], frames: int) -> tuple[list[str], ImageStore]:
+    """The videos that have features, and these."""
+    if given is not None and given.is_file():
+        there = held_in_hdf5(given, names)
+        held = [name for name in names if name in there]
+        return held, HDF5Frames(given, held, frames)
+    folder = root if given is None else given
+    if not folder.is_dir():
+        raise DataError(f"{folder} does not exist: give the folder of the frame features.")
+    found = {file.stem: file for file in sorted(folder.rglob("*.npy"))}
+    held = [name for name in names if name in found]
+    return held, FrameFiles([found[name] for name in held], frames)

@@ -1,0 +1,1 @@
+"""One folder for each engine behind the protocol."""

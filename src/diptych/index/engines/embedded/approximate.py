@@ -1,0 +1,285 @@
+"""Approximate search for large collections: a usearch graph or binary codes propose, the stored vectors decide.
+
+Either is called a graph here. A graph is derived data: it can be deleted and built again. It covers the rows that were
+there when it was built. Rows added since are scanned exactly and merged in; removed rows are dropped from its
+proposals; and where it proposes fewer than k live rows the whole collection is scanned. Proposals are scored from the
+stored vectors, so the scores that come out are those of an exact search. Compaction renames the rows in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diptych.errors import MissingExtra, SettingsError, StorageError
+from diptych.index.engines import coding
+from diptych.index.engines.embedded.code_table import SUFFIX, CodeTable
+from diptych.index.engines.embedded.scan import MARGIN, fetch, scan
+from diptych.index.engines.embedded.segments import FILES, ROW_BITS, RowLayout, checksum
+from diptych.index.engines.embedded.state import Graph, RowNumbers, Segment, Selection, State
+from diptych.index.engines.embedded.writing import Moves
+from diptych.index.protocol import Kind, Vectors
+from diptych.progress import track
+from diptych.storage import storing, sync
+
+LOG = logging.getLogger("diptych")
+STALE = 0.2  # share of rows outside or removed from a graph at which it is brought up to date
+NEIGHBOURS = 16  # edges of a node
+WIDTH_ADD, WIDTH_SEARCH = 128, 256  # nodes kept in sight while adding and searching
+PROPOSALS = 32  # fewest candidates of a search
+FACTOR = 2  # candidates per hit; more do not raise the recall on 100,000 vectors
+PIECE = 20_000  # rows added at once
+UNIT = 0.01  # how far the length of a vector may be from 1: about a step of 8 bits
+
+
+class Graphs:
+    """The graphs of one index, opened on the first query that wants them."""
+
+    def __init__(self, folder: Path, layout: RowLayout) -> None:
+        self.folder, self.layout = folder, layout
+        self._open: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def find(self, state: State, kind: Kind | None) -> Graph | None:
+        """The graph of a kind, if there is one and its file can be read; there is none of all kinds at once."""
+        for graph in state.graphs:
+            if graph.kind == kind and self._view(graph) is not None:
+                return graph
+        return None
+
+    def search(self, graph: Graph, state: State, queries: Vectors, k: int) -> list[RowNumbers]:
+        """For each query, slots of at least k candidates where there are k items."""
+        segments = state.of_kind(graph.kind)
+        covered = sum(min(len(s), graph.covers.get(s.number, 0)) for s in segments)
+        gone = sum(len(s.gone) for s in segments) + graph.rows - covered
+        least, factor = (coding.PROPOSALS, coding.FACTOR) if is_codes(graph) else (PROPOSALS, FACTOR)
+        wanted = max(least, factor * (k + MARGIN))
+        wanted = min(graph.rows, wanted + wanted * gone // max(1, covered))
+        proposed = self._proposals(graph, queries, wanted)
+        outside = _outside(segments, graph)
+        none = np.zeros(0, np.int64)
+        tail = scan(segments, queries, k, outside) if outside else [none] * len(queries)
+        out = []
+        for query, keys, rest in zip(queries, proposed, tail, strict=True):
+            found = np.concatenate([_present(segments, keys), rest])
+            if len(found) < min(k, state.count(graph.kind)):
+                (found,) = scan(segments, query[None], k)
+            out.append(found)
+        return out
+
+    def build(self, state: State, kind: Kind, show_progress: bool = False, codes: bool = False) -> Graph:
+        """A graph of what a state holds, grown from the one it has if that is whole; synced, not recorded."""
+        old = self.find(state, kind)
+        if old is not None and is_codes(old) != codes:
+            old = None
+        segments = state.of_kind(kind)
+        graph = self._loaded(old, codes)
+        _keep(graph, _present(segments, _keys(graph)))
+        for rows in track(_pieces(segments, old), "approximate index", None, show_progress):
+            vectors = fetch(segments, self.layout, rows)
+            _check_unit(self.folder, vectors)
+            graph.add(rows.astype(np.uint64), vectors)
+        return self._saved(graph, state, kind, {s.number: len(s) for s in segments})
+
+    def follow(
+        self, db: sqlite3.Connection, state: State, gone: Sequence[Segment], moves: Moves
+    ) -> list[Graph]:
+        """Rename the rows that compaction moved, in new files; the graphs that may go once this is committed."""
+        out = []
+        for kind, pairs in moves.items():
+            known = [graph for graph in state.graphs if graph.kind == kind]
+            db.execute("DELETE FROM graphs WHERE kind = ?", (kind,))
+            out += known
+            old = self.find(state, kind)
+            if old is None:  # none, or damaged
+                continue
+            stay = tuple(s for s in state.of_kind(kind) if all(s is not one for one in gone))
+            covered, covers = _covered(old, pairs)
+            graph = self._loaded(old, is_codes(old))
+            _keep(graph, np.concatenate([_present(stay, _keys(graph)), covered[:, 1]]))
+            graph.rename(covered[:, 1].astype(np.uint64), covered[:, 0].astype(np.uint64))
+            if len(graph):
+                covers |= {s.number: old.covers[s.number] for s in stay if s.number in old.covers}
+                self.record(db, self._saved(graph, state, kind, covers))
+        return out
+
+    def record(self, db: sqlite3.Connection, graph: Graph) -> None:
+        """Put a graph in the place of the one of its kind."""
+        record = (
+            graph.kind, graph.file, graph.rows, graph.size, graph.checksum, json.dumps(graph.covers),
+        )  # fmt: skip
+        db.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?, ?, ?)", record)
+
+    def _proposals(self, graph: Graph, queries: Vectors, wanted: int) -> list[RowNumbers]:
+        view = self._view(graph)
+        if view is None:  # gone since it was found: then everything is scanned
+            return [np.zeros(0, np.int64) for _ in queries]
+        if isinstance(view, CodeTable):
+            return view.propose(queries, wanted)
+        with self._lock:  # usearch keeps a fixed number of search contexts
+            found = view.search(queries, wanted)
+        if len(queries) == 1 and np.asarray(found.keys).ndim == 1:
+            return [np.asarray(found.keys).astype(np.int64)]
+        return [np.asarray(m.keys).astype(np.int64) for m in found]
+
+    def _view(self, graph: Graph) -> Any:
+        """A graph, memory-mapped and kept open; None when its file is gone or damaged."""
+        path = FILES.path(self.folder, graph.file)
+        with self._lock:
+            try:
+                if path.stat().st_size != graph.size:
+                    return None
+                if graph.file not in self._open:
+                    view = None
+                    if checksum(path, 0, graph.size) == graph.checksum:  # usearch believes what a file says
+                        view = _opened(path, self.layout.dimension)
+                    else:
+                        LOG.warning(
+                            "%s is damaged: every item is scanned until 'diptych index' builds it again", path
+                        )
+                    others = {file: one for file, one in self._open.items() if graph.kind not in file}
+                    self._open = {graph.file: view, **others}
+            except (OSError, RuntimeError):
+                return None
+            return self._open[graph.file]
+
+    def _loaded(self, graph: Graph | None, codes: bool) -> Any:
+        """A graph in memory, to be changed; an empty one for None."""
+        loaded = CodeTable(self.layout.dimension) if codes else _new_graph(self.layout.dimension)
+        if graph is not None:
+            loaded.load(str(FILES.path(self.folder, graph.file)))
+        return loaded
+
+    def _saved(self, graph: Any, state: State, kind: Kind, covers: dict[int, int]) -> Graph:
+        """Write a graph to a new file and sync it."""
+        # no graph was recorded at this generation yet, for recording one ends it
+        suffix = SUFFIX if isinstance(graph, CodeTable) else ".usearch"
+        path = FILES.path(self.folder, f"graph-{state.generation:06d}-{kind}{suffix}")
+        with storing(path):
+            try:
+                graph.save(str(path))
+            except RuntimeError as error:  # all that usearch says of a disk that is full
+                path.unlink(missing_ok=True)
+                raise StorageError(
+                    f"the disk is full or failing while saving {path} ({error}): free some space and run again; "
+                    "what was saved is intact."
+                ) from error
+            sync(path)
+            sync(self.folder)
+        size = path.stat().st_size
+        return Graph(kind, path.name, len(graph), size, covers, checksum(path, 0, size) or 0)
+
+
+def is_codes(graph: Graph) -> bool:
+    """Whether a graph is a table of binary codes."""
+    return graph.file.endswith(SUFFIX)
+
+
+def is_stale(graph: Graph, state: State) -> bool:
+    """Whether so much was added or removed since a graph was built that it should be brought up to date."""
+    segments = state.of_kind(graph.kind)
+    outside = sum(len(s) - graph.covers.get(s.number, 0) for s in segments)
+    gone = sum(len(s.gone) for s in segments)
+    return outside + gone > STALE * graph.rows
+
+
+def _opened(path: Path, dimension: int) -> Any:
+    """A graph on disk, to be searched."""
+    if path.name.endswith(SUFFIX):
+        table = CodeTable(dimension)
+        table.load(str(path))
+        return table
+    view = _new_graph(dimension)
+    view.view(str(path))
+    view.expansion_search = WIDTH_SEARCH
+    return view
+
+
+def _new_graph(dimension: int) -> Any:
+    try:
+        from usearch.index import Index
+    except ImportError:
+        raise MissingExtra("usearch", "search", "an approximate index") from None
+    return Index(
+        ndim=dimension,
+        metric="ip",
+        dtype="i8",
+        connectivity=NEIGHBOURS,
+        expansion_add=WIDTH_ADD,
+        expansion_search=WIDTH_SEARCH,
+    )
+
+
+def _check_unit(folder: Path, vectors: Vectors) -> None:
+    """Raise for vectors that are not of length 1: the graph keeps their directions in 8 bits, not their lengths."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    worst = float(lengths[np.argmax(np.abs(lengths - 1))]) if len(lengths) else 1.0
+    if abs(worst - 1) > UNIT:
+        raise SettingsError(
+            f"{folder} holds a vector of length {worst:.3g}, and an approximate index needs vectors of length 1: "
+            "search exactly, or index with a model that normalises its vectors."
+        )
+
+
+def _outside(segments: tuple[Segment, ...], graph: Graph) -> Selection:
+    """The live rows that a graph does not cover, of the segments that have any."""
+    out: Selection = {}
+    for segment in segments:
+        start = graph.covers.get(segment.number, 0)
+        if start < len(segment):
+            rows = np.arange(start, len(segment), dtype=np.int64)
+            out[segment.number] = np.setdiff1d(rows, segment.gone, assume_unique=True)
+    return out
+
+
+def _present(segments: tuple[Segment, ...], slots: RowNumbers) -> RowNumbers:
+    """Those of the slots that hold an item now."""
+    keep = np.zeros(len(slots), bool)
+    numbers, rows = slots >> ROW_BITS, slots & ((1 << ROW_BITS) - 1)
+    for segment in segments:
+        here = (numbers == segment.number) & (rows < len(segment))
+        keep |= here & ~np.isin(rows, segment.gone) if len(segment.gone) else here
+    return slots[keep]
+
+
+def _pieces(segments: tuple[Segment, ...], old: Graph | None) -> list[RowNumbers]:
+    """Slots of the live rows beyond those a graph covers already, a piece at a time."""
+    out = []
+    for segment in segments:
+        start = 0 if old is None else old.covers.get(segment.number, 0)
+        live = segment.live_rows
+        live = live[live >= start] + (segment.number << ROW_BITS)
+        out += [live[at : at + PIECE] for at in range(0, len(live), PIECE)]
+    return out
+
+
+def _keys(graph: Any) -> RowNumbers:
+    """The slots in a graph."""
+    return np.asarray(graph.keys).astype(np.int64).reshape(-1)
+
+
+def _keep(graph: Any, slots: RowNumbers) -> None:
+    """Remove every slot but these."""
+    dead = np.setdiff1d(_keys(graph), slots)
+    if len(dead):
+        graph.remove(dead.astype(np.uint64))
+
+
+def _covered(graph: Graph, pairs: RowNumbers) -> tuple[RowNumbers, dict[int, int]]:
+    """Of (new, old) slots, those in a graph, and how many first rows of each new segment that makes."""
+    numbers, rows = pairs >> ROW_BITS, pairs & ((1 << ROW_BITS) - 1)
+    limits = np.array([graph.covers.get(n, 0) for n in numbers[:, 1].tolist()], np.int64)
+    inside = rows[:, 1] < limits
+    covers = {}
+    for number in np.unique(numbers[:, 0]).tolist():
+        here = numbers[:, 0] == number
+        covers[number] = int(here.sum() if inside[here].all() else np.argmin(inside[here]))
+        inside &= ~here | (rows[:, 0] < covers[number])  # what lies behind the first gap is scanned
+    return pairs[inside], covers

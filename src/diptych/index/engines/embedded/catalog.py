@@ -1,0 +1,415 @@
+"""The SQLite side of the embedded index: items, full text, which rows are committed, which are gone.
+
+A change is committed when its SQLite transaction is: vectors are written and synced before the rows that
+refer to them. Write-ahead logging gives each reader a snapshot that no writer disturbs.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from diptych.errors import IndexFault, StorageError
+from diptych.index import deadline
+from diptych.index.engines.embedded import checksums
+from diptych.index.engines.embedded.known_columns import record_columns
+from diptych.index.engines.embedded.segments import FILES
+from diptych.index.metadata import record
+from diptych.index.protocol import Item
+
+FILE = "index.db"
+FORMAT = 2  # version of the index folder; raised when an old folder can no longer be read
+_ANEW = "copy the whole index again, or index the collection again."
+# steps of SQLite's machine between two looks at the clock, each of which waits for the interpreter
+STEPS = 1_000_000
+PATIENCE = 30  # seconds that a connection waits for a lock
+_SCHEMA = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE segments(
+  number INTEGER PRIMARY KEY, kind TEXT NOT NULL, rows INTEGER NOT NULL, file TEXT NOT NULL);
+CREATE TABLE blocks(
+  segment INTEGER, start INTEGER, rows INTEGER NOT NULL, checksum INTEGER NOT NULL,
+  PRIMARY KEY(segment, start)) WITHOUT ROWID;
+CREATE TABLE items(
+  slot INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, path TEXT NOT NULL,
+  text TEXT NOT NULL, image_id TEXT NOT NULL, metadata TEXT NOT NULL, content TEXT NOT NULL,
+  collection INTEGER NOT NULL, checksum INTEGER NOT NULL, metadata_checksum INTEGER NOT NULL);
+CREATE INDEX texts_of_image ON items(image_id) WHERE image_id != '';
+CREATE TABLE thumbnails(slot INTEGER PRIMARY KEY, jpeg BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE dead(serial INTEGER PRIMARY KEY, slot INTEGER NOT NULL UNIQUE);
+CREATE TABLE columns(name TEXT PRIMARY KEY, kinds TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE collections(number INTEGER PRIMARY KEY, name TEXT NOT NULL, root TEXT NOT NULL);
+CREATE TABLE graphs(
+  kind TEXT PRIMARY KEY, file TEXT NOT NULL, rows INTEGER NOT NULL, size INTEGER NOT NULL,
+  checksum INTEGER NOT NULL, covers TEXT NOT NULL) WITHOUT ROWID;
+"""
+# one full-text table a kind: document frequencies of images do not mix with those of their single texts
+_WORDS = """
+CREATE VIEW {kind}_texts AS SELECT slot, text FROM items WHERE kind = '{kind}';
+CREATE VIRTUAL TABLE {kind}_words USING fts5(text, content='{kind}_texts', content_rowid='slot',
+  tokenize='porter unicode61 remove_diacritics 2');
+"""
+COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection, checksum, metadata_checksum"
+
+
+class Catalog:
+    """Connections to one index's database: a pool of readers, and one writer when opened for writing."""
+
+    def __init__(self, folder: Path, writable: bool) -> None:
+        self.folder, self.path = folder, folder / FILE
+        check_present(folder)
+        checksums.check_length(self.path)
+        self._file = _identity(self.path)
+        self._idle: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._writer: sqlite3.Connection | None = None
+        try:
+            with self.translating():
+                if writable:
+                    self._writer = connect(self.path, "rw")
+                    self._writer.execute("PRAGMA synchronous = FULL")
+                with self.reading() as db:
+                    found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        except BaseException:
+            self.close()
+            raise
+        if found is None or found[0] != str(FORMAT):
+            self.close()
+            raise IndexFault(
+                f"{folder} has index format {found and found[0]}, this version reads {FORMAT}: "
+                "update diptych, or index the collection again."
+            )
+
+    @staticmethod
+    def create(folder: Path, meta: dict[str, str]) -> None:
+        """Write an empty database with its ``meta`` rows."""
+        path = folder / FILE
+        with _translating(folder):
+            db = connect(path, "rwc")
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                script = _SCHEMA + "".join(_WORDS.format(kind=kind) for kind in ("image", "text"))
+                db.executescript(f"BEGIN IMMEDIATE; {script}")
+                base = {
+                    "format": str(FORMAT),
+                    "generation": "0",
+                    "epoch": "0",
+                    "next_segment": "1",
+                    "dead_sum": "0",
+                }
+                db.executemany("INSERT INTO meta VALUES (?, ?)", ({**base, **meta}).items())
+                checksums.seal(db)
+                db.execute("COMMIT")
+            finally:
+                db.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection inside a read transaction: everything it answers is of one moment."""
+        with self.translating():
+            db = self._borrow()
+            try:
+                limit = deadline.current()
+                if limit is not None:
+                    db.set_progress_handler(lambda: limit.passed, STEPS)
+                try:
+                    db.execute("BEGIN")
+                    yield db
+                except sqlite3.OperationalError:
+                    if limit is not None and limit.passed:
+                        limit.check()
+                    raise
+                finally:
+                    db.set_progress_handler(None, 0)
+                    if db.in_transaction:  # SQLite ends it by itself on some failures
+                        db.execute("ROLLBACK")
+            finally:
+                self._give_back(db)
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """The writer's connection in a transaction that commits at the end, or leaves no trace."""
+        if self._writer is None:
+            raise IndexFault(
+                f"{self.folder} is open for reading only: open it with writable=True to change it."
+            )
+        db = self._writer
+        if _identity(self.path) != self._file:  # what this connection writes is no longer what lies there
+            raise replaced(self.folder)
+        with self.translating():
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
+                checksums.seal(db)
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        """Turn SQLite's errors into one sentence each."""
+        with _translating(self.folder):
+            yield
+
+    def shrink(self) -> None:
+        """Give pages that hold nothing any more back to the file system, and empty the log if nobody reads it."""
+        if self._writer is not None:
+            with self.translating():
+                self._writer.execute("VACUUM")
+                _fold_log(self._writer)
+
+    def close(self) -> None:
+        """Close every connection; a writer folds the log into the database as far as its readers allow."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            writer, self._writer = self._writer, None
+        for db in idle:
+            db.close()
+        if writer is not None:
+            try:
+                _fold_log(writer)
+            except sqlite3.Error:  # a full disk, say: what was acknowledged is safe in the log
+                pass
+            finally:
+                writer.close()
+
+    def _borrow(self) -> sqlite3.Connection:
+        with self._lock:
+            if self._closed:
+                raise IndexFault(f"the index {self.folder} is closed: open it again.")
+            old: list[sqlite3.Connection] = []
+            if _identity(self.path) not in (self._file, None):  # they read a file that lies there no more
+                old, self._idle = self._idle, []
+            if self._idle:
+                return self._idle.pop()
+        for db in old:
+            db.close()
+        return connect_reader(self.path)
+
+    def _give_back(self, db: sqlite3.Connection) -> None:
+        with self._lock:
+            if not self._closed and not isinstance(db, _Frozen):
+                self._idle.append(db)
+                return
+        db.close()
+
+
+def check_present(folder: Path) -> None:
+    """Raise when a folder is not an index at all, or its database is not plain files."""
+    if not (folder / FILE).is_file():
+        why = f"no {FILE}" if folder.is_dir() else "no such folder"
+        raise IndexFault(
+            f"{folder} is not an index ({why}): give the folder that 'diptych index' wrote, "
+            "or index a collection there."
+        )
+    for end in ("", "-wal", "-shm", "-journal"):
+        FILES.check(folder / f"{FILE}{end}")
+
+
+def replaced(folder: Path) -> IndexFault:
+    """The refusal to go on with an index in whose place there is another."""
+    return IndexFault(
+        f"{folder} was replaced by another index while it was open: open it again (a service: start it again)."
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another that was put in its place; None when there is none."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def meta(db: sqlite3.Connection) -> dict[str, str]:
+    """All the facts about the index itself."""
+    return dict(db.execute("SELECT key, value FROM meta").fetchall())
+
+
+def items_at(db: sqlite3.Connection, slots: Sequence[int]) -> list[Item | None]:
+    """The items at these slots, in their order; None where a slot holds no item any more."""
+    rows = _select(db, "slot", slots)
+    found = {row[0]: item_of(row) for row in rows}
+    return [found.get(slot) for slot in slots]
+
+
+def items_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Item]:
+    """id → item of those ids that are present."""
+    return {row[1]: item_of(row) for row in _select(db, "id", ids)}
+
+
+def slots_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, int]:
+    """id → slot of those ids that are present."""
+    query = "SELECT id, slot FROM items WHERE id IN (SELECT value FROM json_each(?))"
+    return dict(db.execute(query, (_listed(ids),)).fetchall())
+
+
+def thumbnail_of(db: sqlite3.Connection, id: str) -> bytes | None:
+    """The stored JPEG of an item."""
+    query = (
+        "SELECT slot, jpeg, thumbnails.checksum FROM thumbnails JOIN items USING (slot) "
+        "WHERE id IN (SELECT value FROM json_each(?))"
+    )
+    row = db.execute(query, (_listed([id]),)).fetchone()
+    return None if row is None else jpeg_of(row)
+
+
+def insert_items(db: sqlite3.Connection, items: Sequence[Item], slots: Sequence[int]) -> None:
+    """Rows, words, thumbnails and column names of new items."""
+    records = [record(item) for item in items]
+    marks = ", ".join("?" * 11)
+    db.executemany(
+        f"INSERT INTO items({COLUMNS}) VALUES ({marks})",
+        ((slot, *r, *_sums(slot, r)) for slot, r in zip(slots, records, strict=True)),
+    )
+    for kind in sorted({item.kind for item in items}):
+        words = ((s, i.text) for s, i in zip(slots, items, strict=True) if i.kind == kind)
+        db.executemany(f"INSERT INTO {kind}_words(rowid, text) VALUES (?, ?)", words)
+    thumbnails = (
+        (s, i.thumbnail, checksums.sum_of_bytes(s, i.thumbnail))
+        for s, i in zip(slots, items, strict=True)
+        if i.thumbnail is not None
+    )
+    db.executemany("INSERT INTO thumbnails VALUES (?, ?, ?)", thumbnails)
+    record_columns(db, items)
+
+
+def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
+    """Take items out: their words and rows go, their vectors are marked dead until compaction."""
+    slots = list(slots)
+    checksums.count_dead(db, slots)
+    for slot in slots:
+        kind, text = db.execute("SELECT kind, text FROM items WHERE slot = ?", (slot,)).fetchone()
+        db.execute(
+            f"INSERT INTO {kind}_words({kind}_words, rowid, text) VALUES ('delete', ?, ?)", (slot, text)
+        )
+        db.execute("DELETE FROM items WHERE slot = ?", (slot,))
+        db.execute("DELETE FROM thumbnails WHERE slot = ?", (slot,))
+        db.execute("INSERT INTO dead(slot) VALUES (?)", (slot,))
+
+
+def _select(db: sqlite3.Connection, column: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
+    query = f"SELECT {COLUMNS} FROM items WHERE {column} IN (SELECT value FROM json_each(?))"
+    return db.execute(query, (_listed(keys),)).fetchall()
+
+
+def _listed(keys: Sequence[Any]) -> str:
+    """Keys as JSON; one with a NUL, at which SQLite would cut it off and find another, is in no index."""
+    return json.dumps([key for key in keys if not isinstance(key, str) or "\x00" not in key])
+
+
+def item_of(row: tuple[Any, ...]) -> Item:
+    """The item of a row of ``COLUMNS``, compared with its checksums."""
+    slot, id, kind, path, text, image_id, metadata, content, collection = row[:9]
+    if _sums(slot, row[1:9]) != row[9:]:
+        raise IndexFault(f"the item '{id}' of the index is damaged: {_ANEW}")
+    return Item(id, kind, path, text, image_id, json.loads(metadata), content, collection)
+
+
+def metadata_of(slot: int, metadata: str, checksum: int) -> str:
+    """The metadata of a slot as JSON, compared with its checksum."""
+    if checksums.sum_of(slot, metadata) != checksum:
+        raise IndexFault(f"the metadata of an item of the index (slot {slot}) is damaged: {_ANEW}")
+    return metadata
+
+
+def jpeg_of(row: tuple[int, bytes, int]) -> bytes:
+    """The thumbnail of (slot, bytes, checksum)."""
+    slot, data, checksum = row[0], bytes(row[1]), row[2]
+    if checksums.sum_of_bytes(slot, data) != checksum:
+        raise IndexFault(f"a thumbnail of the index (slot {slot}) is damaged: {_ANEW}")
+    return data
+
+
+def _sums(slot: int, record: tuple[Any, ...]) -> tuple[int, int]:
+    """The checksums of an item, of all but its metadata and of that."""
+    return checksums.sum_of(slot, *record[:5], *record[6:]), checksums.sum_of(slot, record[5])
+
+
+def _fold_log(writer: sqlite3.Connection) -> None:
+    """Move the log into the database as far as its readers allow; whoever reads is not waited for."""
+    writer.execute("PRAGMA busy_timeout = 0")
+    try:
+        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        writer.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
+
+
+class _Frozen(sqlite3.Connection):
+    """A connection that takes the database for immutable, which may be true for one answer only: never kept."""
+
+
+def connect(path: Path, mode: str, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
+    """A connection that begins no transaction by itself."""
+    return sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=PATIENCE,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=kind,
+    )
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A reading connection, also where nothing can be written and SQLite cannot index its log."""
+    db = connect(path, "ro")
+    try:
+        db.execute("SELECT 1 FROM meta").fetchone()
+        return db
+    except sqlite3.Error as error:
+        db.close()
+        if not _name(error).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_FULL")):
+            raise
+    log = path.with_name(path.name + "-wal")
+    if log.exists() and log.stat().st_size:
+        raise IndexFault(
+            f"{path.parent} was not closed by its last writer and cannot be written here: "
+            "open it once where it is writable, or copy it to such a folder."
+        )
+    return connect(path, "ro&immutable=1", _Frozen)
+
+
+@contextmanager
+def _translating(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise checksums.damaged(folder, str(error)) from error
+    except sqlite3.Error as error:
+        name = _name(error)
+        if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
+            raise StorageError(
+                f"the disk is full or failing while using {folder} ({error}): free some space and run again; "
+                "what was saved is intact."
+            ) from error
+        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+            raise StorageError(
+                f"{folder} cannot be written ({error}): choose a folder you may write."
+            ) from error
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            raise IndexFault(
+                f"{folder} is being written by another process: try again when it has finished."
+            ) from error
+        if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError):
+            raise
+        raise IndexFault(
+            f"{folder / FILE} is damaged or half copied ({error}): copy the whole index again, "
+            "or index the collection again."
+        ) from error
+
+
+def _name(error: sqlite3.Error) -> str:
+    """SQLite's name of an error, empty where it has none."""
+    return getattr(error, "sqlite_errorname", "") or ""

@@ -1,0 +1,164 @@
+"""One committed moment of an embedded index: its segments, mapped, and which of their rows are gone."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.index.engines.embedded.catalog import replaced
+from diptych.index.engines.embedded.checksums import damaged, slot_sum, small_digest
+from diptych.index.engines.embedded.segments import FILES, ROW_BITS, Blocks, Mapped, RowLayout, attach
+from diptych.index.protocol import Kind
+
+RowNumbers = NDArray[np.int64]
+Selection = dict[int, RowNumbers]
+"""Segment number → sorted rows: what a filter left."""
+SAMPLED = 16  # rows of a segment whose length is measured
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment file at one moment; ``gone`` are the removed rows, sorted."""
+
+    number: int
+    kind: Kind
+    file: str
+    layout: RowLayout
+    mapped: Mapped
+    blocks: Blocks
+    gone: RowNumbers
+
+    def __len__(self) -> int:
+        return len(self.mapped.rows)
+
+    @property
+    def alive(self) -> int:
+        """Rows that are not removed."""
+        return len(self) - len(self.gone)
+
+    def between(self, start: int, stop: int) -> NDArray[Any]:
+        """Stored rows (stop − start, width), memory-mapped, as they were written or an error."""
+        self.blocks.check(start, stop)
+        return self.mapped.rows[start:stop]
+
+    def take(self, rows: RowNumbers, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Stored rows (n, width), copied, as they were written or an error."""
+        self.blocks.check_rows(rows)
+        # to say "raise" would copy twice; rows are those of this segment
+        return np.take(self.mapped.rows, rows, axis=0, out=out, mode="clip")
+
+    @cached_property
+    def length(self) -> float:
+        """How long the rows are: the longest of a few, spread evenly."""
+        rows = np.arange(0, len(self), max(1, -(-len(self) // SAMPLED)), dtype=np.int64)
+        some = self.layout.unpack(self.take(rows))
+        return float(np.linalg.norm(some, axis=1).max()) if len(some) else 0.0
+
+    @cached_property
+    def live_rows(self) -> RowNumbers:
+        """The rows that are not removed, sorted."""
+        keep = np.ones(len(self), bool)
+        keep[self.gone] = False
+        return np.flatnonzero(keep)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The approximate index of a kind: its file, and how many rows of each segment it covers."""
+
+    kind: Kind
+    file: str
+    rows: int
+    size: int
+    covers: dict[int, int]
+    checksum: int
+
+
+@dataclass(frozen=True)
+class State:
+    """What a search reads; within one ``epoch`` (compaction begins the next) a slot never changes."""
+
+    generation: int
+    epoch: int
+    segments: tuple[Segment, ...]
+    last_dead: int
+    dead_sum: int  # of the slots that are gone
+    graphs: tuple[Graph, ...]
+
+    def of_kind(self, kind: Kind | None) -> tuple[Segment, ...]:
+        """The segments that hold a kind, all for None."""
+        return tuple(s for s in self.segments if kind is None or s.kind == kind)
+
+    def count(self, kind: Kind | None = None) -> int:
+        """Items present."""
+        return sum(s.alive for s in self.of_kind(kind))
+
+
+def read_state(
+    db: sqlite3.Connection, folder: Path, layout: RowLayout, id: str, before: State | None = None
+) -> State:
+    """The state this transaction sees; what ``before`` knew is kept: a refresh costs what changed.
+
+    Raises when the index here is another than the one of this ``id``.
+    """
+    keys = "('generation', 'epoch', 'id', 'created', 'dead_sum', 'digest')"
+    facts = dict(db.execute(f"SELECT key, value FROM meta WHERE key IN {keys}").fetchall())
+    if facts.get("id") != id:
+        raise replaced(folder)
+    if before is not None and str(before.generation) == facts["generation"]:
+        return before
+    if facts["digest"] != small_digest(db):
+        raise damaged(folder)
+    generation, epoch = int(facts["generation"]), int(facts["epoch"])
+    if before is not None and before.generation > generation:  # another thread is ahead of this snapshot
+        before = None
+    known = {s.number: s for s in before.segments} if before is not None and before.epoch == epoch else {}
+    last = before.last_dead if before is not None and known else 0
+    dead = np.fromiter(
+        (slot for (slot,) in db.execute("SELECT slot FROM dead WHERE serial > ?", (last,))), dtype=np.int64
+    )
+    last = db.execute("SELECT coalesce(max(serial), 0) FROM dead").fetchone()[0]
+    total = slot_sum(dead) + (before.dead_sum if before is not None and known else 0)
+    if str(total) != facts["dead_sum"]:
+        raise damaged(folder)
+    segments = []
+    for number, kind, rows, file in db.execute(
+        "SELECT number, kind, rows, file FROM segments ORDER BY number"
+    ):
+        path = FILES.path(folder, file)
+        old = known.get(number)
+        whole = old is not None and len(old) == rows
+        mapped = old.mapped if old is not None and whole else attach(path, layout, rows)
+        fresh = dead[dead >> ROW_BITS == number] & ((1 << ROW_BITS) - 1)
+        gone = old.gone if old is not None else fresh[:0]
+        if len(fresh):
+            gone = np.union1d(gone, fresh)
+        if old is None or mapped is not old.mapped or gone is not old.gone:
+            blocks = old.blocks if old is not None and whole else None
+            if blocks is None:
+                blocks = Blocks(path, layout, mapped, None if old is None else old.blocks)
+                found = (
+                    "SELECT start, rows, checksum FROM blocks WHERE segment = ? AND start >= ? ORDER BY start"
+                )
+                have = 0 if old is None else len(old)
+                blocks.extend(db.execute(found, (number, have)).fetchall())
+            old = Segment(number, kind, file, layout, mapped, blocks, gone)
+        segments.append(old)
+    return State(generation, epoch, tuple(segments), last, total, _read_graphs(db, folder))
+
+
+def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:
+    graphs = []
+    query = "SELECT kind, file, rows, size, covers, checksum FROM graphs"
+    for kind, file, rows, size, covers, checksum in db.execute(query):
+        name = FILES.path(folder, file).name
+        covered = {int(number): count for number, count in json.loads(covers).items()}
+        graphs.append(Graph(kind, name, rows, size, covered, checksum))
+    return tuple(graphs)

@@ -1,0 +1,129 @@
+"""Reading everything an embedded index has and comparing it with what it says of itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from diptych.errors import IndexFault
+from diptych.index.engines.embedded import catalog, checksums
+from diptych.index.engines.embedded.segments import FILES, RowLayout, checksum, slot_of
+from diptych.index.engines.embedded.state import State
+from diptych.index.protocol import KINDS
+from diptych.progress import track
+
+
+def verify(
+    state: State, db: sqlite3.Connection, folder: Path, layout: RowLayout, show_progress: bool = False
+) -> list[str]:
+    """One sentence per fault, none when all is well."""
+    faults = [
+        f"the catalog is damaged: {row[0]}." for row in db.execute("PRAGMA integrity_check") if row[0] != "ok"
+    ]
+    for segment in track(state.segments, "segments of vectors", None, show_progress):
+        try:
+            path = FILES.path(folder, segment.file)
+            faults += _blocks(db, path, layout, segment.number, len(segment))
+        except IndexFault as error:
+            faults.append(str(error))
+        span = (slot_of(segment.number, 0), slot_of(segment.number, len(segment)))
+        items = _count(db, "SELECT count(*) FROM items WHERE slot >= ? AND slot < ?", span)
+        if items != segment.alive:
+            faults.append(
+                f"{segment.file} has {segment.alive} live rows, but the catalog lists {items} items there."
+            )
+    faults += _sums(state, db, folder)
+    total = _count(db, "SELECT count(*) FROM items")
+    if total != state.count():
+        faults.append(f"the catalog lists {total} items, but {state.count()} rows of vectors are live.")
+    both = _count(db, "SELECT count(*) FROM dead WHERE slot IN (SELECT slot FROM items)")
+    if both:
+        faults.append(f"{both} removed items are still in the catalog.")
+    for kind in KINDS:
+        words = _count(db, f"SELECT count(*) FROM {kind}_words_docsize")
+        if words != state.count(kind):
+            faults.append(f"the full text covers {words} of {state.count(kind)} {kind} items.")
+    for file, size, expected in db.execute("SELECT file, size, checksum FROM graphs"):
+        try:
+            path = FILES.path(folder, file)
+        except IndexFault as error:
+            faults.append(str(error))
+            continue
+        if not path.is_file() or path.stat().st_size != size:
+            faults.append(f"the approximate index {file} is missing or cut short: build it again.")
+        elif checksum(path, 0, size) != expected:
+            faults.append(f"the approximate index {file} is damaged: build it again.")
+    return faults
+
+
+def _sums(state: State, db: sqlite3.Connection, folder: Path) -> list[str]:
+    """Faults of items, thumbnails, full text and the small tables."""
+    faults = []
+    readers = (
+        (f"SELECT {catalog.COLUMNS} FROM items", catalog.item_of),
+        ("SELECT slot, jpeg, checksum FROM thumbnails", catalog.jpeg_of),
+    )
+    for query, read in readers:
+        for row in db.execute(query):
+            try:
+                read(row)
+            except (IndexFault, ValueError, TypeError) as error:
+                faults.append(str(error))
+    stray = _count(db, "SELECT count(*) FROM thumbnails WHERE slot NOT IN (SELECT slot FROM items)")
+    if stray:
+        faults.append(f"{stray} thumbnails belong to no item.")
+    facts = catalog.meta(db)
+    if facts.get("columns_digest") != checksums.columns_digest(db):
+        faults.append("the list of metadata columns is damaged.")
+    return faults + _word_faults(folder)
+
+
+def _word_faults(folder: Path) -> list[str]:
+    """What is wrong with the full text, compared with the texts of the items: one sentence per fault.
+
+    To ask for it, SQLite wants a database that may be written: this one, or a copy in memory. Nothing is written.
+    """
+    source = catalog.connect_reader(folder / catalog.FILE)
+    db = source
+    try:
+        faults = []
+        try:
+            db = catalog.connect(folder / catalog.FILE, "rw")
+            db.execute("PRAGMA busy_timeout = 1000")
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            db.close()
+            db = sqlite3.connect(":memory:", isolation_level=None)
+            source.backup(db)
+            db.execute("BEGIN IMMEDIATE")
+        for kind in ("image", "text"):
+            try:
+                db.execute(f"INSERT INTO {kind}_words({kind}_words, rank) VALUES ('integrity-check', 1)")
+            except sqlite3.DatabaseError as error:
+                faults.append(f"the full text of {kind} items is damaged ({error}).")
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        return faults
+    finally:
+        db.close()
+        source.close()
+
+
+def _blocks(db: sqlite3.Connection, path: Path, layout: RowLayout, segment: int, rows: int) -> list[str]:
+    if not path.is_file():
+        return [f"{path.name} is missing."]
+    faults, at = [], 0
+    query = "SELECT start, rows, checksum FROM blocks WHERE segment = ? ORDER BY start"
+    for start, count, expected in db.execute(query, (segment,)).fetchall():
+        if start != at:
+            faults.append(f"{path.name} has no checksum for rows {at} to {start}.")
+        if checksum(path, start * layout.row_bytes, count * layout.row_bytes) != expected:
+            faults.append(f"{path.name} is damaged between rows {start} and {start + count}.")
+        at = start + count
+    if at != rows:
+        faults.append(f"{path.name} has checksums for {at} of its {rows} rows.")
+    return faults
+
+
+def _count(db: sqlite3.Connection, query: str, values: tuple[int, ...] = ()) -> int:
+    return int(db.execute(query, values).fetchone()[0])

@@ -1,0 +1,176 @@
+"""What belongs to an index as a whole, in rows that several writers can write at once without a lock.
+
+Each kind of fact is a set that only grows or a counter that only its owner changes, so two writers never undo each
+other: a column and a kind of value it holds is a row; a change is counted in a row of the writer's own, and the
+generation is the sum; the number of a collection is the place of its partition among all, which the server orders.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diptych.index.engines.milvus.cells import column_of
+from diptych.index.engines.milvus.pushdown import keys
+from diptych.index.engines.milvus.rows import Row
+from diptych.index.engines.milvus.table import STRONG, Table
+from diptych.index.metadata import check_column_count
+from diptych.index.protocol import Collection
+
+PICTURE_BYTES = 48_000  # bytes of a thumbnail in one row: 64,000 characters as text
+_CLAIM = "collection_"
+
+
+class IndexFacts:
+    """The rows of ``NAME_facts``; where they may be many, their keys begin with hexadecimal digits."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._writer, self._changes = uuid.uuid4().hex, 0
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------ changes
+
+    def generation(self) -> int:
+        """How many changes there were, of all writers."""
+        return sum(int(value) for value in self._values("writer"))
+
+    def count_change(self) -> None:
+        """Make the generation grow; called after a change, so that who sees the number sees the change."""
+        with self._lock:
+            self._changes += 1
+            self._put([(f"{self._writer}:writer", "writer", str(self._changes))])
+
+    # ------------------------------------------------------------------ columns
+
+    def columns(self, level: str | None = None) -> dict[str, tuple[str, ...]]:
+        """The metadata columns and the kinds of value each has held."""
+        found: dict[str, set[str]] = {}
+        for value in self._values("column", level):
+            name, kind = json.loads(value)
+            found.setdefault(name, set()).update({kind} - {""})
+        return {name: tuple(sorted(kinds)) for name, kinds in sorted(found.items())}
+
+    def record_columns(self, held: Mapping[str, set[str]]) -> None:
+        """Add columns and kinds of value that are not known yet."""
+        known = self.columns(STRONG)
+        if held.keys() - known.keys():
+            check_column_count(len(held.keys() | known.keys()))
+        new = [
+            (name, kind)
+            for name, kinds in held.items()
+            for kind in kinds or {""}
+            if name not in known or (kind and kind not in known[name])
+        ]
+        self._put([_column(name, kind) for name, kind in new])
+
+    def keep_columns(self, held: Mapping[str, set[str]]) -> None:
+        """Forget what is known of columns beyond these."""
+        kept = {_column(name, kind)[0] for name, kinds in held.items() for kind in {*kinds, ""}}
+        self._put([_column(name, kind) for name, kinds in held.items() for kind in kinds or {""}])
+        self.table.remove([row["pk"] for row in self._rows("column", STRONG) if row["pk"] not in kept])
+
+    # ------------------------------------------------------------------ collections
+
+    def collections(self, level: str | None = None) -> tuple[Collection, ...]:
+        """Where the items came from."""
+        found = (Collection(*json.loads(value)) for value in self._values("collection", level))
+        return tuple(sorted(found, key=lambda one: one.number))
+
+    def find_collection(self, name: str, root: str, level: str | None = None) -> Collection | None:
+        """The collection of this name and root."""
+        return next((one for one in self.collections(level) if (one.name, one.root) == (name, root)), None)
+
+    def add_collection(self, name: str, root: str) -> Collection:
+        """Record a collection; writers that do so at once agree on its number, and no other has it."""
+        others = {one.number for one in self.collections(STRONG) if (one.name, one.root) != (name, root)}
+        turn = 0
+        while (
+            number := self._claim(name, root, turn)
+        ) in others:  # of a collection that was here and moved on
+            turn += 1
+        self.move_collection(number, name, root)
+        return Collection(number, name, root)
+
+    def move_collection(self, number: int, name: str, root: str) -> None:
+        """Give a collection another name and root."""
+        self._put([(f"collection:{number}", "collection", json.dumps([number, name, root]))])
+
+    def forget_collection(self, number: int) -> None:
+        """Remove the record of a collection; its number stays taken."""
+        self.table.remove([f"collection:{number}"])
+
+    def _claim(self, name: str, root: str, turn: int) -> int:
+        facts = [name, root, turn] if turn else [name, root]
+        claim = _CLAIM + hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+        self.table.make_partition(claim)
+        return [one for one in self.table.partitions() if one.startswith(_CLAIM)].index(claim)
+
+    # ------------------------------------------------------------------ thumbnails
+
+    def put_pictures(self, pictures: Sequence[tuple[str, int, bytes]]) -> None:
+        """Store thumbnails of (key, serial, JPEG); each belongs to the item of that serial alone."""
+        self._put(
+            [
+                (
+                    name,
+                    "picture",
+                    base64.b64encode(data[n * PICTURE_BYTES : (n + 1) * PICTURE_BYTES]).decode(),
+                )
+                for key, serial, data in pictures
+                for n, name in enumerate(_pictures(key, serial, picture_rows(data)))
+            ]
+        )
+
+    def picture(self, key: str, serial: int, count: int) -> bytes | None:
+        """The thumbnail that ``count`` rows hold; None when one is missing."""
+        names = _pictures(key, serial, count)
+        found = self.table.pick(names, ["value"])
+        if not names or len(found) < count:
+            return None
+        return b"".join(base64.b64decode(found[name]["value"]) for name in names)
+
+    def remove_pictures(self, owners: Sequence[tuple[str, int, int]]) -> None:
+        """Remove the thumbnails of (key, serial, rows)."""
+        self.table.remove([name for owner in owners for name in _pictures(*owner)])
+
+    def stray_pictures(self, owners: set[tuple[str, int]]) -> list[str]:
+        """The keys of thumbnails whose item is gone, or was replaced."""
+        stray = []
+        for piece in self.table.rows(keys("what", ["picture"]), []):
+            for row in piece:
+                key, serial, _ = row["pk"].split(":")
+                if (key, int(serial, 16)) not in owners:
+                    stray.append(row["pk"])
+        return stray
+
+    # ------------------------------------------------------------------ inside
+
+    def _put(self, rows: Sequence[tuple[str, str, str]]) -> None:
+        self.table.write(
+            [{"pk": pk, "what": what, "value": value, "vector": [0.0, 0.0]} for pk, what, value in rows]
+        )
+
+    def _rows(self, what: str, level: str | None = None) -> list[Row]:
+        return self.table.all_rows(keys("what", [what]), ["value"], level)
+
+    def _values(self, what: str, level: str | None = None) -> list[Any]:
+        return [row["value"] for row in self._rows(what, level)]
+
+
+def picture_rows(data: bytes | None) -> int:
+    """The rows that a thumbnail takes."""
+    return -(-len(data or b"") // PICTURE_BYTES)
+
+
+def _pictures(key: str, serial: int, count: int) -> list[str]:
+    return [f"{key}:{serial:016x}:{n:02x}" for n in range(count)]
+
+
+def _column(name: str, kind: str) -> tuple[str, str, str]:
+    return f"{column_of(name, False)}:{kind}:column", "column", json.dumps([name, kind])

@@ -1,0 +1,136 @@
+"""Filters as Milvus expressions over ``cells``: the meaning of ``filters.matches``, computed by the server.
+
+What Milvus cannot compute exactly (a part of a text, a pattern, the order of long texts) is asked of it loosely, so
+that every item that passes is among those it finds, and ``Wanted.passes`` decides about each of them here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diptych.index.engines.milvus.cells import column_of, digest_of, is_long, ordered_number, ordered_text
+from diptych.index.protocol import Item, Kind
+from diptych.index.query.filters import ITEM_COLUMNS, And, Condition, Filter, Not, matches
+
+EVERY, NONE = "(serial >= 0)", "(serial < 0)"  # of no item is the number below zero
+KIND_NUMBERS: dict[str, int] = {"image": 0, "text": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The items a search looks at: ``expression`` finds them, and where it finds more, ``tree`` decides."""
+
+    expression: str
+    tree: Filter | None = None
+    hidden: frozenset[str] = frozenset()  # columns of an item that metadata columns of the same name hide
+    parts: tuple[str, ...] = ()  # the partitions that hold them, all where none is named
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the server's answer needs no second look."""
+        return self.tree is None
+
+    def passes(self, item: Item) -> bool:
+        """Whether an item that the server found is one of them."""
+        if self.tree is None:
+            return True
+        own = {name: getattr(item, name) or None for name in ITEM_COLUMNS if name not in self.hidden}
+        return matches(self.tree, {**own, **item.metadata})
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How the rows of an index are divided: into ``count`` partitions by the values of a metadata column."""
+
+    count: int = 0
+    column: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the partitions."""
+        return [f"part_{n}" for n in range(self.count)]
+
+    def of(self, metadata: Mapping[str, Any]) -> str:
+        """The partition of an item; empty where the index is not divided."""
+        return self._of_value(metadata.get(self.column)) if self.count else ""
+
+    def asked(self, tree: Filter) -> tuple[str, ...]:
+        """The partitions that a filter allows, where it names values (= or in, alone or with and); empty for all."""
+        for part in tree.all if isinstance(tree, And) else (tree,):
+            if isinstance(part, Condition) and part.column == self.column and part.operator in ("=", "in"):
+                return tuple(sorted({self._of_value(value) for value in part.values}))
+        return ()
+
+    def _of_value(self, value: Any) -> str:
+        if value is None or isinstance(value, list | tuple):
+            return self.names[0]
+        return f"part_{int(digest_of(value)[:12], 16) % self.count}"
+
+
+def wanted(
+    kind: Kind | None, tree: Filter | None, columns: Container[str], parts: Parts | None = None
+) -> Wanted:
+    """The items of a kind that pass a filter.
+
+    ``columns`` are the metadata columns the index knows: one hides an item's own column of the same name.
+    """
+    tests = [] if kind is None else [f"kind == {KIND_NUMBERS[kind]}"]
+    hidden = frozenset(name for name in ITEM_COLUMNS if name in columns)
+    is_exact = True
+    if tree is not None:
+        writer = _Writer(hidden)
+        tests.append(writer.expression(tree, loose=True))
+        is_exact = not writer.loosened
+    expression = " and ".join(f"({one})" for one in tests) or EVERY
+    allowed = parts.asked(tree) if parts is not None and parts.count and tree is not None else ()
+    return Wanted(expression, None if is_exact else tree, hidden, allowed)
+
+
+def keys(field: str, digits: list[str]) -> str:
+    """The expression of rows whose ``field`` is one of some digits."""
+    return f"{field} in {_listed(digits)}"
+
+
+class _Writer:
+    """Writes a tree; ``loosened`` says whether a test was replaced by one that lets more through."""
+
+    def __init__(self, hidden: frozenset[str]) -> None:
+        self.hidden, self.loosened = hidden, False
+
+    def expression(self, tree: Filter, loose: bool) -> str:
+        """``loose``: where exactness is not to be had, let more through; under a not, less."""
+        if isinstance(tree, Condition):
+            exact = self.test(tree)
+            if exact is not None:
+                return f"({exact})"
+            self.loosened = True
+            return EVERY if loose else NONE
+        if isinstance(tree, Not):
+            return f"(not {self.expression(tree.one, not loose)})"
+        word, parts = (" and ", tree.all) if isinstance(tree, And) else (" or ", tree.any)
+        return f"({word.join(f'({self.expression(part, loose)})' for part in parts)})"
+
+    def test(self, test: Condition) -> str | None:
+        own = test.column in ITEM_COLUMNS and test.column not in self.hidden
+        column = column_of(test.column, own)
+        if test.operator == "null":
+            return f'not ((exists cells["e{column}"]) or (exists cells["l{column}"]))'
+        if test.operator in ("=", "in"):
+            return f'cells["e{column}"] in {_listed([digest_of(value) for value in test.values])}'
+        value = test.values[0]
+        if test.operator == "contains" and not isinstance(value, str):
+            return f'json_contains(cells["l{column}"], "{digest_of(value)}")'
+        if test.operator in ("contains", "like"):
+            return None
+        if isinstance(value, str):
+            return None if is_long(value) else f'cells["t{column}"] {test.operator} "{ordered_text(value)}"'
+        if isinstance(value, float) and math.isinf(value):
+            return f'exists cells["n{column}"]' if (value > 0) == (test.operator in ("<", "<=")) else NONE
+        return f'cells["n{column}"] {test.operator} "{ordered_number(value)}"'
+
+
+def _listed(digits: list[str]) -> str:
+    return "[" + ", ".join(f'"{one}"' for one in digits) + "]"

@@ -1,0 +1,80 @@
+"""A path selects the embedded engine, the scheme of a URL another one; everything after that is the same."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from diptych.errors import SettingsError
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.protocol import Index, Precision
+
+ENGINES: dict[str, str] = {
+    "postgresql": "diptych.index.engines.postgres.index:PostgresIndex",
+    "postgres": "diptych.index.engines.postgres.index:PostgresIndex",
+    "milvus": "diptych.index.engines.milvus.index:MilvusIndex",
+}
+"""The engine of each scheme, as ``module:Class``: a driver is imported when its scheme is asked for.
+
+A class has ``open``, ``create`` and ``exists``, as ``EmbeddedIndex`` does, with the URL in place of a path. A plugin
+adds its own: ``ENGINES["memory"] = "my_engine:MemoryIndex"``.
+"""
+
+
+def open_index(
+    place: str | Path, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
+) -> Index:
+    """The index at a path or URL; with ``fingerprint``, one made by another model is refused by name.
+
+    ``model`` is what the model with that fingerprint is called in the refusal.
+    """
+    engine, where = _engine(place)
+    opened: Index = engine.open(where, writable=writable, fingerprint=fingerprint, model=model)
+    return opened
+
+
+def create_index(
+    place: str | Path,
+    dimension: int,
+    *,
+    model: str = "",
+    fingerprint: str = "",
+    precision: Precision = "float32",
+) -> Index:
+    """A new, empty index, open for writing."""
+    engine, where = _engine(place)
+    made: Index = engine.create(where, dimension, model=model, fingerprint=fingerprint, precision=precision)
+    return made
+
+
+def index_exists(place: str | Path) -> bool:
+    """Whether there is an index to open."""
+    engine, where = _engine(place)
+    return bool(engine.exists(where))
+
+
+def shown(place: str | Path) -> str:
+    """A place as messages show it: a database's URL without the password."""
+    if _scheme(place) is None:
+        return str(place)
+    hidden = re.sub(r"(://[^:@/]*):[^@/]*@", r"\1@", str(place), count=1)
+    return re.sub(r"(?<=[?&]password=)[^&]*", "", hidden)
+
+
+def _engine(place: str | Path) -> tuple[Any, str | Path]:
+    scheme = _scheme(place)
+    if scheme is None:
+        return EmbeddedIndex, Path(place).expanduser()
+    if scheme not in ENGINES:
+        known = " or ".join(f"{name}://" for name in ENGINES)
+        raise SettingsError(
+            f"no index engine is known for '{scheme}://': give the path of a folder, or a {known} URL."
+        )
+    module, _, name = ENGINES[scheme].partition(":")
+    return getattr(importlib.import_module(module), name), str(place)
+
+
+def _scheme(place: str | Path) -> str | None:
+    return place.split("://", 1)[0] if isinstance(place, str) and "://" in place else None

@@ -1,0 +1,391 @@
+"""The tables of an index in PostgreSQL: making them, changing them, and what they say of themselves.
+
+``items`` holds what a hit shows and a filter reads, ``vectors`` only what a scan reads, ``postings`` which
+words are in which item. ``serial`` numbers items as they were added, and decides between equal scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from diptych.errors import IndexFault, SettingsError
+from diptych.index.engines.postgres.database import Connection, Jsonb, sql
+from diptych.index.engines.postgres.pushdown import folded
+from diptych.index.engines.postgres.records import COLUMNS, Record, checksum, item
+from diptych.index.metadata import check_column_count, held_kinds
+from diptych.index.protocol import KINDS, Collection, Item, Kind
+from diptych.index.query.filters import kind_of
+from diptych.progress import track
+
+FORMAT = 1  # version of the tables; raised when old ones can no longer be read
+PIECE = 1000  # items verified at once
+TYPES: dict[str, str] = {"float32": "vector", "float16": "halfvec"}
+DIMENSION_LIMIT = 16_000  # pgvector's, of a stored vector
+GRAPH_LIMITS = {"float32": 2_000, "float16": 4_000}  # pgvector's, of an indexed one
+INLINE_BYTES = 7_000  # a vector up to this size stays in its row: a scan then reads one table end to end
+_KINDS = {"string": "text", "array": "list"}  # kinds of metadata that PostgreSQL's JSON calls otherwise
+_FILLED = ("items", "vectors", "thumbnails", "postings")
+_SCHEMA = """
+CREATE SCHEMA {s};
+CREATE TABLE {s}.meta(key text PRIMARY KEY, value text NOT NULL);
+CREATE TABLE {s}.collections(number int PRIMARY KEY, name text NOT NULL, root text NOT NULL);
+CREATE TABLE {s}.columns(name text PRIMARY KEY, kinds text[] NOT NULL);
+CREATE TABLE {s}.totals(kind text PRIMARY KEY, items bigint NOT NULL, words bigint NOT NULL);
+CREATE TABLE {s}.items(
+  serial bigint PRIMARY KEY, id text NOT NULL UNIQUE, kind text NOT NULL, path text NOT NULL,
+  text text NOT NULL, image_id text NOT NULL, metadata jsonb NOT NULL, content text NOT NULL,
+  collection int NOT NULL, folded jsonb NOT NULL, words int NOT NULL, checksum bigint NOT NULL);
+CREATE INDEX texts_of_image ON {s}.items(image_id) WHERE image_id <> '';
+CREATE TABLE {s}.vectors(serial bigint PRIMARY KEY, kind text NOT NULL, vector {type} NOT NULL);
+CREATE TABLE {s}.thumbnails(serial bigint PRIMARY KEY, jpeg bytea NOT NULL);
+CREATE TABLE {s}.postings(
+  kind text NOT NULL, term text COLLATE "C" NOT NULL, serial bigint NOT NULL, count int NOT NULL,
+  PRIMARY KEY(kind, term, serial));
+CREATE INDEX words_of_item ON {s}.postings(serial);
+"""
+
+
+class Tables:
+    """The tables of one index and the statements over them; each runs inside the caller's transaction."""
+
+    def __init__(self, schema: str, precision: str = "float32") -> None:
+        self.schema, self.precision = schema, precision
+        # the lock every writer waits for, held until its transaction ends
+        self.take_turn = f"SELECT value FROM \"{schema}\".meta WHERE key = 'generation' FOR UPDATE"
+
+    def sql(self, text: str) -> sql.Composed:
+        """A statement whose ``{s}`` is the schema."""
+        return sql.SQL(text).format(s=sql.Identifier(self.schema))
+
+    def create(self, db: Connection, label: str, facts: dict[str, str]) -> None:
+        """Write an empty index."""
+        db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"diptych {self.schema}",))
+        if self.exists(db):
+            raise IndexFault(f"{label} is already an index: open it, or choose another name.")
+        if db.execute("SELECT to_regnamespace(%s)", (self.schema,)).fetchone()[0] is not None:
+            raise IndexFault(f"{label} is a schema of something else: choose another name for the index.")
+        if db.execute("SHOW server_encoding").fetchone()[0] != "UTF8":
+            raise SettingsError(f"{label} does not store UTF-8: create the database with ENCODING 'UTF8'.")
+        _make_extension(db, label)
+        dimension, precision = int(facts["dimension"]), facts["precision"]
+        kind = sql.SQL(f"{TYPES[precision]}({dimension})")  # a known word and a number
+        db.execute(sql.SQL(_SCHEMA).format(s=sql.Identifier(self.schema), type=kind))
+        if dimension * (4 if precision == "float32" else 2) <= INLINE_BYTES:
+            db.execute(self.sql("ALTER TABLE {s}.vectors ALTER COLUMN vector SET STORAGE PLAIN"))
+        base = {"format": str(FORMAT), "generation": "0", "serial": "0"}
+        for row in ({**base, **facts}).items():
+            db.execute(self.sql("INSERT INTO {s}.meta VALUES (%s, %s)"), row)
+
+    def exists(self, db: Connection) -> bool:
+        """Whether the tables are there."""
+        return db.execute("SELECT to_regclass(%s)", (f"{self.schema}.meta",)).fetchone()[0] is not None
+
+    # ------------------------------------------------------------------ facts
+
+    def meta(self, db: Connection) -> dict[str, str]:
+        """All the facts about the index itself."""
+        return dict(db.execute(self.sql("SELECT key, value FROM {s}.meta")).fetchall())
+
+    def check_whole(self, db: Connection, label: str) -> None:
+        """Raise for an index that was restored in part: a table that is missing, or empty when it should not be."""
+        facts = self.meta(db)
+        if facts.get("format", str(FORMAT)) != str(FORMAT):
+            raise IndexFault(
+                f"{label} has index format {facts['format']}, this version reads {FORMAT}: update diptych, or "
+                "index the collection again."
+            )
+        names = (*_FILLED, "collections", "columns", "totals")
+        query = "SELECT name FROM unnest(%s::text[]) name WHERE to_regclass(%s || '.' || name) IS NULL"
+        lost = [name for (name,) in db.execute(query, (list(names), self.schema)).fetchall()]
+        lost += [] if "format" in facts and "dimension" in facts else ["meta"]
+        if not lost and any(self.counts(db).values()):
+            lost = [
+                table
+                for table in ("items", "vectors")
+                if db.execute(self.sql(f"SELECT NOT EXISTS (SELECT FROM {{s}}.{table})")).fetchone()[0]
+            ]
+        if lost:
+            raise IndexFault(
+                f"{label} is incomplete (nothing in its table {lost[0]}): restore the whole index again, or index "
+                "the collection again under another name."
+            )
+
+    def generation(self, db: Connection) -> int:
+        """How many changes there were."""
+        query = self.sql("SELECT value FROM {s}.meta WHERE key = 'generation'")
+        return int(db.execute(query).fetchone()[0])
+
+    def counts(self, db: Connection) -> dict[str, int]:
+        """Items present, by kind."""
+        found = dict(db.execute(self.sql("SELECT kind, items FROM {s}.totals")).fetchall())
+        return {kind: found.get(kind, 0) for kind in KINDS}
+
+    def size(self, db: Connection) -> int:
+        """Bytes on the server's disk."""
+        query = (
+            "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class "
+            "WHERE relnamespace = %s::regnamespace AND relkind = 'r'"
+        )
+        return int(db.execute(query, (self.schema,)).fetchone()[0])
+
+    def columns(self, db: Connection) -> dict[str, tuple[str, ...]]:
+        """The metadata columns and the kinds of value each has held."""
+        query = self.sql('SELECT name, kinds FROM {s}.columns ORDER BY name COLLATE "C"')
+        return {name: tuple(kinds) for name, kinds in db.execute(query).fetchall()}
+
+    def collections(self, db: Connection) -> tuple[Collection, ...]:
+        """Where the items came from."""
+        rows = db.execute(self.sql("SELECT number, name, root FROM {s}.collections ORDER BY number"))
+        return tuple(Collection(*row) for row in rows.fetchall())
+
+    def graphs(self, db: Connection) -> dict[str, int]:
+        """Kinds with a finished approximate index, and the items it covers."""
+        query = (
+            "SELECT relname FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid "
+            "WHERE indisvalid AND indrelid = %s::regclass"
+        )
+        names = {name for (name,) in db.execute(query, (f"{self.schema}.vectors",)).fetchall()}
+        return {kind: count for kind, count in self.counts(db).items() if _graph(kind) in names}
+
+    # ------------------------------------------------------------------ changing
+
+    def count_change(self, db: Connection) -> None:
+        """Make the generation grow."""
+        grow = "UPDATE {s}.meta SET value = (value::bigint + 1)::text WHERE key = 'generation'"
+        db.execute(self.sql(grow))
+
+    def remove(self, db: Connection, ids: Sequence[str], with_texts: bool) -> int:
+        """Delete items, and the texts of deleted images if asked; how many of ``ids`` were there."""
+        find = self.sql("SELECT id, serial FROM {s}.items WHERE id = ANY(%s)")
+        found = dict(db.execute(find, (list(ids),)).fetchall())
+        serials = set(found.values())
+        if with_texts and found:
+            linked = self.sql("SELECT serial FROM {s}.items WHERE image_id <> '' AND image_id = ANY(%s)")
+            serials |= {serial for (serial,) in db.execute(linked, (list(found),)).fetchall()}
+        if serials:
+            gone = (list(serials),)
+            lost = "SELECT kind, -count(*), -sum(words) FROM {s}.items WHERE serial = ANY(%s) GROUP BY kind"
+            self._count(db, db.execute(self.sql(lost), gone).fetchall())
+            for table in _FILLED:
+                db.execute(self.sql(f"DELETE FROM {{s}}.{table} WHERE serial = ANY(%s)"), gone)
+        return len(found)
+
+    def insert(self, db: Connection, records: Sequence[Record]) -> int:
+        """Write new items with everything that belongs to them, numbered in their order; the first number."""
+        take = "UPDATE {s}.meta SET value = (value::bigint + %s)::text WHERE key = 'serial' RETURNING value"
+        last = int(db.execute(self.sql(take), (len(records),)).fetchone()[0])
+        rows = list(enumerate(records, last - len(records) + 1))
+        items = (
+            (n, i.id, i.kind, i.path, i.text, i.image_id, Jsonb(r.metadata), i.content, i.collection,
+             Jsonb(folded(i)), sum(r.words.values()), r.checksum)
+            for n, r in rows for i in (r.item,)
+        )  # fmt: skip
+        types = ["int8", *["text"] * 5, "jsonb", "text", "int4", "jsonb", "int4", "int8"]
+        self._copy(db, "items", types, items)
+        vectors = ((n, r.item.kind, r.vector) for n, r in rows)
+        self._copy(db, "vectors", ["int8", "text", TYPES[self.precision]], vectors)
+        thumbnails = ((n, r.item.thumbnail) for n, r in rows if r.item.thumbnail)
+        self._copy(db, "thumbnails", ["int8", "bytea"], thumbnails)
+        postings = ((r.item.kind, word, n, count) for n, r in rows for word, count in r.words.items())
+        self._copy(db, "postings", ["text", "text", "int8", "int4"], postings)
+        self._count(db, [(r.item.kind, 1, sum(r.words.values())) for r in records])
+        self._record_columns(db, records)
+        return last - len(records) + 1
+
+    def drop_graph(self, db: Connection, kind: Kind) -> None:
+        """Forget the HNSW index of a kind."""
+        db.execute(self.sql(f"DROP INDEX IF EXISTS {{s}}.{_graph(kind)}"))
+
+    def add_collection(self, db: Connection, name: str, root: str) -> Collection:
+        """Record a collection, unless another writer was quicker."""
+        found = self.find_collection(db, name, root)
+        if found is None:
+            query = self.sql("SELECT coalesce(max(number) + 1, 0) FROM {s}.collections")
+            found = Collection(db.execute(query).fetchone()[0], name, root)
+            row = (found.number, name, root)
+            db.execute(self.sql("INSERT INTO {s}.collections VALUES (%s, %s, %s)"), row)
+        return found
+
+    def move_collection(self, db: Connection, number: int, name: str, root: str) -> None:
+        """Give a collection another name and root."""
+        query = self.sql("UPDATE {s}.collections SET name = %s, root = %s WHERE number = %s")
+        db.execute(query, (name, root, number))
+
+    def forget_collection(self, db: Connection, number: int) -> None:
+        """Remove the record of a collection without items."""
+        query = "DELETE FROM {s}.collections WHERE number = %s AND NOT EXISTS "
+        query += "(SELECT 1 FROM {s}.items WHERE collection = %s)"
+        db.execute(self.sql(query), (number, number))
+
+    def build_graph(self, db: Connection, kind: Kind) -> None:
+        """Make the HNSW index of a kind, by inner product."""
+        statement = (
+            f"CREATE INDEX IF NOT EXISTS {_graph(kind)} ON {{s}}.vectors "
+            f"USING hnsw (vector {TYPES[self.precision]}_ip_ops) WHERE kind = '{kind}'"
+        )
+        db.execute(self.sql(statement))
+
+    def recount_columns(self, db: Connection) -> None:
+        """Record the columns that items have now, and forget those of items that are gone."""
+        found = db.execute(
+            self.sql("SELECT DISTINCT key, jsonb_typeof(value) FROM {s}.items, jsonb_each(metadata)")
+        ).fetchall()
+        kinds = held_kinds((name, _KINDS.get(kind, kind)) for name, kind in found)
+        db.execute(self.sql("DELETE FROM {s}.columns"))
+        for name, held in kinds.items():
+            db.execute(self.sql("INSERT INTO {s}.columns VALUES (%s, %s)"), (name, sorted(held)))
+
+    def vacuum(self, further: Sequence[str] = ()) -> list[Any]:
+        """Statements that rewrite the tables, and ``further`` ones, without their removed rows."""
+        return [self.sql(f"VACUUM (FULL, ANALYZE) {{s}}.{table}") for table in (*_FILLED, *further)]
+
+    # ------------------------------------------------------------------ reading
+
+    def items(self, db: Connection, ids: Sequence[str]) -> list[Item]:
+        """Those of the items that are present."""
+        query = self.sql(f"SELECT {COLUMNS} FROM {{s}}.items WHERE id = ANY(%s)")
+        return [item(row) for row in db.execute(query, (list(ids),)).fetchall()]
+
+    def items_at(self, db: Connection, serials: Sequence[int]) -> dict[int, Item]:
+        """serial → item."""
+        query = self.sql(f"SELECT items.serial, {COLUMNS} FROM {{s}}.items WHERE serial = ANY(%s)")
+        return {serial: item(row) for serial, *row in db.execute(query, (list(serials),)).fetchall()}
+
+    def vectors_of(self, db: Connection, ids: Sequence[str]) -> dict[str, Any]:
+        """id → stored vector of those that are present."""
+        join = "SELECT id, vector FROM {s}.items JOIN {s}.vectors USING (serial) WHERE id = ANY(%s)"
+        return dict(db.execute(self.sql(join), (list(ids),), binary=True).fetchall())
+
+    def vectors_of_kind(self, db: Connection, kind: Kind) -> list[tuple[int, Any]]:
+        """(serial, vector) of every item of a kind, in order."""
+        query = self.sql("SELECT serial, vector FROM {s}.vectors WHERE kind = %s ORDER BY serial")
+        rows: list[tuple[int, Any]] = db.execute(query, (kind,), binary=True).fetchall()
+        return rows
+
+    def thumbnail(self, db: Connection, id: str) -> bytes | None:
+        """The stored JPEG."""
+        query = self.sql("SELECT jpeg FROM {s}.thumbnails JOIN {s}.items USING (serial) WHERE id = %s")
+        row = db.execute(query, (id,), binary=True).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def find_collection(self, db: Connection, name: str, root: str) -> Collection | None:
+        """The collection of this name and root."""
+        query = self.sql("SELECT number, name, root FROM {s}.collections WHERE name = %s AND root = %s")
+        row = db.execute(query, (name, root)).fetchone()
+        return None if row is None else Collection(*row)
+
+    def contents(self, db: Connection, collection: int, kind: Kind | None) -> list[tuple[str, str]]:
+        """(id, content) of the items of a collection."""
+        query = (
+            "SELECT id, content FROM {s}.items "
+            "WHERE collection = %s AND (%s::text IS NULL OR kind = %s) ORDER BY serial"
+        )
+        rows: list[tuple[str, str]] = db.execute(self.sql(query), (collection, kind, kind)).fetchall()
+        return rows
+
+    def common_values(self, db: Connection, column: str, limit: int) -> list[tuple[str | bool, int]]:
+        """The most frequent texts and booleans of a metadata column; equally frequent ones in order."""
+        query = """
+            SELECT value, count(*) FROM (SELECT metadata -> %s AS value FROM {s}.items) cells
+            WHERE jsonb_typeof(value) IN ('string', 'boolean') GROUP BY value
+            ORDER BY count(*) DESC, (value #>> ARRAY[]::text[]) COLLATE "C" LIMIT %s"""
+        rows: list[tuple[str | bool, int]] = db.execute(self.sql(query), (column, limit)).fetchall()
+        return rows
+
+    def verify(self, db: Connection, show_progress: bool = False) -> list[str]:
+        """One sentence per fault."""
+        faults = []
+        for table in _FILLED[1:]:
+            stray = (
+                f"SELECT count(*) FROM {{s}}.{table} LEFT JOIN {{s}}.items USING (serial) WHERE id IS NULL"
+            )
+            if lost := db.execute(self.sql(stray)).fetchone()[0]:
+                faults.append(
+                    f"{lost} rows of the table {table} belong to no item: index the collection again."
+                )
+        seen = db.execute(
+            self.sql("SELECT kind, count(*), sum(words) FROM {s}.items GROUP BY kind")
+        ).fetchall()
+        kept = db.execute(self.sql("SELECT kind, items, words FROM {s}.totals WHERE items <> 0")).fetchall()
+        if set(seen) != set(kept):
+            faults.append("the items are not as many as the index recorded: index the collection again.")
+        with db.cursor(name="verify", binary=True) as rows:  # read piece by piece, not into memory
+            rows.execute(
+                self.sql("SELECT id, vector, checksum FROM {s}.items LEFT JOIN {s}.vectors USING (serial)")
+            )
+            pieces = -(-sum(count for _, count, _ in seen) // PIECE)
+            read = track(iter(lambda: rows.fetchmany(PIECE), []), "thousands of items", pieces, show_progress)
+            for id, vector, expected in (row for piece in read for row in piece):
+                if vector is None:
+                    faults.append(f"'{id}' has no vector: index it again.")
+                elif checksum(vector) != expected:
+                    faults.append(f"the vector of '{id}' differs from its checksum: index it again.")
+        return faults
+
+    # ------------------------------------------------------------------ inside
+
+    def _copy(self, db: Connection, table: str, types: list[str], rows: Iterable[tuple[Any, ...]]) -> None:
+        with db.cursor().copy(self.sql(f"COPY {{s}}.{table} FROM STDIN (FORMAT BINARY)")) as copy:
+            copy.set_types(types)
+            for row in rows:
+                copy.write_row(row)
+
+    def _count(self, db: Connection, changes: Sequence[tuple[str, int, int]]) -> None:
+        statement = self.sql(
+            "INSERT INTO {s}.totals AS t VALUES (%s, %s, %s) ON CONFLICT (kind) "
+            "DO UPDATE SET items = t.items + excluded.items, words = t.words + excluded.words"
+        )
+        for kind in sorted({change[0] for change in changes}):
+            items, words = (sum(int(c[n]) for c in changes if c[0] == kind) for n in (1, 2))
+            db.execute(statement, (kind, items, words))
+
+    def _record_columns(self, db: Connection, records: Sequence[Record]) -> None:
+        values = (pair for record in records for pair in record.metadata.items())
+        known = self.columns(db)
+        upsert = (
+            "INSERT INTO {s}.columns VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET kinds = excluded.kinds"
+        )
+        held = held_kinds((name, kind_of(value)) for name, value in values)
+        if held.keys() - known.keys():
+            check_column_count(len(held.keys() | known.keys()))
+        for name, kinds in held.items():
+            kinds = kinds | set(known.get(name, ()))
+            if name not in known or kinds != set(known[name]):
+                db.execute(self.sql(upsert), (name, sorted(kinds)))
+
+
+def check_storable(dimension: int, precision: str) -> None:
+    """Raise when pgvector cannot hold such vectors."""
+    if not 1 <= dimension <= DIMENSION_LIMIT:
+        raise SettingsError(f"pgvector holds vectors of 1 to {DIMENSION_LIMIT} dimensions, not {dimension}.")
+    if precision not in TYPES:
+        raise SettingsError(
+            f"an index in PostgreSQL stores {' or '.join(TYPES)}, not '{precision}': choose one of these, "
+            "or a path for an embedded index."
+        )
+
+
+def check_indexable(dimension: int, precision: str) -> None:
+    """Raise when pgvector builds no approximate index of such vectors."""
+    limit = GRAPH_LIMITS[precision]
+    if dimension > limit:
+        raise SettingsError(
+            f"pgvector builds no approximate index over {dimension} {precision} dimensions (the limit is {limit}): "
+            "use binary codes (--codes), search exactly, or use fewer dimensions."
+        )
+
+
+def _graph(kind: str) -> str:
+    return f"graph_{kind}"
+
+
+def _make_extension(db: Connection, label: str) -> None:
+    query = "SELECT installed_version FROM pg_available_extensions WHERE name = 'vector'"
+    found = db.execute(query).fetchone()
+    if found is None:
+        raise SettingsError(
+            f"the server of {label} has no pgvector: install the extension 'vector' there first."
+        )
+    if found[0] is None:
+        db.execute("CREATE EXTENSION vector")

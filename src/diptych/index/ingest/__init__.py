@@ -1,0 +1,1 @@
+"""From a collection to the rows of an index."""

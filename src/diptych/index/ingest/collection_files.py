@@ -1,0 +1,141 @@
+"""The files and columns behind a collection: where each lies, and a key that tells when one has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diptych.data.captions import Captions, StoreRows
+from diptych.data.decode.video_files import is_video
+from diptych.data.readers.webdataset import Member
+from diptych.index.metadata import check_storable
+from diptych.index.protocol import Item
+
+
+class CollectionFiles:
+    """The files behind a collection's images, where there are any."""
+
+    def __init__(self, captions: Captions) -> None:
+        store: Any = captions.images
+        self.rows = store.rows if isinstance(store, StoreRows) else None
+        self.store: Any = store.store if isinstance(store, StoreRows) else store
+        self.captions = captions
+        root = getattr(self.store, "root", None)
+        self.root = str(Path(root).resolve()) if root is not None and hasattr(self.store, "path") else ""
+
+    def path(self, row: int) -> Path | None:
+        """Where an image lies; None when the collection has no files."""
+        if not self.root:
+            return None
+        return Path(self.store.path(self._stored(row)))
+
+    def photo(self, row: int) -> Path | Member | None:
+        """Where the bytes of an image lie, in a file or in a tar; None for images that have none of their own."""
+        if self.root:
+            return self.path(row)
+        return self.store.member(self._stored(row)) if self.has_photos else None
+
+    @property
+    def has_photos(self) -> bool:
+        """Whether images have bytes of their own, in files or in tars."""
+        return bool(self.root) or hasattr(self.store, "member")
+
+    def _stored(self, row: int) -> int:
+        return row if self.rows is None else int(self.rows[row])
+
+    def relative(self, row: int) -> str:
+        """The path of an image below the root, empty when it has no file there."""
+        path = self.path(row)
+        if path is None or not path.resolve().is_relative_to(self.root):
+            return ""
+        return os.path.relpath(path.resolve(), self.root).replace(os.sep, "/")
+
+    def own_file(self, row: int) -> str:
+        """The same for an image that is all of its file; empty for a frame of a video, too."""
+        file = self.relative(row)
+        return "" if is_video(file) else file
+
+    def content(self, key: str) -> str:
+        """The part of a key that depends on the content alone."""
+        return key.rsplit(":", 1)[-1] if self.root else key
+
+    def key(self, row: int, before: str) -> str:
+        """size:time:hash of a file (hashed again only when size or time differ), else the store's key."""
+        path = self.path(row)
+        if path is None:
+            return self.captions.images.content_key(row)
+        stat = path.stat()
+        start = f"{stat.st_size}:{stat.st_mtime_ns}:"
+        return before if before.startswith(start) else start + self.captions.images.content_key(row)
+
+
+def own_name(captions: Captions) -> str:
+    """The name of a collection: where it lies, however that was written, else what it is called."""
+    place = Path(captions.name)
+    return str(place.resolve()) if place.exists() else captions.name
+
+
+def metadata_of(captions: Captions, row: int) -> Mapping[str, Any]:
+    """The columns of one image, its split among them; NaN is not a value."""
+    metadata = {str(name): values[row] for name, values in captions.labels.items()}
+    metadata.setdefault("split", captions.splits[row])
+    return {name: None if _is_nan(value) else value for name, value in metadata.items()}
+
+
+def check_writable(id: str, lines: Sequence[str], metadata: Mapping[str, Any]) -> None:
+    """Raise when the id, texts or columns of an image cannot be stored."""
+    check_storable(id, metadata)
+    written = json.dumps(metadata, default=plain_value, ensure_ascii=False)
+    "".join([id, *lines, written]).encode()
+
+
+def content_of(
+    key: str, lines: Sequence[str], metadata: Mapping[str, Any], further: Sequence[str] = ()
+) -> str:
+    """What an item keeps of an image to know a change by: the key of its file, and a digest of what is said of it.
+
+    ``further`` names columns that follow from the picture or its file, and so are not in ``metadata`` yet.
+    """
+    return f"{key}|{_digest([lines, metadata, *further])}"
+
+
+def text_items(
+    image_id: str,
+    lines: Sequence[str],
+    metadata: Mapping[str, Any],
+    further: Sequence[str] = (),
+    collection: int = 0,
+) -> list[Item]:
+    """The texts of an image as items; each has the columns of its image, so that a filter finds both."""
+    return [
+        Item(
+            id=f"{image_id}#text{number}",
+            kind="text",
+            text=line,
+            image_id=image_id,
+            metadata=metadata,
+            content=_digest([line, metadata, *further]),
+            collection=collection,
+        )
+        for number, line in enumerate(lines)
+    ]
+
+
+def _digest(facts: Any) -> str:
+    """16 hex digits of facts that JSON can write."""
+    return hashlib.blake2b(json.dumps(facts, default=plain_value).encode(), digest_size=8).hexdigest()
+
+
+def plain_value(value: Any) -> Any:
+    """A numpy value as JSON knows it; a value that JSON does not know is refused by the index, by name."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))

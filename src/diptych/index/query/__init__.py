@@ -1,0 +1,1 @@
+"""From words, pictures and filters to answers."""

@@ -1,0 +1,62 @@
+"""BM25 for an engine without it: words as SQLite's FTS5 cuts them, and the score as FTS5 computes it.
+
+PostgreSQL's own ``ts_rank`` does not know how rare a word is, and its dictionaries stem by other rules: a
+hybrid search would answer differently there. Here FTS5's tokenizer cuts the texts, and the score is FTS5's::
+
+    score(text) = Σ over words  idf · f · (k1 + 1) / (f + k1 · (1 − b + b · length / average))
+    idf         = ln((N − n + ½) / (n + ½)), at least 1e-6
+
+with f the times the word is in the text, n the texts that have it, N all texts of the kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+from diptych.index.query.lexical import words_of
+
+K1, B, LEAST_IDF = 1.2, 0.75, 1e-6  # FTS5's constants
+LONGEST = 200  # bytes of a word kept as it is: a database's index holds no longer ones
+
+
+class Tokenizer:
+    """Cuts texts into words in a SQLite database in memory; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._db.execute(
+            "CREATE VIRTUAL TABLE texts USING fts5(text, tokenize='porter unicode61 remove_diacritics 2')"
+        )
+        self._db.execute("CREATE VIRTUAL TABLE words USING fts5vocab(texts, 'instance')")
+
+    def words(self, texts: Sequence[str]) -> list[Counter[str]]:
+        """How often each word is in each text."""
+        counts: list[Counter[str]] = [Counter() for _ in texts]
+        with self._lock:
+            self._db.execute("BEGIN")
+            try:
+                self._db.executemany("INSERT INTO texts(rowid, text) VALUES (?, ?)", enumerate(texts))
+                for row, word, count in self._db.execute(
+                    "SELECT doc, term, count(*) FROM words GROUP BY doc, term"
+                ):
+                    counts[row][_stored(word)] = count
+            finally:
+                self._db.execute("ROLLBACK")
+        return counts
+
+    def query(self, text: str) -> dict[str, int]:
+        """The words to look up for a query, in order, and how often each counts."""
+        found: Counter[str] = Counter()
+        for counts in self.words(words_of(text)):
+            found.update(counts)
+        return dict(found)
+
+
+def _stored(word: str) -> str:
+    data = word.encode()
+    return word if len(data) <= LONGEST else f"#{hashlib.blake2b(data, digest_size=16).hexdigest()}"

@@ -1,0 +1,124 @@
+"""Re-ranking of search hits by pair scorers: the query and each hit are looked at together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from diptych.data.images import as_item
+from diptych.errors import QueryError, SettingsError
+from diptych.index.local_features import LocalFeatures, features_place
+from diptych.index.protocol import Item, Query, Term
+from diptych.index.query.frames import picture_of
+from diptych.model.retriever import Retriever
+from diptych.model.scores import PairScores
+from diptych.types import Ragged
+
+
+class Reranker:
+    """Scores of a query with items: the mean over models of their pair scorer's score.
+
+    A pair scorer compares images with texts. Images are judged by the texts of the query, texts by its images; with
+    several, the score is Σ weight · score / Σ |weight|. Local features of images come from ``stored`` where they are
+    there and up to date, and are computed from the files otherwise: encoding one picture costs as much as indexing
+    it did. Those of texts are always computed.
+    """
+
+    def __init__(self, models: Sequence[Retriever], stored: Sequence[LocalFeatures | None] = ()) -> None:
+        for model in models:
+            if model.scorer is None:
+                raise SettingsError(
+                    "this model has no pair scorer to re-rank with: give a run of 'sgr' or 'saf', for instance."
+                )
+        self.models = list(models)
+        self.stored = list(stored) or [None] * len(self.models)
+        self._lock = threading.Lock()  # a service asks from several threads
+
+    def __call__(self, query: Query, items: Sequence[Item], files: Sequence[Path | None]) -> list[float]:
+        """One score per item, higher is better."""
+        kinds = {item.kind for item in items}
+        if not items:
+            return []
+        wanted = "image" if kinds == {"text"} else "text"
+        terms = [term for term in query.terms if term.kind == wanted]
+        if len(kinds) > 1 or not terms:
+            raise QueryError(
+                "re-ranking compares words with images: ask for images with words, or for texts with a picture."
+            )
+        with self._lock:
+            totals = [
+                self._scores(model, store, terms, items, files)
+                for model, store in zip(self.models, self.stored, strict=True)
+            ]
+        mean: list[float] = np.mean(totals, axis=0).tolist()
+        return mean
+
+    def _scores(
+        self,
+        model: Retriever,
+        store: LocalFeatures | None,
+        terms: Sequence[Term],
+        items: Sequence[Item],
+        files: Sequence[Path | None],
+    ) -> Any:
+        weights = torch.tensor([term.weight for term in terms])
+        if items[0].kind == "image":
+            images = _local_features(model, store, items, files)
+            texts = model.encode_text_features([str(term.value) for term in terms])
+            found = _pairs(model, images, texts) @ weights
+        else:
+            images = model.encode_image_features([as_item(term.value) for term in terms])
+            texts = model.encode_text_features([item.text for item in items])
+            found = weights @ _pairs(model, images, texts)
+        return (found / weights.abs().sum()).numpy()
+
+
+def reranker_of(place: str | Path, model: Any, others: Sequence[str | Path] = ()) -> Reranker | None:
+    """What re-ranks the hits of an index: the pair scorers of ``others`` (folders of runs), else the model's own.
+
+    Local features that lie beside the index are used. None where the model has no pair scorer and no other is named.
+    """
+    where, precision = getattr(model, "device", "cpu"), getattr(model, "precision", "no")
+    models = [Retriever.from_pretrained(other, where, precision) for other in others]
+    if not models and isinstance(model, Retriever) and model.scorer is not None:
+        models = [model]
+    path = None if "://" in str(place) else features_place(place)
+    stored = path is not None and path.exists()
+    stores = [
+        LocalFeatures(path, one.fingerprint()) if path is not None and stored else None for one in models
+    ]
+    return Reranker(models, stores) if models else None
+
+
+def _pairs(model: Retriever, images: Ragged, texts: Ragged) -> torch.Tensor:
+    assert model.scorer is not None
+    scores = PairScores(model.scorer, images, texts, model.device, model.precision)
+    return scores.tile(slice(None), slice(None)).cpu()
+
+
+def _local_features(
+    model: Retriever, store: LocalFeatures | None, items: Sequence[Item], files: Sequence[Path | None]
+) -> Ragged:
+    """The local features of images: the stored ones, and the others computed from their files."""
+    known = dict(store.get(items)) if store is not None else {}
+    missing: list[tuple[Item, Path]] = []
+    for item, file in zip(items, files, strict=True):
+        if item.id in known:
+            continue
+        if file is None:
+            raise QueryError(
+                f"'{item.id}' has no stored local features, and no file to compute them from: index again with "
+                "--local_features."
+            )
+        missing.append((item, file))
+    if missing:
+        computed = model.encode_image_features([picture_of(*one) for one in missing]).split()
+        known |= {item.id: local.numpy() for (item, _), local in zip(missing, computed, strict=True)}
+    sets = [torch.from_numpy(np.array(known[item.id])) for item in items]
+    ends = torch.tensor([0, *(len(one) for one in sets)]).cumsum(0)
+    return Ragged(torch.cat(sets), ends)

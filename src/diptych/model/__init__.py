@@ -1,0 +1,1 @@
+"""A model: its two towers, their weights, and how it encodes and scores."""

@@ -1,0 +1,165 @@
+"""Images → grid features in the precomputed layout that published code and ``data.precomputed`` read.
+
+=========================  =================================================================================
+``{split}_ims.npy``        float16 (images, cells, channels), one row per image
+``{split}_caps.txt``       one text per line; the texts of an image follow one another
+``{split}_ids.txt``        the data's own id of each image, one per line
+``{split}_image_of.txt``   the row of each text's image, one per line; only where some image does not have the
+                           five texts that the published layout takes for granted
+``{split}_skipped.txt``    images that could not be read, with the reason; only where there are any
+=========================  =================================================================================
+
+The split ``val`` is called ``dev`` in file names, as everywhere in that layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diptych.cache.cells import Chunk, compute_cells
+from diptych.cache.feature_file import FeatureFile
+from diptych.cache.features import cache_image_features, content_name
+from diptych.data.captions import Captions, ImageStore, StoreRows
+from diptych.data.images import ImageInput
+from diptych.encoders.backbone import Backbone
+from diptych.errors import DataError, ImageError
+from diptych.parts import describe
+from diptych.storage import write_text
+
+TEXTS_PER_IMAGE = 5  # texts per image in the published layout
+COPIED = 256  # images whose features are copied from the cache at a time
+FILE_NAMES = {"val": "dev"}  # file names of splits, where they differ
+
+
+@dataclass
+class Extraction:
+    """What was written: images and texts by split, and the images that were skipped, with the reason."""
+
+    folder: Path
+    shape: tuple[int, ...] = ()
+    images: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.folder / file_name(split)}_ims.npy: {count} × {self.shape}, {self.texts[split]} texts"
+            for split, count in self.images.items()
+        ]
+        if self.skipped:
+            lines.append(f"skipped {len(self.skipped)} images that could not be read:")
+            lines += [f"  {image_id}: {reason}" for image_id, reason in list(self.skipped.items())[:10]]
+            if len(self.skipped) > 10:
+                lines.append(f"  … all are in {self.folder}/*_skipped.txt")
+        return "\n".join(lines)
+
+
+def extract(
+    captions: Captions,
+    backbone: Backbone,
+    image_input: ImageInput,
+    output_dir: str | Path,
+    *,
+    batch_size: int | None = None,
+    cache: bool = True,
+    cache_dir: str | Path | None = None,
+    show_progress: bool = True,
+) -> Extraction:
+    """Write every split of ``captions``; run again after an interruption, it goes on where it stopped.
+
+    With ``cache``, pictures whose features another command has computed are not computed again, and the other way
+    round. Features of another backbone or of other images in ``output_dir`` are never overwritten: that is an error.
+    """
+    if not len(captions.images):
+        raise DataError(f"{captions.name} holds no images: give a folder with some.")
+    folder = Path(output_dir)
+    result = Extraction(folder)
+    for split in dict.fromkeys(captions.splits):
+        part = captions.split(split)
+        with FeatureFile(folder / f"{file_name(split)}_ims.npy", _key(part, backbone, image_input)) as file:
+            if not file.finished:
+                compute = partial(_cached_chunks, cache_dir) if cache else compute_cells
+                for chunk in compute(
+                    backbone,
+                    image_input,
+                    part.images,
+                    file.progress.done,
+                    batch_size=batch_size,
+                    skip=True,
+                    label=f"extract {split}",
+                    show_progress=show_progress,
+                ):
+                    failures = {str(row): reason for row, reason in chunk.failures.items()}
+                    file.append(chunk.values(), chunk.images, failures)
+                if file.progress.rows == 0:
+                    reason = next(iter(file.progress.notes.values()))
+                    file.discard()
+                    raise DataError(f"no image of split '{split}' could be read; the first: {reason}")
+                file.finish()
+            failed = {int(row): reason for row, reason in file.progress.notes.items()}
+            result.shape = file.progress.row_shape
+        kept = part.subset([row for row in range(len(part.images)) if row not in failed])
+        skipped = {part.image_ids[row]: reason for row, reason in sorted(failed.items())}
+        _write_lists(folder, file_name(split), kept, skipped)
+        result.images[split], result.texts[split] = len(kept.images), len(kept.texts)
+        result.skipped.update(skipped)
+    return result
+
+
+def _cached_chunks(
+    folder: str | Path | None,
+    backbone: Backbone,
+    image_input: ImageInput,
+    store: ImageStore,
+    start: int,
+    **how: Any,
+) -> Iterator[Chunk]:
+    """What ``compute_cells`` gives, through the cache."""
+    left = StoreRows(store, np.arange(start, len(store)))
+    cached = cache_image_features(backbone, image_input, left, folder, **how)
+    for first in range(0, len(left), COPIED):
+        rows = range(first, min(first + COPIED, len(left)))
+        good = [row for row in rows if row not in cached.unreadable]
+        failures = {start + row: cached.unreadable[row] for row in rows if row in cached.unreadable}
+        yield Chunk(len(rows), [cached.rows(good)] if good else [], failures)
+
+
+def file_name(split: str) -> str:
+    """What a split is called in the names of its files."""
+    return FILE_NAMES.get(split, split)
+
+
+def _write_lists(folder: Path, name: str, part: Captions, skipped: dict[str, str]) -> None:
+    write_text(folder / f"{name}_ids.txt", _lines(part.image_ids))
+    write_text(folder / f"{name}_caps.txt", _lines(part.texts))
+    counts = np.bincount(part.image_of, minlength=len(part.images))
+    if not (counts == TEXTS_PER_IMAGE).all():
+        write_text(folder / f"{name}_image_of.txt", _lines(part.image_of.tolist()))
+    if skipped:
+        write_text(
+            folder / f"{name}_skipped.txt", _lines([f"{k}\t{reason}" for k, reason in skipped.items()])
+        )
+
+
+def _lines(values: Iterable[object]) -> str:
+    # a text that spans lines would become several
+    return "".join(" ".join(str(value).splitlines()) + "\n" for value in values)
+
+
+def _key(part: Captions, backbone: Backbone, image_input: ImageInput) -> str:
+    contents = hashlib.sha256()
+    for row, image_id in enumerate(part.image_ids):
+        try:
+            key = part.images.content_key(row)
+        except (ImageError, OSError):
+            key = "unreadable"
+        contents.update(f"{image_id}\0{key}\0".encode())
+    return content_name(backbone.fingerprint(), json.dumps(describe(image_input)), contents.hexdigest())

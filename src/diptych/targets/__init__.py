@@ -1,0 +1,1 @@
+"""What an objective reads beside the pair: teachers, labels, hash targets."""
