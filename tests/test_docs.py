@@ -25,7 +25,10 @@ from diptych.training.checkpoint import FREE_TO_CHANGE
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-METHODS, TRAINING = ROOT / "docs" / "methods.md", ROOT / "docs" / "training.md"
+CONTENTS = ("methods", "results")
+"""Contents pages, each with its parts beside it: methods.md and methods-*.md."""
+LONGEST = 320  # lines of a page that a person writes
+TRAINING = ROOT / "docs" / "training.md"
 SHELLS = ("console", "sh", "bash")
 STOPS = {"|", ">", ">>", "2>", "&&", "||", "&", ";"}
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -250,8 +253,17 @@ def test_a_wrong_name_is_noticed() -> None:
     assert unknown_names([*wrong, *right]) == wrong
 
 
+def parts_of(contents: str) -> list[Path]:
+    """The pages that a contents page is divided into."""
+    return sorted((ROOT / "docs").glob(f"{contents}-*.md"))
+
+
+def inline_methods() -> list[str]:
+    return [code for page in [ROOT / "docs" / "methods.md", *parts_of("methods")] for code in inline(page)]
+
+
 def test_methods_name_enough() -> None:
-    codes = inline(METHODS)
+    codes = inline_methods()
     assert len({c for c in codes if re.fullmatch(r"[\w/]+\.py:\w[\w.]*", c)}) > 40
     assert len({c for c in codes if "::test_" in c}) > 50
 
@@ -267,7 +279,7 @@ def test_arguments_named_in_methods_exist() -> None:
             elif isinstance(node, ast.ClassDef):
                 fields = {a.target.id for a in node.body if isinstance(a, ast.AnnAssign)}  # type: ignore[union-attr]
                 takes.setdefault(name, set()).update(fields)
-    calls = [found for code in inline(METHODS) for found in re.findall(r"([\w.]+)\((\w+)=", code)]
+    calls = [found for code in inline_methods() for found in re.findall(r"([\w.]+)\((\w+)=", code)]
     assert len(calls) > 5
     assert not [f"{name}({argument}=)" for name, argument in calls if argument not in takes.get(name, set())]
 
@@ -312,6 +324,26 @@ def test_the_index_of_the_docs_is_complete() -> None:
         p.name for p in (ROOT / "docs").glob("*.md") if p.name != "README.md" and f"({p.name})" not in listed
     ]
     assert not missing
+
+
+@pytest.mark.parametrize("contents", CONTENTS)
+def test_a_contents_page_and_its_parts_link_each_other(contents: str) -> None:
+    parts = parts_of(contents)
+    assert len(parts) >= 10
+    listed = (ROOT / "docs" / f"{contents}.md").read_text("utf-8")
+    assert not [page.name for page in parts if f"({page.name})" not in listed]
+    assert not [page.name for page in parts if f"({contents}.md)" not in page.read_text("utf-8")]
+
+
+def test_no_page_is_too_long() -> None:
+    made = made_pages()
+    long = {
+        page.name: lines
+        for page in PAGES
+        if page.parent.name == "docs" and page not in made
+        if (lines := len(page.read_text("utf-8").splitlines())) > LONGEST
+    }
+    assert not long
 
 
 # Python

@@ -18,7 +18,9 @@ from diptych.evaluation.report import Report
 from diptych.training.log import read_log
 
 ROOT = Path(__file__).parent.parent
-GUIDE = (ROOT / "docs" / "extending.md").read_text("utf-8")
+GUIDE = "".join(
+    (ROOT / "docs" / name).read_text("utf-8") for name in ("extending.md", "extending-targets.md")
+)
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", GUIDE, re.DOTALL))
 PLUGINS = "my_reader,my_engine,my_recipe,my_mix"
 KINDS, REGIONS, WIDTH = 3, 4, 8

@@ -3,7 +3,7 @@
 Two streams; one transformer on top of both, with the same weights; three contrastive objectives, between images and
 texts, between two looks at an image, and between two looks at a text. The supplement gives the augmentations, the
 corpora and the downstream tasks. It gives no sizes, temperature or schedule of pre-training: the readings stand in
-docs/methods.md.
+docs/methods-cookie.md.
 """
 
 from __future__ import annotations

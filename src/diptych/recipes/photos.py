@@ -1,7 +1,7 @@
 """What measured best on a few hundred to a few thousand captioned pictures: ridge regression, then a little training.
 
 The encoders stay frozen. Training starts from the ridge solution with a small learning rate, stops by itself, and the
-solution is kept where training does not beat it on the validation split (docs/results.md, "Small data").
+solution is kept where training does not beat it on the validation split (docs/results-small-data.md).
 """
 
 from __future__ import annotations
