@@ -448,6 +448,23 @@ def test_the_changelog_knows_the_version() -> None:
     assert project()["version"] == __version__
 
 
+def test_moved_modules_are_where_the_changelog_says() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    table = changelog.split("### Moved modules")[1].split("\n## ")[0]
+    moved = re.findall(
+        r"^\| `(diptych[\w.]+?)(?:\.\*)?` \| `(diptych[\w.]+?)(?:\.\*)?` \|$", table, re.MULTILINE
+    )
+    assert len(moved) == table.count("\n| `diptych") > 80
+
+    def place(module: str) -> Path:
+        return ROOT / "src" / Path(*module.split("."))
+
+    assert not [
+        new for _, new in moved if not (place(new).is_dir() or place(new).with_suffix(".py").is_file())
+    ]
+    assert not [old for old, _ in moved if place(old).with_suffix(".py").is_file()]
+
+
 def test_the_licence_is_the_declared_one() -> None:
     assert project()["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text("utf-8")[:200]
