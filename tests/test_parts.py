@@ -19,7 +19,7 @@ from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.errors import CheckpointError, SettingsError
 from diptych.model.retriever import Retriever, Tower
-from diptych.parts import describe, part, rebuild
+from diptych.parts import PARTS, describe, find_part, own_parts, part, rebuild
 from diptych.weights import aliases, load_weights, save_weights
 
 VOCABULARY = ["<pad>", "<start>", "<end>", "<unk>", "a", "b"]
@@ -142,3 +142,34 @@ def test_a_plugin_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("DIPTYCH_PLUGINS", "no_such_module")
     with pytest.raises(SettingsError, match="no_such_module"):
         import_plugins()
+
+
+def test_a_part_is_found_without_importing_the_others() -> None:
+    code = (
+        "import sys; from diptych.parts import rebuild; rebuild({'part': 'WordInput', 'words': "
+        f"{VOCABULARY!r}, 'augment': 0}}); print([m for m in sys.modules if m.startswith('diptych.encoders')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_part_of_the_package_is_found() -> None:
+    for name, module in own_parts().items():
+        kind = find_part(name)
+        assert kind is not None
+        assert (kind.__module__, kind.__name__) == (module, name)
+    assert {(m, n) for m, n in PARTS if m.startswith("diptych.")} == {(m, n) for n, m in own_parts().items()}
+
+
+def test_a_model_folder_does_not_import_the_module_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_pools.py").write_text(PLUGIN.replace("TwiceMean", "GPO"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("DIPTYCH_PLUGINS", "")
+    with pytest.raises(CheckpointError, match="acme_pools"):
+        rebuild({"part": "GPO", "from": "acme_pools"})
+    assert "acme_pools" not in sys.modules
+    monkeypatch.setenv("DIPTYCH_PLUGINS", "acme_pools")  # a part of the same name as one of ours
+    assert type(rebuild({"part": "GPO", "from": "acme_pools"})).__module__ == "acme_pools"
+    assert type(rebuild({"part": "GPO"})).__module__ == "diptych.aggregators.gpo"

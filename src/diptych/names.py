@@ -1,4 +1,4 @@
-"""Finds every part by name: imports the modules that define parts, and the plugins a user asked for.
+"""The plugins that a user asked for.
 
 A model folder never makes a module run: a part of a user's own package is found when that package was imported, when
 ``DIPTYCH_PLUGINS`` names its module (several with commas), or when an installed package names it as an entry point of
@@ -9,28 +9,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 from importlib.metadata import entry_points
 
 from diptych.errors import SettingsError
-
-PACKAGES = ("data", "encoders", "aggregators", "branches", "interaction")
-"""The folders that hold parts; every module of theirs is looked through."""
-
-_found = False
-
-
-def find_parts() -> None:
-    """Import every module of this package that may define parts, then the plugins; once."""
-    global _found
-    if _found:
-        return
-    for name in PACKAGES:
-        package = importlib.import_module(f"diptych.{name}")
-        for module in pkgutil.walk_packages(package.__path__, f"diptych.{name}."):
-            importlib.import_module(module.name)
-    import_plugins()
-    _found = True
 
 
 def import_plugins() -> None:

@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import collections.abc
 import functools
+import importlib
 import inspect
+import re
 import types
 import typing
 from collections import Counter
@@ -33,17 +35,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diptych.errors import CheckpointError, DiptychError
+from diptych.names import import_plugins
 from diptych.storage import parse_json
 
 T = TypeVar("T")
-PARTS: dict[str, type] = {}
+PARTS: dict[tuple[str, str], type] = {}
+"""The parts that were imported so far, by the module that defines them and their name."""
+ROOMS = ("aggregators", "branches", "data", "encoders", "interaction", "model")
+"""The folders whose files may define parts."""
+DEFINED = re.compile(r"^@part\nclass (\w+)", re.MULTILINE)
 LARGEST = 100_000_000  # number in a config.json: no size of a model is beyond it
 
 
 def part(cls: type[T]) -> type[T]:
     """Register a class under its name and record the arguments of each instance."""
-    if cls.__name__ in PARTS:
-        raise ValueError(f"two parts are called {cls.__name__}")
+    key = (cls.__module__, cls.__name__)
+    if key in PARTS:
+        raise ValueError(f"two parts of {cls.__module__} are called {cls.__name__}")
     make = cls.__init__
     signature = inspect.signature(make)
     # a class without its own __init__ shows nn.Module's (*args, **kwargs), which is not an argument of it
@@ -61,8 +69,39 @@ def part(cls: type[T]) -> type[T]:
             object.__setattr__(self, "_arguments", arguments)
 
     cls.__init__ = init  # type: ignore[method-assign]
-    PARTS[cls.__name__] = cls
+    PARTS[key] = cls
     return cls
+
+
+def find_part(name: Any, module: Any = None) -> type | None:
+    """The part of this name: one of this package, whose module is imported now, or one of a plugin.
+
+    ``module`` is what the model folder says of a part that is not ours. It is compared with the parts that were
+    imported, and never imported itself.
+    """
+    if module is None and name in (own := own_parts()):
+        importlib.import_module(own[name])
+        return PARTS[own[name], name]
+    if (module, name) not in PARTS:
+        import_plugins()
+    alike = [kind for (_, known), kind in PARTS.items() if known == name and not _is_ours(kind)]
+    return PARTS.get((module, name), alike[0] if len(alike) == 1 else None)
+
+
+@functools.cache
+def own_parts() -> dict[str, str]:
+    """The module that defines each part of this package, read from the sources: nothing is imported."""
+    root = Path(__file__).parent
+    found: dict[str, str] = {}
+    for file in sorted(file for room in ROOMS for file in (root / room).rglob("*.py")):
+        module = ".".join(("diptych", *file.relative_to(root).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
+        for name in DEFINED.findall(file.read_text("utf-8")):
+            if name in found:
+                raise ValueError(f"{found[name]} and {module} both define the part {name}")
+            found[name] = module
+    return found
 
 
 def describe(value: Any, folder: Path | None = None) -> Any:
@@ -170,13 +209,14 @@ class _Rebuilding:
         return {k: self.of(v) for k, v in config.items()}
 
     def _part(self, config: dict[str, Any]) -> Any:
-        name = config["part"]
-        if not isinstance(name, str) or name not in PARTS:
-            raise CheckpointError(_unknown(name, config.get("from")))
+        name, module = config["part"], config.get("from")
+        kind = find_part(name, module) if isinstance(name, str) and isinstance(module, str | None) else None
+        if kind is None:
+            raise CheckpointError(_unknown(name, module))
         arguments = {k: self.of(v) for k, v in config.items() if k not in ("part", "from", "as")}
-        check_arguments(PARTS[name], arguments)
+        check_arguments(kind, arguments)
         try:
-            made = PARTS[name](**arguments)
+            made = kind(**arguments)
         except DiptychError:
             raise
         except Exception as error:  # numbers that no such part can have

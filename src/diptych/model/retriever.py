@@ -33,7 +33,6 @@ from diptych.kernels.streams import Beside, branching, scored
 from diptych.model.encoding import collect, encoded_images, encoded_texts, encoding_mode
 from diptych.model.reranking import RerankedScores
 from diptych.model.scores import EmbeddingScores, PairScores, Scores, vector_scores
-from diptych.names import find_parts
 from diptych.parts import describe, part, rebuild
 from diptych.storage import parse_json, recover_folder, replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
@@ -388,7 +387,6 @@ def _loaded(folder: str | Path) -> Retriever:
         raise CheckpointError(
             f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
         )
-    find_parts()
     try:
         model = rebuild(tree, folder)
     except RecursionError:
