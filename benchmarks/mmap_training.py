@@ -32,7 +32,7 @@ from diptych.encoders.regions import Regions
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.triplet import Triplet
 from diptych.training.loading import PairLoader
-from diptych.types import Batch, Features
+from diptych.types import Batch, Features, as_inputs
 
 REGIONS, DIM, BATCH, JOINT = 36, 2048, 128, 64
 
@@ -81,7 +81,7 @@ def mapped(file_path: Path, loader: PairLoader) -> Iterable[Batch]:
         texts = order[step * BATCH : (step + 1) * BATCH]
         images = Features.whole(torch.from_numpy(array[image_of[texts]]))
         ids = torch.from_numpy(image_of[texts])
-        yield Batch(images, text_store.collate(texts.tolist()), ids, torch.from_numpy(texts))
+        yield Batch(images, as_inputs(text_store.collate(texts.tolist())), ids, torch.from_numpy(texts))
 
 
 def main() -> None:

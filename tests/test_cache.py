@@ -32,6 +32,7 @@ from diptych.data.text import TokenTexts
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, ImageError, StorageError
+from diptych.types import as_inputs
 
 SIZE = 8
 
@@ -85,7 +86,7 @@ def pixel_input() -> PixelInput:
 
 
 def expected_cells(store: Pictures) -> np.ndarray:
-    backbone, pixels = Toy().eval(), pixel_input()([Image.fromarray(a) for a in store.arrays])
+    backbone, pixels = Toy().eval(), as_inputs(pixel_input()([Image.fromarray(a) for a in store.arrays]))
     with torch.no_grad():
         return backbone(pixels).numpy().astype(np.float16)
 
@@ -542,7 +543,7 @@ def test_text_states_are_those_of_the_transformer(
     cached = cache_text_states(encoder, texts, tmp_path, batch_size=3)
     assert len(cached) == 20
     rows = [3, 17, 0, 8]
-    found, ids = cached.collate(rows), texts.collate(rows)
+    found, ids = as_inputs(cached.collate(rows)), as_inputs(texts.collate(rows))
     assert torch.equal(found.mask, ids.mask)
     with torch.no_grad():
         expected = encoder.states(ids)
@@ -553,7 +554,7 @@ def test_text_states_are_those_of_the_transformer(
     monkeypatch.setattr(encoder, "states", lambda ids: calls.append(1))
     again = cache_text_states(encoder, texts, tmp_path)
     assert calls == []
-    assert torch.equal(again.collate(rows).values, found.values)
+    assert torch.equal(as_inputs(again.collate(rows)).values, found.values)
     with pytest.raises(DataError, match="already"):
         cache_text_states(encoder, cached, tmp_path)
 
@@ -562,7 +563,7 @@ def test_text_states_go_on_after_an_interruption(
     encoder: TransformerText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = tokens(20)
-    expected = cache_text_states(encoder, texts, tmp_path / "whole").collate(range(20))
+    expected = as_inputs(cache_text_states(encoder, texts, tmp_path / "whole").collate(range(20)))
     monkeypatch.setattr("diptych.cache.features.TEXT_CHUNK", 6)
     states, calls = encoder.states, [0]
 
@@ -576,7 +577,7 @@ def test_text_states_go_on_after_an_interruption(
     with pytest.raises(KeyboardInterrupt):
         cache_text_states(encoder, texts, tmp_path / "halves")
     monkeypatch.setattr("diptych.cache.features.TEXT_CHUNK", 5)  # chunks need not be those of the first run
-    found = cache_text_states(encoder, texts, tmp_path / "halves").collate(range(20))
+    found = as_inputs(cache_text_states(encoder, texts, tmp_path / "halves").collate(range(20)))
     assert torch.allclose(found.values, expected.values, atol=2e-3)
 
 

@@ -20,6 +20,7 @@ from diptych.encoders.dual import load_dual
 from diptych.errors import SettingsError
 from diptych.index.engines.opening import open_index
 from diptych.model.retriever import Retriever
+from diptych.types import as_inputs
 
 
 class Cells(Backbone):
@@ -90,7 +91,7 @@ def test_the_names_are_those_of_imagenet() -> None:
 
 def test_the_stored_words_are_those_of_the_text_encoder(untrained: Retriever) -> None:
     words, _ = stored_words()
-    seen = untrained.text_input([f"a photo of a {name}" for name in class_names()[:6]])
+    seen = as_inputs(untrained.text_input([f"a photo of a {name}" for name in class_names()[:6]]))
     with torch.inference_mode():
         computed = untrained.text.encoder(seen).values[:, 0]
     torch.testing.assert_close(computed, words[:6], atol=2e-3, rtol=0)

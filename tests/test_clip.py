@@ -21,7 +21,7 @@ from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
 from diptych.encoders.pretrained import _not_found, quiet
 from diptych.errors import DataError, MissingExtra
 from diptych.model.retriever import Retriever
-from diptych.types import Features
+from diptych.types import Features, as_inputs
 
 TEXTS = [
     "a red dog",
@@ -91,8 +91,8 @@ def test_outputs_equal_those_of_transformers(name: str, folders) -> None:
     dual = load_dual(folders(name))
     dual.image.eval(), dual.text.eval()
     with torch.no_grad():
-        image = dual.image(dual.image_input(pictures()))
-        text = dual.text(dual.text_input(TEXTS))
+        image = dual.image(as_inputs(dual.image_input(pictures())))
+        text = dual.text(as_inputs(dual.text_input(TEXTS)))
     assert image.values.shape == (len(SIZES), 1, dual.image.dim)
     assert torch.allclose(image.values[:, 0], expected["image"], atol=1e-5)
     assert torch.allclose(text.values[:, 0], expected["text"], atol=1e-5)
@@ -106,14 +106,14 @@ def test_outputs_equal_those_of_transformers(name: str, folders) -> None:
 @pytest.mark.parametrize("name", ["clip", "siglip"])
 def test_pixels_equal_those_of_the_published_processor(name: str, folders) -> None:
     images, _ = clip_inputs(folders(name))
-    pixels = images(pictures())
+    pixels = as_inputs(images(pictures()))
     assert isinstance(pixels, Tensor)
     assert torch.allclose(pixels, published(folders(name), name)["pixels"], atol=1e-6)
 
 
 def test_patches_equal_those_of_the_published_processor(folders) -> None:
     images, _ = clip_inputs(folders("siglip2"))
-    patches, expected = images(pictures()), published(folders("siglip2"), "siglip2")["pixels"]
+    patches, expected = as_inputs(images(pictures())), published(folders("siglip2"), "siglip2")["pixels"]
     assert isinstance(patches, Features)
     for row, size in enumerate(patches.sizes.tolist()):
         assert torch.allclose(patches.values[row, :size, :-2], expected[row, :size], atol=1e-6)
@@ -135,7 +135,7 @@ def test_local_features_follow_the_pooled_vector(name: str, folders) -> None:
     for side in (plain.image, plain.text, local.image, local.text):
         side.eval()
     with torch.no_grad():
-        pixels, ids = plain.image_input(pictures()), plain.text_input(TEXTS)
+        pixels, ids = as_inputs(plain.image_input(pictures())), as_inputs(plain.text_input(TEXTS))
         image, text = local.image(pixels), local.text(ids)
         assert torch.equal(image.values[:, :1], plain.image(pixels).values)
         assert torch.equal(text.values[:, :1], plain.text(ids).values)
@@ -146,7 +146,7 @@ def test_local_features_follow_the_pooled_vector(name: str, folders) -> None:
 
 def test_local_words_are_projected_as_the_pooled_one_is(folders) -> None:
     local = load_dual(folders("clip"), local=True)
-    ids = local.text_input(TEXTS)
+    ids = as_inputs(local.text_input(TEXTS))
     with torch.no_grad():
         words = local.text.eval()(ids)
     ends = ids.mask.sum(dim=1)  # the end token, one further on since the pooled vector comes first
@@ -210,7 +210,10 @@ def test_vectors_of_a_frozen_side_are_computed_once(folders, tmp_path: Path) -> 
 
 def test_training_moves_every_weight_of_both_sides(folders) -> None:
     dual = load_dual(folders("clip"))
-    image, text = dual.image(dual.image_input(pictures())), dual.text(dual.text_input(TEXTS))
+    image, text = (
+        dual.image(as_inputs(dual.image_input(pictures()))),
+        dual.text(as_inputs(dual.text_input(TEXTS))),
+    )
     (image.values.square().sum() + text.values.square().sum()).backward()
     for name, parameter in [*dual.image.named_parameters(), *dual.text.named_parameters()]:
         assert parameter.grad is not None, name

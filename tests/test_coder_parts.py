@@ -33,7 +33,7 @@ from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.queues import CoupledQueue
 from diptych.ops import unit
 from diptych.training.encoded_pairs import encode_pairs, show_pairs
-from diptych.types import Batch, Embeddings
+from diptych.types import Batch, Embeddings, as_inputs
 
 COLOURS, THINGS = ["red", "green", "blue", "grey"], ["dog", "ball", "car", "tree", "boat"]
 TEXTS = [f"a {c} {t} near the {u}" for c in COLOURS for t in THINGS for u in THINGS if t != u]  # 80
@@ -76,8 +76,10 @@ class Run:
         for step in range(start, 100):
             epoch, number = divmod(step, STEPS)
             rows = np.random.default_rng(epoch).permutation(len(TEXTS))[STEP * number : STEP * (number + 1)]
-            inputs = self.model.image_input([self.images[i // 2] for i in rows], np.random.default_rng(step))
-            texts = self.store.collate(rows.tolist(), np.random.default_rng(step))
+            inputs = as_inputs(
+                self.model.image_input([self.images[i // 2] for i in rows], np.random.default_rng(step))
+            )
+            texts = as_inputs(self.store.collate(rows.tolist(), np.random.default_rng(step)))
             ids = torch.from_numpy(rows)
             yield step, Batch(inputs, texts, ids // 2, ids)
 
@@ -222,8 +224,8 @@ def test_pairs_are_encoded_as_evaluation_sees_them() -> None:
     run.model.eval()
     with torch.inference_mode():
         rows = [3, 40, 79]
-        texts, _ = run.model.text(run.store.collate(rows))
-        images, _ = run.model.image(run.model.image_input([run.images[row // 2] for row in rows]))
+        texts, _ = run.model.text(as_inputs(run.store.collate(rows)))
+        images, _ = run.model.image(as_inputs(run.model.image_input([run.images[row // 2] for row in rows])))
     torch.testing.assert_close(pairs.text[rows].float(), texts, atol=1e-3, rtol=0)
     torch.testing.assert_close(pairs.image[pairs.image_of[rows]].float(), images, atol=1e-3, rtol=0)
 

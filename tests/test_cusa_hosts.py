@@ -34,6 +34,7 @@ from diptych.training.optim import build_optimizer
 from diptych.training.resident import Resident
 from diptych.training.step import Step
 from diptych.training.teachers import Teachers, with_teachers
+from diptych.types import as_inputs
 
 CPU = torch.device("cpu")
 
@@ -134,7 +135,7 @@ def test_clip_has_four_independent_heads(folder: Path) -> None:
     # every head reads the encoder's own vector f, not the other head's output
     plain = built("clip", folder)[0].retriever
     with torch.no_grad():
-        f = model.text.encoder(model.text_input(["a red dog"])).values[:, 0]
+        f = model.text.encoder(as_inputs(model.text_input(["a red dog"]))).values[:, 0]
         expected = nn.functional.normalize(uni.text_head(f))
     model.eval()
     assert torch.allclose(model.encode_text("a red dog", view="uni"), expected, atol=1e-6)
@@ -156,7 +157,7 @@ def test_a_fusion_model_without_heads_compares_raw_tokens(
 ) -> None:
     model = built(name, folder, **more)[0].retriever.eval()
     with torch.no_grad():
-        text = model.text.encoder(model.text_input(["a red dog"])).values[:, 0]
+        text = model.text.encoder(as_inputs(model.text_input(["a red dog"]))).values[:, 0]
     found = model.encode_text("a red dog", view="uni")
     assert torch.allclose(found, nn.functional.normalize(text), atol=1e-6)
     image = model.encode_image(open_captions(str(folder / "photos")).images, view="uni")

@@ -14,13 +14,14 @@ from small import bert_folder, pictures
 
 from diptych.data.ahead import read_ahead
 from diptych.data.arrays import ArrayStore, holds_features
+from diptych.data.batches import Arrays, Sets
 from diptych.data.captions import Joined, StoreRows
 from diptych.data.images import ImageInput, PixelInput, RegionInput, as_item
 from diptych.data.text import CachedTexts, WordPieceInput
 from diptych.encoders.packing import LONGEST, PackedIds
 from diptych.errors import DataError, ImageError
 from diptych.model import encoding
-from diptych.types import Features, Inputs
+from diptych.types import Features, Inputs, as_inputs
 
 CPU = torch.device("cpu")
 
@@ -104,9 +105,8 @@ def test_pictures_are_made_as_a_plain_loop_makes_them(tmp_path: Path) -> None:
     paths = pictures(tmp_path, 11)
     made = PixelInput(size=16)
     found = everything(encoding.image_batches(paths, made, 6, CPU, False))
-    assert torch.equal(
-        torch.cat([x for _, x in found if isinstance(x, torch.Tensor)]), made([as_item(p) for p in paths])
-    )
+    expected = torch.from_numpy(made([as_item(p) for p in paths]))
+    assert torch.equal(torch.cat([x for _, x in found if isinstance(x, torch.Tensor)]), expected)
 
 
 def test_few_pictures_are_decoded_at_a_time(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_few_pictures_are_decoded_at_a_time(tmp_path: Path) -> None:
             return Image.open(paths[index])
 
     class Counting(PixelInput):
-        def __call__(self, items: object, rng: object = None) -> Inputs:
+        def __call__(self, items: object, rng: object = None) -> Arrays:
             with lock:
                 held[0] -= len(items)  # type: ignore[arg-type]
             return super().__call__(items)  # type: ignore[arg-type]
@@ -135,8 +135,8 @@ def test_few_pictures_are_decoded_at_a_time(tmp_path: Path) -> None:
 
 def test_inputs_that_pad_by_batch_see_the_whole_batch(tmp_path: Path) -> None:
     class Patches(ImageInput):
-        def __call__(self, items: object, rng: object = None) -> Features:
-            return Features.whole(torch.zeros(len(items), 2, 3))  # type: ignore[arg-type]
+        def __call__(self, items: object, rng: object = None) -> Sets:
+            return Sets(np.zeros((len(items), 2, 3)), np.ones((len(items), 2), dtype=bool))  # type: ignore[arg-type]
 
     found = everything(encoding.image_batches(pictures(tmp_path, 9), Patches(), 9, CPU, False))
     assert isinstance(found[0][1], Features)
@@ -195,7 +195,7 @@ def test_texts_of_like_length_go_together(pieces: WordPieceInput) -> None:
     ):
         assert list(rows) == list(again)
         assert torch.equal(batch.values, other.values)
-        assert torch.equal(batch.values, store.collate(rows).values)
+        assert torch.equal(batch.values, as_inputs(store.collate(rows)).values)
 
 
 def test_packed_texts_come_in_order_and_long_ones_apart(pieces: WordPieceInput) -> None:
@@ -206,7 +206,7 @@ def test_packed_texts_come_in_order_and_long_ones_apart(pieces: WordPieceInput) 
         assert sorted(row for rows, _ in found for row in rows) == list(range(30))
         for rows, batch in found:
             assert isinstance(batch, PackedIds) == (4 not in rows and 17 not in rows)
-            assert torch.equal(batch.values, pieces([texts[row] for row in rows]).values)
+            assert torch.equal(batch.values, as_inputs(pieces([texts[row] for row in rows])).values)
 
 
 def test_cached_states_are_never_packed(pieces: WordPieceInput) -> None:

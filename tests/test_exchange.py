@@ -32,7 +32,7 @@ from diptych.model.retriever import Retriever
 from diptych.runs.embeddings import export_faiss, export_vectors, import_embeddings
 from diptych.runs.onnx_export import CLOSE, export_onnx
 from diptych.runs.published import import_vse_infinity
-from diptych.types import Features
+from diptych.types import Features, as_inputs
 
 DIM, WIDTH, WORD_DIM, SIZES = 8, 12, 6, [5, 3, 1]
 VOCABULARY = ["<pad>", "<start>", "<end>", "<unk>", "a", "red", "green", "dog", "cat", "<mask>"]
@@ -407,7 +407,7 @@ def test_onnx_encoders_are_torchs(tmp_path: Path, words: Path, monkeypatch: pyte
         str(tmp_path / "out" / "text.onnx"), providers=["CPUExecutionProvider"]
     )
     texts = ["a red dog", "cat", "a green cat a red dog", "unknown words"]
-    read = model.text_input.read(texts).collate(range(4))
+    read = as_inputs(model.text_input.read(texts).collate(range(4)))
     ids, mask = np.zeros((4, 8), np.int64), np.zeros((4, 8), bool)
     ids[:, : read.values.shape[1]], mask[:, : read.values.shape[1]] = read.values, read.mask
     (found,) = session.run(None, {"ids": ids, "mask": mask})

@@ -23,6 +23,7 @@ from diptych.data.readers import precomputed
 from diptych.encoders.backbone import Backbone
 from diptych.errors import DataError
 from diptych.runs.extract import extract
+from diptych.types import as_inputs
 
 SIZE = 8
 
@@ -92,7 +93,7 @@ def lines(path: Path) -> list[str]:
 
 def cells_of(captions: Captions, row: int) -> np.ndarray:
     with torch.no_grad():
-        return Toy()(pixel_input()([captions.images[row]]))[0].numpy().astype(np.float16)
+        return Toy()(as_inputs(pixel_input()([captions.images[row]])))[0].numpy().astype(np.float16)
 
 
 def test_the_published_layout(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from diptych.interaction.fusion import Fusion
 from diptych.model.reranking import OUTSIDE, RerankedScores
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.matching import ITC, ITM
-from diptych.types import Batch, Features
+from diptych.types import Batch, Features, as_inputs
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def retriever(tmp_path_factory: pytest.TempPathFactory) -> Retriever:
 
 def batch_of(retriever: Retriever, files: list[Path], lines: list[str]) -> Batch:
     count = len(files)
-    images = retriever.image_input([open_image(path) for path in files])
-    return Batch(images, retriever.text_input(lines), torch.arange(count), torch.arange(count))
+    images = as_inputs(retriever.image_input([open_image(path) for path in files]))
+    return Batch(images, as_inputs(retriever.text_input(lines)), torch.arange(count), torch.arange(count))
 
 
 def test_a_step_trains_every_part(retriever: Retriever, tmp_path: Path) -> None:
@@ -74,8 +74,10 @@ def test_evaluation_reranks_the_candidates_of_both_directions(retriever: Retriev
     chosen.scatter_(0, cosines.topk(2, dim=0).indices, True)
     assert torch.equal(found > OUTSIDE, chosen)
     with torch.no_grad():
-        images = retriever.image.encoder(retriever.image_input([open_image(path) for path in files]))
-        words = retriever.text.encoder(retriever.text_input(lines))
+        images = retriever.image.encoder(
+            as_inputs(retriever.image_input([open_image(path) for path in files]))
+        )
+        words = retriever.text.encoder(as_inputs(retriever.text_input(lines)))
         assert retriever.scorer is not None
         every = retriever.scorer(images, words)
     assert torch.allclose(found[chosen], every[chosen], atol=1e-2)  # features are kept in float16

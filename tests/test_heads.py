@@ -15,7 +15,7 @@ from diptych.branches.heads import UniModalHeads
 from diptych.data.images import open_image
 from diptych.encoders.dual import load_dual
 from diptych.model.retriever import Retriever, Tower
-from diptych.types import Features
+from diptych.types import Features, as_inputs
 
 TEXTS = ["a red dog", "two big cats near a house"]
 
@@ -68,7 +68,7 @@ def test_uni_modal_heads_are_a_view_beside_the_score(clip: Path, tmp_path: Path)
     assert retriever.dim == 12
     raw = Retriever.from_pretrained(clip)
     with torch.no_grad():
-        f = raw.image.encoder(raw.image_input([open_image(p) for p in files])).values[:, 0]
+        f = raw.image.encoder(as_inputs(raw.image_input([open_image(p) for p in files]))).values[:, 0]
         uni, cross = retriever.branches["uni"], retriever.image.aggregator.head
         expected = layer_norm_then_linear(uni.image_head, f)
         crossed = layer_norm_then_linear(cross, f)

@@ -27,6 +27,7 @@ from diptych.targets.filling import fill_targets
 from diptych.targets.labels import LabelTargets, RegionTargets, detector_classes
 from diptych.training.loading import PairLoader
 from diptych.training.method import Method
+from diptych.types import as_inputs
 
 TINY = {
     "dim": 16, "blocks": 1, "heads": 2, "feedforward": 16, "word_dim": 8, "batch_size": 8, "epochs": 3,
@@ -106,7 +107,7 @@ def test_feature_space_is_a_switch(captions: Captions) -> None:
     model = method.retriever
     assert model.dim == 16
     text = model.encode_text("the dog")
-    states = model.text.encoder.eval()(model.text_input(["the dog"]))
+    states = model.text.encoder.eval()(as_inputs(model.text_input(["the dog"])))
     mean = states.values[states.mask].mean(0, keepdim=True)
     assert torch.allclose(text, torch.nn.functional.normalize(mean, dim=1), atol=1e-5)
 
@@ -270,7 +271,7 @@ def test_a_text_transformer_masks_its_own_pieces(captions: Captions, tmp_path: P
     encoder = method.retriever.text.encoder
     tokenizer = method.retriever.text_input.tokenizer
     assert encoder.mask_id == tokenizer.mask_token_id
-    states = encoder.train()(method.retriever.text_input(["the dog runs near a tree"] * 50))
+    states = encoder.train()(as_inputs(method.retriever.text_input(["the dog runs near a tree"] * 50)))
     assert states.chosen.any()
     assert not torch.isin(states.words[states.chosen], torch.tensor(tokenizer.all_special_ids)).any()
     with pytest.raises(SettingsError, match="masked ones would leak: give --train_text"):

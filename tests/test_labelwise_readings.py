@@ -20,7 +20,7 @@ from diptych.encoders.sharing import SharedBlocks
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe
 from diptych.training.optim import build_optimizer
-from diptych.types import Features
+from diptych.types import Features, as_inputs
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_both_networks_of_a_baseline_start_from_bert(bert: Path, captions: Capti
 
 def test_texts_are_cut_at_the_limit(captions: Captions, tmp_path: Path) -> None:
     long = " ".join(WORDS[9:15] * 60)  # 360 words
-    assert built(captions)[0].retriever.text_input([long]).mask.sum() == 150
+    assert as_inputs(built(captions)[0].retriever.text_input([long])).mask.sum() == 150
     short = built(captions, max_tokens=7)[0].retriever.text_input
     ids = short([long, "the dog"])
     assert ids.mask.sum(1).tolist() == [7, 4]

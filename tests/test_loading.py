@@ -17,7 +17,7 @@ from diptych.data.text import WordInput
 from diptych.errors import DataError, SettingsError
 from diptych.targets.columns import Column
 from diptych.training.loading import PairLoader
-from diptych.types import Batch, Features
+from diptych.types import Batch, Features, as_inputs
 
 WORDS = ["<pad>", "<start>", "<end>", "<unk>", *(f"w{i}" for i in range(9)), "<mask>"]
 DIM = 6
@@ -73,7 +73,7 @@ def test_text_rows_are_those_of_the_ids() -> None:
     data = captions()
     store = WordInput(WORDS, augment=0.0).prepare(data.texts)
     for batch in PairLoader(data, RegionInput(DIM), store, 8, 0).epoch(2):
-        assert torch.equal(batch.texts.values, store.collate(batch.text_ids.tolist()).values)
+        assert torch.equal(batch.texts.values, as_inputs(store.collate(batch.text_ids.tolist())).values)
 
 
 def test_orders_differ_by_epoch_and_seed() -> None:

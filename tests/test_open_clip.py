@@ -14,6 +14,7 @@ from PIL import Image
 from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
 from diptych.errors import MissingExtra, SettingsError
 from diptych.model.retriever import Retriever
+from diptych.types import as_inputs
 
 TEXTS = ["a red dog", "The BIG, dark cat sits under a tree!", "bird"]
 MODEL = {
@@ -60,12 +61,14 @@ def test_outputs_equal_those_of_open_clip(folder: Path, tmp_path: Path) -> None:
         image, text = model.encode_image(pixels), model.encode_text(tokens)
         logits = model.get_logits(pixels, tokens)[0]
     dual = load_dual(f"open_clip:{folder}")
-    assert torch.allclose(dual.image_input(pictures()), pixels, atol=1e-5)
-    assert torch.equal(dual.text_input(TEXTS).values, tokens)
+    assert torch.allclose(as_inputs(dual.image_input(pictures())), pixels, atol=1e-5)
+    assert torch.equal(as_inputs(dual.text_input(TEXTS)).values, tokens)
     retriever = Retriever.from_pretrained(folder)
     with torch.no_grad():
         assert torch.allclose(retriever.image.encoder(pixels).values[:, 0], image, atol=1e-5)
-        assert torch.allclose(retriever.text.encoder(dual.text_input(TEXTS)).values[:, 0], text, atol=1e-5)
+        assert torch.allclose(
+            retriever.text.encoder(as_inputs(dual.text_input(TEXTS))).values[:, 0], text, atol=1e-5
+        )
     found = retriever.similarity(retriever.encode_image(pictures()), retriever.encode_text(TEXTS))
     assert torch.allclose(retriever.image.encoder.logits(found), logits, atol=1e-4)
 

@@ -24,7 +24,7 @@ from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, set_rates
 from diptych.training.schedules import schedule_of
 from diptych.training.step import Step
-from diptych.types import Batch, Embeddings, Features
+from diptych.types import Batch, Embeddings, Features, as_inputs
 
 DIM, WIDTH, BATCH = 8, 16, 12
 SMALL = {"dim": DIM, "batch_size": BATCH, "min_count": 1, "word_dim": 6, "size_augmentation": "visual"}
@@ -135,7 +135,7 @@ def batches(method: Method, captions: Captions, count: int) -> list[tuple[Batch,
         kept[:, 0] = True
         kept[0] = True  # one set is whole, so that padding goes up to it
         values = Features.whole(torch.from_numpy(images).double())
-        texts = store.collate(rows.tolist())
+        texts = as_inputs(store.collate(rows.tolist()))
         found.append(
             (Batch(values, texts, torch.from_numpy(captions.image_of[rows]), torch.from_numpy(rows)), kept)
         )

@@ -20,7 +20,7 @@ from diptych.evaluation import score_matrix
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
 from diptych.runs.train import training_splits
-from diptych.types import Batch
+from diptych.types import Batch, as_inputs
 
 FLAGS = ["--dim", 16, "--similarity_dim", 8, "--batch_size", 12, "--min_count", 1, "--word_dim", 8]
 
@@ -156,8 +156,8 @@ def test_soft_labels_reach_the_scorer_and_the_heads(kind: str, data: Path) -> No
     method = recipe.build(settings, captions)
     retriever = method.retriever.train()
     batch = Batch(
-        retriever.image_input([captions.images[row] for row in range(6)]),
-        retriever.text_input.prepare(captions.texts[:30:5]).collate(range(6)),
+        as_inputs(retriever.image_input([captions.images[row] for row in range(6)])),
+        as_inputs(retriever.text_input.prepare(captions.texts[:30:5]).collate(range(6))),
         torch.arange(6),
         torch.arange(0, 30, 5),
         {"teacher_image": torch.randn(6, 5), "teacher_text": torch.randn(6, 5)},

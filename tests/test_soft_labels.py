@@ -18,7 +18,7 @@ from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.labels import Alternate
 from diptych.objectives.ramp import Ramp
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels, divergence
-from diptych.types import Batch, Embeddings, Features
+from diptych.types import Batch, Embeddings, Features, as_inputs
 
 SIZES = (2, 3, 6)
 CSA_SWITCHES = [
@@ -396,8 +396,8 @@ def test_the_heads_are_a_view_beside_the_score() -> None:
     a, b = model.encode_image(images, view="uni"), model.encode_text(some, view="uni")
     assert (a.shape, b.shape) == ((4, 6), (4, 6))
     batch = Batch(
-        model.image_input(images),
-        model.text_input.prepare(some).collate(range(4)),
+        as_inputs(model.image_input(images)),
+        as_inputs(model.text_input.prepare(some).collate(range(4))),
         torch.arange(4),
         torch.arange(4),
     )

@@ -38,6 +38,7 @@ from diptych.targets.teachers import (
     live_image_vectors,
     live_text_vectors,
 )
+from diptych.types import as_inputs
 
 SIZE = 8
 
@@ -109,7 +110,9 @@ def test_image_vectors(tmp_path: Path, space: str, width: int) -> None:
     found = cache_image_vectors(teacher, pictures, tmp_path)
     assert (found.shape, found.dtype) == ((7, width), np.dtype("float16"))
     with torch.no_grad():
-        cells = teacher.backbone(teacher.image_input([pictures[i] for i in range(7)])).double().numpy()  # type: ignore[arg-type]
+        cells = (
+            teacher.backbone(as_inputs(teacher.image_input([pictures[i] for i in range(7)]))).double().numpy()
+        )  # type: ignore[arg-type]
     expected = cells.mean(1) if space == "pooled" else cells.reshape(7, -1)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(found.rows(range(7)), expected, atol=2e-3)
@@ -124,7 +127,7 @@ def test_text_vectors_are_means_of_the_tokens(tmp_path: Path, bert: Path) -> Non
     store = teacher.text_input.prepare(some)
     for row in range(9):
         with torch.no_grad():
-            states = teacher.encoder.states(store.collate([row])).values[0].double()
+            states = teacher.encoder.states(as_inputs(store.collate([row]))).values[0].double()
         mean = states.mean(0) / states.mean(0).norm()
         np.testing.assert_allclose(found[row], mean.numpy(), atol=2e-3)
 

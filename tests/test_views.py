@@ -18,7 +18,7 @@ from diptych.data.images import PixelInput, RegionInput
 from diptych.data.text import CachedTexts, WordInput
 from diptych.errors import DataError
 from diptych.training.views import Augmented, AugmentedImages
-from diptych.types import Features
+from diptych.types import Features, as_inputs
 
 INPUT = WordInput(["<pad>", "<start>", "<end>", "<unk>", *WORDS, "<mask>"], augment=0)
 STORE = INPUT.prepare(texts(40))
@@ -34,7 +34,7 @@ def test_pictures_are_augmented_before_they_are_resized(tmp_path: Path) -> None:
     view = Augmented(PictureAugmentation(), None)
     made = view(items, [0, 1, 2, 3], pixels, STORE, np.random.default_rng(3))
     stream = np.random.default_rng(3).spawn(2)[0]
-    expected = pixels([PictureAugmentation()(item, stream) for item in items])
+    expected = as_inputs(pixels([PictureAugmentation()(item, stream) for item in items]))
     assert torch.equal(made.images, expected)  # type: ignore[arg-type]
     assert made.texts is None
 
@@ -50,11 +50,11 @@ def test_words_draw_from_a_stream_of_their_own(tmp_path: Path) -> None:
     assert alone.texts is not None
     assert both.texts is not None
     assert torch.equal(alone.texts.values, both.texts.values)
-    plain = STORE.collate(rows)
+    plain = as_inputs(STORE.collate(rows))
     assert alone.texts.mask.sum() < plain.mask.sum()
     assert (alone.texts.values == INPUT.words.index("<mask>")).any()
     assert torch.equal(
-        STORE.collate(rows, np.random.default_rng(0)).values, plain.values
+        as_inputs(STORE.collate(rows, np.random.default_rng(0))).values, plain.values
     )  # the clean view stays
 
 

@@ -18,10 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, overload
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.data.batches import Arrays, Sets
 from diptych.errors import SettingsError
 
 Change = Callable[[Tensor], Tensor]
@@ -118,6 +121,19 @@ class Ragged:
 
 Inputs = Features | Tensor
 """What an encoder reads: sets (regions, frames, token ids) or pixels (B, 3, H, W)."""
+
+
+@overload
+def as_inputs(arrays: Sets) -> Features: ...
+@overload
+def as_inputs(arrays: NDArray[Any]) -> Tensor: ...
+@overload
+def as_inputs(arrays: Arrays) -> Inputs: ...
+def as_inputs(arrays: Arrays) -> Inputs:
+    """What ``data`` prepared in numpy as tensors, which share its memory: the edge between the two halves."""
+    if isinstance(arrays, Sets):
+        return Features(torch.from_numpy(arrays.values), torch.from_numpy(arrays.mask))
+    return torch.from_numpy(arrays)
 
 
 def map_inputs(inputs: Inputs, change: Change) -> Inputs:

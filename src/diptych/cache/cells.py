@@ -17,6 +17,7 @@ from diptych.data.images import ImageInput, as_item
 from diptych.encoders.backbone import Backbone
 from diptych.errors import DataError, ImageError
 from diptych.progress import track
+from diptych.types import as_inputs
 
 CHUNK_BYTES = 32 << 20  # bytes of cells between two writes to disk
 CHUNK_IMAGES = 256
@@ -66,7 +67,7 @@ def compute_cells(
     for opened in track(ahead, label, len(batches), show_progress):
         items = [item for item in opened.values() if not isinstance(item, str)]
         if items:
-            pixels = image_input(items)
+            pixels = as_inputs(image_input(items))
             if not isinstance(pixels, Tensor):
                 raise DataError("these images are features already: extract from pictures.")
             with torch.inference_mode():

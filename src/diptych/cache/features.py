@@ -35,6 +35,7 @@ from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, ImageError
 from diptych.progress import track
 from diptych.storage import cache_folder
+from diptych.types import as_inputs
 
 TEXT_CHUNK = 2048  # texts between two writes
 
@@ -179,7 +180,7 @@ class PictureCache:
         self, keys: Sequence[str], pictures: Sequence[StoredImage], *, store: bool = True
     ) -> NDArray[np.float16]:
         """The cells (n, R, C) of pictures, computed now and, unless told not to, added to the pack."""
-        pixels = self.image_input(pictures)
+        pixels = as_inputs(self.image_input(pictures))
         assert isinstance(pixels, torch.Tensor)
         device = next(self.backbone.parameters()).device
         cells = self.backbone(pixels.to(device)).float().cpu().numpy()
@@ -228,7 +229,7 @@ def cache_text_states(
         ids = texts.collate(rows)
         if not ids.is_ids:
             raise DataError("these texts are cached states already: give the token ids to compute them from.")
-        contents.update(ids.values[ids.mask].numpy().tobytes())
+        contents.update(ids.values[ids.mask].tobytes())
     key = content_name(encoder.fingerprint(), contents.hexdigest())
     path = cache_folder(folder) / f"texts-{key}.npy"
     with FeatureFile(path, key, overwrite=True) as file:
@@ -307,7 +308,7 @@ def _states(
     order = sorted(rows, key=texts.size)
     for start in range(0, len(order), size):
         batch = order[start : start + size]
-        states = encoder.states(texts.collate(batch).to(device))
+        states = encoder.states(as_inputs(texts.collate(batch)).to(device))
         for row, values, mask in zip(batch, states.values.float().cpu(), states.mask.cpu(), strict=True):
             found[row] = values[mask].numpy()
     return np.concatenate([found[row] for row in rows])

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+from diptych.data.batches import Sets
 from diptych.data.text import CHUNK, TextInput, load_tokenizer, tokenizer_state
 from diptych.errors import SettingsError
 from diptych.parts import part
 from diptych.progress import track
-from diptych.types import Features
 
 
 class FixedTexts:
@@ -33,12 +32,10 @@ class FixedTexts:
         """Tokens of one text, padding included."""
         return int(self.ids.shape[1])
 
-    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
+    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Sets:
         """Token ids (B, W) int64; ``rng`` changes nothing."""
         chosen = np.asarray(rows, dtype=np.int64)
-        return Features(
-            torch.from_numpy(self.ids[chosen].astype(np.int64)), torch.from_numpy(self.mask[chosen])
-        )
+        return Sets(self.ids[chosen].astype(np.int64), self.mask[chosen])
 
 
 @part

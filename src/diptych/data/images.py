@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from diptych.data.batches import Arrays, Sets
 from diptych.data.captions import StoredImage
 from diptych.data.decode.opening import open_image, to_rgb
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe, part
-from diptych.types import Features, Inputs
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DETECTOR_MEAN = (102.9801, 115.9465, 122.7717)  # BGR, 0…255: the bottom-up-attention detector
@@ -52,7 +51,7 @@ class ImageInput(ABC):
     """Turns the items of an image store into what an image encoder reads."""
 
     @abstractmethod
-    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Inputs:
+    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Arrays:
         """The inputs of a batch, rows in order; ``rng`` given = training augmentation drawn from it."""
 
     def identity(self) -> str:
@@ -62,7 +61,7 @@ class ImageInput(ABC):
 
 @part
 class RegionInput(ImageInput):
-    """Region features as they are stored, (R, dim) per image, or (dim,) for one global vector → ``Features``.
+    """Region features as they are stored, (R, dim) per image, or (dim,) for one global vector → ``Sets``.
 
     Images may differ in R: rows are padded with zeros. float16 stays float16 (half the reading and half the
     copy to the GPU; encoders cast), everything else becomes float32. Nothing is normalised.
@@ -73,7 +72,7 @@ class RegionInput(ImageInput):
             raise SettingsError(f"dim={dim} is not a feature length: give a positive number.")
         self.dim = dim
 
-    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Features:
+    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Sets:
         """(B, R, dim); ``rng`` changes nothing, since the encoders drop regions through the mask."""
         if not isinstance(items, np.ndarray):
             for item in items:
@@ -93,7 +92,7 @@ class RegionInput(ImageInput):
 
 @part
 class PixelInput(ImageInput):
-    """Pictures → pixels (B, 3, size, size) float32; cached backbone outputs (L, D) → ``Features``.
+    """Pictures → pixels (B, 3, size, size) float32; cached backbone outputs (L, D) → ``Sets``.
 
     Evaluation: the whole picture is resized to size × size, its aspect ratio not kept (``resize="stretch"``),
     or its short side to ``size`` and the centre cut out (``resize="crop"``, as CLIP does). Training, before
@@ -138,8 +137,8 @@ class PixelInput(ImageInput):
         self._scale = np.asarray(scale, dtype=np.float32)[:, None, None]
         self._shift = np.asarray(shift, dtype=np.float32)[:, None, None]
 
-    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Inputs:
-        """Pixels (B, 3, size, size), or ``Features`` when the items are cached outputs."""
+    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Arrays:
+        """Pixels (B, 3, size, size), or ``Sets`` when the items are cached outputs."""
         if isinstance(items, np.ndarray):
             return stack_features(items)
         pictures = [item for item in items if isinstance(item, Image.Image)]
@@ -157,7 +156,7 @@ class PixelInput(ImageInput):
             small = small[:, :, ::-1] if self.bgr else small
             np.multiply(small.transpose(2, 0, 1), self._scale, out=out[row])
         out += self._shift
-        return torch.from_numpy(out)
+        return out
 
     def identity(self) -> str:
         """Size, colours and resizing; crops and flips are for training alone."""
@@ -180,8 +179,8 @@ class PixelInput(ImageInput):
         return x, y, x + side, y + side
 
 
-def stack_features(items: Items) -> Features:
-    """Arrays (R, D) or (D,) of possibly different R → ``Features`` (B, R, D), padded with zeros.
+def stack_features(items: Items) -> Sets:
+    """Arrays (R, D) or (D,) of possibly different R → ``Sets`` (B, R, D), padded with zeros.
 
     An array (B, R, D) or (B, D) is taken as it is. float16 and float32 are kept, other types become float32.
     """
@@ -190,7 +189,7 @@ def stack_features(items: Items) -> Features:
         block = block[:, None] if block.ndim == 2 else block
         if block.ndim != 3 or block.shape[1] == 0:
             raise DataError(f"a block of features must have shape (B, R, D) with R ≥ 1, not {items.shape}.")
-        return Features.whole(torch.from_numpy(np.ascontiguousarray(block)))
+        return Sets(np.ascontiguousarray(block), np.ones(block.shape[:2], dtype=bool))
     arrays = [_set_of_rows(item) for item in items]
     if not arrays:
         raise DataError("an empty batch has no features: give at least one image.")
@@ -203,7 +202,7 @@ def stack_features(items: Items) -> Features:
     for row, array in enumerate(arrays):
         values[row, : len(array)] = array
     mask = np.arange(values.shape[1]) < sizes[:, None]  # (B, R)
-    return Features(torch.from_numpy(values), torch.from_numpy(mask))
+    return Sets(values, mask)
 
 
 def _set_of_rows(item: StoredImage) -> NDArray[Any]:

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from diptych.data.batches import Arrays, Sets
 from diptych.data.decode.opening import to_rgb
 from diptych.data.images import ImageInput, Items, stack_features
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
-from diptych.types import Features, Inputs
 
 HALF = (0.5, 0.5, 0.5)
 BYTE = 1 / 255
@@ -53,12 +52,12 @@ class ProcessedPixels(ImageInput):
         self.filter = _filter(resample)
         self._mean, self._std, self._scale = _colours(mean), _colours(std), np.float32(scale)
 
-    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Inputs:
-        """Pixels (B, 3, H, W), or ``Features`` when the items are stored features; ``rng`` changes nothing."""
+    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Arrays:
+        """Pixels (B, 3, H, W), or ``Sets`` when the items are stored features; ``rng`` changes nothing."""
         pictures = _pictures(items)
         if pictures is None:
             return stack_features(items)
-        return torch.from_numpy(np.stack([self._prepared(picture) for picture in pictures]))
+        return np.stack([self._prepared(picture) for picture in pictures])
 
     def _prepared(self, picture: Image.Image) -> NDArray[np.float32]:
         image = to_rgb(picture)
@@ -102,7 +101,7 @@ class PatchedPixels(ImageInput):
         self.patch_size, self.max_patches, self.filter = patch_size, max_patches, _filter(resample)
         self._mean, self._std, self._scale = _colours(mean), _colours(std), np.float32(scale)
 
-    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Features:
+    def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Sets:
         """Patches with their mask, or stored features as they are; ``rng`` changes nothing."""
         pictures = _pictures(items)
         return stack_features(items if pictures is None else [self._patches(one) for one in pictures])

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore, flat_index
 from diptych.data.augmentation import WordAugmentation
+from diptych.data.batches import Sets
 from diptych.data.pieces import read_pieces
 from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN, published_form, tokenize, vocabulary_words
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.progress import track
-from diptych.types import Features
 
 _TOKENIZING = threading.Lock()
 CHUNK = 8192  # texts read at a time, which bounds what a tokenizer's encodings hold
@@ -45,7 +44,7 @@ class TextStore(Protocol):
         """Tokens of one text, specials included."""
         ...
 
-    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
+    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Sets:
         """Token ids (B, W) int64 or states (B, W, H) of some texts; ``rng`` given = training augmentation."""
         ...
 
@@ -69,7 +68,7 @@ class TextInput(ABC):
         """How the tokens of these ids are written, for people to read."""
         return [str(number) for number in ids]
 
-    def __call__(self, texts: Sequence[str]) -> Features:
+    def __call__(self, texts: Sequence[str]) -> Sets:
         """Token ids (B, W) of a few texts, without augmentation."""
         return self.read(texts).collate(range(len(texts)))
 
@@ -116,7 +115,7 @@ class TokenTexts(FlatTexts):
         """The same texts with another augmentation; the arrays are shared."""
         return TokenTexts(self.ids, self.words, self.offsets, self.pad_id, augmentation, self.pad_to_multiple)
 
-    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
+    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Sets:
         """Token ids (B, W) int64 of some texts; ``rng`` given = words augmented before padding."""
         starts, sizes = self.runs(rows)
         where = flat_index(starts, sizes)
@@ -128,7 +127,7 @@ class TokenTexts(FlatTexts):
         mask = _mask(sizes, self.pad_to_multiple)
         values = np.full(mask.shape, self.pad_id, dtype=np.int64)
         values[mask] = ids  # both are in row order
-        return Features(torch.from_numpy(values), torch.from_numpy(mask))
+        return Sets(values, mask)
 
 
 class CachedTexts(FlatTexts):
@@ -153,13 +152,13 @@ class CachedTexts(FlatTexts):
                 "the cache is incomplete, delete it and run again."
             )
 
-    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Features:
+    def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Sets:
         """States (B, W, H) float32; ``rng`` changes nothing, since the encoder drops cached words by mask."""
         starts, sizes = self.runs(rows)
         mask = _mask(sizes, self.pad_to_multiple)
         values = np.zeros((*mask.shape, self.states.shape[1]), dtype=np.float32)
         values[mask] = self.states.spans(starts, sizes)
-        return Features(torch.from_numpy(values), torch.from_numpy(mask))
+        return Sets(values, mask)
 
 
 @part

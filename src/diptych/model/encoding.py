@@ -33,7 +33,7 @@ from diptych.devices import autocast
 from diptych.encoders.packing import LONGEST, pack
 from diptych.model.scores import evaluating
 from diptych.progress import track
-from diptych.types import Features, Inputs
+from diptych.types import Features, Inputs, as_inputs
 
 RowNumbers = Sequence[int]
 K = TypeVar("K")
@@ -135,7 +135,7 @@ def text_batches(
     def read(job: RowNumbers) -> list[tuple[RowNumbers, Features]]:
         if not packs:
             assert isinstance(texts, TextStore)
-            return [(job, _pin(texts.collate(job), pinned))]
+            return [(job, _pin(as_inputs(texts.collate(job)), pinned))]
         return [(rows, _pin(batch, pinned)) for rows, batch in _packed(texts, job, text_input)]
 
     found = read_ahead(jobs, read, _threads(len(jobs), device, TEXT_THREADS), device)
@@ -173,23 +173,22 @@ def collect(found: Iterable[tuple[slice | RowNumbers, Tensor]], out: Tensor) -> 
 def _image_inputs(store: Any, job: slice, image_input: ImageInput, pinned: bool) -> Inputs:
     rows = np.arange(job.start, job.stop)
     if holds_features(store):
-        return image_input(read_items(store, rows, pin_memory=pinned))
+        return as_inputs(image_input(read_items(store, rows, pin_memory=pinned)))
     items: list[StoredImage] = []
     parts: list[Tensor] = []
     for row in rows.tolist():
         items.append(as_item(store[row]))
         if len(items) == PICTURES and all(isinstance(item, Image.Image) for item in items):
-            made = image_input(items)
-            if not isinstance(
-                made, Tensor
-            ):  # patches of various sizes, say, which only a whole batch pads alike
-                return image_input([*items, *(as_item(store[later]) for later in range(row + 1, job.stop))])
+            made = as_inputs(image_input(items))
+            if not isinstance(made, Tensor):  # patches, which only a whole batch pads alike
+                later = (as_item(store[later]) for later in range(row + 1, job.stop))
+                return as_inputs(image_input([*items, *later]))
             parts.append(made)
             items = []
     if not parts:
-        return image_input(items)
+        return as_inputs(image_input(items))
     if items:
-        last = image_input(items)
+        last = as_inputs(image_input(items))
         assert isinstance(last, Tensor)
         parts.append(last)
     return torch.cat(parts)
@@ -205,10 +204,10 @@ def _packed(
     short = [row for row in job if sizes[row] <= LONGEST]
     long = sorted((row for row in job if sizes[row] > LONGEST), key=sizes.__getitem__)
     if short:
-        yield short, pack(store.collate([row - first for row in short]))
+        yield short, pack(as_inputs(store.collate([row - first for row in short])))
     for start in range(0, len(long), LONG_TEXTS):
         rows = long[start : start + LONG_TEXTS]
-        yield rows, store.collate([row - first for row in rows])
+        yield rows, as_inputs(store.collate([row - first for row in rows]))
 
 
 def _pin(inputs: I, pinned: bool) -> I:

@@ -29,6 +29,7 @@ from diptych.errors import DataError, ImageError
 from diptych.parts import describe
 from diptych.progress import track
 from diptych.storage import storing, write_text
+from diptych.types import as_inputs
 
 BATCH = 16  # frames at a time
 
@@ -118,7 +119,7 @@ def _vectors(
 
     def encode() -> None:
         if pictures:
-            pixels = image_input(pictures)
+            pixels = as_inputs(image_input(pictures))
             assert isinstance(pixels, torch.Tensor)
             cells = backbone(pixels.to(device))  # (B, R, channels)
             found.append(cells.float().mean(dim=1).cpu().numpy().astype(np.float16))

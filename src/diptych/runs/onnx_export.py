@@ -29,7 +29,7 @@ from diptych.errors import DiptychError, MissingExtra, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.parts import describe
 from diptych.storage import storing
-from diptych.types import Features
+from diptych.types import Features, as_inputs
 
 REGIONS = 36  # regions per image, as in published features
 TOKENS = 64  # tokens per text, specials included; longer texts are cut
@@ -120,7 +120,7 @@ def _image_example(model: Retriever) -> tuple[Tensor, ...]:
         regions = torch.randn(2, REGIONS, reader.dim, generator=generator)
         return regions, torch.arange(REGIONS) < torch.tensor([[REGIONS], [REGIONS - 5]])
     noise = np.random.default_rng(0).integers(0, 255, (2, 97, 131, 3), dtype=np.uint8)
-    prepared = reader([Image.fromarray(one) for one in noise])
+    prepared = as_inputs(reader([Image.fromarray(one) for one in noise]))
     if isinstance(prepared, Tensor):
         return (prepared,)
     raise SettingsError(
@@ -131,7 +131,7 @@ def _image_example(model: Retriever) -> tuple[Tensor, ...]:
 def _text_example(model: Retriever) -> tuple[Tensor, Tensor]:
     """Two texts of different lengths, padded to ``TOKENS``."""
     texts = model.text_input.read(["a picture of two dogs that run over the green grass", "a bird"])
-    found = texts.collate([0, 1])
+    found = as_inputs(texts.collate([0, 1]))
     width = TOKENS - found.values.shape[1]
     return nn.functional.pad(found.values, (0, width)), nn.functional.pad(found.mask, (0, width))
 

@@ -24,7 +24,7 @@ from diptych.reports.attention import Attended, attention_sheet, recalled_sheet
 from diptych.runs.evaluate import views_of
 from diptych.runs.show import encoded, names_of, shown_views
 from diptych.storage import write_bytes
-from diptych.types import Inputs
+from diptych.types import Inputs, as_inputs
 
 SCALE = 5.0  # STS scores run from 0 to 5
 
@@ -138,13 +138,13 @@ def show_knowledge(
 @torch.inference_mode()
 def attended(model: Retriever, picture: Image.Image, text: str) -> Attended:
     """Where a model looks in a picture and in a text."""
-    cells = _shares(model.image, model.image_input([as_item(picture)]))[0]
+    cells = _shares(model.image, as_inputs(model.image_input([as_item(picture)])))[0]
     side = math.isqrt(len(cells))
     if side * side != len(cells):
         raise DataError(
             f"the image encoder makes {len(cells)} cells, which form no square: use a grid encoder (lite0, a CNN)."
         )
-    ids = model.text_input([text])
+    ids = as_inputs(model.text_input([text]))
     shares = _shares(model.text, ids)[0]
     words = model.text_input.spelled(ids.values[0][ids.mask[0]].tolist())
     return Attended(
@@ -158,8 +158,8 @@ def cosine_of_attended(model: Retriever, picture: Image.Image, text: str) -> flo
     """The cosine of what the two sides look at: the means of their tokens, weighted by the attention they get."""
     means = []
     for tower, inputs in (
-        (model.image, model.image_input([as_item(picture)])),
-        (model.text, model.text_input([text])),
+        (model.image, as_inputs(model.image_input([as_item(picture)]))),
+        (model.text, as_inputs(model.text_input([text]))),
     ):
         features = tower.encoder(inputs)
         means.append(ops.unit((features.values * _shares(tower, inputs)[..., None]).sum(1))[0])

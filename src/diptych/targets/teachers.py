@@ -33,6 +33,7 @@ from diptych.errors import DataError, SettingsError
 from diptych.parts import describe
 from diptych.progress import track
 from diptych.storage import cache_folder
+from diptych.types import as_inputs
 
 Space = Literal["pooled", "tokens"]
 TEXT_CHUNK = 2048  # texts between two writes
@@ -110,7 +111,7 @@ class ImageTeacher:
     def __call__(self, items: Sequence[Any]) -> NDArray[np.float32]:
         """Vectors (n, dim) of some pictures, now."""
         device = next(self.backbone.parameters()).device
-        pixels = self.image_input([as_item(item) for item in items])
+        pixels = as_inputs(self.image_input([as_item(item) for item in items]))
         assert isinstance(pixels, torch.Tensor)
         return self.of_cells(self.backbone(pixels.to(device)).float().cpu().numpy())
 
@@ -173,7 +174,7 @@ class TextTeacher:
         found = np.zeros((len(store), self.encoder.hidden), dtype=np.float32)
         for start in range(0, len(order), TEXT_BATCH):
             rows = order[start : start + TEXT_BATCH]
-            states = self.encoder.states(store.collate(rows).to(device))
+            states = self.encoder.states(as_inputs(store.collate(rows)).to(device))
             found[rows] = ops.masked_mean(states.values.float(), states.mask).cpu().numpy()
         return self.projection(found)
 

@@ -17,7 +17,7 @@ from diptych.data.text import TextStore
 from diptych.encoders.packing import pack
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.targets.columns import Column
-from diptych.types import Batch, Sides
+from diptych.types import Batch, Sides, as_inputs
 
 
 class ViewMaker(Protocol):
@@ -103,9 +103,9 @@ class PairLoader:
             2 + len(self.views)
         )
         image_rng, text_rng, *view_rngs = (np.random.default_rng(stream) for stream in streams)
-        read = self.text_store.collate(texts.tolist(), text_rng)
+        read = as_inputs(self.text_store.collate(texts.tolist(), text_rng))
         batch = Batch(
-            images=self.image_input(items, image_rng),
+            images=as_inputs(self.image_input(items, image_rng)),
             texts=pack(read) if self.pack_texts else read,
             image_ids=torch.from_numpy(self.captions.pictures(images)),
             text_ids=torch.from_numpy(texts.copy()),

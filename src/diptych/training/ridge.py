@@ -46,7 +46,7 @@ from diptych.model.retriever import Retriever
 from diptych.model.scores import EmbeddingScores
 from diptych.ops import masked_mean
 from diptych.progress import track
-from diptych.types import Features
+from diptych.types import Features, as_inputs
 
 Array = NDArray[np.float64]
 Names = Callable[[Array], Array]  # pooled images (n, C) → the mean vectors of their names (n, D)
@@ -167,8 +167,9 @@ def pooled_pairs(
         rows = np.arange(start, stop)
         texts = order[ends[start] : ends[stop]]
         texts = texts[~np.isin(image_of[texts], list(unreadable))]
-        x = _pooled(image_input(read_items(images, rows)))
-        v = _pooled(data.texts.collate(texts.tolist())) if len(texts) else np.zeros((0, _width(data)))
+        x = _pooled(as_inputs(image_input(read_items(images, rows))))
+        found = as_inputs(data.texts.collate(texts.tolist())) if len(texts) else None
+        v = np.zeros((0, _width(data))) if found is None else _pooled(found)
         yield x, v, image_of[texts] - start
 
 

@@ -16,7 +16,7 @@ from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.images import ImageInput, Items
 from diptych.data.text import TextStore, TokenTexts
 from diptych.errors import DataError
-from diptych.types import Features, Inputs, Sides
+from diptych.types import Features, Inputs, Sides, as_inputs
 
 DELETED = 0.4  # share of the augmented words that are deleted; cached token states can only be deleted
 
@@ -101,14 +101,14 @@ class Augmented:
         if self.pictures is None:
             return None
         if not isinstance(items, np.ndarray) and len(items) and isinstance(items[0], Image.Image):
-            return image_input([self.pictures(item, rng) for item in items if isinstance(item, Image.Image)])
+            pictures = [self.pictures(item, rng) for item in items if isinstance(item, Image.Image)]
+            return as_inputs(image_input(pictures))
         if self.stored:
             rows = self.image_of[texts]
             which = rng.integers(len(self.stored), size=len(rows)).tolist()
-            return image_input(
-                [self.stored[copy][row] for copy, row in zip(which, rows.tolist(), strict=True)]
-            )
-        features = image_input(items)
+            copies = [self.stored[copy][row] for copy, row in zip(which, rows.tolist(), strict=True)]
+            return as_inputs(image_input(copies))
+        features = as_inputs(image_input(items))
         assert isinstance(features, Features)
         return replace(features, mask=_thinned(features.mask, self.drop, rng))
 
@@ -116,8 +116,8 @@ class Augmented:
         if self.words is None:
             return None
         if isinstance(store, TokenTexts):
-            return store.augmented(self.words).collate(texts, rng)
-        states = store.collate(texts)
+            return as_inputs(store.augmented(self.words).collate(texts, rng))
+        states = as_inputs(store.collate(texts))
         inner = states.mask.clone()
         inner[:, 0] = False  # never the first and the last token, CLS and SEP
         inner[torch.arange(len(inner)), states.sizes - 1] = False
