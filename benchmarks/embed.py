@@ -17,7 +17,7 @@ import torch
 
 from diptych.data.formats import open_captions
 from diptych.evaluation.shard_ranks import Block, count_pair, own_scores
-from diptych.model.retriever import Retriever
+from diptych.index.models import open_model
 from diptych.vectors.embed import embed_shard
 from diptych.vectors.files import Written
 from diptych.vectors.manifest import shard_file
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, nargs=2, default=(8192, 16384), metavar=("IMAGES", "TEXTS"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    model = Retriever.from_pretrained(options.model)
+    model = open_model(options.model)
     model.encode_text(["a first text"])
     captions = open_captions(options.tar)
     captions = captions.subset(range(min(options.images, len(captions.images))))

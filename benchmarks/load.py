@@ -57,7 +57,7 @@ class WordModel:
             known = [self.number[word] for word in text.split() if word in self.number]
             rows.append(self.words[known].mean(dim=0) if known else torch.zeros(512))
         hidden = torch.relu(torch.stack(rows) @ self.first) @ self.second
-        return torch.nn.functional.normalize(hidden, dim=1)
+        return torch.nn.functional.normalize(hidden, dim=1).numpy()
 
     def encode_image(self, images: Any, *, batch_size: int = 64) -> Any:
         raise NotImplementedError
@@ -79,7 +79,7 @@ def make_index(folder: Path, count: int) -> None:
     with EmbeddedIndex.create(folder, model.dim, fingerprint=model.fingerprint()) as index:
         for start in range(0, count, 10_000):
             texts = [sentence(rng, 6) for _ in range(start, min(count, start + 10_000))]
-            vectors = np.asarray(model.encode_text(texts)) + 0.02 * rng.normal(size=(len(texts), model.dim))
+            vectors = model.encode_text(texts) + 0.02 * rng.normal(size=(len(texts), model.dim))
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
             items = [
                 Item(f"item{start + n}", text=t, metadata={"price": n % 100}) for n, t in enumerate(texts)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 WORDS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
@@ -37,7 +36,7 @@ class ColourModel:
     def fingerprint(self) -> str:
         return hashlib.sha256(self.name.encode()).hexdigest()[:16]
 
-    def encode_image(self, images: Sequence[Any], *, batch_size: int = 64) -> torch.Tensor:
+    def encode_image(self, images: Sequence[Any], *, batch_size: int = 64) -> np.ndarray:
         self.encoded_images += len(images)
         rows = []
         for image in images:
@@ -45,7 +44,7 @@ class ColourModel:
             rows.append(np.asarray(image.convert("RGB"), np.float64).reshape(-1, 3).mean(0) - 100)
         return self._rows(rows, [b""] * len(rows))
 
-    def encode_text(self, texts: Sequence[str], *, batch_size: int = 256) -> torch.Tensor:
+    def encode_text(self, texts: Sequence[str], *, batch_size: int = 256) -> np.ndarray:
         self.encoded_texts += len(texts)
         rows = []
         for text in texts:
@@ -53,11 +52,11 @@ class ColourModel:
             rows.append(np.mean(known, axis=0) - 100 if known else np.zeros(3))
         return self._rows(rows, [text.encode() for text in texts])
 
-    def _rows(self, colours: list[Any], salts: list[bytes]) -> torch.Tensor:
+    def _rows(self, colours: list[Any], salts: list[bytes]) -> np.ndarray:
         out = np.zeros((len(colours), self.dim), np.float32)
         for n, (colour, salt) in enumerate(zip(colours, salts, strict=True)):
             out[n, :3] = np.asarray(colour) / 100
             seed = int.from_bytes(hashlib.sha256(salt).digest()[:4], "little")
             out[n, 3:] = 0.05 * np.random.default_rng(seed).normal(size=self.dim - 3)
         out /= np.linalg.norm(out, axis=1, keepdims=True)
-        return torch.from_numpy(out)
+        return out

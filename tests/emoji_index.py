@@ -9,7 +9,7 @@ import torch
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.index.ingest.build import index_collection
-from diptych.model.retriever import Retriever
+from diptych.index.models import open_model
 from diptych.recipes import RECIPES
 from diptych.runs.train import captions_fingerprint, seed_everything
 from diptych.training.checkpoint import RunCard
@@ -50,7 +50,5 @@ def make_emoji_index(folder: Path) -> Path:
     captions = pictures()
     run = train_small(folder, captions)
     torch.manual_seed(0)
-    index_collection(
-        Retriever.from_pretrained(run), captions, folder / "emoji.index", model_name=str(run.resolve())
-    )
+    index_collection(open_model(run), captions, folder / "emoji.index", model_name=str(run.resolve()))
     return folder / "emoji.index"

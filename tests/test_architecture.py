@@ -179,3 +179,30 @@ def test_torchvision_is_never_imported() -> None:
         ]
         names = [alias.name for node in nodes for alias in node.names]
         assert not any(name.startswith("torchvision") for name in names), path.name
+
+
+SEARCH_HALF = ("cli", "data", "index", "vectors", "web")
+WORKBENCH = "diptych.cli.train"  # its flags are the settings of the recipes
+BLOCKED = """
+import importlib, sys
+sys.modules.update(dict.fromkeys(("torch", "transformers", "accelerate")))  # importing them raises
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def without_torch(*modules: str) -> subprocess.CompletedProcess[str]:
+    """Import modules in a process in which importing torch raises."""
+    return subprocess.run([sys.executable, "-c", BLOCKED, *modules], capture_output=True, text=True)
+
+
+def test_the_search_half_imports_no_torch() -> None:
+    modules = {module_name(path) for path in FILES if layer(path) in SEARCH_HALF} - {WORKBENCH}
+    assert len(modules) > 150
+    done = without_torch(*sorted(modules))
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("module", [WORKBENCH, "diptych.model.retriever"])
+def test_the_block_would_notice_an_import_of_torch(module: str) -> None:
+    assert "import of torch halted" in without_torch(module).stderr

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from diptych.data.readers import emoji
 from diptych.encoders.backbone import Backbone
-from diptych.encoders.class_words import NAME, ClassWords, class_names, stored_words
+from diptych.encoders.class_words import ClassWords, class_names, stored_words
 from diptych.encoders.dual import load_dual
+from diptych.encoders.known_names import CLASS_WORDS
 from diptych.errors import SettingsError
 from diptych.index.engines.opening import open_index
 from diptych.model.retriever import Retriever
@@ -37,7 +38,7 @@ class Cells(Backbone):
 
 @pytest.fixture(scope="module")
 def untrained() -> Retriever:
-    return Retriever.from_pretrained(NAME)
+    return Retriever.from_pretrained(CLASS_WORDS)
 
 
 def conse(side: ClassWords, cells: Tensor, mutation: float = 1.0) -> list[list[float]]:
@@ -80,7 +81,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(SettingsError, match="class_temperature=0 must be above 0"):
         ClassWords(Cells(), classes=5, dim=4, class_temperature=0)
     with pytest.raises(SettingsError, match="has no adapters for LoRA"):
-        load_dual(NAME, lora=4)
+        load_dual(CLASS_WORDS, lora=4)
 
 
 def test_the_names_are_those_of_imagenet() -> None:
@@ -122,7 +123,7 @@ def test_photos_are_indexed_and_searched_without_a_model(
     monkeypatch.chdir(tmp_path)
     assert "3 images" in diptych("index", "./photos").stdout
     with open_index("photos.index") as index:
-        assert index.info.model == NAME
+        assert index.info.model == CLASS_WORDS
     beside = json.loads(diptych("search", "photos.index", "two parrots", "--all", "--json").stdout)["hits"]
     assert len(beside) == 3
     pictures(tmp_path / "photos" / "more", count=1)  # a search of the folder sees what is new
@@ -159,5 +160,5 @@ def test_what_is_no_collection_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
     assert "run is a model: give the pictures" in refused("index", "run")
-    assert f"{NAME} is a model: give the pictures" in refused("index", NAME)
+    assert f"{CLASS_WORDS} is a model: give the pictures" in refused("index", CLASS_WORDS)
     assert "leave out c" in refused("index", "a", "b", "c")

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from diptych.data.formats import open_captions
 from diptych.encoders.clip import ClipImage, ClipText, clip_inputs
-from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
+from diptych.encoders.dual import is_dual_encoder, load_dual
+from diptych.encoders.known_names import recorded_name
 from diptych.encoders.pretrained import _not_found, quiet
 from diptych.errors import DataError, MissingExtra
 from diptych.model.retriever import Retriever

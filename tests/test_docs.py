@@ -365,6 +365,7 @@ def test_python_blocks_compile_and_their_imports_exist(page: Path) -> None:
 def test_the_readme_s_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a tiny model that reads pictures, and an index of two of them, under the names the README gives."""
     from diptych.index.ingest.build import index_collection
+    from diptych.model.adapter import TorchModel
 
     example = next(block.text for block in blocks(ROOT / "README.md") if block.language == "python")
     monkeypatch.chdir(tmp_path)
@@ -378,7 +379,7 @@ def test_the_readme_s_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     settings = recipe.settings(image_size=64)  # type: ignore[call-arg]
     model = recipe.build(settings, open_captions("photos")).retriever
     model.save_pretrained("runs/photos")
-    index_collection(model, "photos", "photos.index")
+    index_collection(TorchModel(model), "photos", "photos.index")
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
     for line in example.splitlines():

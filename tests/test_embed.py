@@ -23,7 +23,7 @@ from small import photos
 from diptych.errors import DataError, SettingsError, StorageError
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
-from diptych.model.retriever import Retriever
+from diptych.index.models import open_model
 from diptych.vectors import embed as embedding
 from diptych.vectors import files
 from diptych.vectors.embed import embed, embed_shard, parse_part
@@ -153,7 +153,7 @@ def test_another_number_of_threads_stays_within_the_promise(tars: Path, clip: Pa
     try:
         for number in (1, 2):
             torch.set_num_threads(number)
-            embed(Retriever.from_pretrained(clip), open_sources(tars), tmp_path / str(number))
+            embed(open_model(clip), open_sources(tars), tmp_path / str(number))
     finally:
         torch.set_num_threads(threads)
     (ids, one), (other_ids, other) = contents(tmp_path / "1"), contents(tmp_path / "2")

@@ -18,6 +18,7 @@ from diptych.errors import SettingsError
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
 from diptych.index.query.search import Searcher
+from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
 
 
@@ -98,7 +99,7 @@ def test_the_command_writes_a_table(model, pictures, tmp_path):
 
 
 def test_the_index_keeps_predicted_labels_as_columns(model, pictures, tmp_path):
-    made = Retriever.from_pretrained(model)
+    made = TorchModel(Retriever.from_pretrained(model))
     place = tmp_path / "index"
     built = index_collection(made, pictures, place, labels=True)
     assert (built.images, built.texts, built.added) == (5, 2, 5)

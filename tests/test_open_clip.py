@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from diptych.encoders.dual import is_dual_encoder, load_dual, recorded_name
+from diptych.encoders.dual import is_dual_encoder, load_dual
+from diptych.encoders.known_names import recorded_name
 from diptych.errors import MissingExtra, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.types import as_inputs

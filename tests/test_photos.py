@@ -23,7 +23,9 @@ from diptych.errors import QueryError
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
 from diptych.index.ingest.exif import photo_facts
+from diptych.index.models import open_model
 from diptych.index.query.filters import Condition, matches, parse_filter
+from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
 
 FLAGS = (
@@ -180,7 +182,7 @@ def test_dates_that_are_none_are_counted(
     monkeypatch.setenv("DIPTYCH_CACHE", str(cache))
     photo(tmp_path / "photos" / "a.jpg", 1, "0000:00:00 00:00:00", model="X")
     photo(tmp_path / "photos" / "b.jpg", 2, "2024:01:01 00:00:00", model="X")
-    built = index_collection(Retriever.from_pretrained(run), tmp_path / "photos", tmp_path / "i.index")
+    built = index_collection(open_model(run), tmp_path / "photos", tmp_path / "i.index")
     assert built.notes == [
         "1 photo has an EXIF date that is none, which is ignored: a.jpg says '0000:00:00 00:00:00'."
     ]
@@ -198,23 +200,24 @@ def test_an_index_and_training_share_features(
     backbone = model.image.encoder.frozen_part()
     seen: list[int] = []
     backbone.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))  # type: ignore[union-attr]
-    index_collection(model, folder, tmp_path / "a.index")
+    served = TorchModel(model)
+    index_collection(served, folder, tmp_path / "a.index")
     assert seen == []  # training has computed them
     (pack,) = (cache / "images").iterdir()
     before = len(FeaturePack(pack))
     other = tmp_path / "other"
     photo(other / "new.jpg", 99)
     (other / "old.jpg").write_bytes((folder / "3.jpg").read_bytes())
-    index_collection(model, other, tmp_path / "b.index")
+    index_collection(served, other, tmp_path / "b.index")
     assert sum(seen) == 1
     assert len(FeaturePack(pack)) == before + 1
-    index_collection(model, other, tmp_path / "c.index", cache=False)
+    index_collection(served, other, tmp_path / "c.index", cache=False)
     assert sum(seen) == 3
     with open_index(tmp_path / "b.index") as b, open_index(tmp_path / "c.index") as c:
         shared, apart = b.vectors(["new.jpg", "old.jpg"]), c.vectors(["new.jpg", "old.jpg"])
     assert np.abs(shared - apart).max() < 2e-3  # cells in float16
     model.precision = "bf16"
-    index_collection(model, other, tmp_path / "d.index")
+    index_collection(served, other, tmp_path / "d.index")
     assert sum(seen) == 5  # features of another precision are others
     assert len(list((cache / "images").iterdir())) == 2
 
@@ -225,7 +228,7 @@ def test_an_index_is_made_where_the_cache_cannot_be_written(
     run, folder, _ = trained
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "file"))
-    built = index_collection(Retriever.from_pretrained(run), folder, tmp_path / "i.index")
+    built = index_collection(open_model(run), folder, tmp_path / "i.index")
     assert built.images == 12
     assert built.notes[0].startswith("features are not cached: ")
 

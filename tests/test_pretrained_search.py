@@ -12,6 +12,7 @@ from dual_folders import clip_folder
 from small import pictures
 
 from diptych.index.engines.opening import open_index
+from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
 
 HUB_ID = "hf:tiny/clip"
@@ -108,13 +109,13 @@ def test_serving_a_model_and_pictures_indexes_them_first(
     )
     diptych("serve", HUB_ID, "photos")
     (place, model, name) = served[0]
-    assert isinstance(model, Retriever)
+    assert isinstance(model, TorchModel)
     assert (place, name) == ("photos.index", HUB_ID)
     with open_index("photos.index") as index:
         assert index.count("image") == 6
     diptych("serve", "photos.index")
     again = served[1][1]
-    assert isinstance(again, Retriever)  # found again by its name
+    assert isinstance(again, TorchModel)  # found again by its name
     assert again.fingerprint() == model.fingerprint()
 
 

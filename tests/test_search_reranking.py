@@ -19,6 +19,7 @@ from diptych.index.local_features import LocalFeatures, features_place
 from diptych.index.protocol import Item, Query, Term
 from diptych.index.query.reranking import Reranker, reranker_of
 from diptych.index.query.search import Searcher
+from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
 
@@ -50,7 +51,7 @@ def model(photos: Path) -> Retriever:
 
 @pytest.fixture
 def place(photos: Path, model: Retriever, tmp_path: Path) -> Path:
-    index_collection(model, photos, tmp_path / "i.index", local_features=True)
+    index_collection(TorchModel(model), photos, tmp_path / "i.index", local_features=True)
     return tmp_path / "i.index"
 
 
@@ -62,8 +63,8 @@ def expected_order(model: Retriever, photos: Path, query: str) -> list[str]:
 
 def test_hits_come_in_the_order_of_the_pair_scorer(place: Path, photos: Path, model: Retriever) -> None:
     with open_index(place) as index:
-        plain = Searcher(index, model)  # computes local features from the files
-        stored = Searcher(index, model, pair_scorer=reranker_of(place, model))
+        plain = Searcher(index, TorchModel(model))  # computes local features from the files
+        stored = Searcher(index, TorchModel(model), pair_scorer=reranker_of(place, TorchModel(model)))
         for query in ("a red dog", "the blue house"):
             expected = expected_order(model, photos, query)
             found = plain.search(query, 6, rerank=6, chance=None)
@@ -79,7 +80,7 @@ def test_hits_come_in_the_order_of_the_pair_scorer(place: Path, photos: Path, mo
 def test_texts_are_judged_by_a_picture(place: Path, photos: Path, model: Retriever) -> None:
     picture = next(iter(sorted(photos.glob("*.png"))))
     with open_index(place) as index:
-        searcher = Searcher(index, model)
+        searcher = Searcher(index, TorchModel(model))
         hits = searcher.search(picture, 6, kind="text", rerank=6, chance=None)
         lines = [hit.item.text for hit in hits]
         scores = model.scores([picture], lines).tile(slice(None), slice(None))[0]
@@ -95,9 +96,13 @@ def test_several_models_and_weighted_terms(place: Path, photos: Path, model: Ret
         assert len(items) == 6
         files = [index.file(item) for item in items]
     terms = Query((Term("red dog"), Term("house", weight=-0.5)))
-    single = [Reranker([one])(terms, items, files) for one in (model, other)]
-    assert Reranker([model, other])(terms, items, files) == pytest.approx(np.mean(single, axis=0).tolist())
-    apart = [Reranker([model])(Query((Term(text),)), items, files) for text in ("red dog", "house")]
+    single = [Reranker([TorchModel(one)])(terms, items, files) for one in (model, other)]
+    assert Reranker([TorchModel(model), TorchModel(other)])(terms, items, files) == pytest.approx(
+        np.mean(single, axis=0).tolist()
+    )
+    apart = [
+        Reranker([TorchModel(model)])(Query((Term(text),)), items, files) for text in ("red dog", "house")
+    ]
     assert single[0] == pytest.approx(
         ((np.array(apart[0]) - 0.5 * np.array(apart[1])) / 1.5).tolist(), abs=1e-6
     )
@@ -109,16 +114,18 @@ def test_the_file_follows_the_collection(photos: Path, model: Retriever, tmp_pat
     for path in photos.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     place = tmp_path / "c.index"
-    index_collection(model, copy, place)
+    index_collection(TorchModel(model), copy, place)
     assert not features_place(place).exists()
-    index_collection(model, copy, place, local_features=True)  # an index made before gets its features
+    index_collection(
+        TorchModel(model), copy, place, local_features=True
+    )  # an index made before gets its features
     store = LocalFeatures(features_place(place), model.fingerprint())
     first = store.contents()
     assert len(first) == 6
     (copy / sorted(first)[0]).unlink()
     changed = copy / sorted(first)[1]
     changed.write_bytes((copy / sorted(first)[2]).read_bytes())
-    index_collection(model, copy, place, local_features=True)
+    index_collection(TorchModel(model), copy, place, local_features=True)
     second = store.contents()
     assert set(second) == set(first) - {sorted(first)[0]}
     assert [id for id in second if second[id] != first[id]] == [changed.name]
@@ -130,15 +137,17 @@ def test_the_file_follows_the_collection(photos: Path, model: Retriever, tmp_pat
 def test_features_without_files_need_the_store(tmp_path: Path) -> None:
     data = precomputed(tmp_path / "toy_precomp")
     model = model_for(str(data))
-    index_collection(model, str(data), tmp_path / "a.index")
-    index_collection(model, str(data), tmp_path / "b.index", local_features=True)
+    index_collection(TorchModel(model), str(data), tmp_path / "a.index")
+    index_collection(TorchModel(model), str(data), tmp_path / "b.index", local_features=True)
     with (
         open_index(tmp_path / "a.index") as index,
         pytest.raises(QueryError, match="index again with --local_features"),
     ):
-        Searcher(index, model).search("red dog", 3, rerank=3)
+        Searcher(index, TorchModel(model)).search("red dog", 3, rerank=3)
     with open_index(tmp_path / "b.index") as index:
-        searcher = Searcher(index, model, pair_scorer=reranker_of(tmp_path / "b.index", model))
+        searcher = Searcher(
+            index, TorchModel(model), pair_scorer=reranker_of(tmp_path / "b.index", TorchModel(model))
+        )
         assert len(searcher.search("red dog", 3, rerank=5, chance=None)) == 3
 
 
@@ -148,12 +157,12 @@ def test_bad_input_says_so(photos: Path, model: Retriever, tmp_path: Path) -> No
     settings = recipe.settings(dim=16, min_count=1, word_dim=8, image_size=64)  # type: ignore[call-arg]
     dual = recipe.build(settings, open_captions(str(photos))).retriever
     with pytest.raises(SettingsError, match="no pair scorer, which local features are for"):
-        index_collection(dual, photos, tmp_path / "x.index", local_features=True)
+        index_collection(TorchModel(dual), photos, tmp_path / "x.index", local_features=True)
     with pytest.raises(SettingsError, match="no pair scorer to re-rank with"):
-        Reranker([dual])
-    assert reranker_of(tmp_path / "x.index", dual) is None
+        Reranker([TorchModel(dual)])
+    assert reranker_of(tmp_path / "x.index", TorchModel(dual)) is None
     with pytest.raises(SettingsError, match="this index is in a database: leave out --local_features"):
-        index_collection(model, photos, "postgresql://nowhere/x", local_features=True)
+        index_collection(TorchModel(model), photos, "postgresql://nowhere/x", local_features=True)
     wrong = tmp_path / "w.index.features"
     wrong.write_text("nothing")
     with pytest.raises(IndexFault, match="is not a file of local features"):
@@ -181,7 +190,9 @@ def test_the_service_reranks(place: Path, photos: Path, model: Retriever) -> Non
     from diptych.web.service import Asked, Service
 
     with open_index(place) as index:
-        service = Service(index, model, limits=Limits(), pair_scorer=reranker_of(place, model))
+        service = Service(
+            index, TorchModel(model), limits=Limits(), pair_scorer=reranker_of(place, TorchModel(model))
+        )
         try:
             assert service.rerank  # the page offers it
             hits = service.search(Asked(text="a red dog", k=6, rerank=6))

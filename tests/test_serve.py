@@ -24,7 +24,7 @@ from small import precomputed
 
 from diptych.index.engines.opening import create_index, open_index
 from diptych.index.engines.postgres.index import PostgresIndex
-from diptych.model.retriever import Retriever
+from diptych.index.models import open_model
 from diptych.web.app import create_app
 
 TOKEN = "correct-horse"
@@ -166,7 +166,7 @@ def test_a_model_that_is_gone_or_was_never_named(folder: Path, tmp_path: Path) -
 
 
 def test_an_empty_collection_is_told(folder: Path, server: Server, tmp_path: Path) -> None:
-    model = Retriever.from_pretrained(folder / "run")
+    model = open_model(folder / "run")
     for place in (tmp_path / "empty.index", server.index_url("empty")):
         facts = {"model": str(folder / "run"), "fingerprint": model.fingerprint()}
         create_index(place, model.dim, **facts).close()
@@ -227,7 +227,7 @@ def test_mistakes_in_a_search(engine: str, folder: Path, server: Server) -> None
     assert "'nobody' is not in the index" in refused("search", place, "--like", "nobody")
     with (
         open_index(place) as index,
-        TestClient(create_app(index, Retriever.from_pretrained(folder / "run"))) as client,
+        TestClient(create_app(index, open_model(folder / "run"))) as client,
     ):
         answer = client.get("/api/search", params={"text": "red", "filter": "split = 'train' andd id = 'a'"})
         assert answer.json()["position"] == 16

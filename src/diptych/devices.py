@@ -36,9 +36,10 @@ def pick_device(asked: str | torch.device | None = None) -> torch.device:
     return torch.device(name)
 
 
-def describe_device(device: torch.device) -> str:
+def describe_device(device: torch.device | str) -> str:
     """The device in words, for the line that says where a model runs: ``cuda (NVIDIA H200)``."""
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    name = str(device)
+    return f"{name} ({torch.cuda.get_device_name(name)})" if name.startswith("cuda") else name
 
 
 def pick_precision(precision: str, device: torch.device) -> str:

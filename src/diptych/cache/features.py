@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -158,11 +158,21 @@ def cached_image_features(
 
 
 class PictureCache:
-    """Cells of pictures that come a few at a time, with their content keys: what ``index`` reads and adds."""
+    """Cells of pictures that come a few at a time, with their content keys: what ``index`` reads and adds.
 
-    def __init__(self, backbone: Backbone, image_input: ImageInput, folder: str | Path | None = None) -> None:
-        self.backbone, self.image_input = backbone.eval(), image_input
-        self.pack = picture_pack(backbone, image_input, folder)
+    ``precision`` makes the context that they are computed in; features of another precision are others.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        image_input: ImageInput,
+        folder: str | Path | None = None,
+        precision: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.backbone, self.image_input, self.precision = backbone.eval(), image_input, precision
+        with precision():
+            self.pack = picture_pack(backbone, image_input, folder)
         self.pack.hold()
 
     def known(self, key: str) -> NDArray[Any] | None:
@@ -183,7 +193,8 @@ class PictureCache:
         pixels = as_inputs(self.image_input(pictures))
         assert isinstance(pixels, torch.Tensor)
         device = next(self.backbone.parameters()).device
-        cells = self.backbone(pixels.to(device)).float().cpu().numpy()
+        with self.precision():
+            cells = self.backbone(pixels.to(device)).float().cpu().numpy()
         if store:
             self.pack.append(keys, cells)
         return to_half(cells)

@@ -14,12 +14,12 @@ from diptych.progress import counted
 if TYPE_CHECKING:
     from diptych.index.ingest.works import Built
     from diptych.index.protocol import Index
-    from diptych.model.retriever import Retriever
+    from diptych.model.protocol import OpenedModel
 
 
 def collection_of(
     model: str | None, path: str, device: str = "auto", compute_precision: str = "no"
-) -> tuple[str, str, Retriever]:
+) -> tuple[str, str, OpenedModel]:
     """The index beside a path, brought up to date; the name of its model, which may be given, and the model."""
     place = default_place(path)
     model = model or model_for(place)
@@ -29,13 +29,13 @@ def collection_of(
 
 def bring_up_to_date(
     model: str, path: str, place: str, *, device: str = "auto", compute_precision: str = "no", **options: Any
-) -> tuple[Built, Retriever]:
+) -> tuple[Built, OpenedModel]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
-    from diptych.encoders.dual import recorded_name
+    from diptych.encoders.known_names import recorded_name
     from diptych.index.ingest.build import index_collection
-    from diptych.model.retriever import Retriever
+    from diptych.index.models import open_model
 
-    retriever = Retriever.from_pretrained(model, device, compute_precision)
+    retriever = open_model(model, device, compute_precision)
     say_device(retriever.device)
     built = index_collection(
         retriever, path, place, model_name=recorded_name(model), show_progress=True, **options
@@ -60,18 +60,18 @@ def summary(place: str, built: Built) -> str:
 
 def model_for(place: str) -> str:
     """The model that an index was made with; for an index to be made, the one that needs no training."""
-    from diptych.encoders.class_words import NAME
+    from diptych.encoders.known_names import CLASS_WORDS
     from diptych.index.engines.opening import index_exists, open_index
 
     if not index_exists(place):
-        return NAME
+        return CLASS_WORDS
     with open_index(place) as opened:
         return model_place(opened, None)
 
 
 def model_place(opened: Index, given: str | None) -> str:
     """The folder or name of an index's model: as the user says, or as the index recorded."""
-    from diptych.encoders.dual import is_pretrained_name
+    from diptych.encoders.known_names import is_pretrained_name
     from diptych.errors import IndexFault
 
     recorded = opened.info.model
@@ -104,7 +104,7 @@ def pictures_of(model: str, given: Sequence[str]) -> str:
 
 def pictures_alone(path: str) -> str:
     """A path of pictures that was given without a model; a model without pictures is refused."""
-    from diptych.encoders.dual import is_pretrained_name
+    from diptych.encoders.known_names import is_pretrained_name
 
     return pictures_of(path, () if is_pretrained_name(path) or is_model_folder(path) else (path,))
 

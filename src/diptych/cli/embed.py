@@ -70,9 +70,9 @@ def embed(
     folder of images, or any other data that diptych index reads. With --shard, several processes divide the work; with
     --ray, the workers of a Ray cluster do it, one model each.
     """
-    from diptych.encoders.dual import recorded_name
+    from diptych.encoders.known_names import recorded_name
     from diptych.errors import DataError
-    from diptych.model.retriever import Retriever
+    from diptych.index.models import open_model
     from diptych.vectors import embed as embedding
     from diptych.vectors.on_ray import connected
     from diptych.vectors.sources import absolute, open_sources
@@ -81,7 +81,7 @@ def embed(
     chosen = embedding.parse_part(part) if part else (1, 1)
     out = out.expanduser().resolve()
     sources = open_sources(data, rows)
-    retriever = Retriever.from_pretrained(model, "cpu" if address else device, compute_precision)
+    retriever = open_model(model, "cpu" if address else device, compute_precision)
     options: dict[str, Any] = {"texts": texts, "thumbnails": thumbnails, "batch_size": batch_size}
     run: dict[str, Any] = {"model_name": recorded_name(model), "part": chosen, "retry": retry, **options}
     if address is None:

@@ -74,12 +74,12 @@ def import_embeddings(
     Everything is checked before anything is written: width, NaN, one row of metadata for each vector, and, for a few
     pictures that can be read, that the model makes the same vectors.
     """
-    from diptych.encoders.dual import recorded_name
+    from diptych.encoders.known_names import recorded_name
     from diptych.index.engines.opening import shown
-    from diptych.model.retriever import Retriever
+    from diptych.index.models import open_model
     from diptych.runs.embeddings import import_embeddings as run
 
-    retriever = Retriever.from_pretrained(model, device, compute_precision)
+    retriever = open_model(model, device, compute_precision)
     say_device(retriever.device)
     done = run(
         source, place, retriever, model_name=recorded_name(model), paths=paths, root=images, name=name,

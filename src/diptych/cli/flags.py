@@ -74,9 +74,12 @@ def with_columns(path: str, image_column: str | None, text_column: str | None) -
 
 def say_device(device: Any) -> None:
     """Tell the user where a model runs, beside the answers."""
-    from diptych.devices import describe_device
+    name = str(device)
+    if name.startswith("cuda"):
+        from diptych.devices import describe_device
 
-    click.echo(f"device: {describe_device(device)}", err=True)
+        name = describe_device(name)
+    click.echo(f"device: {name}", err=True)
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:

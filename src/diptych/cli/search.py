@@ -21,18 +21,18 @@ from diptych.cli.flags import device_flags, say_device
 
 if TYPE_CHECKING:
     from diptych.index.protocol import Index, Query
-    from diptych.model.retriever import Retriever
+    from diptych.model.protocol import OpenedModel
 
 
 def model_of(
     opened: Index, given: str | None, device: str = "auto", compute_precision: str = "no"
-) -> tuple[Retriever, str]:
+) -> tuple[OpenedModel, str]:
     """The model an index was made with, and its place."""
-    from diptych.model.retriever import Retriever
+    from diptych.index.models import open_model
 
     place = model_place(opened, given)
-    model = Retriever.from_pretrained(place, device, compute_precision)
-    if model.device.type != "cpu":
+    model = open_model(place, device, compute_precision)
+    if model.device != "cpu":
         say_device(model.device)
     return model, place
 
@@ -116,7 +116,7 @@ def search(
     hf:ID ./photos "two parrots".
     """
     click.get_current_context().with_resource(_uncollected())
-    from diptych.encoders.dual import is_pretrained_name
+    from diptych.encoders.known_names import is_pretrained_name
     from diptych.index.engines.opening import open_index
     from diptych.index.query.search import Searcher
 

@@ -89,9 +89,9 @@ def serve(
     INDEX may also be a folder of pictures, which is indexed first: diptych serve ./photos; or a model and a folder:
     diptych serve hf:ID ./photos.
     """
-    from diptych.encoders.dual import is_pretrained_name
+    from diptych.encoders.known_names import is_pretrained_name
     from diptych.index.engines.opening import open_index
-    from diptych.model.retriever import Retriever
+    from diptych.index.models import open_model
     from diptych.web.serve import serve
 
     path = place if is_collection(place) else None
@@ -103,7 +103,7 @@ def serve(
         place, model, served = collection_of(model, path, device, compute_precision)
     else:
         with open_index(place) as opened:
-            served = Retriever.from_pretrained(model_place(opened, model), device, compute_precision)
+            served = open_model(model_place(opened, model), device, compute_precision)
             model = model or opened.info.model
         say_device(served.device)
     serve(

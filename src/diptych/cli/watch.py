@@ -45,17 +45,17 @@ def watch(
     New, changed and removed pictures are indexed once their files have not changed for one interval. A folder that
     disappears leaves the index as it is, and is followed again when it is back.
     """
-    from diptych.encoders.dual import recorded_name
+    from diptych.encoders.known_names import recorded_name
     from diptych.index.engines.opening import index_exists, shown
     from diptych.index.ingest.build import index_collection
     from diptych.index.ingest.works import Built
-    from diptych.model.retriever import Retriever
+    from diptych.index.models import open_model
     from diptych.runs.watch import watch_folder
 
     if not folder.is_dir() and not index_exists(place):
         raise click.UsageError(f"there is no folder {folder} to watch: check the path.")
     name_of_model = model or model_for(place)
-    retriever = Retriever.from_pretrained(name_of_model, device, compute_precision)
+    retriever = open_model(name_of_model, device, compute_precision)
     say_device(retriever.device)
 
     def bring() -> Built:

@@ -27,7 +27,6 @@ from diptych.ops import masked_mean, unit
 from diptych.parts import part
 from diptych.types import Features, Inputs
 
-NAME = "lite0+minilm"  # how users and indexes call this model
 TEMPERATURE = 2.0  # of the softmax over the classes; chosen, with the prompt, on Flickr8k's validation images
 START_SCALE = 2.6593  # ln(1 / 0.07), from which CLIP too started; used when the model is trained
 

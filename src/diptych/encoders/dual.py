@@ -10,11 +10,9 @@ from diptych.data.text import TextInput
 from diptych.encoders import class_words, clip, open_clip_models
 from diptych.encoders.clip import ClipImage, ClipText
 from diptych.encoders.dual_side import DualImageSide, DualSide
-from diptych.encoders.pretrained import PREFIX
+from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name
 from diptych.errors import SettingsError
 from diptych.storage import parse_json
-
-PREFIXES = (PREFIX, open_clip_models.PREFIX)
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,6 @@ class DualEncoder:
     text: DualSide
     image_input: ImageInput
     text_input: TextInput
-
-
-def is_pretrained_name(source: str | Path) -> bool:
-    """Whether a model is called by a name of a hub or library rather than by a path: ``hf:ID``, ``lite0+minilm``."""
-    return str(source) == class_words.NAME or str(source).startswith(PREFIXES)
 
 
 def is_dual_encoder(source: str | Path) -> bool:
@@ -43,22 +36,12 @@ def is_dual_encoder(source: str | Path) -> bool:
     return isinstance(config, dict) and "model_type" in config
 
 
-def recorded_name(source: str | Path) -> str:
-    """The name under which an index finds a model again: names as they are, folders as absolute paths."""
-    name = str(source)
-    for prefix in PREFIXES:
-        name = name.removeprefix(prefix)
-    if is_pretrained_name(source) and not Path(name).expanduser().is_dir():
-        return str(source)
-    return str(Path(name).expanduser().resolve())
-
-
 def load_dual(source: str | Path, *, local: bool = False, lora: int = 0) -> DualEncoder:
     """A pretrained dual encoder with its own inputs.
 
     With ``local`` also the vectors of patches and words; with ``lora`` adapters of that rank, which alone are trained.
     """
-    untrained = str(source) == class_words.NAME
+    untrained = str(source) == CLASS_WORDS
     if untrained or open_clip_models.is_open_clip(source):
         if local or lora:
             wanted = "local features" if local else "adapters for LoRA"

@@ -19,6 +19,7 @@ from diptych.data.processors import ProcessedPixels
 from diptych.data.text import CHUNK, TextInput, tokenizer_state
 from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import text_inputs
+from diptych.encoders.known_names import OPEN_CLIP
 from diptych.encoders.pretrained import free_name
 from diptych.encoders.torchvision_packages import import_package
 from diptych.errors import DataError, DiptychError, SettingsError
@@ -27,7 +28,6 @@ from diptych.progress import track
 from diptych.storage import parse_json
 from diptych.types import Features, Inputs
 
-PREFIX = "open_clip:"
 CONFIG = "open_clip_config.json"
 FORMS = "open_clip:ARCHITECTURE/WEIGHTS, open_clip:hf-hub:ID or open_clip:FOLDER"
 
@@ -204,7 +204,7 @@ def _read_config(source: str | Path) -> dict[str, Any]:
 
 def _names(source: str | Path) -> tuple[str, str | None]:
     """The name open_clip's factory knows, and the tag of the weights."""
-    name = str(source).removeprefix(PREFIX)
+    name = str(source).removeprefix(OPEN_CLIP)
     if name.startswith(("hf-hub:", "local-dir:")):
         return name, None
     if (Path(name) / CONFIG).is_file():
@@ -243,4 +243,4 @@ def _open_clip() -> ModuleType:
 
 def is_open_clip(source: str | Path) -> bool:
     """Whether a name or folder is one of open_clip's."""
-    return str(source).startswith(PREFIX) or (Path(source) / CONFIG).is_file()
+    return str(source).startswith(OPEN_CLIP) or (Path(source) / CONFIG).is_file()

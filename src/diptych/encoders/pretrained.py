@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from diptych.encoders.known_names import HUGGING_FACE
 from diptych.errors import DataError, MissingExtra
 from diptych.storage import parse_json
 
-PREFIX = "hf:"
 PREPROCESSOR = "preprocessor_config.json"
 UNRELATED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
 
 
 def source_name(source: str | Path) -> str:
     """A folder or hub id, without the optional ``hf:``."""
-    return str(source).removeprefix(PREFIX)
+    return str(source).removeprefix(HUGGING_FACE)
 
 
 def minilm_folder() -> str:

@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.protocol import Item
+from diptych.model.protocol import Local
 from diptych.storage import storing
-
-Local = NDArray[np.float16]
-"""The elements (L, D) of one image."""
 
 SUFFIX = ".features"  # behind the name of the index
 _LAYOUT = """

@@ -18,6 +18,7 @@ from diptych.evaluation.retrieval import evaluate
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
 from diptych.index.query.search import Searcher
+from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
 from diptych.reports.grids import Shown, drawn
@@ -63,9 +64,10 @@ def run_demo(folder: Path, data: str = "emoji", **changes: Any) -> None:
     report.save(folder / "report.json")
     print(report.render())
 
-    index_collection(retriever, captions, index, model_name=str(run.resolve()), show_progress=True)
+    served = TorchModel(retriever)
+    index_collection(served, captions, index, model_name=str(run.resolve()), show_progress=True)
     with open_index(index) as opened:
-        searcher = Searcher(opened, retriever)
+        searcher = Searcher(opened, served)
         for query in QUERIES:
             hits = searcher.search(query, k=5, kind="image")
             print(f'"{query}": ' + ", ".join(hit.item.text.splitlines()[0] for hit in hits))

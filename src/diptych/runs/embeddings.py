@@ -301,7 +301,7 @@ def _compare(model: Model, readable: Sequence[tuple[Path, Vectors]]) -> list[str
     if not readable:
         return ["none of the pictures is here: the vectors could not be compared with the model's own."]
     pictures = [open_image(path) for path, _ in readable]
-    own = _unit(np.asarray(model.encode_image(pictures, batch_size=CHECKED), np.float32))
+    own = _unit(model.encode_image(pictures, batch_size=CHECKED))
     cosine = float(np.median((own * _unit(np.stack([vector for _, vector in readable]))).sum(1)))
     if cosine < AGREE:
         raise DataError(

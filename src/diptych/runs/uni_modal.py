@@ -10,8 +10,8 @@ import torch
 from diptych.data.captions import Captions
 from diptych.data.readable import LeftOut
 from diptych.devices import pick_device
-from diptych.encoders import class_words
 from diptych.encoders.dual import is_dual_encoder
+from diptych.encoders.known_names import CLASS_WORDS
 from diptych.encoders.open_clip_models import is_open_clip
 from diptych.encoders.pretrained import load_config
 from diptych.errors import SettingsError
@@ -88,7 +88,7 @@ def _is_model(run: Path) -> bool:
     config = run / "config.json"
     if config.is_file() and b'"retriever"' in config.read_bytes():
         return True
-    if str(run) == class_words.NAME:
+    if str(run) == CLASS_WORDS:
         return True
     return is_dual_encoder(run) and (is_open_clip(run) or hasattr(load_config(str(run)), "vision_config"))
 

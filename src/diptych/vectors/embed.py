@@ -175,7 +175,7 @@ class _Shard:
         if not pending:
             return
         rows = self.model.encode_image([one.picture for one in pending], batch_size=self.batch_size)
-        for one, vector in zip(pending, np.asarray(rows, np.float32), strict=True):
+        for one, vector in zip(pending, rows, strict=True):
             one.vector, one.picture = vector, None
 
     def commit(self, pictures: list[_Picture], _: None) -> None:
@@ -197,7 +197,7 @@ class _Shard:
     def write_texts(self) -> None:
         """Encode and write the texts of the images that were kept, in their order."""
         for items in _chunks(chain.from_iterable(self.kept), TEXTS):
-            rows = np.asarray(self.model.encode_text([item.text for item in items]), np.float32)
+            rows = self.model.encode_text([item.text for item in items])
             finite = np.asarray(np.isfinite(rows).all(axis=1))
             self.unreadable += [
                 (item.id, NOT_FINITE) for item, good in zip(items, finite, strict=True) if not good

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diptych.errors import DataError
-from diptych.model.retriever import Retriever
+from diptych.index.models import open_model
+from diptych.model.protocol import Model
 from diptych.vectors.embed import Outcome, embed_or_reason
 from diptych.vectors.manifest import Receipt, is_vectors, read_manifest
 from diptych.vectors.sources import Sources, open_sources
@@ -53,7 +54,7 @@ def embed_shard_of(task: Task, name: str) -> Receipt | str:
 
 
 @lru_cache(maxsize=1)
-def _prepared(task: Task) -> tuple[Retriever, Sources]:
+def _prepared(task: Task) -> tuple[Model, Sources]:
     """The model and the data, opened once by each process."""
     if not is_vectors(task.out) or read_manifest(task.out).fingerprint != task.fingerprint:
         raise DataError(
@@ -65,7 +66,7 @@ def _prepared(task: Task) -> tuple[Retriever, Sources]:
         raise DataError(
             f"a worker finds other data at {task.data} than this machine: use a file system that all share."
         )
-    model = Retriever.from_pretrained(task.model, task.device, task.precision)
+    model = open_model(task.model, task.device, task.precision)
     if model.fingerprint() != task.fingerprint:
         raise DataError(
             f"a worker finds another model at {task.model} than this machine: copy the same to all of them."

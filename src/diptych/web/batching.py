@@ -195,7 +195,7 @@ class BatchedModel:
         flat = [one for values in lists for one in values]
         rows = self._model.encode_text(flat) if kind == "text" else self._model.encode_image(flat)
         ends = np.cumsum([len(values) for values in lists])[:-1]
-        return np.split(np.asarray(rows, np.float32), ends)
+        return np.split(rows, ends)
 
 
 class BatchedIndex:

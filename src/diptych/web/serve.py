@@ -13,6 +13,7 @@ from pathlib import Path
 
 from diptych.errors import MissingExtra, SettingsError
 from diptych.index.engines.opening import open_index
+from diptych.index.models import open_model
 from diptych.index.protocol import Index
 from diptych.model.protocol import Model
 
@@ -70,10 +71,8 @@ def serve(
     listening = _bind(host, port)
     try:
         if isinstance(model, str | Path):
-            from diptych.model.retriever import Retriever
-
             model_name = model_name or str(model)
-            model = Retriever.from_pretrained(model)
+            model = open_model(model)
         from diptych.index.query.reranking import reranker_of
 
         with open_index(place) as index:

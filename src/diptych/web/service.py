@@ -164,7 +164,7 @@ class Service:
         images, thumbnails = self._encoded(dict.fromkeys(item.image for item in new if item.image), uploads)
         texts = [item.text for item in new if not item.image]
         encoded = iter(self._model.encode_text(texts) if texts else ())
-        rows = np.stack([np.asarray(images[i.image] if i.image else next(encoded), np.float32) for i in new])
+        rows = np.stack([images[i.image] if i.image else next(encoded) for i in new])
         with self._changing() as index:
             where = index.collection(UPLOADS).number
             items = [

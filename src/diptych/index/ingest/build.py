@@ -33,7 +33,7 @@ from diptych.index.ingest.thumbnails import make_thumbnail
 from diptych.index.ingest.works import NOT_FINITE, Built, Read, Work, has_vector, reason_of
 from diptych.index.local_features import LocalFeatures, features_place
 from diptych.index.protocol import KINDS, Index, Item, Precision, Vectors
-from diptych.model.protocol import Model
+from diptych.model.protocol import Model, pairs_of
 from diptych.progress import track
 
 APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of milliseconds on two cores
@@ -85,7 +85,7 @@ def index_collection(
     captions = source if isinstance(source, Captions) else open_captions(source, problems=absent)
     if len(captions.images) == 0:
         raise DataError(f"{captions.name} has no images: an index needs at least one.")
-    if local_features and getattr(model, "scorer", None) is None:
+    if local_features and pairs_of(model) is None:
         raise SettingsError(
             "this model has no pair scorer, which local features are for: index without --local_features."
         )
@@ -172,7 +172,7 @@ class _Sync:
     ) -> None:
         self.shared, self.photos = shared, photos
         self.model, self.captions, self.index, self.labeller = model, captions, index, labeller
-        on_gpu = getattr(getattr(model, "device", None), "type", "cpu") != "cpu"
+        on_gpu = getattr(model, "device", "cpu") != "cpu"
         self.with_texts, self.batch_size = texts, batch_size or (ON_GPU if on_gpu else ON_CPU)
         self.local, self.stored = local, local.contents() if local is not None else {}
         self.texts_of = captions.texts_of()
@@ -342,16 +342,17 @@ class _Sync:
                 work.item = replace(work.item, metadata={**work.item.metadata, **told})
                 work.texts = [replace(text, metadata={**text.metadata, **told}) for text in work.texts]
         if self.local is not None:
-            model: Any = self.model  # a retriever with a scorer, as ``index_collection`` checked
-            for work, local in zip(pending, model.encode_image_features(pictures).split(), strict=True):
-                work.local = local.numpy()
-        for work, vector in zip(pending, np.asarray(rows, np.float32), strict=True):
+            scorer = pairs_of(self.model)
+            assert scorer is not None  # as ``index_collection`` checked
+            for work, local in zip(pending, scorer.image_features(pictures), strict=True):
+                work.local = local
+        for work, vector in zip(pending, rows, strict=True):
             work.vector, work.picture = vector, None
 
     def encode_texts(self, waiting: list[Work]) -> Vectors | None:
         """Vectors of the texts that go with images that have one; None without such texts."""
         texts = [text.text for work in waiting if has_vector(work) for text in work.texts]
-        return np.asarray(self.model.encode_text(texts), np.float32) if texts else None
+        return self.model.encode_text(texts) if texts else None
 
     def commit(self, waiting: list[Work], of_texts: Vectors | None) -> None:
         """Write images and texts in one transaction."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from diptych.cache.features import PictureCache
 from diptych.data.captions import StoredImage
 from diptych.data.readers.webdataset import Member
-from diptych.devices import autocast
-from diptych.encoders.backbone import Backbone
-from diptych.encoders.encoder import Encoder
 from diptych.errors import DataError, StorageError
 from diptych.index.ingest.exif import is_photo, photo_facts
+from diptych.model.protocol import CellCache
 
 EXIF = (
     "exif 1"  # part of an item's digest: an item that was indexed before its EXIF was read is written again
@@ -57,20 +52,16 @@ class SharedFeatures:
     The cache is a convenience here: where it cannot be written, the index is made without it.
     """
 
-    def __init__(self, cache: PictureCache, precision: Callable[[], AbstractContextManager[object]]) -> None:
-        self.cache, self.precision, self.writing = cache, precision, True
+    def __init__(self, cache: CellCache) -> None:
+        self.cache, self.writing = cache, True
         self.note = ""
 
     @staticmethod
-    def of(model: Any, folder: Path | None = None) -> SharedFeatures | None:
+    def of(model: Any) -> SharedFeatures | None:
         """The cache of a model whose image encoder has a frozen backbone, else None."""
-        encoder = getattr(getattr(model, "image", None), "encoder", None)
-        frozen = encoder.frozen_part() if isinstance(encoder, Encoder) else None
-        if not isinstance(frozen, Backbone):
-            return None
-        precision = partial(autocast, model.device, model.precision)
-        with precision():  # features of another precision are others
-            return SharedFeatures(PictureCache(frozen, model.image_input, folder), precision)
+        opening = getattr(model, "cell_cache", None)
+        cache = None if opening is None else opening()
+        return None if cache is None else SharedFeatures(cache)
 
     def known(self, key: str) -> NDArray[Any] | None:
         """The cells of a picture that some command has computed."""
@@ -93,7 +84,6 @@ class SharedFeatures:
     def _computed(
         self, keys: Sequence[str], pictures: Sequence[StoredImage], new: Sequence[int], store: bool
     ) -> Sequence[StoredImage]:
-        with self.precision():
-            cells = self.cache.compute([keys[n] for n in new], [pictures[n] for n in new], store=store)
+        cells = self.cache.compute([keys[n] for n in new], [pictures[n] for n in new], store=store)
         made: dict[int, NDArray[np.float16]] = dict(zip(new, cells, strict=True))
         return [made.get(n, picture) for n, picture in enumerate(pictures)]

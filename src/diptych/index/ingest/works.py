@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from diptych.data.captions import StoredImage
-from diptych.index.local_features import Local
 from diptych.index.protocol import Item, Vectors
+from diptych.model.protocol import Local
 
 NOT_FINITE = "the model makes NaN or infinity of it: check the model and the picture."
 

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from diptych.data.images import as_item
 from diptych.errors import QueryError, SettingsError
 from diptych.index.local_features import LocalFeatures, features_place
+from diptych.index.models import open_model
 from diptych.index.protocol import Item, Query, Term
 from diptych.index.query.frames import picture_of
-from diptych.model.retriever import Retriever
-from diptych.model.scores import PairScores
-from diptych.types import Ragged
+from diptych.model.protocol import Local, Model, PairScoring, Rows, pairs_of
 
 
 class Reranker:
@@ -29,14 +27,16 @@ class Reranker:
     it did. Those of texts are always computed.
     """
 
-    def __init__(self, models: Sequence[Retriever], stored: Sequence[LocalFeatures | None] = ()) -> None:
+    def __init__(self, models: Sequence[Model], stored: Sequence[LocalFeatures | None] = ()) -> None:
+        self.scorers: list[PairScoring] = []
         for model in models:
-            if model.scorer is None:
+            scorer = pairs_of(model)
+            if scorer is None:
                 raise SettingsError(
                     "this model has no pair scorer to re-rank with: give a run of 'sgr' or 'saf', for instance."
                 )
-        self.models = list(models)
-        self.stored = list(stored) or [None] * len(self.models)
+            self.scorers.append(scorer)
+        self.stored = list(stored) or [None] * len(self.scorers)
         self._lock = threading.Lock()  # a service asks from several threads
 
     def __call__(self, query: Query, items: Sequence[Item], files: Sequence[Path | None]) -> list[float]:
@@ -52,30 +52,11 @@ class Reranker:
             )
         with self._lock:
             totals = [
-                self._scores(model, store, terms, items, files)
-                for model, store in zip(self.models, self.stored, strict=True)
+                _scores(scorer, store, terms, items, files)
+                for scorer, store in zip(self.scorers, self.stored, strict=True)
             ]
         mean: list[float] = np.mean(totals, axis=0).tolist()
         return mean
-
-    def _scores(
-        self,
-        model: Retriever,
-        store: LocalFeatures | None,
-        terms: Sequence[Term],
-        items: Sequence[Item],
-        files: Sequence[Path | None],
-    ) -> Any:
-        weights = torch.tensor([term.weight for term in terms])
-        if items[0].kind == "image":
-            images = _local_features(model, store, items, files)
-            texts = model.encode_text_features([str(term.value) for term in terms])
-            found = _pairs(model, images, texts) @ weights
-        else:
-            images = model.encode_image_features([as_item(term.value) for term in terms])
-            texts = model.encode_text_features([item.text for item in items])
-            found = weights @ _pairs(model, images, texts)
-        return (found / weights.abs().sum()).numpy()
 
 
 def reranker_of(place: str | Path, model: Any, others: Sequence[str | Path] = ()) -> Reranker | None:
@@ -84,8 +65,8 @@ def reranker_of(place: str | Path, model: Any, others: Sequence[str | Path] = ()
     Local features that lie beside the index are used. None where the model has no pair scorer and no other is named.
     """
     where, precision = getattr(model, "device", "cpu"), getattr(model, "precision", "no")
-    models = [Retriever.from_pretrained(other, where, precision) for other in others]
-    if not models and isinstance(model, Retriever) and model.scorer is not None:
+    models: list[Model] = [open_model(other, where, precision) for other in others]
+    if not models and pairs_of(model) is not None:
         models = [model]
     path = None if "://" in str(place) else features_place(place)
     stored = path is not None and path.exists()
@@ -95,15 +76,26 @@ def reranker_of(place: str | Path, model: Any, others: Sequence[str | Path] = ()
     return Reranker(models, stores) if models else None
 
 
-def _pairs(model: Retriever, images: Ragged, texts: Ragged) -> torch.Tensor:
-    assert model.scorer is not None
-    scores = PairScores(model.scorer, images, texts, model.device, model.precision)
-    return scores.tile(slice(None), slice(None)).cpu()
+def _scores(
+    scorer: PairScoring,
+    store: LocalFeatures | None,
+    terms: Sequence[Term],
+    items: Sequence[Item],
+    files: Sequence[Path | None],
+) -> Rows:
+    weights = np.array([term.weight for term in terms], np.float32)
+    if items[0].kind == "image":
+        images = _local_features(scorer, store, items, files)
+        found = scorer.scores(images, [str(term.value) for term in terms]) @ weights
+    else:
+        images = scorer.image_features([as_item(term.value) for term in terms])
+        found = weights @ scorer.scores(images, [item.text for item in items])
+    return np.asarray(found / np.abs(weights).sum(), np.float32)
 
 
 def _local_features(
-    model: Retriever, store: LocalFeatures | None, items: Sequence[Item], files: Sequence[Path | None]
-) -> Ragged:
+    scorer: PairScoring, store: LocalFeatures | None, items: Sequence[Item], files: Sequence[Path | None]
+) -> list[Local]:
     """The local features of images: the stored ones, and the others computed from their files."""
     known = dict(store.get(items)) if store is not None else {}
     missing: list[tuple[Item, Path]] = []
@@ -117,8 +109,6 @@ def _local_features(
             )
         missing.append((item, file))
     if missing:
-        computed = model.encode_image_features([picture_of(*one) for one in missing]).split()
-        known |= {item.id: local.numpy() for (item, _), local in zip(missing, computed, strict=True)}
-    sets = [torch.from_numpy(np.array(known[item.id])) for item in items]
-    ends = torch.tensor([0, *(len(one) for one in sets)]).cumsum(0)
-    return Ragged(torch.cat(sets), ends)
+        computed = scorer.image_features([picture_of(*one) for one in missing])
+        known |= {item.id: local for (item, _), local in zip(missing, computed, strict=True)}
+    return [known[item.id] for item in items]

@@ -21,7 +21,7 @@ from diptych.index.query.filters import Filter
 from diptych.index.query.frames import one_per_video
 from diptych.index.query.lexical import fuse
 from diptych.index.query.parse import parse_query
-from diptych.model.protocol import Model
+from diptych.model.protocol import Model, pairs_of
 
 DEEPER = 4  # times as many items are asked for when those found are frames of too few videos
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
@@ -41,8 +41,8 @@ class HitScorer(Protocol):
 class Searcher:
     """An index and the model it was made with.
 
-    ``pair_scorer`` re-ranks when a search asks for it; without it, the model's own where it has one (a ``Retriever``
-    with a scorer computes local features from the files of the hits). ``allow_urls`` lets a query name images
+    ``pair_scorer`` re-ranks when a search asks for it; without it, the model's own where it has one
+    (which computes local features from the files of the hits). ``allow_urls`` lets a query name images
     by address.
     """
 
@@ -122,11 +122,11 @@ class Searcher:
         images = [n for n, term in enumerate(query.terms) if term.kind in ("image", "url")]
         if texts:
             rows = self.model.encode_text([str(query.terms[n].value) for n in texts])
-            for n, row in zip(texts, np.asarray(rows, np.float32), strict=True):
+            for n, row in zip(texts, rows, strict=True):
                 vectors[n] = row
         if images:
             rows = self.model.encode_image([self._picture(query.terms[n]) for n in images])
-            for n, row in zip(images, np.asarray(rows, np.float32), strict=True):
+            for n, row in zip(images, rows, strict=True):
                 vectors[n] = row
         for n, term in enumerate(query.terms):
             if term.kind == "item":
@@ -301,11 +301,9 @@ class Searcher:
 
 def _own_scorer(model: Model) -> HitScorer | None:
     found: HitScorer | None = getattr(model, "pair_scorer", None)
-    if found is None and getattr(model, "scorer", None) is not None:
+    if found is None and pairs_of(model) is not None:
         from diptych.index.query.reranking import Reranker
-        from diptych.model.retriever import Retriever
 
-        assert isinstance(model, Retriever)
         return Reranker([model])
     return found
 

@@ -1,0 +1,94 @@
+"""A retriever as the search half sees it: numpy in, numpy out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from diptych.devices import autocast
+from diptych.encoders.backbone import Backbone
+from diptych.interaction.scorer import PairScorer
+from diptych.model.protocol import CellCache, Local, Rows
+from diptych.model.retriever import Retriever
+from diptych.model.scores import PairScores
+from diptych.types import Ragged
+
+
+class TorchModel:
+    """A ``Model`` whose encoders are those of a retriever."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        self.retriever = retriever
+
+    @property
+    def dim(self) -> int:
+        """Length of an encoded vector."""
+        return self.retriever.dim
+
+    @property
+    def device(self) -> str:
+        """The name of the device that the weights are on."""
+        return str(self.retriever.device)
+
+    @property
+    def precision(self) -> str:
+        """The precision of encoding."""
+        return self.retriever.precision
+
+    @property
+    def pairs(self) -> TorchPairs | None:
+        """The pair scorer, None where the retriever has none."""
+        scorer = self.retriever.scorer
+        return None if scorer is None else TorchPairs(self.retriever, scorer)
+
+    def fingerprint(self) -> str:
+        """The fingerprint of the retriever."""
+        return self.retriever.fingerprint()
+
+    def encode_image(self, images: Any, *, batch_size: int | None = None) -> Rows:
+        """Rows (N, dim) for a list or store of images."""
+        return self.retriever.encode_image(images, batch_size=batch_size).numpy()
+
+    def encode_text(self, texts: Any, *, batch_size: int | None = None) -> Rows:
+        """Rows (M, dim) for a list or store of texts."""
+        return self.retriever.encode_text(texts, batch_size=batch_size).numpy()
+
+    def predict_labels(self, images: Any, *, batch_size: int | None = None) -> Sequence[Mapping[str, float]]:
+        """Labels of images with their scores, best first."""
+        return self.retriever.predict_labels(images, batch_size=batch_size)
+
+    def cell_cache(self, folder: Path | None = None) -> CellCache | None:
+        """The shared cache of the frozen image backbone, None where the encoder has none."""
+        frozen = self.retriever.image.encoder.frozen_part()
+        if not isinstance(frozen, Backbone):
+            return None
+        from diptych.cache.features import PictureCache  # searches need none of it
+
+        precision = partial(autocast, self.retriever.device, self.retriever.precision)
+        return PictureCache(frozen, self.retriever.image_input, folder, precision)
+
+
+class TorchPairs:
+    """The pair scorer of a retriever."""
+
+    def __init__(self, retriever: Retriever, scorer: PairScorer) -> None:
+        self.retriever, self.scorer = retriever, scorer
+
+    def image_features(self, images: Any) -> list[Local]:
+        """The local features of each image, (L, D) float16."""
+        return [local.numpy() for local in self.retriever.encode_image_features(images).split()]
+
+    def scores(self, images: Sequence[Local], texts: Sequence[str]) -> Rows:
+        """Scores (N, M) of images, given by their local features, against texts."""
+        sets = [torch.from_numpy(np.array(local)) for local in images]
+        ends = torch.tensor([0, *(len(one) for one in sets)]).cumsum(0)
+        words = self.retriever.encode_text_features(texts)
+        found = PairScores(
+            self.scorer, Ragged(torch.cat(sets), ends), words, self.retriever.device, self.retriever.precision
+        )
+        return found.tile(slice(None), slice(None)).cpu().numpy()
