@@ -111,12 +111,13 @@ def pictures_alone(path: str) -> str:
 
 def is_collection(place: str) -> bool:
     """Whether a folder given in place of an index holds pictures to index: it is not an index, run or model."""
-    from diptych.data.formats import located, recognise
     from diptych.index.engines.opening import index_exists
 
-    if "://" in place or not located(place).is_dir() or index_exists(place) or is_model_folder(place):
+    if "://" in place or is_model_folder(place) or index_exists(place):
         return False
-    return recognise(located(place)) is not None
+    from diptych.data.formats import located, recognise  # every reader, which an index needs none of
+
+    return located(place).is_dir() and recognise(located(place)) is not None
 
 
 def is_model_folder(path: str) -> bool:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from diptych.data.images import ImageInput
 from diptych.data.text import TextInput
-from diptych.encoders import class_words, clip, open_clip_models
-from diptych.encoders.clip import ClipImage, ClipText
 from diptych.encoders.dual_side import DualImageSide, DualSide
-from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name
+from diptych.encoders.known_names import CLASS_WORDS, is_open_clip, is_pretrained_name
 from diptych.errors import SettingsError
 from diptych.storage import parse_json
 
@@ -27,7 +25,7 @@ class DualEncoder:
 
 def is_dual_encoder(source: str | Path) -> bool:
     """Whether ``load_dual`` opens it: a name, or a folder in the format of transformers or open_clip."""
-    if is_pretrained_name(source) or open_clip_models.is_open_clip(source):
+    if is_pretrained_name(source) or is_open_clip(source):
         return True
     try:
         config = parse_json((Path(source) / "config.json").read_text("utf-8"))
@@ -42,15 +40,21 @@ def load_dual(source: str | Path, *, local: bool = False, lora: int = 0) -> Dual
     With ``local`` also the vectors of patches and words; with ``lora`` adapters of that rank, which alone are trained.
     """
     untrained = str(source) == CLASS_WORDS
-    if untrained or open_clip_models.is_open_clip(source):
+    if untrained or is_open_clip(source):
         if local or lora:
             wanted = "local features" if local else "adapters for LoRA"
             other = "a CLIP model, as in hf:ID" if untrained else "the hf: form of the model"
             raise SettingsError(f"{source} has no {wanted}: use {other}.")
         if untrained:
-            return DualEncoder(*class_words.load_class_words())
-        return DualEncoder(*open_clip_models.load_open_clip(source))
+            from diptych.encoders.class_words import load_class_words
+
+            return DualEncoder(*load_class_words())
+        from diptych.encoders.open_clip_models import load_open_clip
+
+        return DualEncoder(*load_open_clip(source))
+    from diptych.encoders import clip
+
     images, texts = clip.clip_inputs(source)  # first: small files, and most mistakes
     model = clip.load_clip(source)
-    image, text = ClipImage(model, local=local, lora=lora), ClipText(model, local=local, lora=lora)
-    return DualEncoder(image, text, images, texts)
+    image = clip.ClipImage(model, local=local, lora=lora)
+    return DualEncoder(image, clip.ClipText(model, local=local, lora=lora), images, texts)

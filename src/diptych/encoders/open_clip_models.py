@@ -19,7 +19,7 @@ from diptych.data.processors import ProcessedPixels
 from diptych.data.text import CHUNK, TextInput, tokenizer_state
 from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import text_inputs
-from diptych.encoders.known_names import OPEN_CLIP
+from diptych.encoders.known_names import OPEN_CLIP, OPEN_CLIP_CONFIG
 from diptych.encoders.pretrained import free_name
 from diptych.encoders.torchvision_packages import import_package
 from diptych.errors import DataError, DiptychError, SettingsError
@@ -28,7 +28,6 @@ from diptych.progress import track
 from diptych.storage import parse_json
 from diptych.types import Features, Inputs
 
-CONFIG = "open_clip_config.json"
 FORMS = "open_clip:ARCHITECTURE/WEIGHTS, open_clip:hf-hub:ID or open_clip:FOLDER"
 
 
@@ -41,7 +40,7 @@ class _OpenClipSide(DualSide):
         """The configuration in a folder of its own; the weights travel with the model."""
         name = free_name(folder, "open_clip")
         (folder / name).mkdir()
-        (folder / name / CONFIG).write_text(json.dumps(self.config, indent=2), "utf-8")
+        (folder / name / OPEN_CLIP_CONFIG).write_text(json.dumps(self.config, indent=2), "utf-8")
         return {"source": name, "pretrained": False}
 
     def content_arguments(self) -> dict[str, object]:
@@ -123,7 +122,7 @@ class OpenClipTokens(TextInput):
         """Write the configuration, and the files of a tokenizer that has any."""
         name = free_name(folder, "open_clip")
         (folder / name).mkdir()
-        (folder / name / CONFIG).write_text(json.dumps(self.config, indent=2), "utf-8")
+        (folder / name / OPEN_CLIP_CONFIG).write_text(json.dumps(self.config, indent=2), "utf-8")
         if hasattr(self.tokenizer, "save_pretrained"):
             self.tokenizer.save_pretrained(folder / name)
         return {"source": name}
@@ -190,7 +189,7 @@ def _read_config(source: str | Path) -> dict[str, Any]:
     name = _names(source)[0]
     with _quiet(source):
         if name.startswith("local-dir:"):
-            path = Path(name.removeprefix("local-dir:")) / CONFIG
+            path = Path(name.removeprefix("local-dir:")) / OPEN_CLIP_CONFIG
             return {"model_cfg": parse_json(path.read_text("utf-8"))["model_cfg"]}
         if name.startswith("hf-hub:"):
             from open_clip.factory import _get_hf_config
@@ -207,7 +206,7 @@ def _names(source: str | Path) -> tuple[str, str | None]:
     name = str(source).removeprefix(OPEN_CLIP)
     if name.startswith(("hf-hub:", "local-dir:")):
         return name, None
-    if (Path(name) / CONFIG).is_file():
+    if (Path(name) / OPEN_CLIP_CONFIG).is_file():
         return f"local-dir:{name}", None
     if "/" not in name:
         raise SettingsError(f"'{name}' names no weights: give {FORMS}.")
@@ -239,8 +238,3 @@ def _quiet(source: str | Path) -> Iterator[None]:
 
 def _open_clip() -> ModuleType:
     return import_package("open_clip", "open_clip_torch", "open-clip", "an open_clip: model")
-
-
-def is_open_clip(source: str | Path) -> bool:
-    """Whether a name or folder is one of open_clip's."""
-    return str(source).startswith(OPEN_CLIP) or (Path(source) / CONFIG).is_file()

@@ -11,8 +11,7 @@ from diptych.data.captions import Captions
 from diptych.data.readable import LeftOut
 from diptych.devices import pick_device
 from diptych.encoders.dual import is_dual_encoder
-from diptych.encoders.known_names import CLASS_WORDS
-from diptych.encoders.open_clip_models import is_open_clip
+from diptych.encoders.known_names import CLASS_WORDS, is_open_clip
 from diptych.encoders.pretrained import load_config
 from diptych.errors import SettingsError
 from diptych.evaluation.class_lists import is_class_list
