@@ -1,4 +1,4 @@
-"""What many tests share: a temporary cache folder instead of the user's, and a PostgreSQL server."""
+"""What many tests share: a temporary cache folder, a PostgreSQL server, and no deadline for Hypothesis."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from servers import Server
+
+# an example that takes long on a busy machine is no failure; settings() keeps Hypothesis' profile for CI
+settings.register_profile("diptych", settings(), deadline=None)
+settings.load_profile("diptych")
 
 
 @pytest.fixture(scope="session", autouse=True)

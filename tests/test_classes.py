@@ -31,7 +31,7 @@ def loop(
     return ranks
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(2, 30), st.integers(1, 5), st.integers(0, 1000), st.booleans())
 def test_leave_one_out_equals_the_loop(count: int, kinds: int, seed: int, copies: bool) -> None:
     rng = np.random.default_rng(seed)

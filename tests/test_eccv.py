@@ -44,7 +44,7 @@ def average_precision(ranked: list[int], relevant: set[int]) -> tuple[float, flo
     return total / size, found / size, float(ranked[0] in relevant)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(2, 40), st.data())
 def test_judged_lists_follow_the_equations(gallery: int, data: st.DataObject) -> None:
     ranked = data.draw(st.permutations(range(gallery)))
@@ -72,7 +72,7 @@ def test_a_list_shorter_than_r_is_refused() -> None:
         judge_lists({0: [1, 2]}, {0: set()})
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 4), st.integers(0, 10_000), st.data())
 def test_top_lists_are_a_stable_sort(
     images: int, texts: int, levels: int, seed: int, data: st.DataObject

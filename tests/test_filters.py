@@ -251,7 +251,7 @@ tree = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(row, min_size=1, max_size=30), st.lists(tree, min_size=1, max_size=4), st.data())
 def test_columns_agree_with_the_meaning(tmp_path_factory: pytest.TempPathFactory, rows, trees, data) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path_factory.mktemp("filters") / "index"

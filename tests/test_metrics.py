@@ -63,7 +63,7 @@ def retrievals(draw: st.DrawFn, tied: bool) -> tuple[NDArray[np.float64], list[i
 
 
 @pytest.mark.parametrize("ties", TIES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(case=st.one_of(retrievals(tied=True), retrievals(tied=False)), small=st.booleans())
 def test_ranks_are_those_of_the_definition(
     ties: str, case: tuple[NDArray[np.float64], list[int]], small: bool
@@ -87,7 +87,7 @@ def test_the_oracle_tells_the_tie_rules_apart() -> None:
     }
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(case=retrievals(tied=False), seed=st.integers(0, 1000))
 def test_order_of_images_and_texts_does_not_matter_without_ties(
     case: tuple[NDArray[np.float64], list[int]], seed: int
@@ -101,7 +101,7 @@ def test_order_of_images_and_texts_does_not_matter_without_ties(
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(case=st.one_of(retrievals(tied=True), retrievals(tied=False)), exponent=st.integers(-8, 8))
 def test_an_increasing_change_of_scores_does_not_matter(
     case: tuple[NDArray[np.float64], list[int]], exponent: int
@@ -110,7 +110,7 @@ def test_an_increasing_change_of_scores_does_not_matter(
     assert retrieval_metrics(scores, image_of) == retrieval_metrics(scores * 2.0**exponent + 3, image_of)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(case=st.one_of(retrievals(tied=True), retrievals(tied=False)))
 def test_tie_rules_are_ordered_and_agree_without_ties(case: tuple[NDArray[np.float64], list[int]]) -> None:
     for _, placement in count_ranks(*case):

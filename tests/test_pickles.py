@@ -48,7 +48,7 @@ def same(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.sampled_from(DTYPES).flatmap(
         lambda d: hnp.arrays(np.dtype(d), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))

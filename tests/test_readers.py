@@ -130,7 +130,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(table=tables)
 def test_what_is_written_is_read_back(
     kind: str, table: Table, tmp_path_factory: pytest.TempPathFactory

@@ -101,7 +101,7 @@ def check(asked: Asked) -> None:
             assert asked.ranked(slots, query) == expected
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=150)
 @given(
     seed=st.integers(0, 2**32),
     precision=st.sampled_from(PRECISIONS),

@@ -126,7 +126,7 @@ def test_not_a_senteval_folder(tmp_path: Path) -> None:
 numbers = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.25, 2.0, 3.7, 5.0]), min_size=3, max_size=30)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(numbers, st.integers(0, 1000), st.booleans())
 def test_correlations_equal_scipy(gold: list[float], seed: int, tied: bool) -> None:
     from scipy import stats

@@ -48,7 +48,7 @@ def test_a_few_inputs(name: str, tmp_path: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < GROWTH
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.one_of(st.sampled_from(FILTER), st.text(max_size=8)), max_size=20))
 def test_any_filter_is_read_or_refused(pieces: list[str]) -> None:
     text = " ".join(pieces)
@@ -60,7 +60,7 @@ def test_any_filter_is_read_or_refused(pieces: list[str]) -> None:
     assert matches(tree, {"price": 5, "name": "red"}) in (True, False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 def test_any_query_is_read_or_refused(text: str) -> None:
     try:
