@@ -18,6 +18,7 @@ from diptych.data.formats import open_captions
 from diptych.errors import SettingsError
 from diptych.evaluation import score_matrix
 from diptych.model.retriever import Retriever
+from diptych.model.scores import PairScores
 from diptych.recipes import RECIPES
 from diptych.runs.train import training_splits
 from diptych.types import Batch, as_inputs
@@ -66,14 +67,14 @@ def test_a_region_too_many_is_refused(runs: dict[str, Path]) -> None:
     from diptych.errors import DataError
 
     model = Retriever.from_pretrained(runs["sgr"])
-    with pytest.raises(DataError, match="9 regions, this model was made for 6"):
+    with pytest.raises(DataError, match=r"\b9\b.*\b6\b"):
         model.encode_image([np.zeros((9, 16), np.float32)])
 
 
 def test_a_text_encoder_without_words_is_refused(data: Path) -> None:
     captions = training_splits(open_captions(str(data)))[0]
     recipe = RECIPES["sgr"]
-    with pytest.raises(SettingsError, match="a pair scorer reads words: use bigru"):
+    with pytest.raises(SettingsError, match="--text_encoder"):
         recipe.build(recipe.settings(text_encoder="gru"), captions)  # type: ignore[call-arg]
 
 
@@ -83,20 +84,28 @@ def test_a_score_matrix_gives_the_same_report(runs: dict[str, Path], tmp_path: P
         matrix = ["--score_matrix", tmp_path / "s.npy"]
         diptych("evaluate", runs["sgr"], runs["saf"], "--output", tmp_path / "stored.json", *matrix)
         assert rsum_of(tmp_path / "stored.json") == rsum_of(tmp_path / "plain.json")
-    assert "holds scores of another model" in refused(
-        "evaluate", runs["sgr"], "--score_matrix", tmp_path / "s.npy"
-    )
+    assert "s.npy" in refused("evaluate", runs["sgr"], "--score_matrix", tmp_path / "s.npy")
 
 
 def test_half_precision_is_refined_without_a_file_too(
     runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again = []
-    monkeypatch.setattr(score_matrix, "_refine", lambda *_: again.append(True))
+    refine, errors = score_matrix._refine, []
+
+    def watched(members: Any, matrix: Any, show_progress: bool) -> None:
+        ((rough, scorer),) = members
+        exact = PairScores(scorer, rough.images, rough.texts, rough.device, "no")
+        expected = exact.tile(slice(None), slice(None)).numpy()
+        errors.append(np.abs(matrix - expected).max())
+        refine(members, matrix, show_progress)
+        errors.append(np.abs(matrix - expected).max())
+
+    monkeypatch.setattr(score_matrix, "_refine", watched)
     diptych("evaluate", runs["sgr"], "--compute_precision", "bf16", "--bootstrap", 0)
-    assert again == [True]
+    before, after = errors
+    assert after < 1e-6 < 1e-5 < before  # every pair is among the best of this small gallery
     diptych("evaluate", runs["sgr"], "--bootstrap", 0)
-    assert again == [True]  # float32 has nothing to refine
+    assert len(errors) == 2  # float32 has nothing to refine
 
 
 def test_a_dual_encoder_is_reranked_by_pair_scorers(
@@ -111,10 +120,8 @@ def test_a_dual_encoder_is_reranked_by_pair_scorers(
     diptych("evaluate", runs["sgr"], runs["saf"], "--output", tmp_path / "both.json")
     assert rsum_of(tmp_path / "all.json") == pytest.approx(rsum_of(tmp_path / "both.json"))
     diptych("evaluate", quick, "--rerank", 3, *judged, "--output", tmp_path / "few.json")
-    assert "go together: give both" in refused("evaluate", quick, "--rerank", 3)
-    assert "has no pair scorer to re-rank with" in refused(
-        "evaluate", quick, "--rerank", 3, "--reranker", quick
-    )
+    assert "--rerank" in refused("evaluate", quick, "--rerank", 3)
+    assert "quick" in refused("evaluate", quick, "--rerank", 3, "--reranker", quick)
 
 
 def rsum_of(path: Path) -> float:
@@ -143,7 +150,7 @@ def test_speed_is_drawn_for_dual_encoders_pair_scorers_and_both(
         assert (tmp_path / f"speed-{end}.png").read_bytes()[:4] == b"\x89PNG"
     flags = ["--most", 1000, "--count", 6, "--patience", 1e-9, "--output", tmp_path / "quick.svg"]
     assert "extrapolated" in diptych("show", "speed", quick, *flags).stdout
-    assert "let its name end in" in refused("show", "speed", quick, "--output", tmp_path / "speed.txt")
+    assert "speed.txt" in refused("show", "speed", quick, "--output", tmp_path / "speed.txt")
 
 
 @pytest.mark.parametrize("kind", ["sgr", "saf"])
