@@ -25,7 +25,9 @@ def pack(values: ArrayLike) -> Codes:
     """(N, K) numbers → (N, ⌈K / 64⌉) words, with bit 1 where a number is ≥ 0."""
     array = np.asarray(values)
     if array.ndim != 2 or array.shape[1] == 0:
-        raise DataError(f"codes are packed from rows of numbers (N, K) with K ≥ 1, not from {array.shape}.")
+        raise DataError(
+            f"codes of {array.shape} numbers cannot be packed: give rows of numbers (N, K) with K ≥ 1."
+        )
     if np.issubdtype(array.dtype, np.floating) and np.isnan(array).any():
         raise DataError("codes cannot be packed from NaN: check the model and its input.")
     return pack_bits(array >= 0)
@@ -51,7 +53,9 @@ def hamming(query: Codes, codes: Codes) -> Distances:
     """Distances (N,) of one code (W,) to many (N, W): the number of bits that differ."""
     words = codes.shape[1]
     if query.shape != (words,):
-        raise DataError(f"a code of {query.shape} words cannot be compared with codes of {words}.")
+        raise DataError(
+            f"a code of {query.shape} words cannot be compared with codes of {words}: pack both alike."
+        )
     if words == 1:
         return _one_word(query[0], codes[:, 0])
     out: Distances = np.zeros(len(codes), np.uint8 if words * WORD < 256 else np.uint16)

@@ -105,7 +105,9 @@ class CosSinTransformer(Generator):
     ) -> None:
         super().__init__()
         if positions % heads:
-            raise SettingsError(f"{heads} attention heads do not divide the {positions} position channels.")
+            raise SettingsError(
+                f"{heads} attention heads do not divide the {positions} position channels: choose a divisor."
+            )
         self.positions = positions
         layer = nn.TransformerEncoderLayer(positions, heads, inner, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)

@@ -51,7 +51,9 @@ class GPO(Aggregator):
     def __init__(self, generator: nn.Module | None = None, temperature: float = 0.1) -> None:
         super().__init__()
         if temperature <= 0:
-            raise SettingsError(f"GPO divides by its temperature, and {temperature} is not above 0.")
+            raise SettingsError(
+                f"GPO divides by its temperature, and {temperature} is not above 0: raise it."
+            )
         self.generator = generator if generator is not None else CosSinBiGRU()
         self.temperature = temperature
         self._weights_of_memory: tuple[Any, ...] = ()

@@ -53,7 +53,7 @@ def advice(error: click.UsageError) -> str:
     if below is not None:
         path = error.ctx.command_path
         return f"{path} needs a name before {name}: as in {path} {below} {name} …"
-    return f"there is no option {name} here: choose among those of the help page"
+    return f"there is no option {name} here: choose among those of the help page."
 
 
 def meant(name: str, known: list[str]) -> list[str]:

@@ -234,7 +234,7 @@ def checked_pairing(
         )
     if owner.min() < 0 or owner.max() >= images:
         raise DataError(
-            f"image_of reaches from {owner.min()} to {owner.max()}, but there are {images} images."
+            f"image_of reaches from {owner.min()} to {owner.max()}, but there are {images} images: count from 0."
         )
     return owner.astype(np.int64)
 

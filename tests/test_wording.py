@@ -1,0 +1,645 @@
+"""The wording of errors, all of it in this file: how to meet each of them, and the sentence it says.
+
+Other tests name the type of an error and the value it is about, so that a better sentence changes one line here.
+FOLDER stands for the test's own folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import refused
+from PIL import Image
+
+from diptych import Retriever
+from diptych.aggregators import GPO, KMax
+from diptych.aggregators.labels import LabelHead
+from diptych.cache import contents
+from diptych.data.arrays import ArrayStore
+from diptych.data.augmentation import PictureAugmentation
+from diptych.data.captions import Captions
+from diptych.data.cleaning import clean_caption
+from diptych.data.decode.opening import open_image
+from diptych.data.decode.pickles import read_pickle
+from diptych.data.decode.video_files import Video
+from diptych.data.formats import open_captions
+from diptych.data.glove import word_vectors
+from diptych.data.images import PixelInput, RegionInput
+from diptych.data.labels.vocabulary import Labels
+from diptych.data.readers import emoji
+from diptych.data.vocabulary import build_vocabulary, read_vocabulary
+from diptych.devices import pick_device, pick_precision
+from diptych.encoders.dual import load_dual
+from diptych.encoders.regions import Regions
+from diptych.encoders.shared import TokenTransformer
+from diptych.errors import (
+    CheckpointError,
+    DataError,
+    DiptychError,
+    ImageError,
+    IndexFault,
+    MissingExtra,
+    QueryError,
+    SettingsError,
+    StorageError,
+)
+from diptych.evaluation.cards import Facts
+from diptych.evaluation.class_lists import open_class_list
+from diptych.evaluation.classes import class_recall
+from diptych.evaluation.judgements import judge_lists, load_judgements
+from diptych.evaluation.metrics import count_ranks, retrieval_metrics
+from diptych.evaluation.protocols import EvaluationProtocol, protocol_named
+from diptych.evaluation.report import Group, Report
+from diptych.evaluation.retrieval import evaluate_scores
+from diptych.evaluation.senteval import read_senteval
+from diptych.evaluation.shards import evaluate_vectors
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.engines.milvus.address import read_address
+from diptych.index.engines.opening import open_index
+from diptych.index.engines.postgres.database import Database
+from diptych.index.protocol import Item
+from diptych.index.query.filters import parse_filter
+from diptych.index.query.parse import parse_query
+from diptych.interaction.sgr import SGR
+from diptych.model.scores import EmbeddingScores, MeanScores
+from diptych.objectives.contrast import Contrast
+from diptych.objectives.contrastive import InfoNCE
+from diptych.objectives.expressions import parse_objective
+from diptych.objectives.labels import LabelLoss
+from diptych.objectives.prototypes import PrototypeClassification
+from diptych.objectives.queues import CoupledQueue
+from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
+from diptych.objectives.triplet import Triplet
+from diptych.runs.plan import Demand
+from diptych.settings import TrainingSettings, from_json
+from diptych.storage import storing, write_text
+from diptych.targets.columns import Column
+from diptych.training.checkpoint import read_run
+from diptych.vectors.embed import parse_part
+from diptych.web.limits import Limits
+
+ROW = np.array([1, 0, 0], np.float32)
+
+
+def put(folder: Path, name: str, content: Any, cut: int = 0) -> Path:
+    """A file with these bytes, this text or this array, without its last ``cut`` bytes."""
+    if isinstance(content, np.ndarray | np.generic):
+        stream = io.BytesIO()
+        np.save(stream, content)
+        content = stream.getvalue()
+    content = content.encode() if isinstance(content, str) else content
+    file = folder / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content[: len(content) - cut])
+    return file
+
+
+def png(width: int = 2, height: int = 2) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (width, height)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def table(folder: Path, content: bytes, **options: str) -> Captions:
+    """Captions of a table beside the pictures a.png and b.png."""
+    for name in ("a.png", "b.png"):
+        put(folder, name, png())
+    return open_captions(put(folder, "m.csv", content).parent, **options)
+
+
+def regions(folder: Path, name: str, content: bytes | None) -> Captions:
+    """Captions of a precomputed folder of two images and ten texts, with one file written anew or removed."""
+    place = folder / "toy_precomp"
+    put(place, "train_ims.npy", np.ones((2, 3, 4), np.float32))
+    put(place, "train_caps.txt", "a dog\n" * 10)
+    if content is None:
+        (place / name).unlink()
+    else:
+        put(place, name, content)
+    return open_captions(place)
+
+
+def index(folder: Path) -> EmbeddedIndex:
+    """An index of one item, 'a', with a price."""
+    with EmbeddedIndex.create(folder / "x.index", 3, model="mine", fingerprint="f00d") as made:
+        made.add([Item("a", metadata={"price": 3})], ROW[None])
+    return EmbeddedIndex.open(folder / "x.index", writable=True)
+
+
+def saving(file: Path, error: Exception) -> None:
+    with storing(file):
+        raise error
+
+
+def raising(error: Exception) -> None:
+    raise error
+
+
+# fmt: off
+SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
+    SettingsError: [
+        (lambda _: GPO(temperature=0.0), "GPO divides by its temperature, and 0.0 is not above 0: raise it."),
+        (lambda _: LabelHead(8, 0), "a label head needs at least one label: the training data have none."),
+        (lambda _: KMax(0), "KMax averages the k largest values, and k is 0: give at least 1."),
+        (lambda _: contents.chosen([], older_than="-3d"),
+         "'-3d' is not an age: write hours, days or weeks, such as 12h, 30d or 8w."),
+        (lambda _: contents.chosen([], keep="much"), "'much' is not a size: write it such as 500MB or 10GB."),
+        (lambda _: PictureAugmentation(crop=(0.0, 1.0)),
+         "crop=(0.0, 1.0) must be two numbers with 0 < low ≤ high ≤ 1."),
+        (lambda _: PictureAugmentation(hue=0.7),
+         "hue=0.7 is not a share of the colour circle: give a number from 0 to 0.5."),
+        (lambda _: PixelInput(size=0), "size=0 is not a picture side: give a positive number of pixels."),
+        (lambda _: RegionInput(0), "dim=0 is not a feature length: give a positive number."),
+        (lambda _: emoji.read(size=4),
+         "emoji pictures of size 4 cannot be drawn well: choose 16 to 2048 pixels."),
+        (lambda _: build_vocabulary([], min_count=0), "min_count=0 is out of range: give at least 1."),
+        (lambda _: pick_device("gpu"), "there is no device 'gpu': choose auto, cuda, cuda:1, mps or cpu."),
+        (lambda _: Regions(4, 4, drop=1.0),
+         "drop=1.0 is not a dropping rate: give a number in [0, 1), such as 0.2."),
+        (lambda _: load_dual("lite0+minilm", lora=4),
+         "lite0+minilm has no adapters for LoRA: use a CLIP model, as in hf:ID."),
+        (lambda _: TokenTransformer(8, depth=-1),
+         "depth=-1 is not a count of layers: give 0 (none), 1 or more."),
+        (lambda _: TokenTransformer(8, heads=3),
+         "dim=8 does not divide over 3 heads: choose a multiple of them."),
+        (lambda _: load_judgements("mine"), "judgements 'mine' are unknown: choose one of eccv, cxc, coco."),
+        (lambda _: retrieval_metrics(torch.zeros(1, 1), [0], ties="random"),
+         "ties='random' is unknown: choose one of index, strict, expected, pessimistic."),
+        (lambda _: protocol_named("coco"),
+         "protocol 'coco' is unknown: choose one of plain, flickr30k, coco-5k, coco-1k."),
+        (lambda _: Report(()), "a report needs at least one group of metrics: give an evaluator."),
+        (lambda _: Report((Group("x", {"a": 1.0}, "a", Facts({})), Group("y", {"a": 2.0}, "a", Facts({})))),
+         "two evaluators return a metric called 'a': give each of them names of its own."),
+        (lambda _: Group("sts", {"spearman": 1.0}, "kendall", Facts({})),
+         "the evaluator 'sts' names the metric 'kendall', which it does not return: its metrics are "
+         "spearman."),
+        (lambda _: evaluate_scores(np.eye(2), [0, 1], judgements=["eccv"]),
+         "judgements need the captions, for their ids: pass them in place of image_of."),
+        (lambda p: evaluate_vectors(p / "out", protocol="coco-1k"),
+         "the protocol coco-1k ranks 5 folds by themselves, these ranks are of the whole gallery: use plain."),
+        (lambda p: EmbeddedIndex.create(p / "new", 0),
+         "an index needs vectors of at least 1 dimension, not 0."),
+        (lambda p: EmbeddedIndex.create(p / "new", 24, precision="int3"),
+         "precision 'int3' is unknown: choose float32, float16, binary."),
+        (lambda _: read_address("milvus://db/x?colour=red"),
+         "a Milvus URL has no option 'colour': the options are consistency, index, replicas, partitions, "
+         "partition_by."),
+        (lambda _: read_address("milvus://db/x?index=ivf"),
+         "index='ivf' in the Milvus URL is unknown: choose flat, hnsw, diskann."),
+        (lambda _: read_address("milvus://db/x?replicas=0"),
+         "replicas='0' in the Milvus URL is out of range: give a number from 1 to 1000."),
+        (lambda _: read_address("milvus:///x"),
+         "the Milvus URL cannot be read: write milvus://user:password@host:port/name, and what is special in"
+         " a password as its code (/ as %2F, @ as %40, % as %25)."),
+        (lambda _: read_address("milvus://db/1a"),
+         "'1a' in the Milvus URL is not a name for an index: use letters, digits and _, at most 100, and no "
+         "digit at its beginning."),
+        (lambda _: read_address("milvus://db/x?partitions=8"),
+         "partitions= and partition_by= go together in a Milvus URL: write, for instance, "
+         "partitions=64&partition_by=shop."),
+        (lambda _: read_address("milvus://db/x?partitions=8&partition_by=path"),
+         "partition_by='path' in the Milvus URL is not a metadata column: name one that filters read."),
+        (lambda _: open_index("redis://localhost/x"),
+         "no index engine is known for 'redis://': give the path of a folder, or a postgresql:// or "
+         "postgres:// or milvus:// URL."),
+        (lambda _: Database("postgresql://me:1/ss@host/db"),
+         "the database URL cannot be read: write postgresql://user:password@host:port/database?index=name, "
+         "and what is special in a password as its code (/ as %2F, @ as %40, % as %25)."),
+        (lambda _: SGR(12, 6, steps=0), "SGR reasons in 0 steps: give 1 or more (the paper uses 3)."),
+        (lambda _: Contrast(diversity="variance"),
+         "diversity is 'variance': choose std, std_reversed, std_supplement, entropy, none."),
+        (lambda _: InfoNCE(temperature=0.0), "the temperature is 0.0: give a value above 0 (0.07 is usual)."),
+        (lambda _: InfoNCE(same_image="maybe"),
+         "same_image is 'maybe': choose 'positive', 'ignored' or 'negative'."),
+        (lambda _: InfoNCE(reduction="sum"), "reduction is 'sum': choose 'per_row' or 'per_entry'."),
+        (lambda _: LabelLoss("mse"), "the label loss 'mse' is unknown: choose logistic or bce."),
+        (lambda _: PrototypeClassification(0, 8, 12), "0 prototypes are asked for: ask for at least 1."),
+        (lambda _: PrototypeClassification(20, 8, 12),
+         "20 prototypes are more than the 12 training pairs: give --clusters 12 or fewer."),
+        (lambda _: CoupledQueue(0, 2),
+         "a queue of 0 rows of 2 numbers cannot hold anything: both must be at least 1."),
+        (lambda _: UniModalSoftLabels(divergence="js"), "the divergence is 'js': choose 'kl' or 'ce'."),
+        (lambda _: CrossModalSoftLabels(mode="both"),
+         "the mode of the soft labels is 'both': choose each, add, dot."),
+        (lambda _: Triplet(margin=-0.1), "the triplet margin is -0.1: give 0 or more (the papers use 0.2)."),
+        (lambda _: Triplet(negatives="semi-hard"), "negatives is 'semi-hard': choose 'hardest' or 'all'."),
+        (lambda _: Demand(items=1000, dim=0), "--dim 0 is too small: give at least 1."),
+        (lambda _: TrainingSettings(batch_size=1), "--batch_size is 1: it must be at least 2."),
+        (lambda _: TrainingSettings(precision="half"),
+         "--precision is 'half': choose one of no, bf16, fp16."),
+        (lambda _: from_json(TrainingSettings, {"learning_rat": 1}),
+         "there is no setting called learning_rat (did you mean learning_rate?)."),
+        (lambda _: parse_part("4"), "--shard 4 names no part: parts of 4 are called 1/4, 2/4, 3/4 and 4/4."),
+        (lambda _: Limits(k=0), "the limit k=0 lets nothing pass: give at least 1."),
+        (lambda p: table(p, b"image,text\na.png,x\n", empty="keep"),
+         "empty='keep' is unknown: say 'error' to refuse empty texts or 'drop' to skip them."),
+        (lambda p: table(p, b"image,text\na.png,x\n", colour="red"),
+         "the format 'manifest' has no option 'colour': its options are images, empty, image, text, "
+         "instances, unlabelled."),
+        (lambda p: index(p).search(ROW, 0),
+         "k, the number of hits, is out of range: it must be at least 1, not 0."),
+        (lambda _: parse_objective("info_nec", Triplet(), None),
+         "there is no objective 'info_nec': did you mean info_nce?"),
+        (lambda _: parse_objective("quux", Triplet(), None),
+         "there is no objective 'quux': choose own, triplet, info_nce, dcl, dcl_i, csa, usa."),
+        (lambda _: parse_objective("own - dcl", Triplet(), None),
+         "--objective 'own - dcl' cannot be read at 'own - dcl': write names with weights, such as own + "
+         "0.5*info_nce."),
+        (lambda _: parse_objective("dcl + 2*dcl", Triplet(), None),
+         "--objective 'dcl + 2*dcl' names 'dcl' twice: add up its weights."),
+        (lambda _: pick_precision("fp8", torch.device("cpu")),
+         "the precision 'fp8' is unknown: choose no, half, bf16, fp16."),
+        (lambda _: pick_precision("fp16", torch.device("cpu")),
+         "--precision fp16 needs a GPU: use 'no' or 'bf16' on a CPU."),
+        (lambda _: parse_part("5/4"),
+         "--shard 5/4 names no part: parts of 4 are called 1/4, 2/4, 3/4 and 4/4."),
+        (lambda _: TrainingSettings(learning_rate=-1.0), "--learning_rate is -1.0: it must be at least 0."),
+        (lambda _: TrainingSettings(learning_rate=float("nan")), "--learning_rate is nan: give a number."),
+    ],
+    DataError: [
+        (lambda p: ArrayStore(p / "o.npy"), "FOLDER/o.npy does not exist: check the path."),
+        (lambda p: ArrayStore(p),
+         "FOLDER is not a numpy array file ([Errno 21] Is a directory: 'FOLDER'): write it with numpy.save."),
+        (lambda _: clean_caption("?!"),
+         "the text '?!' has no words: correct it, or train with --no_clean_captions."),
+        (lambda p: read_pickle(p / "no.pkl"), "FOLDER/no.pkl does not exist: check the path."),
+        (lambda p: open_captions(p / "coco_precomp", format="karpathy"),
+         "FOLDER/coco_precomp is not in the format 'karpathy': expected dataset_coco.json or "
+         "dataset_flickr30k.json and images."),
+        (lambda p: open_captions(p / "hf"),
+         "FOLDER/hf does not exist: give the path of a data set, or 'emoji' for the built-in one."),
+        (lambda p: open_captions(p),
+         "FOLDER holds no picture and no data set that is known: give a folder of pictures, a table of "
+         "images and texts, or what 'diptych data formats' lists."),
+        (lambda _: RegionInput(8)([np.ones((3, 4))]),
+         "region features have 4 dimensions, this model reads 8: give features of that size, or build the "
+         "model with dim=4."),
+        (lambda _: Labels(["sky", "sky"]), "a label vocabulary names a label twice: give each label once."),
+        (lambda _: Labels(["sky"]).matrix([["fog"]], ["a.png"]),
+         "the label 'fog' of 'a.png' was not seen in training: the model knows 'sky'; remove the label, or "
+         "train on data that have it."),
+        (lambda p: read_vocabulary(p / "none.json"),
+         "the vocabulary FOLDER/none.json does not exist: check the path."),
+        (lambda p: open_class_list(p / "no"),
+         "FOLDER/no is not a folder: give the folder of CUB, SOP, In-Shop or iNaturalist."),
+        (lambda p: open_class_list(p),
+         "FOLDER is not a known list of classes (none of Ebay_test.txt, Eval/list_eval_partition.txt, "
+         "Inat_dataset_splits/Inaturalist_test_set1.txt, images/001.Black_footed_Albatross): give its own "
+         "folder."),
+        (lambda _: class_recall(torch.ones(1, 2), np.array([0])),
+         "1 items are too few to look for neighbours: give at least 2."),
+        (lambda _: judge_lists({0: [1, 2]}, {4: {1}}),
+         "query 4 is judged but was not ranked: rank every judged query."),
+        (lambda _: judge_lists({0: [1, 2]}, {0: set()}),
+         "query 0 has no relevant item: leave it out of the judgements."),
+        (lambda _: judge_lists({0: [1, 2]}, {0: {1, 2, 3}}),
+         "the list of query 0 has 2 items, but 3 are relevant: rank at least 3, a shorter list would flatter"
+         " the model."),
+        (lambda p: load_judgements("eccv", p),
+         "FOLDER/original_image_to_caption.json is missing: give a folder with the files of eccv-caption."),
+        (lambda _: count_ranks(torch.zeros(2, 3), [0, 1]),
+         "image_of is int64 of shape (2,) for 3 texts: give the image row of each text."),
+        (lambda _: count_ranks(torch.zeros(2, 3), [0, 1, 2]),
+         "image_of reaches from 0 to 2, but there are 2 images: count from 0."),
+        (lambda _: EvaluationProtocol("odd", folds=3).check(np.arange(4), 4),
+         "4 images do not divide into 3 folds: use the protocol plain."),
+        (lambda p: Report.load(p / "r.json"),
+         "FOLDER/r.json cannot be read (No such file or directory): give a report saved as JSON."),
+        (lambda p: read_senteval(p / "no"),
+         "FOLDER/no is not a folder: give the one that holds downstream/STS and downstream/SICK."),
+        (lambda p: read_senteval(p),
+         "FOLDER holds no downstream/STS and no downstream/SICK: give the folder that SentEval calls data."),
+        (lambda _: count_ranks(torch.zeros(6), [0]), "scores have shape (6,): they must be (images, texts)."),
+        (lambda _: MeanScores([]), "an ensemble needs at least one member."),
+        (lambda _: EmbeddingScores(torch.zeros(2, 3), torch.zeros(2, 4)),
+         "image vectors (2, 3) and text vectors (2, 4) do not go together: encode both with one model, as "
+         "(N, D) and (M, D)."),
+        (lambda p: evaluate_vectors(p / "out"),
+         "FOLDER/out holds no vectors (no manifest.json): give the folder that diptych embed wrote."),
+        (lambda p: table(p, b"image,text\na.png,x\nb.png,caf\xe9\n"),
+         "FOLDER/m.csv:3: the line is not UTF-8 (byte 10): save the file as UTF-8."),
+        (lambda p: table(p, b"image,text\na.png,x,y\n"),
+         "FOLDER/m.csv:2: the row has 3 fields: the header names 2; quote a field that holds the delimiter."),
+        (lambda p: table(p, b"image,text\n,x\n"),
+         "FOLDER/m.csv:2: column 'image' is '': name a file, relative to the image folder."),
+        (lambda p: table(p, b"image,text\nhttps://e.org/a.png,x\n"),
+         "FOLDER/m.csv:2: 'https://e.org/a.png' is an address: download the images first."),
+        (lambda p: table(p, b"image,text,split\na.png,x,train\na.png,y,test\n"),
+         "FOLDER/m.csv:3: image 'a.png' is in two splits, train and test: leave it in one of them."),
+        (lambda p: table(p, b"image,text,image_id\na.png,x,1\nb.png,y,1\n"),
+         "FOLDER/m.csv:3: image id '1' names two images, a.png and b.png: give each image its own id."),
+        (lambda p: table(p, b"image,text\nmissing.png,x\n"),
+         "FOLDER: 1 of 1 images are missing (FOLDER/missing.png): put the images under FOLDER, or name their"
+         " folder with PATH?images=FOLDER."),
+        (lambda p: table(p, b"image,text\n"),
+         "FOLDER: the manifest has a header but no rows: write one row per image or text."),
+        (lambda p: table(p, b"image,text\na.png,\n", empty="error"),
+         "FOLDER/m.csv:2: the text of image 'a.png' is empty: write a text or remove the line, or leave such"
+         " texts out with PATH?empty=drop."),
+        (lambda p: table(p, b"image,text\na.png,x\n").split("test"),
+         "FOLDER has no split 'test': its splits are train."),
+        (lambda p: regions(p, "train_ims.npy", None),
+         "FOLDER/toy_precomp/train_ims.npy: the file does not exist: a float array (images, 36, 2048) or "
+         "(images, D) for 2 images."),
+        (lambda p: regions(p, "train_caps.txt", None),
+         "FOLDER/toy_precomp/train_caps.txt: the file does not exist: one text per line, 5 per image."),
+        (lambda p: regions(p, "train_ims.npy", b"junk"),
+         "FOLDER/toy_precomp/train_ims.npy is not a numpy array file (EOF: reading magic string, expected 8 "
+         "bytes got 4): write it with numpy.save."),
+        (lambda p: regions(p, "train_caps.txt", b"one\ntwo\nthree\n"),
+         "FOLDER/toy_precomp/train_ims.npy: 2 rows but 3 texts in train_caps.txt: 5 texts per image need one"
+         " row per image (texts = 5 × rows) or every image 5 times (texts = rows, a multiple of 5); for "
+         "other numbers write train_image_of.txt, the row of each text's image."),
+        (lambda p: regions(p, "train_caps.txt", b"one\nt\xffwo\n" * 5),
+         "FOLDER/toy_precomp/train_caps.txt:2: the line is not UTF-8 (byte 2): save the file as UTF-8."),
+        (lambda p: regions(p, "train_caps.txt", b"one\n\n" * 5),
+         "FOLDER/toy_precomp/train_caps.txt:2: the text of image 'train/0' is empty: write a text or remove "
+         "the line, or leave such texts out with PATH?empty=drop."),
+        (lambda p: regions(p, "train_ids.txt", b"1\n"),
+         "FOLDER/toy_precomp/train_ids.txt: 1 ids for 2 images: one per image or one per text (10)."),
+        (lambda p: open_captions(put(p, "corpora.json", '{"corpora": []}')),
+         'FOLDER/corpora.json: "corpora" must be a list with at least one corpus.'),
+        (lambda p: open_captions(put(p, "corpora.json", '{"corpora": [{"name": "x"}]}')),
+         'FOLDER/corpora.json, corpus 1: it needs a "path": a folder, a tar or a pattern of tars.'),
+        (lambda p: open_captions(put(p, "corpora.json", '{"corpora": [{"path": "a.tar", "wieght": 2}]}')),
+         'FOLDER/corpora.json, corpus 1: there is no field "wieght": its fields are path, name, weight, '
+         "texts, split, images."),
+        (lambda p: open_captions(put(p, "corpora.json", '{"corpora": [{"path": "a.tar", "weight": 0}]}')),
+         'FOLDER/corpora.json, corpus 1: "weight" is 0: give the passes over it in an epoch, more than 0.'),
+        (lambda p: open_captions(put(p, "corpora.json", '{"corpora": [{"path": "nowhere"}]}')),
+         "FOLDER/corpora.json, corpus 1: FOLDER/nowhere holds no tar: give a folder of webdataset tars, a "
+         "tar or a pattern."),
+        (lambda p: open_captions(put(p, "train-0.tar", b"junk")),
+         "FOLDER/train-0.tar: the tar is truncated or damaged (truncated header): it has 4 bytes; copy it "
+         "again."),
+        (lambda p: open_captions(put(p, "x.parquet", b"junk")),
+         "FOLDER/x.parquet is not a whole Parquet file (Parquet file size is 4 bytes, smaller than the "
+         "minimum file footer (8 bytes)): copy it again."),
+        (lambda _: Captions("made", ArrayStore(np.zeros((2, 3))), ["a", "b"], ["one"], np.array([0, 1])),
+         "data: 4 images but 1 ids and 2 splits: they must agree."),
+        (lambda _: Captions("made", ArrayStore(np.zeros((2, 3))), ["a"], ["one"], np.array([0])),
+         "data: 2 texts but image_of has 1 entries: they must agree."),
+        (lambda _: Captions("made", ArrayStore(np.zeros((2, 3))), ["a", "a"], ["one"], np.array([0])),
+         "data: 4 images but 1 ids and 1 splits: they must agree."),
+        (lambda p: ArrayStore(put(p, "a.npy", np.ones(50, np.float32), cut=8)),
+         "FOLDER/a.npy is truncated: shape (50,) of float32 needs 328 bytes, it has 320: copy or extract it "
+         "again."),
+        (lambda p: ArrayStore(put(p, "a.npy", np.array([None, {}]))),
+         "FOLDER/a.npy holds pickled objects, not numbers: save it as a plain float array."),
+        (lambda p: ArrayStore(put(p, "a.npy", np.float32(1))),
+         "FOLDER/a.npy holds a single number: give an array with a row per image."),
+        (lambda p: ArrayStore(put(p, "a.npy", np.asfortranarray(np.ones((2, 2))))),
+         "FOLDER/a.npy is in Fortran order: save it again after numpy.ascontiguousarray."),
+        (lambda p: read_pickle(put(p, "a.pkl", b"cos\nsystem\n.")),
+         "FOLDER/a.pkl is not a pickle of plain arrays (it refers to os.system, which is not an array): it "
+         "was not read."),
+        (lambda p: read_pickle(put(p, "a.pkl", b"")),
+         "FOLDER/a.pkl is not a pickle of plain arrays (it ends early): it was not read."),
+        (lambda p: read_vocabulary(put(p, "v.json", "{")),
+         "FOLDER/v.json is not a vocabulary in JSON (Expecting property name enclosed in double quotes: line"
+         " 1 column 2 (char 1)): a .pkl must be converted first."),
+        (lambda p: read_vocabulary(put(p, "v.json", '{"idx": 3}')),
+         "FOLDER/v.json: this vocabulary has no 'word2idx' table: give the published JSON or a list of "
+         "words."),
+        (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\ndog 1 2\n")),
+         "FOLDER/g.txt:2 has 2 numbers after its word, not 3: copy it again."),
+        (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\ndog 1 2 x\n")),
+         "FOLDER/g.txt:2 holds something that is not a number (could not convert string to float: 'x')."),
+        (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\n")),
+         "none of the 1 words has a vector in FOLDER/g.txt: give vectors of their language."),
+        (lambda p: Report.load(put(p, "r.json", "{}")),
+         "FOLDER/r.json is not a saved report ('format'): evaluate again."),
+        (lambda p: Report.load(put(p, "r.json", '{"format": 99}')),
+         "FOLDER/r.json has report format 99, this version reads 2: update diptych."),
+        (lambda p: index(p).search(ROW * np.nan),
+         "row 0 of the query holds NaN or infinity: check the model and its input."),
+        (lambda p: index(p).add([Item("b"), Item("b")], np.stack([ROW, ROW])),
+         "the id 'b' is empty or comes more than once: ids must be unique names."),
+        (lambda p: index(p).add([Item("b")], np.stack([ROW, ROW])),
+         "1 items came with 2 vectors: give one vector per item."),
+        (lambda p: index(p).add([Item("b", metadata={"x": {"y": 1}})], ROW[None]),
+         "item 'b' has a dict in column 'x': metadata values are numbers, texts, true, false, null, or lists"
+         " of these."),
+        (lambda p: index(p).add([Item("b", metadata={"x": float("nan")})], ROW[None]),
+         "item 'b' has nan in column 'x': use null for a missing number."),
+        (lambda p: index(p).add([Item("b")], np.full((1, 3), np.inf)),
+         "row 0 of the vectors to add holds NaN or infinity: check the model and its input."),
+        (lambda _: Column(np.array([0.0, np.nan, 1.0]), "image").check("kind", "toy", 3, 5),
+         "target 'kind' is missing for 1 images of toy, the first is number 1: give it for all of them, or "
+         "leave these images out."),
+        (lambda _: evaluate_scores(torch.full((2, 2), torch.nan), [0, 1]),
+         "the score of image 0 and text 0 is NaN: the model has diverged."),
+        (lambda _: open_captions("emoji", format="karpathy"),
+         "emoji is not in the format 'karpathy': expected dataset_coco.json or dataset_flickr30k.json and "
+         "images."),
+    ],
+    ImageError: [
+        (lambda p: open_image(p / "a.svg"), "FOLDER/a.svg does not exist: check the path."),
+        (lambda p: open_image(p), "FOLDER is a folder: give the path of one image."),
+        (lambda _: open_image(b'junk', name="train.tar/7.jpg"),
+         "train.tar/7.jpg is not an image that can be read: convert it to one of JPEG, PNG, WEBP, GIF, BMP, "
+         "TIFF, PPM, AVIF, or remove it."),
+        (lambda p: Video(p / "gone.mp4"), "FOLDER/gone.mp4 does not exist: check the path."),
+        (lambda p: open_image(put(p, "empty.png", b"")),
+         "FOLDER/empty.png is empty (0 bytes): copy it again, or remove it."),
+        (lambda p: open_image(put(p, "a.jpg", b"\xff\xd8\xff junk")),
+         "FOLDER/a.jpg is not an image that can be read: convert it to one of JPEG, PNG, WEBP, GIF, BMP, "
+         "TIFF, PPM, AVIF, or remove it."),
+        (lambda _: open_image(png(40, 30), name="mine", max_pixels=100),
+         "mine claims 40×30 = 1,200 pixels, more than the limit of 100: shrink it."),
+    ],
+    CheckpointError: [
+        (lambda p: read_run(p),
+         "FOLDER is not a run folder (no run.json): give the --output_dir of a training run."),
+        (lambda p: Retriever.from_pretrained(p / "nowhere"),
+         "FOLDER/nowhere is not a model folder (no config.json): give the folder of a trained run."),
+        (lambda p: Retriever.from_pretrained(p),
+         "FOLDER is not a model folder (no config.json): give the folder of a trained run."),
+        (lambda p: Retriever.from_pretrained(put(p, "config.json", "{").parent),
+         "FOLDER/config.json is damaged (Expecting property name enclosed in double quotes: line 1 column 2 "
+         "(char 1)): copy the model again."),
+        (lambda p: Retriever.from_pretrained(put(p, "config.json", '{"format": 99}').parent),
+         "FOLDER/config.json is damaged ('retriever'): copy the model again."),
+        (lambda p: read_run(put(p, "run.json", "{").parent),
+         "FOLDER/run.json is damaged (Expecting property name enclosed in double quotes: line 1 column 2 "
+         "(char 1)): copy the run again."),
+    ],
+    IndexFault: [
+        (lambda p: EmbeddedIndex.open(p, writable=True),
+         "FOLDER is not an index (no index.db): give the folder that 'diptych index' wrote, or index a "
+         "collection there."),
+        (lambda p: EmbeddedIndex.create(index(p).path, 3),
+         "FOLDER/x.index is already an index: open it, or choose another folder."),
+        (lambda p: EmbeddedIndex.create(put(p, "full/x", "").parent, 3),
+         "FOLDER/full exists and is not empty: open it, or choose another folder."),
+        (lambda p: EmbeddedIndex.open(put(p, "index.db", b"junk" * 999).parent),
+         "FOLDER/index.db is damaged or half copied (it has only 3996 bytes): copy the whole index again, or"
+         " index the collection again."),
+        (lambda p: index(p).search(ROW[:2]),
+         "the shape of the query is 1×2, but FOLDER/x.index holds vectors of 3 dimensions: encode with the "
+         "model it was made with, 'mine'."),
+        (lambda p: index(p).add([Item("a")], ROW[None]),
+         "'a' is already in FOLDER/x.index: update it, or delete it first."),
+    ],
+    QueryError: [
+        (lambda _: parse_filter("(" * 60 + "a = 1" + ")" * 60),
+         "the filter nests deeper than 50 levels: simplify it."),
+        (lambda _: parse_filter("price <"),
+         "the filter has a mistake at character 8: it ends there, expected a value: a number, a text in "
+         "quotes, true, false or null."),
+        (lambda _: parse_filter('color = "red'),
+         "the filter opens a quote at character 9 that never closes: close it."),
+        (lambda _: parse_filter("a = 1 or " * 10000),
+         "the filter has 90000 characters, the limit is 10000: shorten it."),
+        (lambda _: parse_filter("   "),
+         'the filter is empty: leave it out or write one such as price < 50 and color = "red".'),
+        (lambda _: parse_query('"0:red" + "blue"'),
+         "the weight 0 at character 1 of the query has no effect: use a number above 0, or leave the term "
+         "out."),
+        (lambda _: parse_query('"" + "blue"'),
+         "the query has an empty term at character 1: put a text or an image there."),
+        (lambda _: parse_query("nothing.jpg"),
+         "there is no file nothing.jpg (character 1 of the query): check the path, or search for these "
+         'letters in double quotes, as in \'"nothing.jpg"\'.'),
+        (lambda _: parse_query("a" * 10001),
+         "the query has 10001 characters, the limit is 10000: shorten it."),
+        (lambda _: parse_query(""), "the query is empty: give a text or the path of an image."),
+        (lambda _: parse_query('"red" + - "blue"'),
+         "the query has '-' after '+' at character 9: put a text or an image between them."),
+        (lambda _: parse_query('"red" blue'),
+         "the query has two terms without + or - between them at character 7: join them with one."),
+        (lambda _: parse_query('"red" +'),
+         "the query ends after '+' at character 7: put a text or an image behind it."),
+        (lambda _: parse_query(" + ".join(["a"] * 40)),
+         "the query has 40 terms, the limit is 32: shorten it."),
+        (lambda _: parse_query('"red'),
+         "the query opens a quote at character 1 that never closes: close it."),
+        (lambda p: index(p).search(ROW, filter="prise < 3"),
+         "unknown column 'prise' at character 1 of the filter: did you mean 'price'? the columns are price "
+         "(and id, path, text, image_id)."),
+        (lambda p: index(p).search(ROW, filter='price < "3"'),
+         "column 'price' at character 1 of the filter holds number values, not text: take the value out of "
+         "its quotes."),
+        (lambda p: index(p).vectors(["nobody"]),
+         "'nobody' is not in the index FOLDER/x.index: check the id."),
+        (lambda p: index(p).search(ROW, filter="zzz = 1"),
+         "unknown column 'zzz' at character 1 of the filter: check its spelling: the columns are price (and "
+         "id, path, text, image_id)."),
+        (lambda _: parse_filter("tags = 'red'", {"tags": ["list"]}),
+         'column \'tags\' at character 1 of the filter holds list values, not text: write tags contains "red".'),
+        (lambda _: parse_filter('sale = "yes"', {"sale": ["boolean"]}),
+         "column 'sale' at character 1 of the filter holds boolean values, not text: compare it with a value"
+         " of that kind."),
+        (lambda _: parse_filter("color = 5", {"color": ["text"]}),
+         "column 'color' at character 1 of the filter holds text values, not number: put the value in "
+         "quotes."),
+    ],
+    StorageError: [
+        (lambda p: write_text(p, "x"),
+         "FOLDER cannot be written, a file or folder of that name is in the way: choose another name."),
+        (lambda p: saving(p / "file", OSError(errno.ENOSPC, "full")),
+         "the disk is full while saving FOLDER/file: free some space and run again; what was saved is "
+         "intact."),
+        (lambda p: saving(p / "file", OSError(errno.EROFS, "read only")),
+         "FOLDER/file cannot be written (Read-only file system): choose a folder you may write."),
+    ],
+    MissingExtra: [
+        (lambda _: raising(MissingExtra("timm", "timm", "a timm: backbone")),
+         "a timm: backbone needs the package 'timm': install it with pip install 'diptych[timm]'."),
+    ],
+}
+
+COMMANDS = {
+    "compare FOLDER/plain.json FOLDER/equal.json":
+        "FOLDER/plain.json cannot be read (No such file or directory): give a report saved as JSON.",
+    "evaluate hf:tiny/clip":
+        "hf:tiny/clip was not trained here: give --data, the data set to evaluate it on.",
+    "evaluate FOLDER/nowhere": "FOLDER/nowhere does not exist: give the folder of a trained run.",
+    "evaluate FOLDER": "FOLDER does not say what it was trained on: give --data.",
+    "extract FOLDER/stills --frames --output_dir FOLDER/no":
+        "FOLDER/stills does not exist: give the path of a data set, or 'emoji' for the built-in one.",
+    "extract FOLDER --outptu_dir FOLDER": "there is no option --outptu_dir: did you mean --output_dir?",
+    "serach x y": "there is no verb 'serach': did you mean search?",
+    "index a b c": "one collection is indexed at a time: leave out c.",
+    "index lite0+minilm":
+        "lite0+minilm is a model: give the pictures to search too, as in lite0+minilm ./photos.",
+    "index inffo x.index": "there is no folder of a trained run 'inffo': did you mean info?",
+    "index remove FOLDER/x.index":
+        "say what to remove in one way: by ids, --collection, --filter or --missing.",
+    "plan --items many --dim 512":
+        "Invalid value for '--items': 'many' is not a whole number: write 1000000 or 1e6.",
+    "plan --items 0 --dim 512": "--items 0 is too small: give at least 1.",
+    'search empty "a dog"':
+        "empty is not an index (no such folder): give the folder that 'diptych index' wrote, or index a "
+        "collection there.",
+    "search hf:tiny/clip":
+        "hf:tiny/clip is a model: give the pictures to search too, as in hf:tiny/clip ./photos.",
+    "search x.index dog --k 5": "there is no option --k: did you mean -k?",
+    "search x.index dog --wwwww": "there is no option --wwwww here: choose among those of the help page.",
+    "import vse-infinity FOLDER/none.pt FOLDER/out": "FOLDER/none.pt does not exist: check the path.",
+    "embed lite0+minilm FOLDER/nowhere FOLDER/out":
+        "FOLDER/nowhere does not exist: give the path of a data set, or 'emoji' for the built-in one.",
+    "evaluate FOLDER --rerank 3": "--rerank N and --reranker RUN go together: give both, or neither.",
+    "compare a.json": "1 results and no --with: give two, or those of one side, then --with and the others.",
+    "compare a.json --with a.json": "a.json is on both sides: give different runs.",
+    "serve photos.index photos": "one index is served at a time: leave out photos.",
+    "train coder --output_dir FOLDER/run":
+        "a new run needs data: give --data, the path of a data set or 'emoji'.",
+    "train coder --data emoji":
+        "a run needs one folder: give --output_dir for a new run, or --resume_from_checkpoint for an old "
+        "one.",
+    "train --data photos": "main train needs a name before --data: as in main train ridge --data …",
+    "train vse-infinity --lr 1": "there is no option --lr: did you mean --learning_rate?",
+    "train vse-infinity --freeze-text": "there is no option --freeze_text: did you mean --no_train_text?",
+    "train vse-infinity --data emoji --output_dir FOLDER/run --batch_size x":
+        "Invalid value for '--batch_size': 'x' is not a valid integer.",
+    "train vse-infinity --data emoji --output_dir FOLDER/run --precision half":
+        "Invalid value for '--precision': 'half' is not one of 'no', 'bf16', 'fp16'.",
+    "ablate --table 3": "main ablate needs a name before --table: as in main ablate vse-infinity --table …",
+    "ablate vse-infinity --table 9":
+        "Invalid value for '--table': '9' is not one of '1', '2', '3', '4', 'sides', '7', '8'.",
+    "watch FOLDER/new.index FOLDER/nowhere": "there is no folder FOLDER/nowhere to watch: check the path.",
+    "cache clear --older_than soon":
+        "'soon' is not an age: write hours, days or weeks, such as 12h, 30d or 8w.",
+}
+# fmt: on
+
+
+CORRECTION = re.compile(r": |\bmust\b|\bneeds?\b|did you mean")
+"""What tells how to go on: what stands after the colon, or what must be."""
+
+
+def check(said: str, sentence: str) -> None:
+    assert said == sentence
+    assert "\n" not in said
+    assert said.endswith((".", "?", "…"))
+    assert CORRECTION.search(said)
+
+
+@pytest.mark.parametrize(
+    ("error", "act", "sentence"), [(error, *row) for error, rows in SAYS.items() for row in rows]
+)
+def test_an_error_says(
+    error: type[DiptychError], act: Callable[[Path], object], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error) as caught:
+        act(tmp_path)
+    assert type(caught.value) is error
+    check(str(caught.value).replace(str(tmp_path), "FOLDER"), sentence)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_says(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refused(*shlex.split(command.replace("FOLDER", str(tmp_path)))).removeprefix("error: ")
+    said = re.sub(r" \(see '.*'\)$", "", said)
+    check(said.replace(str(tmp_path), "FOLDER"), COMMANDS[command])
