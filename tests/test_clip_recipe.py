@@ -76,7 +76,7 @@ def test_heads_are_trained_on_vectors_computed_once(
     for name, value in plain.state_dict().items():
         assert torch.equal(value, model.state_dict()[name])
     assert any(cache.glob("images/*/rows-*.f16"))
-    assert "give --cross_head as well" in refused(
+    assert "--cross_head" in refused(
         "train", "clip", "--data", data, "--output_dir", tmp_path / "none", "--model", clip, "--tune", "heads"
     )
 
@@ -142,5 +142,5 @@ def test_a_fusion_run_is_evaluated_by_reranking(data: Path, tmp_path: Path) -> N
 def test_stored_features_are_refused(clip: Path, tmp_path: Path) -> None:
     features = precomputed(tmp_path / "toy_precomp")
     said = refused("train", "clip", "--data", features, "--output_dir", tmp_path / "run", "--model", clip)
-    assert "reads pictures, " in said
+    assert "toy_precomp" in said
     assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ from PIL import Image
 from servers import Server
 from small import pictures
 
-from diptych.errors import DataError, IndexFault
+from diptych.errors import IndexFault
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest import moved
 from diptych.index.ingest.build import index_collection
@@ -161,16 +161,14 @@ def test_remove_in_each_way(photos: Path, place: str, tmp_path: Path) -> None:
 
 def test_mistakes_in_removing(photos: Path, place: str) -> None:
     index_collection(ColourModel(), photos, place)
-    assert "in one way: by ids" in refused("index", "remove", place)
-    assert "in one way: by ids" in refused("index", "remove", place, "a", "--missing")
-    assert f"no collection 'nobody': it has 0: {photos}." in refused(
-        "index", "remove", place, "--collection", "nobody"
-    )
-    assert "did you mean 'folder'" in refused("index", "remove", place, "--filter", 'foldr = "r"')
+    assert "--collection" in refused("index", "remove", place)
+    assert "--collection" in refused("index", "remove", place, "a", "--missing")
+    assert "nobody" in refused("index", "remove", place, "--collection", "nobody")
+    assert "folder" in refused("index", "remove", place, "--filter", 'foldr = "r"')
     photos.rename(photos.with_name("away"))
     said = refused("index", "remove", place, "--missing")
-    assert f"the folder {photos} is not there" in said
-    assert "nothing was removed" in said
+    assert str(photos) in said
+    assert "--collection" in said
     with open_index(place) as index:
         assert len(index) == 8
 
@@ -295,10 +293,10 @@ def test_watch_as_a_user_runs_it(tmp_path: Path) -> None:
     assert errors.splitlines()[-1].startswith("stopped: ")
     with open_index(place) as index:
         assert index.count("image") == 3
-    assert "there is no folder" in refused("watch", tmp_path / "new.index", tmp_path / "nowhere")
+    assert "nowhere" in refused("watch", tmp_path / "new.index", tmp_path / "nowhere")
 
 
 def test_errors_of_the_engines_are_still_errors(photos: Path, place: str) -> None:
     index_collection(ColourModel(), photos, place)
-    with pytest.raises((DataError, IndexFault)):
+    with pytest.raises(IndexFault):
         index_collection(ColourModel("another"), photos, place)

