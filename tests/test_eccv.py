@@ -64,11 +64,11 @@ def test_by_hand_and_not_average_precision_over_what_was_found() -> None:
 
 
 def test_a_list_shorter_than_r_is_refused() -> None:
-    with pytest.raises(DataError, match="has 2 items, but 3 are relevant"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b3\b"):
         judge_lists({0: [1, 2]}, {0: {1, 2, 3}})
-    with pytest.raises(DataError, match="query 4 is judged but was not ranked"):
+    with pytest.raises(DataError, match=r"\b4\b"):
         judge_lists({0: [1, 2]}, {4: {1}})
-    with pytest.raises(DataError, match="no relevant item"):
+    with pytest.raises(DataError, match=r"\b0\b"):
         judge_lists({0: [1, 2]}, {0: set()})
 
 
@@ -92,7 +92,7 @@ def test_scores_are_judged_by_id() -> None:
     judged = judge_scores(scores, judgements, np.array([10, 20]), np.array([100, 200, 300]))
     assert judged["image_to_text"].values["map@r"].tolist() == [25.0]  # image 20 ranks 200, 300, 100
     assert judged["text_to_image"].values["r_precision"].tolist() == [100.0]
-    with pytest.raises(DataError, match="1 queries of mine are not in the data"):
+    with pytest.raises(DataError, match=r"\b1\b"):
         judge_scores(scores, judgements, np.array([10, 21]), np.array([100, 200, 300]))
 
 
@@ -212,36 +212,34 @@ def test_text_ids_are_found_for_folders_that_have_none(coco: Captions) -> None:
         Nothing(5000), ["a text"] * 25000, np.arange(25000) // 5, [str(i) for i in images], ["test"] * 5000
     )
     assert np.array_equal(coco_ids(precomputed)[1], published)
-    with pytest.raises(DataError, match="image 7 with 5 texts is not an image of the COCO test split"):
+    with pytest.raises(DataError, match=r"\b7\b.*\b5\b"):
         coco_ids(Captions(Nothing(1), ["a"] * 5, np.zeros(5, np.int64), ["7"], ["test"]))
 
 
 @packaged
 def test_another_gallery_is_refused() -> None:
     small = Captions(Nothing(2), ["a", "b"], np.array([0, 1]), ["1", "2"], ["test"] * 2, text_ids=["3", "4"])
-    with pytest.raises(
-        DataError, match="eccv is judged on 5,000 images and 25,000 texts, but the data have 2 and 2"
-    ):
+    with pytest.raises(DataError, match=r"5,000.*\b2\b"):
         evaluate_scores(np.eye(2), small, judgements=["eccv"])
-    with pytest.raises(SettingsError, match="use coco-5k"):
+    with pytest.raises(SettingsError, match="coco-5k"):
         evaluate_scores(np.eye(2), small, protocol="coco-1k", judgements=["eccv"])
-    with pytest.raises(SettingsError, match="need the captions"):
+    with pytest.raises(SettingsError, match="image_of"):
         evaluate_scores(np.eye(2), [0, 1], judgements=["eccv"])
 
 
 def test_ids_that_are_no_numbers_are_refused() -> None:
     wrong = Captions(Nothing(1), ["a"], np.array([0]), ["dog"], ["test"], text_ids=["1"])
-    with pytest.raises(DataError, match="the image id 'dog' is not a COCO id"):
+    with pytest.raises(DataError, match="'dog'"):
         coco_ids(wrong)
 
 
 def test_missing_package_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match="eccv, cxc, coco"):
+    with pytest.raises(SettingsError, match="mine"):
         load_judgements("mine")
-    with pytest.raises(DataError, match=r"original_image_to_caption\.json is missing"):
+    with pytest.raises(DataError, match=r"original_image_to_caption\.json"):
         load_judgements("eccv", tmp_path)
     (tmp_path / "original_image_to_caption.json").write_text(json.dumps([1]))
-    with pytest.raises(DataError, match="is not"):
+    with pytest.raises(DataError, match=r"original_image_to_caption\.json"):
         load_judgements("eccv", tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"diptych\[eccv\]"):

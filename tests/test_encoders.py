@@ -76,7 +76,7 @@ def test_grid_cells_are_dropped_at_a_rate_of_the_image() -> None:
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])
 def test_a_rate_that_is_none_is_refused(rate: float) -> None:
-    with pytest.raises(SettingsError, match="not a dropping rate"):
+    with pytest.raises(SettingsError, match=f"drop={rate}"):
         Regions(4, 4, drop=rate)
 
 
@@ -163,9 +163,9 @@ def test_regions_under_autocast() -> None:
 
 def test_regions_refuse_what_they_cannot_read() -> None:
     encoder = Regions(16, 8)
-    with pytest.raises(DataError, match="not pictures"):
+    with pytest.raises(DataError):
         encoder(torch.zeros(1, 3, 8, 8))
-    with pytest.raises(DataError, match="have 12 numbers each, this encoder reads 16"):
+    with pytest.raises(DataError, match=r"\b12\b.*\b16\b"):
         encoder(Features.whole(torch.zeros(1, 2, 12)))
 
 
@@ -232,7 +232,7 @@ def test_unit_input_gives_each_vector_unit_length() -> None:
     x = torch.randn(2, 1, 12)
     expected = encoder.linear(x / x.norm(dim=-1, keepdim=True))
     assert torch.allclose(encoder(Features.whole(7 * x)).values, expected, atol=1e-6)
-    with pytest.raises(DataError, match="not pictures"):
+    with pytest.raises(DataError):
         encoder(torch.zeros(1, 3, 8, 8))
 
 
@@ -266,7 +266,7 @@ def test_cells_computed_before_skip_the_backbone() -> None:
     assert torch.equal(grid(pixels).values, grid(cells).values)
     grid.train()
     assert grid(Features.whole(torch.randn(500, 4, 12))).mask.float().mean() < 1
-    with pytest.raises(DataError, match="another backbone"):
+    with pytest.raises(DataError, match=r"\b12\b"):
         grid(Features.whole(torch.zeros(1, 2, 5)))
 
 

@@ -94,9 +94,9 @@ def test_pairs_and_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         (2, 4),
     }
     monkeypatch.setattr(equal_texts, "MOST_PAIRS", 6)
-    with pytest.raises(SettingsError, match="equal texts make 7 right pairs"):
+    with pytest.raises(SettingsError, match=r"\b7\b"):
         right_pairs(np.array([0, 0, 1, 2, 2]), groups)
-    with pytest.raises(SettingsError, match="equal texts are found in the captions"):
+    with pytest.raises(SettingsError, match="image_of"):
         evaluate_scores(torch.eye(2), [0, 1], equal_texts=True)
 
 
@@ -116,4 +116,4 @@ def test_the_switch_of_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     one, other = (Report.load(tmp_path / f"{name}.json") for name in ("plain", "equal"))
     assert other.metrics["text_to_image_recall@1"] > one.metrics["text_to_image_recall@1"]
     assert "equal_texts" in refused("compare", tmp_path / "plain.json", tmp_path / "equal.json")
-    assert "leave out" in refused(*evaluate, "--protocol", "four-directions", "--equal_texts")
+    assert "--equal_texts" in refused(*evaluate, "--protocol", "four-directions", "--equal_texts")

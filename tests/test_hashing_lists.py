@@ -47,17 +47,17 @@ def test_classes_may_have_names(tmp_path: Path) -> None:
     folder = write_lists(tmp_path, **LISTS, classes="dog\ncat\nbird\n")
     assert open_captions(folder).labels["labels"][1] == ("cat", "bird")
     (tmp_path / "classes.txt").write_text("dog\ncat\n")
-    with pytest.raises(DataError, match="2 names, 2 of them different, for 3 classes"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b3\b"):
         open_captions(folder)
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"train": "a.png 1 0\n"}, r"train.txt:1: not 3 columns of 0 and 1"),
-        ({"train": "a.png 1 0 2\n"}, r"train.txt:1: not 3 columns of 0 and 1"),
-        ({"train": "c.png 0 0 1\n"}, "image 'c.png' is in two splits, train and test"),
-        ({"database": "c.png 0 0 1\n"}, "image 'c.png' is in two splits, test and database"),
+        ({"train": "a.png 1 0\n"}, r"train\.txt:1.*\b3\b"),
+        ({"train": "a.png 1 0 2\n"}, r"train\.txt:1.*\b3\b"),
+        ({"train": "c.png 0 0 1\n"}, r"c\.png"),
+        ({"database": "c.png 0 0 1\n"}, r"c\.png"),
     ],
 )
 def test_mistakes_name_the_line(tmp_path: Path, changed: dict[str, str], message: str) -> None:
@@ -69,6 +69,6 @@ def test_mistakes_name_the_line(tmp_path: Path, changed: dict[str, str], message
 def test_missing_images_are_named(tmp_path: Path) -> None:
     folder = write_lists(tmp_path, **LISTS)
     (folder / "e.png").unlink()
-    with pytest.raises(DataError, match=r"1 of 5 images are missing .*e\.png"):
+    with pytest.raises(DataError, match=r"\b1\b.*\b5\b.*e\.png"):
         open_captions(folder)
     assert any("e.png" in problem.file for problem in check(folder).problems)

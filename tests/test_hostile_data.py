@@ -115,7 +115,7 @@ def test_a_member_of_negative_size_is_told(folder: Path) -> None:
 def test_tars_within_reason(folder: Path) -> None:
     start = time.monotonic()
     for pattern in ("x-{0..99999999999}.tar", f"x-{{0..{LONG}}}.tar"):
-        with pytest.raises(DataError, match="names more than 1,000,000 files"):
+        with pytest.raises(DataError, match="1,000,000"):
             list(expand(pattern))
     write_tar(folder / "train.tar", {"a.jpg": encoded(0, "JPEG"), "a.txt": b"x" * 17_000_000})
     assert "a text file has at most" in told(folder / "train.tar")

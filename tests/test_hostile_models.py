@@ -28,7 +28,7 @@ from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.pretrained import load_config
 from diptych.encoders.regions import Regions
-from diptych.errors import CheckpointError, DiptychError
+from diptych.errors import CheckpointError, DataError, DiptychError
 from diptych.model.retriever import Tower
 from diptych.settings import TrainingSettings, to_json
 from diptych.training.checkpoint import Progress, RunCard, _progress, check_resumable, read_run
@@ -125,7 +125,7 @@ def test_an_asset_stays_in_its_folder(folder: Path, name: str) -> None:
             text = text.replace(json.dumps(inner), json.dumps({"asset": name}))
     assert name in text
     (folder / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match="not in the folder"):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
         Retriever.from_pretrained(folder)
 
 
@@ -157,7 +157,7 @@ def test_code_in_a_folder_is_never_run(tmp_path: Path) -> None:
         )
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     for load in (load_config, load_tokenizer):
-        with pytest.raises(DiptychError):
+        with pytest.raises(DataError):
             load(tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -249,7 +249,7 @@ def test_a_damaged_run_card(tmp_path: Path, change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "5", "[" * 100_000, "9" * 9_000, "\xff\xfe"])
 def test_a_run_card_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(CheckpointError, match=r"run\.json"):
         read_run(tmp_path)
 
 
