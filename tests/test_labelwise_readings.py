@@ -90,21 +90,21 @@ def test_a_model_starts_from_bert_and_forgets_the_folder(bert: Path, data: str, 
     assert str(bert) not in (run / "best" / "config.json").read_text()
     assert "NDCG@500" in diptych("evaluate", run, "--bootstrap", 0).stdout
     train = ("train", "labelwise", "--data", data, "--output_dir", tmp_path / "other")
-    assert "give --dim 16 --feedforward 24" in refused(*train, *flags({**changes, "feedforward": 16}))
-    assert "fewer than the 4 blocks" in refused(*train, *flags({**changes, "blocks": 4}))
-    assert "has no blocks" in refused(*train, *flags({**changes, "baseline": "dscmr"}))
+    assert "--feedforward 24" in refused(*train, *flags({**changes, "feedforward": 16}))
+    assert "4 blocks" in refused(*train, *flags({**changes, "blocks": 4}))
+    assert "--blocks_from" in refused(*train, *flags({**changes, "baseline": "dscmr"}))
     missing = flags({**changes, "blocks_from": tmp_path / "nothing"})
-    assert "neither a local model folder nor found" in refused(*train, *missing)
+    assert "repo_name" in refused(*train, *missing)
 
 
 def test_only_a_bert_is_a_start(tmp_path: Path, bert: Path) -> None:
     from transformers import GPT2Config, GPT2Model
 
     GPT2Model(GPT2Config(vocab_size=9, n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path / "gpt")
-    with pytest.raises(SettingsError, match="is a 'gpt2', not a BERT"):
+    with pytest.raises(SettingsError, match="gpt2"):
         start_from_bert(SharedBlocks(16, 1, 2, 24), tmp_path / "gpt")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"it needs config\.json and weights"):
+    with pytest.raises(DataError, match=r"config\.json"):
         start_from_bert(SharedBlocks(16, 1, 2, 24), tmp_path / "empty")
 
 
@@ -126,7 +126,7 @@ def test_texts_are_cut_at_the_limit(captions: Captions, tmp_path: Path) -> None:
     pieces = built(captions, text_encoder=str(folder), max_tokens=9)[0].retriever.text_input
     assert pieces([long]).mask.sum() == 9
     assert built(captions, text_encoder=str(folder))[0].retriever.text_input.max_length == 150
-    with pytest.raises(SettingsError, match="max_length=2 leaves no word"):
+    with pytest.raises(SettingsError, match=r"max_length.*\b2\b"):
         WordInput(["<pad>", "<start>", "<end>", "<unk>"], augment=0, max_length=2)
     plain = WordInput(["<pad>", "<start>", "<end>", "<unk>"], augment=0)
     assert "max_length" not in str(describe(plain))  # models saved before it keep their fingerprint

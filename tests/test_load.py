@@ -131,7 +131,7 @@ def test_what_was_embedded_anew_is_written_again(out: Path, tmp_path: Path) -> N
 def test_another_model_is_refused_by_name(out: Path, tmp_path: Path) -> None:
     model = ColourModel("other")
     create_index(tmp_path / "i", model.dim, model="theirs", fingerprint=model.fingerprint()).close()
-    with pytest.raises(IndexFault, match=r"made with the model 'theirs'.*, not with 'colours'"):
+    with pytest.raises(IndexFault, match=r"theirs.*colours"):
         load(out, tmp_path / "i")
     with open_index(tmp_path / "i") as index:
         assert len(index) == 0
@@ -155,7 +155,7 @@ def test_a_damaged_shard_is_left_out_and_named(out: Path, tmp_path: Path) -> Non
     assert "is missing" in reasons[2]
     assert done.shards == len(shards) - 3
     said = refused("index", "load", bad, "--index", tmp_path / "i")
-    assert f"3 of {len(shards)} shards could not be loaded, the others are; {cut.stem}:" in said
+    assert f"3 of {len(shards)}" in said
     for one in (cut, changed, gone):
         shutil.copy(out / "shards" / one.name, one)
     load(bad, tmp_path / "i")
@@ -184,14 +184,12 @@ def test_what_is_not_embedded_yet_is_loaded_later(out: Path, tmp_path: Path) -> 
 
 
 def test_refusals(out: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="embed"):
+    with pytest.raises(DataError, match=r"manifest\.json"):
         load(tmp_path / "nothing", tmp_path / "i")
     assert not (tmp_path / "i").exists()
-    assert "--shard 5/4 names no part" in refused(
-        "index", "load", out, "--index", tmp_path / "i", "--shard", "5/4"
-    )
+    assert "--shard" in refused("index", "load", out, "--index", tmp_path / "i", "--shard", "5/4")
     load(out, tmp_path / "i")
-    with pytest.raises(SettingsError, match="stores float32 vectors, not binary"):
+    with pytest.raises(SettingsError, match=r"float32.*binary"):
         load(out, tmp_path / "i", precision="binary")
     other = ColourModel()
     with create_index(tmp_path / "taken", other.dim, fingerprint=other.fingerprint()) as index:
@@ -199,7 +197,7 @@ def test_refusals(out: Path, tmp_path: Path) -> None:
         index.collection("first")
         index.collection(*_collection(out))
         index.add([Item(f"1/{id}", collection=0)], np.eye(1, other.dim))
-    with pytest.raises(DataError, match="the index already has another item with the id"):
+    with pytest.raises(DataError, match="1/part-000/0000"):
         load(out, tmp_path / "taken")
 
 

