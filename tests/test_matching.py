@@ -100,14 +100,14 @@ def test_rows_without_a_negative_are_left_out() -> None:
 
 def test_alpha_zero_reads_no_teacher_and_alpha_above_needs_one() -> None:
     ITM(0.0)(seen(), batch())
-    with pytest.raises(SettingsError, match=r"need the teacher vectors 'teacher_image'"):
+    with pytest.raises(SettingsError, match="teacher_image"):
         ITM(0.3)(seen(), batch())
-    with pytest.raises(SettingsError, match="not a share of a match"):
+    with pytest.raises(SettingsError, match=r"1\.5"):
         ITM(1.5)
 
 
 def test_a_model_without_fusion_is_refused() -> None:
-    with pytest.raises(SettingsError, match="give the retriever a Fusion scorer"):
+    with pytest.raises(SettingsError, match="Fusion"):
         ITC()(replace(seen(), matches=None), batch())
 
 

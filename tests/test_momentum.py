@@ -161,7 +161,7 @@ def test_twin_of_a_compiled_retriever() -> None:
 
 
 def test_momentum_out_of_range() -> None:
-    with pytest.raises(SettingsError, match=r"momentum of the twin is 1.5"):
+    with pytest.raises(SettingsError, match=r"1\.5"):
         Twin(Small(), 1.5)
 
 
@@ -192,7 +192,7 @@ def test_queue_wraps_around(sizes: list[int]) -> None:
 
 
 def test_queue_smaller_than_the_batch() -> None:
-    with pytest.raises(SettingsError, match=r"holds 4 pairs, fewer than the batch of 5: give --queue_size 5"):
+    with pytest.raises(SettingsError, match=r"\b4\b.*\b5\b.*--queue_size"):
         CoupledQueue(4, 2).push(*rows(5, 0))
 
 
@@ -209,13 +209,13 @@ def test_queue_state_round_trip_keeps_the_pointer() -> None:
 
 
 def test_queue_bad_settings() -> None:
-    with pytest.raises(SettingsError, match="0 rows"):
+    with pytest.raises(SettingsError, match=r"\b0\b"):
         CoupledQueue(0, 2)
-    with pytest.raises(SettingsError, match="starts 'soon': choose full or now"):
+    with pytest.raises(SettingsError, match="soon"):
         CoupledQueue(2, 2, start="soon")  # type: ignore[arg-type]
     queue = CoupledQueue(2, 2)
     Enqueue(queue)
-    with pytest.raises(SettingsError, match="two objectives feed"):
+    with pytest.raises(SettingsError, match="queue"):
         MomentumContrast(queue)
 
 
@@ -354,7 +354,7 @@ def test_the_term_waits_for_a_full_queue_and_then_uses_old_rows() -> None:
 
 def test_a_missing_twin_is_named() -> None:
     objective, e, batch, _ = momentum_case([0, 1], 3, Contrast())
-    with pytest.raises(SettingsError, match="needs a twin"):
+    with pytest.raises(SettingsError, match="Twin"):
         objective(Embeddings(e.image, e.text), batch)
 
 
@@ -403,5 +403,5 @@ def test_auto_computes_keys_in_bf16_where_the_device_can(
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(SettingsError, match="choose auto, same, bf16"):
+    with pytest.raises(SettingsError, match="'fp8'"):
         Twin(Small(), precision="fp8")  # type: ignore[arg-type]

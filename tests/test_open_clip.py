@@ -87,11 +87,9 @@ def test_names_of_open_clip(tmp_path: Path) -> None:
 
 
 def test_an_architecture_without_weights_is_refused(folder: Path) -> None:
-    with pytest.raises(
-        SettingsError, match="'ViT-B-32' names no weights: give open_clip:ARCHITECTURE/WEIGHTS"
-    ):
+    with pytest.raises(SettingsError, match="'ViT-B-32'"):
         load_dual("open_clip:ViT-B-32")
-    with pytest.raises(SettingsError, match="open_clip has no model 'ViT-Z'"):
+    with pytest.raises(SettingsError, match="'ViT-Z'"):
         load_dual("open_clip:ViT-Z/openai")
 
 

@@ -81,7 +81,7 @@ def test_one_batch_is_under_way_at_a_time() -> None:
 
 def test_an_error_is_raised_before_its_chunk_is_committed() -> None:
     log = Log(fail=3)
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError):
         run(log, [[[1]], [[2], [3]], [[4]]])
     assert [works for what, works in log.events if what == "commit"] in ([[1]], [])
 

@@ -59,7 +59,7 @@ def test_equal_but_separate_parts_stay_separate() -> None:
 
 
 def test_a_reference_to_nothing_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="shared part 7"):
+    with pytest.raises(CheckpointError, match=r"\b7\b"):
         rebuild({"part": "Pair", "first": {"is": 7}, "second": {"part": "Leaf"}})
 
 

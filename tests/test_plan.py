@@ -95,7 +95,7 @@ def test_the_command() -> None:
     assert "arithmetic" in said
     content = json.loads(diptych("plan", "--items", "1e6", "--dim", "512", "--json").stdout)
     assert content["demand"]["items"] == 10**6
-    assert "whole number" in refused("plan", "--items", "many", "--dim", 512)
-    assert "too small" in refused("plan", "--items", 0, "--dim", 512)
+    assert "--items" in refused("plan", "--items", "many", "--dim", 512)
+    assert "--items" in refused("plan", "--items", 0, "--dim", 512)
     assert scaled_bytes(0.4) == "0.4 B"
     assert scaled_bytes(1e24) == "1e+06 EB"

@@ -11,6 +11,7 @@ import pytest
 from servers import Server
 from test_index_codes import vectors
 
+from diptych.errors import SettingsError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.postgres.code_tables import written
 from diptych.index.engines.postgres.index import PostgresIndex
@@ -148,5 +149,5 @@ def test_vectors_too_wide_for_a_graph_have_codes(url: str) -> None:
         index.add([Item(str(n)) for n in range(20)], rows)
         index.build_graph("image", codes=True)
         assert index.search(rows[3], 1, kind="image").ids == ["3"]
-    with pytest.raises(Exception, match="use binary codes"), PostgresIndex.open(url, writable=True) as index:
+    with pytest.raises(SettingsError, match="2100"), PostgresIndex.open(url, writable=True) as index:
         index.build_graph("image", codes=False)

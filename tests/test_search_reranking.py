@@ -85,7 +85,7 @@ def test_texts_are_judged_by_a_picture(place: Path, photos: Path, model: Retriev
         lines = [hit.item.text for hit in hits]
         scores = model.scores([picture], lines).tile(slice(None), slice(None))[0]
         assert scores.tolist() == sorted(scores.tolist(), reverse=True)
-        with pytest.raises(QueryError, match="ask for images with words, or for texts with a picture"):
+        with pytest.raises(QueryError, match="re-ranking"):
             searcher.search(picture, 3, kind="image", rerank=3)
 
 
@@ -141,7 +141,7 @@ def test_features_without_files_need_the_store(tmp_path: Path) -> None:
     index_collection(TorchModel(model), str(data), tmp_path / "b.index", local_features=True)
     with (
         open_index(tmp_path / "a.index") as index,
-        pytest.raises(QueryError, match="index again with --local_features"),
+        pytest.raises(QueryError, match="--local_features"),
     ):
         Searcher(index, TorchModel(model)).search("red dog", 3, rerank=3)
     with open_index(tmp_path / "b.index") as index:
@@ -156,16 +156,16 @@ def test_bad_input_says_so(photos: Path, model: Retriever, tmp_path: Path) -> No
     recipe = RECIPES["vse-infinity"]
     settings = recipe.settings(dim=16, min_count=1, word_dim=8, image_size=64)  # type: ignore[call-arg]
     dual = recipe.build(settings, open_captions(str(photos))).retriever
-    with pytest.raises(SettingsError, match="no pair scorer, which local features are for"):
+    with pytest.raises(SettingsError, match="--local_features"):
         index_collection(TorchModel(dual), photos, tmp_path / "x.index", local_features=True)
-    with pytest.raises(SettingsError, match="no pair scorer to re-rank with"):
+    with pytest.raises(SettingsError, match="re-rank"):
         Reranker([TorchModel(dual)])
     assert reranker_of(tmp_path / "x.index", TorchModel(dual)) is None
-    with pytest.raises(SettingsError, match="this index is in a database: leave out --local_features"):
+    with pytest.raises(SettingsError, match="--local_features"):
         index_collection(TorchModel(model), photos, "postgresql://nowhere/x", local_features=True)
     wrong = tmp_path / "w.index.features"
     wrong.write_text("nothing")
-    with pytest.raises(IndexFault, match="is not a file of local features"):
+    with pytest.raises(IndexFault, match="--local_features"):
         LocalFeatures(wrong, "abc")
 
 
@@ -182,7 +182,7 @@ def test_the_command_line_reranks(photos: Path, model: Retriever, tmp_path: Path
     found = json.loads(diptych("search", place, "a red dog", *both, "--all", "--json").stdout)
     assert len(found["hits"]) == 6
     diptych("search", place, "a red dog", "--reranker", tmp_path / "sgr", status=2)
-    assert "is not a model folder" in refused("search", place, "a", "--rerank", 2, "--reranker", photos)
+    assert "config.json" in refused("search", place, "a", "--rerank", 2, "--reranker", photos)
 
 
 def test_the_service_reranks(place: Path, photos: Path, model: Retriever) -> None:

@@ -87,19 +87,19 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         (
             "STS/STS12-en-test/STS.gs.MSRvid.txt",
             "1\n2\n",
-            "has 2 lines for the 4 pairs of STS.input.MSRvid.txt",
+            r"\b2\b.*\b4\b.*STS\.input\.MSRvid\.txt",
         ),
-        ("STS/STS12-en-test/STS.gs.MSRvid.txt", "1\n2\nx\n3\n", r"MSRvid.txt:3 has the gold score 'x'"),
-        ("STS/STS12-en-test/STS.gs.MSRvid.txt", "1\n2\nnan\n3\n", "which is not a number"),
-        ("STS/STS12-en-test/STS.gs.MSRvid.txt", "\n\n\n\n", "holds no pair with a gold score"),
+        ("STS/STS12-en-test/STS.gs.MSRvid.txt", "1\n2\nx\n3\n", "'x'"),
+        ("STS/STS12-en-test/STS.gs.MSRvid.txt", "1\n2\nnan\n3\n", "'nan'"),
+        ("STS/STS12-en-test/STS.gs.MSRvid.txt", "\n\n\n\n", r"STS\.input\.MSRvid\.txt"),
         (
             "STS/STS12-en-test/STS.input.MSRvid.txt",
             "a\tb\nc d\na\tb\na\tb\n",
-            "MSRvid.txt:2 has 1 columns, 2",
+            r"\b1\b.*\b2\b",
         ),
-        ("STS/STSBenchmark/sts-test.csv", "a\tb\tc\td\t5\te\n", "sts-test.csv:1 has 6 columns, 7 are needed"),
-        ("SICK/SICK_test_annotated.txt", "head\n1\ta\n", "annotated.txt:2 has 2 columns"),
-        ("SICK/SICK_test_annotated.txt", b"head\n1\ta\tb\xff\t3\n", "is not UTF-8"),
+        ("STS/STSBenchmark/sts-test.csv", "a\tb\tc\td\t5\te\n", r"\b6\b.*\b7\b"),
+        ("SICK/SICK_test_annotated.txt", "head\n1\ta\n", r"\b2\b"),
+        ("SICK/SICK_test_annotated.txt", b"head\n1\ta\tb\xff\t3\n", "UTF-8"),
     ],
 )
 def test_bad_files(tmp_path: Path, file: str, content: str | bytes, words: str) -> None:
@@ -112,12 +112,12 @@ def test_bad_files(tmp_path: Path, file: str, content: str | bytes, words: str) 
 
 
 def test_not_a_senteval_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no downstream/STS"):
+    with pytest.raises(DataError, match="downstream/STS"):
         read_senteval(tmp_path)
-    with pytest.raises(DataError, match="is not a folder"):
+    with pytest.raises(DataError, match="downstream/STS"):
         read_senteval(tmp_path / "no")
     (tmp_path / "downstream/STS").mkdir(parents=True)
-    with pytest.raises(DataError, match="none of the STS sets"):
+    with pytest.raises(DataError, match="downstream/STS"):
         read_senteval(tmp_path)
 
 
@@ -156,9 +156,9 @@ def test_constant_input_is_zero_with_a_warning() -> None:
 
 def test_a_similarity_that_is_no_number_counts_as_zero() -> None:
     assert pearson([np.nan, 1, 2], [1, 2, 3]) == pearson([0, 1, 2], [1, 2, 3])
-    with pytest.raises(DataError, match="not a finite number"):
+    with pytest.raises(DataError):
         pearson([1, 2], [np.nan, 1])
-    with pytest.raises(DataError, match="cannot be correlated"):
+    with pytest.raises(DataError, match=r"\b2\b"):
         pearson([1, 2], [1, 2, 3])
 
 
@@ -182,7 +182,7 @@ def test_the_three_aggregations() -> None:
         warnings.simplefilter("error")
         one = agreement(files[:1])
     assert one["spearman_all"] == one["spearman_mean"] == one["spearman_wmean"]
-    with pytest.raises(DataError, match="no pairs"):
+    with pytest.raises(DataError):
         agreement([])
 
 
@@ -199,5 +199,5 @@ def test_neighbour_agreement_is_a_mean_over_items() -> None:
         each.append(stats.spearmanr(a[i, others], b[i, others])[0])
     assert neighbour_agreement(ours, gold) == pytest.approx(100 * np.mean(each))
     assert neighbour_agreement(ours, 3 * ours) == pytest.approx(100)
-    with pytest.raises(DataError, match="at least 3 of each"):
+    with pytest.raises(DataError, match=r"\b3\b"):
         neighbour_agreement(ours[:2], gold[:2])

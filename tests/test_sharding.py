@@ -18,12 +18,10 @@ from diptych.training.start import check_settings
 def test_what_a_divided_model_cannot_do_is_refused(tmp_path: Path) -> None:
     data = precomputed(tmp_path / "toy_precomp")
     said = refused(*training("vse-infinity", data), f"--output_dir={tmp_path / 'run'}", "--shard_model")
-    assert "divides the model over several processes: start it with torchrun, or leave it out" in said
+    assert "--shard_model" in said
     recipe = RECIPES["vse-infinity"].settings
     for changes, wrong in (({"compile": True}, "--compile"), ({"precision": "fp16"}, "--precision fp16")):
-        with pytest.raises(
-            SettingsError, match=f"--shard_model cannot be combined with {wrong}: leave that out"
-        ):
+        with pytest.raises(SettingsError, match=f"--shard_model.*{wrong}"):
             check_settings(recipe(shard_model=True, **changes), "cuda", 2)  # type: ignore[arg-type]
 
 

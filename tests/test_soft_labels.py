@@ -326,11 +326,11 @@ def test_weights_are_those_of_the_sum() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: CrossModalSoftLabels(mode="both"), "choose each, add, dot"),  # type: ignore[arg-type]
-        (lambda: CrossModalSoftLabels(1.5), r"1.5 lies outside \(0.1, 0.99\)"),
-        (lambda: UniModalSoftLabels(0.45, clamp=(0.0, 1.0)), "bounds above 0"),
-        (lambda: UniModalSoftLabels(divergence="js"), "choose 'kl' or 'ce'"),  # type: ignore[arg-type]
-        (lambda: UniModalSoftLabels(teacher_temperature=0), "teacher's temperature is 0"),
+        (lambda: CrossModalSoftLabels(mode="both"), "both"),  # type: ignore[arg-type]
+        (lambda: CrossModalSoftLabels(1.5), r"1\.5.*0\.1.*0\.99"),
+        (lambda: UniModalSoftLabels(0.45, clamp=(0.0, 1.0)), r"\b0\b"),
+        (lambda: UniModalSoftLabels(divergence="js"), "'js'"),  # type: ignore[arg-type]
+        (lambda: UniModalSoftLabels(teacher_temperature=0), r"\b0\b"),
     ],
 )
 def test_bad_settings(make: Any, words: str) -> None:
@@ -341,9 +341,9 @@ def test_bad_settings(make: Any, words: str) -> None:
 def test_missing_teachers_and_views_are_named() -> None:
     e, batch = seen(3)
     bare = Batch(batch.images, batch.texts, batch.image_ids, batch.text_ids)
-    with pytest.raises(SettingsError, match="need the teacher vectors 'teacher_image'"):
+    with pytest.raises(SettingsError, match="teacher_image"):
         CrossModalSoftLabels()(e, bare)
-    with pytest.raises(SettingsError, match="the view 'uni', which this model does not make"):
+    with pytest.raises(SettingsError, match="'uni'"):
         UniModalSoftLabels()(Embeddings(e.image, e.text), batch)
 
 

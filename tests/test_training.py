@@ -24,7 +24,7 @@ from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid
-from diptych.errors import CheckpointError, DataError, SettingsError, TrainingError
+from diptych.errors import CheckpointError, SettingsError, TrainingError
 from diptych.model.retriever import Retriever, Tower
 from diptych.model.twin import Twin
 from diptych.recipes import RECIPES
@@ -172,7 +172,7 @@ def test_nan_does_not_overwrite_a_sound_state(
 
     poisoned.steps = 0  # type: ignore[attr-defined]
     monkeypatch.setattr(Step, "__call__", poisoned)
-    with pytest.raises(TrainingError, match="at step 5"):
+    with pytest.raises(TrainingError, match=r"\b5\b"):
         run(data, tmp_path / "run", save_steps=1, log_steps=100)
     assert json.loads((tmp_path / "run" / "last" / "progress.json").read_text())["step"] == 4
 
@@ -292,26 +292,26 @@ def test_two_processes_resume_coder_bit_for_bit(data: Path, tmp_path: Path) -> N
 
 def test_a_run_is_not_overwritten(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "run", epochs=1)
-    with pytest.raises(CheckpointError, match="already holds a run"):
+    with pytest.raises(CheckpointError, match="--resume_from_checkpoint"):
         run(data, tmp_path / "run", epochs=1)
 
 
 def test_resuming_refuses_what_does_not_fit(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "run", epochs=1)
-    with pytest.raises(CheckpointError, match=r"started with --margin 0\.2, not 0\.3"):
+    with pytest.raises(CheckpointError, match=r"--margin.*0\.2.*0\.3"):
         run(data, tmp_path / "run", resume=True, margin=0.3)
-    with pytest.raises(CheckpointError, match="recipe 'vse-infinity', not"):
+    with pytest.raises(CheckpointError, match="vse-infinity"):
         resumed_settings(RECIPES["vse-plus-plus"], tmp_path / "run", {})
     other = precomputed(tmp_path / "other_precomp", train=20)
-    with pytest.raises(CheckpointError, match="the data changed"):
+    with pytest.raises(CheckpointError, match="toy_precomp"):
         run(other, tmp_path / "run", resume=True, epochs=1)
     (tmp_path / "run" / "last" / "optimizer.safetensors").write_bytes(b"half")
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
+    with pytest.raises(CheckpointError, match="run/last"):
         run(data, tmp_path / "run", resume=True, epochs=2)
 
 
 def test_batch_larger_than_the_data(data: Path, tmp_path: Path) -> None:
-    with pytest.raises((DataError, SettingsError), match="batch_size"):
+    with pytest.raises(SettingsError, match="batch_size"):
         run(data, tmp_path / "run", batch_size=1000)
 
 
@@ -321,11 +321,11 @@ def test_early_stopping(data: Path, tmp_path: Path) -> None:
 
 
 def test_settings_say_what_is_wrong() -> None:
-    with pytest.raises(SettingsError, match="--batch_size is 1: it must be at least 2"):
+    with pytest.raises(SettingsError, match=r"--batch_size.*\b1\b.*\b2\b"):
         TrainingSettings(batch_size=1)
-    with pytest.raises(SettingsError, match="--precision is 'half': choose one of no, bf16, fp16"):
+    with pytest.raises(SettingsError, match=r"--precision.*half.*bf16"):
         TrainingSettings(precision="half")  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match=r"no setting called learning_rat \(did you mean learning_rate"):
+    with pytest.raises(SettingsError, match=r"learning_rat.*learning_rate"):
         from_json(TrainingSettings, {"learning_rat": 1})
     bare: Any = type("Bare", (), {"train_from": {}, "twin": None})()
     with pytest.raises(SettingsError, match="cuda_graphs"):
@@ -345,7 +345,7 @@ def test_health_names_nan_with_its_step() -> None:
     watch = health.Health(torch.device("cpu"))
     for step in range(1, 6):
         watch.watch(step, {"triplet": torch.tensor(float("nan") if step >= 3 else 1.0)}, None)
-    with pytest.raises(TrainingError, match="at step 3"):
+    with pytest.raises(TrainingError, match=r"\b3\b"):
         watch.report({"triplet": torch.tensor(float("nan"))}, None)
 
 
@@ -361,7 +361,7 @@ def test_health_names_collapse_once() -> None:
 
 def test_health_names_batch_norm_in_the_wrong_mode() -> None:
     frozen = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).requires_grad_(False).train()
-    with pytest.raises(TrainingError, match=r"BatchNorm '0\.1'"):
+    with pytest.raises(TrainingError, match=r"'0\.1'"):
         health.check_modes(torch.nn.Sequential(frozen, torch.nn.Linear(2, 2)))
 
 
@@ -387,7 +387,7 @@ def test_full_disk_leaves_the_old_state(data: Path, tmp_path: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(StorageError, match="disk is full"):
+    with pytest.raises(StorageError, match="run/last"):
         run(data, tmp_path / "run", epochs=2, resume=True)
     monkeypatch.undo()
     assert json.loads((tmp_path / "run" / "last" / "progress.json").read_text()) == before

@@ -115,9 +115,9 @@ def test_options_set_the_distance_and_the_number_of_frames(tmp_path: Path) -> No
     assert len(open_captions(f"{tmp_path}?every=2").images) == 2
     assert len(open_captions(tmp_path, most=3).images) == 3
     for every in ("0", "fast", "-1", "nan", "inf"):
-        with pytest.raises(SettingsError, match="give seconds"):
+        with pytest.raises(SettingsError, match=r"0\.01"):
             open_captions(f"{tmp_path}?every={every}")
-    with pytest.raises(SettingsError, match="give 1 or more"):
+    with pytest.raises(SettingsError, match=r"\b1\b"):
         open_captions(tmp_path, most=0)
 
 
@@ -129,14 +129,14 @@ def test_a_damaged_video_says_so_when_it_is_read(tmp_path: Path) -> None:
     captions = open_captions(tmp_path)
     assert list(captions.image_ids) == ["empty.mp4#t=0", "good.mp4#t=0", "half.mp4#t=0", "noise.mp4#t=0"]
     for row in (0, 2, 3):
-        with pytest.raises(ImageError, match=r"cannot be read as a video .*: replace or remove it"):
+        with pytest.raises(ImageError):
             captions.images[row]
     assert colour_of(captions.images[1]) == "red"  # type: ignore[arg-type]
     errors = [str(problem) for problem in check(tmp_path).problems if problem.severity == "error"]
     for name in ("noise.mp4", "empty.mp4", "half.mp4"):
         assert any(f"{name} cannot be read as a video" in error for error in errors)
     assert not any("good.mp4" in error for error in errors)
-    with pytest.raises(ImageError, match="does not exist"):
+    with pytest.raises(ImageError, match=r"gone\.mp4"):
         Video(tmp_path / "gone.mp4")
 
 
@@ -148,7 +148,7 @@ def test_a_playlist_in_the_clothes_of_a_video_is_not_followed(tmp_path: Path) ->
     }
     for name, text in disguised.items():
         (tmp_path / name).write_text(text)
-        with pytest.raises(ImageError, match="cannot be read as a video"):
+        with pytest.raises(ImageError):
             Video(tmp_path / name)
 
 
@@ -162,7 +162,7 @@ def test_a_sound_file_has_no_frames(tmp_path: Path) -> None:
         frame.sample_rate = 44100
         container.mux(stream.encode(frame))
         container.mux(stream.encode())
-    with pytest.raises(ImageError, match="holds no picture track"):
+    with pytest.raises(ImageError, match=r"sound\.mp4"):
         Video(path)
 
 
@@ -171,7 +171,7 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     shutil.copytree(tmp_path / "films", tmp_path / "mixed")
     Image.new("RGB", (8, 8)).save(tmp_path / "mixed" / "still.png")
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'diptych\[video\]'"):
+    with pytest.raises(MissingExtra, match=r"diptych\[video\]"):
         open_captions(tmp_path / "films")
     assert (
         recognise(tmp_path / "mixed") == "folder"
@@ -203,7 +203,7 @@ def test_frames_are_turned_upright(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_frames_too_large_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = colour_video(tmp_path / "a.mp4", ["red"])
     monkeypatch.setattr(video_files, "MAX_PIXELS", 1000)
-    with pytest.raises(ImageError, match="more than the limit"):
+    with pytest.raises(ImageError, match=r"a\.mp4"):
         Video(path)
 
 

@@ -95,7 +95,7 @@ def test_copies_are_always_the_same_and_differ_from_each_other(tmp_path: Path) -
     assert len(keys) == 6
     other = AugmentedImages(store, PictureAugmentation(flip=0), 0)
     assert other.content_key(0) != first.content_key(0)
-    with pytest.raises(DataError, match="only pictures"):
+    with pytest.raises(DataError):
         AugmentedImages(ArrayStore(np.zeros((2, 3, 4), np.float32)), PictureAugmentation(), 0)[0]  # type: ignore[arg-type]
 
 

@@ -454,7 +454,7 @@ def test_a_batch_waits_only_for_requests_on_their_way() -> None:
     assert sizes == [1, 2]
     batcher.close()
     batcher.close()
-    with pytest.raises(Unavailable, match="shutting down"):
+    with pytest.raises(Unavailable):
         batcher("a", 1)
 
 
@@ -499,7 +499,7 @@ def test_what_is_unavailable_is_asked_once_for_a_batch() -> None:
     batcher = Batcher(run, traffic, window=0.5)
     with traffic.request(), traffic.request(), ThreadPoolExecutor(2) as pool:
         for job in [pool.submit(batcher, "a", n) for n in (1, 2)]:
-            with pytest.raises(Unavailable, match="does not answer"):
+            with pytest.raises(Unavailable):
                 job.result()
     batcher.close()
     assert asked == [2]
@@ -587,7 +587,7 @@ def test_an_empty_index_and_another_model(tmp_path: Path) -> None:
         assert ids(client.get("/api/browse")) == []
     with (
         EmbeddedIndex.create(tmp_path / "other", model.dim, model="theirs", fingerprint="x") as index,
-        pytest.raises(IndexFault, match="made with the model 'theirs'"),
+        pytest.raises(IndexFault, match="theirs"),
     ):
         create_app(index, model)
 
@@ -612,7 +612,7 @@ def test_an_unexpected_failure_is_told_and_the_service_goes_on(folder: Path) -> 
 
 
 def test_limits_must_let_something_pass() -> None:
-    with pytest.raises(SettingsError, match="the limit k=0 lets nothing pass"):
+    with pytest.raises(SettingsError, match=r"\b0\b"):
         Limits(k=0)
 
 
@@ -645,20 +645,20 @@ def test_a_database_that_goes_away_is_503_and_comes_back() -> None:
 
 
 def test_serve_refuses_what_cannot_work(folder: Path) -> None:
-    with pytest.raises(SettingsError, match=r"other machines can reach 0\.0\.0\.0"):
+    with pytest.raises(SettingsError, match=r"0\.0\.0\.0"):
         serve(folder / "index", ColourModel(), host="0.0.0.0")
-    with pytest.raises(SettingsError, match="a private service needs a token"):
+    with pytest.raises(SettingsError, match="--token"):
         serve(folder / "index", ColourModel(), private=True)
-    with pytest.raises(SettingsError, match="at least 8 printable"):
+    with pytest.raises(SettingsError, match=r"\b8\b"):
         serve(folder / "index", ColourModel(), token="short")
-    with pytest.raises(SettingsError, match="port 70000 does not exist"):
+    with pytest.raises(SettingsError, match="70000"):
         serve(folder / "index", ColourModel(), port=70000)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(SettingsError, match=r"cannot listen on 127\.0\.0\.1"):
+        with pytest.raises(SettingsError, match=r"127\.0\.0\.1"):
             serve(folder / "index", ColourModel(), port=other.getsockname()[1])
-    with pytest.raises(IndexFault, match="is not an index"):
+    with pytest.raises(IndexFault, match="nothing"):
         serve(folder / "nothing", ColourModel(), port=0)
 
 
@@ -727,7 +727,7 @@ def test_the_weights_are_read_once_however_many_changes(
     assert model.asked == 1
     with EmbeddedIndex.create(tmp_path / "other", model.dim, model="theirs", fingerprint="x"):
         pass
-    with pytest.raises(IndexFault, match="made with the model 'theirs'"):
+    with pytest.raises(IndexFault, match="theirs"):
         serve(tmp_path / "other", model, port=0)
 
 

