@@ -1,6 +1,6 @@
-"""The wording of errors, all of it in this file: how to meet each of them, and the sentence it says.
+"""The wording of errors: how to meet each of them, and the sentence it says.
 
-Other tests name the type of an error and the value it is about, so that a better sentence changes one line here.
+Other tests name the type of an error and the value it is about: a better sentence changes one line here.
 FOLDER stands for the test's own folder.
 """
 
