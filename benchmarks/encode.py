@@ -24,7 +24,7 @@ from diptych import Retriever
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import StoreRows
 from diptych.data.formats import open_captions
-from diptych.evaluation.retrieval import evaluate
+from diptych.evaluation.evaluate import evaluate
 from diptych.recipes import RECIPES
 from diptych.runs.train import run_recipe
 

@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests
 from index import best, make_vectors  # noqa: E402
 
 from diptych.errors import Unavailable  # noqa: E402
-from diptych.index.engines.opening import create_index, open_index  # noqa: E402
+from diptych.index.engines.opening import empty_index, open_index  # noqa: E402
 from diptych.index.protocol import Index, Item, Vectors  # noqa: E402
 from diptych.storage import write_text  # noqa: E402
 
@@ -172,7 +172,7 @@ def embedded(
         return
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "index"
-        with create_index(place, DIMENSION) as index:
+        with empty_index(place, DIMENSION) as index:
             speed = fill(index, vectors)
         for name in KINDS["embedded"]:
             if name == "graph":
@@ -210,7 +210,7 @@ def postgresql(
         server.stop()
         server.start()
         url, speed = server.index_url("bench"), 0.0
-        with create_index(url, DIMENSION) as index:
+        with empty_index(url, DIMENSION) as index:
             speed = fill(index, vectors)
             index.compact()
         for name in KINDS["PostgreSQL"]:
@@ -245,7 +245,7 @@ def milvus(
     if all(results.has(size, "Milvus", name) for name in KINDS["Milvus"]):
         return
     with running() as server:
-        with create_index(server.url("bench"), DIMENSION) as index:
+        with empty_index(server.url("bench"), DIMENSION) as index:
             speed = fill(index, vectors)
             again(index._items.flush)
             again(lambda: settle(index))

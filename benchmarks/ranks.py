@@ -23,8 +23,8 @@ path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.data.captions import Captions, ImageStore
 from diptych.data.text import TextStore
+from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.metrics import Ranks, count_ranks
-from diptych.evaluation.retrieval import evaluate
 from diptych.model.scores import EmbeddingScores, Scores, Where, vector_scores
 
 T = TypeVar("T")

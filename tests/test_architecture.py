@@ -111,6 +111,7 @@ def test_no_engine_imports_from_another() -> None:
 
 def test_queries_know_no_engine() -> None:
     flat = [*(PACKAGE / "index").glob("*.py"), *(PACKAGE / "index" / "query").glob("*.py")]
+    flat.remove(PACKAGE / "index" / "places.py")  # turns a place into an index, so it opens engines
     assert len(flat) > 10
     for path in flat:
         wrong = [

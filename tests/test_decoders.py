@@ -172,7 +172,8 @@ def test_waiting_for_a_decoder_ends(pool: Decoders) -> None:
 
 
 def test_decoding_needs_no_framework() -> None:
-    code = "import sys; import diptych.data.decode.processes; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    heavy = "[m for m in ('torch', 'numpy') if m in sys.modules]"
+    code = f"import sys; import diptych.data.decode.processes; print({heavy})"
     done = decoders.subprocess.run(
         [decoders.sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

@@ -379,7 +379,7 @@ def test_the_readme_s_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     settings = recipe.settings(image_size=64)  # type: ignore[call-arg]
     model = recipe.build(settings, open_captions("photos")).retriever
     model.save_pretrained("runs/photos")
-    index_collection(TorchModel(model), "photos", "photos.index")
+    index_collection(TorchModel(model), "photos", "photos.index", model_name="runs/photos")
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
     for line in example.splitlines():

@@ -23,7 +23,7 @@ from disks import fill, make_read_only, small_disk
 from PIL import Image
 
 from diptych.data.formats import open_captions
-from diptych.index.engines.opening import create_index, open_index
+from diptych.index.engines.opening import empty_index, open_index
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
 
@@ -421,7 +421,7 @@ def test_a_second_writer(made: Path, own: Path) -> None:
 def test_an_empty_index_and_an_empty_collection(made: Path, tmp_path: Path) -> None:
     model = Retriever.from_pretrained(made / "run")
     place = tmp_path / "empty.index"
-    create_index(place, model.dim, model=str(made / "run"), fingerprint=model.fingerprint()).close()
+    empty_index(place, model.dim, model=str(made / "run"), fingerprint=model.fingerprint()).close()
     assert "empty.index" in refused("search", place, "thing")
     assert "0 image, 0 text" in diptych("index", "info", place).stdout
     assert diptych("index", "verify", place).stdout == "sound\n"

@@ -17,7 +17,7 @@ from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError
 from diptych.index.engines.embedded import scan, segments, words
 from diptych.index.engines.embedded.index import EmbeddedIndex
-from diptych.index.engines.opening import create_index, index_exists, open_index
+from diptych.index.engines.opening import empty_index, index_exists, open_index
 from diptych.index.protocol import PRECISIONS, Index, Item, Precision, Vectors
 from diptych.index.query import lexical
 
@@ -445,7 +445,7 @@ def test_creating_over_something_is_refused(index: EmbeddedIndex, tmp_path: Path
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "photo.jpg").touch()
     with pytest.raises(IndexFault, match="full"):
-        create_index(tmp_path / "full", D)
+        empty_index(tmp_path / "full", D)
     assert (tmp_path / "full" / "photo.jpg").exists()
     with pytest.raises(SettingsError, match="precision 'int3'"):
         EmbeddedIndex.create(tmp_path / "new", D, precision="int3")  # type: ignore[arg-type]

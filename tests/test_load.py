@@ -19,7 +19,7 @@ from shard_data import embedded_tars, held, write_tars
 from small import photos
 
 from diptych.errors import DataError, IndexFault, SettingsError
-from diptych.index.engines.opening import create_index, open_index
+from diptych.index.engines.opening import empty_index, open_index
 from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import Item
 from diptych.vectors import files
@@ -103,7 +103,7 @@ def test_a_killed_loader_goes_on(out: Path, tmp_path: Path, monkeypatch: pytest.
 
 def test_a_later_collection_has_its_number_before_its_ids(out: Path, tmp_path: Path) -> None:
     model = ColourModel()
-    with create_index(tmp_path / "i", model.dim, fingerprint=model.fingerprint()) as index:
+    with empty_index(tmp_path / "i", model.dim, fingerprint=model.fingerprint()) as index:
         index.add([Item("mine", collection=index.collection("mine").number)], np.eye(1, model.dim))
     load(out, tmp_path / "i")
     ids = [item.id for item, _, _ in held(tmp_path / "i")]
@@ -130,7 +130,7 @@ def test_what_was_embedded_anew_is_written_again(out: Path, tmp_path: Path) -> N
 
 def test_another_model_is_refused_by_name(out: Path, tmp_path: Path) -> None:
     model = ColourModel("other")
-    create_index(tmp_path / "i", model.dim, model="theirs", fingerprint=model.fingerprint()).close()
+    empty_index(tmp_path / "i", model.dim, model="theirs", fingerprint=model.fingerprint()).close()
     with pytest.raises(IndexFault, match=r"theirs.*colours"):
         load(out, tmp_path / "i")
     with open_index(tmp_path / "i") as index:
@@ -192,7 +192,7 @@ def test_refusals(out: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"float32.*binary"):
         load(out, tmp_path / "i", precision="binary")
     other = ColourModel()
-    with create_index(tmp_path / "taken", other.dim, fingerprint=other.fingerprint()) as index:
+    with empty_index(tmp_path / "taken", other.dim, fingerprint=other.fingerprint()) as index:
         id = held(tmp_path / "i")[0][0].id
         index.collection("first")
         index.collection(*_collection(out))

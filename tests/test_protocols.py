@@ -21,9 +21,10 @@ from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.errors import DataError, SettingsError
+from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.metrics import retrieval_metrics
 from diptych.evaluation.protocols import PROTOCOLS, EvaluationProtocol, protocol_named
-from diptych.evaluation.retrieval import evaluate, evaluate_ensemble, evaluate_scores
+from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
 from diptych.model.retriever import Retriever, Tower
 from diptych.model.scores import EmbeddingScores, Scores, vector_scores
 

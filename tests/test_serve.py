@@ -22,7 +22,7 @@ from fastapi.testclient import TestClient
 from servers import Server, served
 from small import precomputed
 
-from diptych.index.engines.opening import create_index, open_index
+from diptych.index.engines.opening import empty_index, open_index
 from diptych.index.engines.postgres.index import PostgresIndex
 from diptych.index.models import open_model
 from diptych.web.app import create_app
@@ -160,7 +160,7 @@ def test_a_model_that_is_gone_or_was_never_named(folder: Path, tmp_path: Path) -
         ("", "--model"),
     ):
         place = tmp_path / f"index{len(name)}"
-        create_index(place, 16, model=name, fingerprint="f").close()
+        empty_index(place, 16, model=name, fingerprint="f").close()
         assert sentence in refused("serve", place)
         assert sentence in refused("search", place, "red")
 
@@ -169,7 +169,7 @@ def test_an_empty_collection_is_told(folder: Path, server: Server, tmp_path: Pat
     model = open_model(folder / "run")
     for place in (tmp_path / "empty.index", server.index_url("empty")):
         facts = {"model": str(folder / "run"), "fingerprint": model.fingerprint()}
-        create_index(place, model.dim, **facts).close()
+        empty_index(place, model.dim, **facts).close()
         assert "empty" in refused("search", place, "red")
         with open_index(place) as index, TestClient(create_app(index, model)) as client:
             answer = client.get("/api/search", params={"text": "red"})

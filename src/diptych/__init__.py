@@ -1,25 +1,102 @@
-"""Diptych: a workbench for image-text retrieval."""
+"""Diptych: a workbench for image-text retrieval.
+
+Data and models: ``open_captions`` reads a data set into ``Captions``, ``train`` gives a ``Retriever``, ``evaluate`` and
+``evaluate_embeddings`` give a ``Report``, ``compare`` compares two.
+
+Search: ``index_folder`` makes a folder of pictures searchable, ``create_index`` your own vectors, ``search`` answers
+one query with ``Hits``, ``Searcher.open`` many, ``open_index`` opens an index itself.
+
+Every error for a user is a ``DiptychError``. Importing this package imports nothing heavy: each name is imported when
+it is first used. docs/python.md has an example of each task.
+
+Example::
+
+    hits = diptych.search("photos", "two parrots")
+    print(hits[0].item.id)
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
-__all__ = ["Captions", "Retriever", "__version__", "evaluate", "open_captions", "open_index"]
+from diptych.errors import (
+    AddressError,
+    CheckpointError,
+    DataError,
+    DiptychError,
+    ImageError,
+    IndexFault,
+    Interrupted,
+    MissingExtra,
+    QueryError,
+    SettingsError,
+    StorageError,
+    TrainingError,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from diptych.data.captions import Captions
     from diptych.data.formats import open_captions
-    from diptych.evaluation.retrieval import evaluate
+    from diptych.evaluation.evaluate import evaluate, evaluate_embeddings
+    from diptych.evaluation.report import Report
     from diptych.index.engines.opening import open_index
+    from diptych.index.ingest.own_vectors import create_index
+    from diptych.index.places import index_folder
+    from diptych.index.protocol import Hits
+    from diptych.index.query.once import search
+    from diptych.index.query.search import Searcher
     from diptych.model.retriever import Retriever
+    from diptych.runs.compare import compare
+    from diptych.runs.train import train
+
+__version__ = "0.2.0"
+__all__ = [
+    "AddressError",
+    "Captions",
+    "CheckpointError",
+    "DataError",
+    "DiptychError",
+    "Hits",
+    "ImageError",
+    "IndexFault",
+    "Interrupted",
+    "MissingExtra",
+    "QueryError",
+    "Report",
+    "Retriever",
+    "Searcher",
+    "SettingsError",
+    "StorageError",
+    "TrainingError",
+    "Unavailable",
+    "__version__",
+    "compare",
+    "create_index",
+    "evaluate",
+    "evaluate_embeddings",
+    "index_folder",
+    "open_captions",
+    "open_index",
+    "search",
+    "train",
+]
 
 _HOMES = {
-    "Captions": "diptych.data.captions",
-    "open_captions": "diptych.data.formats",
-    "evaluate": "diptych.evaluation.retrieval",
-    "open_index": "diptych.index.engines.opening",
-    "Retriever": "diptych.model.retriever",
+    "Captions": "data.captions",
+    "Hits": "index.protocol",
+    "Report": "evaluation.report",
+    "Retriever": "model.retriever",
+    "Searcher": "index.query.search",
+    "compare": "runs.compare",
+    "create_index": "index.ingest.own_vectors",
+    "evaluate": "evaluation.evaluate",
+    "evaluate_embeddings": "evaluation.evaluate",
+    "index_folder": "index.places",
+    "open_captions": "data.formats",
+    "open_index": "index.engines.opening",
+    "search": "index.query.once",
+    "train": "runs.train",
 }
 
 
@@ -29,4 +106,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'diptych' has no attribute '{name}'")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(f"diptych.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from diptych.cache.feature_file import FeatureFile
 from diptych.cache.feature_pack import FeaturePack
 from diptych.evaluation import score_matrix
-from diptych.index.engines.opening import create_index
+from diptych.index.engines.opening import empty_index as create_index
 from diptych.index.protocol import Index, Item
 from diptych.recipes import RECIPES
 from diptych.runs.train import seed_everything

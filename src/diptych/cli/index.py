@@ -11,13 +11,7 @@ from typing import Any
 import click
 
 from diptych.cli import answers
-from diptych.cli.collection import (
-    bring_up_to_date,
-    default_place,
-    model_for,
-    pictures_alone,
-    summary,
-)
+from diptych.cli.collection import pictures_alone, say, summary
 from diptych.cli.flags import column_flags, device_flags, with_columns
 from diptych.cli.load import load
 from diptych.progress import counted
@@ -111,6 +105,7 @@ def build(
     """
     from diptych.index.engines.opening import shown
     from diptych.index.ingest.build import APPROXIMATE_ABOVE
+    from diptych.index.places import bring_up_to_date, default_place, model_for
 
     if codes and approximate is False:
         raise click.UsageError("--exact and --codes cannot be combined: choose one.")
@@ -125,7 +120,7 @@ def build(
         run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
         approximate_above=above, codes=codes or None, labels=labels, local_features=local_features, exif=exif,
         cache=cache, device=device,
-        compute_precision=compute_precision,
+        compute_precision=compute_precision, say=say,
     )  # fmt: skip
     click.echo(summary(shown(place), built))
     if local_features:

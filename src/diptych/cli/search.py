@@ -11,30 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli import answers
-from diptych.cli.collection import (
-    collection_of,
-    is_collection,
-    model_place,
-    pictures_of,
-)
-from diptych.cli.flags import device_flags, say_device
+from diptych.cli.collection import pictures_of, say
+from diptych.cli.flags import device_flags
 
 if TYPE_CHECKING:
-    from diptych.index.protocol import Index, Query
-    from diptych.model.protocol import OpenedModel
-
-
-def model_of(
-    opened: Index, given: str | None, device: str = "auto", compute_precision: str = "no"
-) -> tuple[OpenedModel, str]:
-    """The model an index was made with, and its place."""
-    from diptych.index.models import open_model
-
-    place = model_place(opened, given)
-    model = open_model(place, device, compute_precision)
-    if model.device != "cpu":
-        say_device(model.device)
-    return model, place
+    from diptych.index.protocol import Query
 
 
 @click.command()
@@ -117,24 +98,21 @@ def search(
     """
     click.get_current_context().with_resource(_uncollected())
     from diptych.encoders.known_names import is_pretrained_name
-    from diptych.index.engines.opening import open_index
+    from diptych.index.places import open_place
     from diptych.index.query.search import Searcher
 
     if as_json and paths:
         raise click.UsageError("--json and --paths cannot be combined: choose one.")
     if reranker and not rerank:
         raise click.UsageError("--reranker re-ranks the top N hits: give --rerank N too.")
-    path = place if is_collection(place) else None
-    if is_pretrained_name(place):
-        model, path, query = place, pictures_of(place, query[:1]), query[1:]
+    pictures = is_pretrained_name(place) or None
+    if pictures:
+        model, place, query = place, pictures_of(place, query[:1]), query[1:]
     asked = _query(" ".join(query), like)
-    ready = None
-    if path is not None:
-        place, model, ready = collection_of(model, path, device, compute_precision)
-    with open_index(place) as opened:
-        retriever, name = (
-            (ready, model or "") if ready is not None else model_of(opened, model, device, compute_precision)
-        )
+    opened, retriever, name, place = open_place(
+        place, model, device, compute_precision, pictures=pictures, say=say
+    )
+    with opened:
         judge = None
         if rerank:
             from diptych.index.query.reranking import reranker_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import collection_of, is_collection, model_place, pictures_of
-from diptych.cli.flags import Command, device_flags, given, say_device
+from diptych.cli.collection import pictures_of, say
+from diptych.cli.flags import Command, device_flags, given
 from diptych.web.limits import Limits
 
 TOKEN_VARIABLE = "DIPTYCH_TOKEN"
@@ -90,24 +90,20 @@ def serve(
     diptych serve hf:ID ./photos.
     """
     from diptych.encoders.known_names import is_pretrained_name
-    from diptych.index.engines.opening import open_index
-    from diptych.index.models import open_model
+    from diptych.index.places import open_place
     from diptych.web.serve import serve
 
-    path = place if is_collection(place) else None
-    if is_pretrained_name(place):
-        model, path = place, pictures_of(place, pictures)
+    collection = is_pretrained_name(place) or None
+    if collection:
+        model, place = place, pictures_of(place, pictures)
     elif pictures:
         raise click.UsageError(f"one index is served at a time: leave out {pictures[0]}.")
-    if path is not None:
-        place, model, served = collection_of(model, path, device, compute_precision)
-    else:
-        with open_index(place) as opened:
-            served = open_model(model_place(opened, model), device, compute_precision)
-            model = model or opened.info.model
-        say_device(served.device)
+    opened, served, model, place = open_place(
+        place, model, device, compute_precision, pictures=collection, say=say
+    )
+    opened.close()
     serve(
-        place, served, model_name=model or "", host=host, port=port, token=token, private=private,
+        place, served, model_name=model, host=host, port=port, token=token, private=private,
         allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None, rerankers=rerankers,
         chance=chance,
         limits=Limits(**{name.removeprefix("max_"): value for name, value in given(limits).items()}),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from diptych.cli.collection import model_for, summary
+from diptych.cli.collection import summary
 from diptych.cli.flags import device_flags, say_device
 
 
@@ -50,6 +50,7 @@ def watch(
     from diptych.index.ingest.build import index_collection
     from diptych.index.ingest.works import Built
     from diptych.index.models import open_model
+    from diptych.index.places import model_for
     from diptych.runs.watch import watch_folder
 
     if not folder.is_dir() and not index_exists(place):

@@ -12,8 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from diptych import notebook
 from diptych.data.order import TextOrder
+from diptych.data.thumbnails import make_thumbnail
 from diptych.errors import DataError
+from diptych.progress import counted
+
+SHOWN = 6  # images that a notebook shows
 
 StoredImage = Image.Image | NDArray[Any]
 """One image as a store gives it: a picture, or the features of one (R, D)."""
@@ -41,6 +46,11 @@ class Captions:
     ``unreadable`` what training does with an image that cannot be read. ``notes`` are sentences about what the reader
     left out, for whoever summarises the data. ``picture_of`` says which images are one picture (two corpora may hold
     the same one): the row of the first of them; None: all are different.
+
+    Example::
+
+        captions = diptych.open_captions("photos")
+        print(len(captions.images), captions.texts[:2], captions.split("train"))
     """
 
     images: ImageStore
@@ -136,6 +146,29 @@ class Captions:
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Pairs (image row, text)."""
         return zip(self.image_of.tolist(), self.texts, strict=True)
+
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{name} {count:,}" for name, count in Counter(self.splits).items())
+        held = f"{counted(len(self.images), 'image')}, {counted(len(self.texts), 'text')}"
+        return f"Captions({self.name!r}: {held}; {splits or 'no split'})"
+
+    def _repr_html_(self) -> str:
+        first = range(min(SHOWN, len(self.images)))
+        lines = self.subset(first).texts_of(), self.subset(first).texts
+        cards = [
+            (_small(self.images, row), self.image_ids[row], " · ".join(lines[1][n] for n in lines[0][row]))
+            for row in first
+        ]
+        return notebook.gallery(cards, repr(self))
+
+
+def _small(images: ImageStore, row: int) -> bytes | None:
+    """A small JPEG of an image; None of features, and of what cannot be read."""
+    try:
+        found = images[row]
+    except (DataError, OSError):
+        return None
+    return make_thumbnail(found, notebook.SIDE) if isinstance(found, Image.Image) else None
 
 
 def first_of_each(names: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:

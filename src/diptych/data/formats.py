@@ -177,6 +177,11 @@ def open_captions(
 
     Options may also stand behind the path: ``photos.csv?empty=drop&images=~/photos``. ``problems`` is told what is
     wrong with the data by every reader that looks; without it the first fault is an error.
+
+    Example::
+
+        captions = diptych.open_captions("photos", split="train")
+        print(captions.texts[0])
     """
     path, written = divided(path)
     options = {**written, **options}

@@ -8,9 +8,9 @@ from typing import Protocol, runtime_checkable
 
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
+from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Report
-from diptych.evaluation.retrieval import evaluate
 from diptych.model.retriever import Retriever
 
 

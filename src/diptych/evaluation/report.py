@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from diptych import notebook
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Card, Facts, direction_words
 from diptych.evaluation.metrics import DIRECTIONS, KS
@@ -124,7 +125,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One or several groups of metrics of a model; the first group's primary metric is the report's."""
+    """One or several groups of metrics of a model; the first group's primary metric is the report's.
+
+    Example::
+
+        report = diptych.evaluate("runs/photos", "photos")
+        report.save("report.json")
+        print(report.metrics["rsum"], Report.load("report.json") == report)
+    """
 
     groups: tuple[Group, ...]
 
@@ -190,6 +198,17 @@ class Report:
         )
 
     __str__ = render
+
+    def __repr__(self) -> str:
+        name, facts = self.primary_metric, self.card.described()
+        about = [f"{fact} {facts[fact]}" for fact in ("protocol", "data", "split", "images") if fact in facts]
+        return f"Report({', '.join([f'{name} {self.metrics[name]:.1f}', *about])})"
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            "".join(notebook.table(table) for table in group.cells()) + notebook.notes(group.lines())
+            for group in self.groups
+        )
 
     def interval_text(self, name: str) -> str:
         """``38.3–44.1``, or nothing where a metric has no interval."""

@@ -41,45 +41,6 @@ from diptych.model.protocol import Scorer
 from diptych.model.scores import Fold, MeanScores, Scores, Where, as_scores
 
 
-def evaluate(
-    retriever: Scorer,
-    captions: Captions,
-    *,
-    protocol: str | protocols.EvaluationProtocol = "plain",
-    ties: str = "index",
-    judgements: Sequence[str | Judgements] = (),
-    text_store: TextStore | None = None,
-    image_batch_size: int | None = None,
-    text_batch_size: int | None = None,
-    bootstrap: int = 1000,
-    seed: int = 0,
-    equal_texts: bool = False,
-    device: torch.device | str | None = None,
-    show_progress: bool = False,
-) -> Report:
-    """Encode every image and text of ``captions`` once, and report retrieval in both directions.
-
-    ``text_store`` holds the texts already prepared for this model. ``bootstrap`` is the number of resamples
-    of the intervals, 0 for none. Scores are computed on ``device``, by default where the model is. With
-    ``equal_texts``, every image that has a text is right for it, and every equal text for the image.
-    """
-    return evaluate_ensemble(
-        [retriever],
-        captions,
-        protocol=protocol,
-        ties=ties,
-        judgements=judgements,
-        text_stores=[text_store],
-        image_batch_size=image_batch_size,
-        text_batch_size=text_batch_size,
-        bootstrap=bootstrap,
-        seed=seed,
-        equal_texts=equal_texts,
-        device=device,
-        show_progress=show_progress,
-    )
-
-
 def evaluate_ensemble(
     retrievers: Sequence[Scorer],
     captions: Captions,

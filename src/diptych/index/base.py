@@ -16,6 +16,7 @@ import diptych
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError
 from diptych.index.protocol import KINDS, Hits, Index, IndexInfo, Item, Kind, Precision, Vectors
 from diptych.index.query.filters import Filter
+from diptych.progress import counted
 
 SAMPLES = 4  # remembered: images and texts, whole and filtered
 
@@ -68,6 +69,14 @@ class Engine(Index):
 
     def __len__(self) -> int:
         return self.count()
+
+    def __repr__(self) -> str:
+        facts = f"{self._dimension} dimensions, model '{self._facts['model'] or 'unnamed'}'"
+        try:
+            held = ", ".join(counted(self.count(kind), kind) for kind in KINDS)
+        except Exception:  # closed, or a database that does not answer: a repr never fails
+            held = "not open"
+        return f"{type(self).__name__}('{self.path}': {held}; {facts})"
 
     def __enter__(self) -> Self:
         return self

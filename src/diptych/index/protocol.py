@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych import notebook
 from diptych.index.query.filters import Filter
 
 Kind = Literal["image", "text"]
@@ -60,7 +61,13 @@ class Hits(Sequence[Hit]):
     ``exact`` says whether every candidate was scored. ``cutoff``, where the query layer computed one, is the
     score below which an item of this collection does not match this query; ``strength`` is the best score on
     the same scale in units of the background's spread, so ``matched`` is False when nothing in the collection
-    matches. ``note`` says how reliable the cut-off is, or why there is none.
+    matches. ``note`` says how reliable the cut-off is, or why there is none. ``preview`` gives a small JPEG of an item,
+    which notebooks show.
+
+    Example::
+
+        hits = diptych.search("photos.index", "two parrots")
+        print(len(hits), hits.ids[:3], hits[0].score)
     """
 
     hits: tuple[Hit, ...] = ()
@@ -68,6 +75,7 @@ class Hits(Sequence[Hit]):
     cutoff: float | None = None
     strength: float | None = None
     note: str = ""
+    preview: Callable[[Item], bytes | None] | None = field(default=None, compare=False)
 
     @property
     def matched(self) -> bool:
@@ -104,6 +112,27 @@ class Hits(Sequence[Hit]):
 
     def __iter__(self) -> Iterator[Hit]:
         return iter(self.hits)
+
+    def __repr__(self) -> str:
+        return f"Hits({_few([f'{hit.item.id} {hit.score:.3f}' for hit in self.hits])})"
+
+    def _repr_html_(self) -> str:
+        look = self.preview or (lambda item: item.thumbnail)
+        return notebook.gallery(
+            [
+                (
+                    look(hit.item),
+                    f"{hit.score:.3f}",
+                    hit.item.id if hit.item.kind == "image" else hit.item.text,
+                )
+                for hit in self.hits
+            ],
+            self.note,
+        )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join([*names[:3], *([f"… {len(names)} in all"] if len(names) > 3 else [])]) or "none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,10 +28,12 @@ from torch import Tensor
 from diptych.data.ahead import read_ahead
 from diptych.data.arrays import holds_features, read_items
 from diptych.data.captions import StoredImage
+from diptych.data.files import is_image
 from diptych.data.images import ImageInput, as_item
 from diptych.data.text import CachedTexts, TextInput, TextStore
 from diptych.devices import autocast
 from diptych.encoders.packing import LONGEST, pack
+from diptych.errors import DataError
 from diptych.model.scores import evaluating
 from diptych.progress import track
 from diptych.types import Features, Inputs, as_inputs
@@ -247,3 +250,18 @@ def _are_features(store: Any) -> bool:
     if isinstance(store, list | tuple):
         return len(store) > 0 and isinstance(store[0], np.ndarray) and store[0].dtype != np.uint8
     return holds_features(store)
+
+
+def is_text(items: Any) -> bool:
+    """Whether what is to be encoded are texts: a string or strings. Strings beside pictures are refused."""
+    strings = [items] if isinstance(items, str) else []
+    if isinstance(items, list | tuple):
+        strings = [item for item in items if isinstance(item, str)]
+        if strings and len(strings) < len(items):
+            raise DataError("texts and images are encoded apart: call encode for each.")
+    file = next((name for name in strings if is_image(name) and Path(name).is_file()), None)
+    if file is not None:
+        raise DataError(
+            f"'{file}' is a text and the name of a picture: give Path('{file}'), or call encode_text."
+        )
+    return bool(strings)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from diptych import ops
@@ -27,20 +26,20 @@ from diptych.devices import pick_device, pick_precision
 from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.lora import merged
-from diptych.errors import CheckpointError, SettingsError
+from diptych.errors import SettingsError
 from diptych.interaction.scorer import PairScorer
 from diptych.kernels.streams import Beside, branching, scored
-from diptych.model.encoding import collect, encoded_images, encoded_texts, encoding_mode
+from diptych.model.encoding import collect, encoded_images, encoded_texts, encoding_mode, is_text
+from diptych.model.folder import FORMAT, load_folder
 from diptych.model.reranking import RerankedScores
 from diptych.model.scores import EmbeddingScores, PairScores, Scores, vector_scores
-from diptych.parts import describe, part, rebuild
-from diptych.storage import parse_json, recover_folder, replace_folder
+from diptych.parts import describe, part
+from diptych.storage import replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
-from diptych.weights import load_weights, save_weights, update_digest
+from diptych.weights import save_weights, update_digest
 
 T = TypeVar("T")
 POOLED = 256  # sets of stored features pooled at a time
-FORMAT = 1  # version of the model folder; raised when an old folder can no longer be read
 
 
 @part
@@ -73,6 +72,12 @@ class Retriever(nn.Module):
 
     ``encode_image`` and ``encode_text`` return one vector per item such that their dot product is the score: with
     branches, the concatenation of √(1 − Σ weights) · v and √weight · v_branch, which one matrix product mixes exactly.
+    ``repr`` is one line; ``print(model.image)`` and ``print(model.text)`` show the modules of a side.
+
+    Example::
+
+        model = diptych.Retriever.from_pretrained("runs/photos")
+        scores = model.similarity(model.encode_image(["parrots.jpg"]), model.encode_text(["two parrots"]))
     """
 
     LATER = ("scorer",)
@@ -138,6 +143,13 @@ class Retriever(nn.Module):
         if view is not None:
             return self._branch(view).text(vector, features)
         return self._mix(vector, {n: b.text(vector, features) for n, b in self._branches() if b.weight})
+
+    def encode(self, items: Any, **options: Any) -> Tensor:
+        """``encode_text`` of a string or strings, ``encode_image`` of a ``Path``, picture, array, or a list of these.
+
+        A string is always a text: one that names a picture's file is refused, since it may mean either.
+        """
+        return (self.encode_text if is_text(items) else self.encode_image)(items, **options)
 
     def encode_image(
         self,
@@ -289,6 +301,16 @@ class Retriever(nn.Module):
         model.precision = chosen
         return model
 
+    def __repr__(self) -> str:
+        sides = (
+            f"{type(side.encoder).__name__} → {type(side.aggregator).__name__}"
+            for side in (self.image, self.text)
+        )
+        weights = sum(weight.numel() for weight in self.parameters()) / 1e6
+        return (
+            f"Retriever({' | '.join(sides)}; {self.dim} dimensions, {weights:.1f} M weights, {self.device})"
+        )
+
     def compile_encoders(self) -> None:
         """Compile both encoders in place with torch.compile, for training; names of weights stay as they are."""
         for tower in (self.image, self.text):
@@ -367,38 +389,4 @@ def _loaded(folder: str | Path) -> Retriever:
         dual = load_dual(folder)
         towers = Tower(dual.image, First()), Tower(dual.text, First())
         return Retriever(*towers, dual.image_input, dual.text_input)
-
-    folder = Path(folder)
-    if (folder / "run.json").is_file():  # a run folder: its best model
-        folder = folder / "best"
-    recover_folder(folder)
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(
-            f"{folder} is not a model folder (no config.json): give the folder of a trained run."
-        )
-    try:
-        config = parse_json((folder / "config.json").read_bytes())
-        found, tree = int(config["format"]), config["retriever"]
-    except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
-        raise CheckpointError(
-            f"{folder / 'config.json'} is damaged ({error}): copy the model again."
-        ) from error
-    if found != FORMAT:
-        raise CheckpointError(
-            f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
-        )
-    try:
-        model = rebuild(tree, folder)
-    except RecursionError:
-        raise CheckpointError(
-            f"{folder / 'config.json'} is nested too deeply: copy the model again."
-        ) from None
-    if not isinstance(model, Retriever):
-        raise CheckpointError(f"{folder} does not describe a retriever: give the folder of a trained run.")
-    try:
-        load_weights(model, folder / "model.safetensors")
-    except (OSError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(
-            f"the weights in {folder} do not fit its config.json ({error}): copy the model again."
-        ) from error
-    return model
+    return load_folder(Path(folder), Retriever)

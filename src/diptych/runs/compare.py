@@ -8,40 +8,67 @@ from typing import Any
 
 from diptych.errors import SettingsError
 from diptych.evaluation.cards import Card
-from diptych.evaluation.compare import Comparison, compare
+from diptych.evaluation.compare import Comparison
+from diptych.evaluation.compare import compare as compare_reports
 from diptych.evaluation.report import Report
 from diptych.runs.evaluate import evaluate_runs
 
+Result = Report | str | Path
+"""A report, the file that one was saved in, or the folder of a run, which is evaluated."""
 
-def compare_runs(
-    first: Sequence[Path], second: Sequence[Path], *, draws: int = 10_000, **options: Any
+
+def compare(
+    a: Result | Sequence[Result], b: Result | Sequence[Result], *, draws: int = 10_000, **options: Any
 ) -> Comparison:
-    """Second against first, each one or several seeds: a saved report (a file), or a run (a folder) to evaluate now.
+    """The metrics of two results side by side: b − a, with its 95 % interval and the p of a paired test.
 
-    Without ``second`` the first two are compared. ``options`` go to ``evaluate_runs``.
+    A result is a ``Report``, the path of a saved one, or the folder of a run, which is evaluated now with ``options``
+    (``data``, ``split``, ``protocol``, ``device``); give several seeds of a side as a list. Results under different
+    protocols are refused. ``draws`` is the number of resamples, 0 for none.
+
+    Example::
+
+        print(diptych.compare("first.json", "second.json"))
+        change = {row.metric: row.change for row in diptych.compare(report_a, report_b).rows}
     """
-    if not second:
-        if len(first) != 2:
-            raise SettingsError(
-                f"{len(first)} results and no --with: give two, or those of one side, then --with and the others."
-            )
-        first, second = first[:1], first[1:]
-    for path in first:
-        if any(path.resolve() == other.resolve() for other in second):
-            raise SettingsError(f"{path} is on both sides: give different runs.")
-    reports = [[_report(path, options) for path in side] for side in (first, second)]
-    names = [
-        [_name(path, report) for path, report in zip(side, found, strict=True)]
-        for side, found in zip((first, second), reports, strict=True)
-    ]
-    return compare(reports[0], reports[1], names=(names[0], names[1]), draws=draws)
+    first, second = (_several(side) for side in (a, b))
+    paths = {one.resolve() for one in second if isinstance(one, Path)}
+    twice = next((one for one in first if isinstance(one, Path) and one.resolve() in paths), None)
+    if twice is not None:
+        raise SettingsError(f"{twice} is on both sides: give different runs.")
+    reports = [[_report(one, options) for one in side] for side in (first, second)]
+    names = None
+    if all(isinstance(one, Path) for one in (*first, *second)):
+        names = tuple(
+            [_name(one, report) for one, report in zip(side, found, strict=True)]
+            for side, found in zip((first, second), reports, strict=True)
+        )
+    return compare_reports(reports[0], reports[1], names=names, draws=draws)  # type: ignore[arg-type]
 
 
-def _report(path: Path, options: dict[str, Any]) -> Report:
-    return evaluate_runs([path], bootstrap=1000, **options) if path.is_dir() else Report.load(path)
+def compare_runs(first: Sequence[Path], second: Sequence[Path], **options: Any) -> Comparison:
+    """``compare`` for the results of a command line: without ``second`` the first two are compared."""
+    if second:
+        return compare(first, second, **options)
+    if len(first) != 2:
+        raise SettingsError(
+            f"{len(first)} results and no --with: give two, or those of one side, then --with and the others."
+        )
+    return compare(first[0], first[1], **options)
 
 
-def _name(path: Path, report: Report) -> str:
+def _several(side: Result | Sequence[Result]) -> list[Report | Path]:
+    results = [side] if isinstance(side, Report | str | Path) else list(side)
+    return [one if isinstance(one, Report) else Path(one) for one in results]
+
+
+def _report(result: Report | Path, options: dict[str, Any]) -> Report:
+    if isinstance(result, Report):
+        return result
+    return evaluate_runs([result], bootstrap=1000, **options) if result.is_dir() else Report.load(result)
+
+
+def _name(result: Report | Path, report: Report) -> str:
     """The folder of the run: as given, as the report says, or else the report's own name."""
     run = report.card.run if isinstance(report.card, Card) else ""
-    return str(path) if path.is_dir() or not run else run
+    return str(result) if (isinstance(result, Path) and result.is_dir()) or not run else run

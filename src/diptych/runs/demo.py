@@ -12,9 +12,9 @@ import torch
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.errors import Interrupted
+from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Report
-from diptych.evaluation.retrieval import evaluate
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
 from diptych.index.query.search import Searcher

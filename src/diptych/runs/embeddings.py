@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from diptych.data.decode.opening import open_image
 from diptych.data.files import FileImages
+from diptych.data.vectors import check_rows, unit_rows
 from diptych.errors import DataError, DiptychError, MissingExtra
-from diptych.index.engines.opening import create_index, index_exists, open_index
+from diptych.index.engines.opening import empty_index, index_exists, open_index
 from diptych.index.protocol import Index, Item, Kind, Vectors
 from diptych.model.protocol import Model
 from diptych.storage import storing, write_text
@@ -111,14 +112,14 @@ def import_embeddings(
     if index_exists(place):
         index = open_index(place, writable=True, fingerprint=fingerprint, model=model_name)
     else:
-        index = create_index(place, model.dim, model=model_name, fingerprint=fingerprint)
+        index = empty_index(place, model.dim, model=model_name, fingerprint=fingerprint)
     with index:
         collection = index.collection(name or str(source.resolve()), str(folder))
         for shard in shards:
             vectors, rows = shard.load()
             for start in range(0, len(rows), ROWS):
                 items = [_item(row, folder, shard, collection.number) for row in rows[start : start + ROWS]]
-                index.update(items, _unit(vectors[start : start + ROWS]))
+                index.update(items, unit_rows(vectors[start : start + ROWS]))
         done.images = len(seen)
     return done
 
@@ -155,13 +156,7 @@ def check_vectors(vectors: NDArray[Any], width: int, source: Path) -> None:
             f"{source} has vectors of {vectors.shape[1]} numbers and the model makes {width}: name the model that made "
             "them."
         )
-    for start in range(0, len(vectors), ROWS):
-        norms = np.linalg.norm(np.asarray(vectors[start : start + ROWS], np.float64), axis=1)
-        bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
-        if len(bad):
-            row = start + int(bad[0])
-            what = "is all zeros" if norms[bad[0]] == 0 else "holds NaN or infinity"
-            raise DataError(f"{source} row {row} {what}, nothing was imported: leave such rows out.")
+    check_rows(vectors, str(source), outcome=", nothing was imported")
 
 
 def read_table(file: Path) -> list[dict[str, Any]]:
@@ -301,19 +296,14 @@ def _compare(model: Model, readable: Sequence[tuple[Path, Vectors]]) -> list[str
     if not readable:
         return ["none of the pictures is here: the vectors could not be compared with the model's own."]
     pictures = [open_image(path) for path, _ in readable]
-    own = _unit(model.encode_image(pictures, batch_size=CHECKED))
-    cosine = float(np.median((own * _unit(np.stack([vector for _, vector in readable]))).sum(1)))
+    own = unit_rows(np.asarray(model.encode_image(pictures, batch_size=CHECKED), np.float32))
+    cosine = float(np.median((own * unit_rows(np.stack([vector for _, vector in readable]))).sum(1)))
     if cosine < AGREE:
         raise DataError(
             f"the vectors are not those of this model: {len(readable)} pictures encoded again have a median cosine of "
             f"{cosine:.2f} with them (1: equal), nothing was imported; name the model that made them."
         )
     return []
-
-
-def _unit(vectors: NDArray[Any]) -> Vectors:
-    rows = np.asarray(vectors, np.float64)
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float32)
 
 
 def _npy(file: Path) -> NDArray[Any]:

@@ -56,7 +56,7 @@ def evaluate_runs(
     is a file that the scores are computed into first (see ``stored_scores``). What the recipe of a run measures
     beside retrieval comes first. ``say`` is told the device. Protocols of one modality, and of all four directions,
     are those of ``runs.uni_modal``. Pictures that cannot be read are left out, told and counted on the card, or with
-    ``strict_images`` an error. ``equal_texts``: see ``evaluation.retrieval.evaluate``.
+    ``strict_images`` an error. ``equal_texts``: see ``evaluation.evaluate.evaluate``.
     """
     if bool(rerank) != bool(reranker):
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")

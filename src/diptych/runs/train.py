@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
+from diptych.devices import pick_device
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.named_grid import with_names
-from diptych.errors import CheckpointError, DataError
+from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.evaluator import check_data
 from diptych.model.retriever import Retriever
+from diptych.objectives.expressions import OWN
+from diptych.objectives.function import FunctionObjective
+from diptych.objectives.objective import Objective
+from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 from diptych.runs.header import header
 from diptych.settings import TrainingSettings, from_json
 from diptych.storage import storing
 from diptych.targets.filling import fill_targets
-from diptych.training import checkpoint
+from diptych.training import checkpoint, loop
 from diptych.training.baseline import Baseline, ridge_baseline
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.loading import check_batch_size
-from diptych.training.loop import train
 from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.ridge import Names, names_of
 from diptych.training.start import check_settings
-from diptych.training.teachers import Teachers
+from diptych.training.teachers import Teachers, with_teachers
+from diptych.types import Batch, Embeddings, Terms
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 
@@ -49,9 +58,11 @@ FEW_PACKED_SHAPES = (
 def run_recipe(
     recipe: Recipe,
     settings: TrainingSettings,
-    data: str,
+    data: str | Captions,
     folder: Path,
     *,
+    objective: Objective | None = None,
+    device: str = "auto",
     resume: bool = False,
     cache_dir: Path | None = None,
     baseline: bool = True,
@@ -59,12 +70,15 @@ def run_recipe(
 ) -> Progress:
     """Train ``recipe`` on ``data`` into ``folder``; see ``training.loop.train``.
 
+    An ``objective`` made in Python replaces the loss; ``settings.objective`` is then what the run records of it.
     With ``baseline``, and unless the settings say otherwise, ridge regression is measured on the same features first.
     A run that fails before anything is written leaves no folder behind.
     """
     new = not folder.exists()
     try:
-        return _run(recipe, settings, data, folder, resume, cache_dir, baseline, show_progress)
+        return _run(
+            recipe, settings, data, folder, objective, device, resume, cache_dir, baseline, show_progress
+        )
     except BaseException:
         if new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
@@ -74,8 +88,10 @@ def run_recipe(
 def _run(
     recipe: Recipe,
     settings: TrainingSettings,
-    data: str,
+    data: str | Captions,
     folder: Path,
+    given: Objective | None,
+    where: str,
     resume: bool,
     cache_dir: Path | None,
     baseline: bool,
@@ -86,23 +102,31 @@ def _run(
             f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
             "or choose another --output_dir."
         )
-    captions = open_captions(data, problems=None if settings.strict_images else ToBeLeftOut())
+    if isinstance(data, Captions):
+        captions = data
+    else:
+        captions = open_captions(data, problems=None if settings.strict_images else ToBeLeftOut())
     left_out, total = LeftOut(), len(captions.images)
     training, validation = training_splits(captions)
     if not settings.strict_images:  # what has no content to name has no fingerprint either
         training, validation = (
             left_out.add(part, unopenable(part.images)) for part in (training, validation)
         )
-    card = RunCard(recipe.name, settings, data, captions_fingerprint(training, validation))
+    written = captions.name if isinstance(data, Captions) else data
+    card = RunCard(recipe.name, settings, written, captions_fingerprint(training, validation))
     if resume:
         checkpoint.check_resumable(folder, card)
     seed_everything(settings.seed)
-    method = recipe.build(settings, training)
+    if given is None:
+        method = recipe.build(settings, training)
+    else:
+        method = recipe.build(replace(settings, objective=OWN), training)
+        method = with_teachers(replace(method, objective=given))
     check_data(method.evaluators, method.retriever, validation)
     seed_everything(
         settings.seed
     )  # what building drew (a vocabulary, random rows) does not move the first batch
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = training_device(where)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     check_settings(settings, device, processes)  # before what takes time
     if method.solver is None:  # a method that solves can do without steps
@@ -164,12 +188,13 @@ def _run(
                 show_progress=show_progress,
             )
             found.save(folder)
-    return train(
+    return loop.train(
         method,
         card,
         prepared[0],
         prepared[1],
         folder,
+        on_cpu=device == "cpu",
         targets=targets,
         resume=resume,
         show_progress=show_progress,
@@ -182,6 +207,63 @@ def _names(settings: TrainingSettings, retriever: Retriever) -> Names | None:
     if isinstance(frozen, Lite0) and getattr(settings, "text_encoder", "") == "minilm":
         return names_of(with_names(frozen))
     return None
+
+
+def train(
+    recipe: str | Recipe,
+    data: str | Path | Captions,
+    output_dir: str | Path | None = None,
+    *,
+    objective: str | Objective | Callable[[Embeddings, Batch], Terms | Tensor] | None = None,
+    device: str = "auto",
+    show_progress: bool = True,
+    **settings: Any,
+) -> Retriever:
+    """Train a recipe as ``diptych train`` does; the best model on the validation split comes back.
+
+    ``recipe`` is a name (``ridge``, ``photos``, ``vse-infinity``, …) or a ``Recipe`` of your own, ``data`` a path or
+    captions. The run is kept in ``output_dir``; without one, a temporary folder is used and removed. ``objective``
+    replaces the recipe's loss: an expression such as "own + 0.5*info_nce", an ``Objective``, or a function
+    ``loss(embeddings, batch)`` that returns a tensor or named terms. ``device`` is auto, cuda or cpu. ``settings`` are
+    those of the recipe, each also a flag of the command line (docs/recipes.md).
+
+    Example::
+
+        model = diptych.train("ridge", "photos", "runs/photos", seed=1)
+        vectors = model.encode_text(["two parrots"])
+    """
+    chosen = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
+    made = objective
+    if callable(objective):
+        made = objective if isinstance(objective, Objective) else FunctionObjective(objective)
+        name = getattr(objective, "__name__", type(objective).__name__)
+        settings["objective"] = f"{name} (made in Python)"
+    elif objective is not None:
+        settings["objective"] = objective
+    ready = from_json(chosen.settings, inherited(chosen.settings, settings))
+    source = data if isinstance(data, Captions) else str(data)
+    with TemporaryDirectory() if output_dir is None else nullcontext(output_dir) as place:
+        folder = Path(place) / "run" if output_dir is None else Path(place)
+        own = made if isinstance(made, Objective) else None
+        run_recipe(chosen, ready, source, folder, objective=own, device=device, show_progress=show_progress)
+        return Retriever.from_pretrained(folder, training_device(device))
+
+
+def training_device(asked: str) -> str:
+    """``cuda`` or ``cpu``, on which training runs; ``auto`` is a GPU where there is one."""
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked not in ("cuda", "cpu"):
+        raise SettingsError(f"training cannot run on the device '{asked}': choose auto, cuda or cpu.")
+    return str(pick_device(asked))
+
+
+def _recipe(name: str) -> Recipe:
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        known = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RECIPES)}."
+        raise SettingsError(f"there is no recipe '{name}': {known}")
+    return RECIPES[name]
 
 
 def training_splits(captions: Captions) -> tuple[Captions, Captions]:

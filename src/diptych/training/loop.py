@@ -42,6 +42,7 @@ def train(
     folder: Path,
     *,
     targets: Mapping[str, Column] | None = None,
+    on_cpu: bool = False,
     resume: bool = False,
     show_progress: bool = True,
 ) -> Progress:
@@ -51,7 +52,7 @@ def train(
     epoch when there is no validation split). ``targets`` are the columns of the method's target sources.
     """
     settings = card.settings
-    accelerator = start(method, settings)
+    accelerator = start(method, settings, on_cpu)
     device, rank = accelerator.device, accelerator.process_index
     too_few = method.solver is not None and len(training.texts) < settings.batch_size
     if too_few and settings.epochs and accelerator.is_main_process:

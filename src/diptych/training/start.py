@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from datetime import timedelta
 from importlib.util import find_spec
 
@@ -18,12 +19,14 @@ from diptych.training.method import Method
 WAIT = timedelta(hours=12)  # how long processes wait for the one that clusters, evaluates or saves
 
 
-def start(method: Method, settings: TrainingSettings) -> Accelerator:
+def start(method: Method, settings: TrainingSettings, on_cpu: bool = False) -> Accelerator:
     """The accelerator of this run, with the settings that cannot be combined refused."""
     waits = bool(method.train_from)
-    AcceleratorState._reset_state()  # one process may train several runs, each with its own precision
+    # one process may train several runs, each with its own precision, and on its own device where it is alone
+    AcceleratorState._reset_state(reset_partial_state=int(os.environ.get("WORLD_SIZE", "1")) == 1)
     accelerator = Accelerator(
-        cpu=not torch.cuda.is_available(),  # else processes on a machine without a GPU would not find each other
+        # else processes on a machine without a GPU would not find each other
+        cpu=on_cpu or not torch.cuda.is_available(),
         mixed_precision=settings.precision,
         kwargs_handlers=[
             DistributedDataParallelKwargs(find_unused_parameters=waits),

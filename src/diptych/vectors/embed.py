@@ -18,6 +18,7 @@ from PIL import Image
 
 from diptych.data.ahead import read_ahead
 from diptych.data.captions import StoredImage
+from diptych.data.thumbnails import make_thumbnail
 from diptych.errors import DataError, SettingsError
 from diptych.index.ingest.collection_files import (
     CollectionFiles,
@@ -28,7 +29,6 @@ from diptych.index.ingest.collection_files import (
 )
 from diptych.index.ingest.overlap import Overlap, decoders
 from diptych.index.ingest.photos import EXIF, PhotoColumns
-from diptych.index.ingest.thumbnails import make_thumbnail
 from diptych.index.ingest.works import NOT_FINITE, reason_of
 from diptych.index.protocol import Item, Vectors
 from diptych.model.protocol import Model

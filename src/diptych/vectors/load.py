@@ -16,7 +16,7 @@ import filelock
 import numpy as np
 
 from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError
-from diptych.index.engines.opening import create_index, index_exists, open_index
+from diptych.index.engines.opening import empty_index, index_exists, open_index
 from diptych.index.ingest.build import APPROXIMATE_ABOVE
 from diptych.index.protocol import KINDS, Index, Item, Precision
 from diptych.progress import track
@@ -85,7 +85,7 @@ def _ensure(manifest: Manifest, place: str | Path, precision: Precision | None) 
     """An index at a place that takes these vectors: made if there is none, by whichever loader is first."""
     if not index_exists(place):
         try:
-            create_index(
+            empty_index(
                 place,
                 manifest.dim,
                 model=manifest.model,

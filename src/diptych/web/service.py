@@ -15,9 +15,9 @@ from typing import Any, Literal, cast
 import numpy as np
 from PIL import Image
 
+from diptych.data.thumbnails import make_thumbnail
 from diptych.errors import DataError, DiptychError, QueryError, SettingsError, Unavailable
 from diptych.index import deadline
-from diptych.index.ingest.thumbnails import make_thumbnail
 from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Query, Term, Vectors
 from diptych.index.query.frames import one_per_video
 from diptych.index.query.parse import parse_query

@@ -14,9 +14,9 @@ from PIL import Image
 from diptych.data.decode.opening import MAX_PIXELS
 from diptych.data.decode.processes import WALL_SECONDS, Decoders
 from diptych.data.decode.video_files import is_video
+from diptych.data.thumbnails import THUMBNAIL, make_thumbnail
 from diptych.errors import ImageError
 from diptych.index import deadline
-from diptych.index.ingest.thumbnails import THUMBNAIL, make_thumbnail
 from diptych.index.protocol import Index, Item
 from diptych.index.query.frames import frame_of
 from diptych.web.addresses import download

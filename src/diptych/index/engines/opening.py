@@ -29,13 +29,18 @@ def open_index(
     """The index at a path or URL; with ``fingerprint``, one made by another model is refused by name.
 
     ``model`` is what the model with that fingerprint is called in the refusal.
+
+    Example::
+
+        with diptych.open_index("photos.index") as index:
+            print(len(index), index.info.model)
     """
     engine, where = _engine(place)
     opened: Index = engine.open(where, writable=writable, fingerprint=fingerprint, model=model)
     return opened
 
 
-def create_index(
+def empty_index(
     place: str | Path,
     dimension: int,
     *,

@@ -16,8 +16,9 @@ from diptych.data.ahead import read_ahead
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.formats import open_captions
 from diptych.data.problems import Absent
+from diptych.data.thumbnails import make_thumbnail
 from diptych.errors import DataError, DiptychError, IndexFault, MissingExtra, SettingsError
-from diptych.index.engines.opening import create_index, index_exists, open_index
+from diptych.index.engines.opening import empty_index, index_exists, open_index
 from diptych.index.ingest.collection_files import (
     CollectionFiles,
     check_writable,
@@ -29,7 +30,6 @@ from diptych.index.ingest.collection_files import (
 from diptych.index.ingest.moved import KeptVectors, settle
 from diptych.index.ingest.overlap import Overlap, decoders
 from diptych.index.ingest.photos import EXIF, PhotoColumns, SharedFeatures
-from diptych.index.ingest.thumbnails import make_thumbnail
 from diptych.index.ingest.works import NOT_FINITE, Built, Read, Work, has_vector, reason_of
 from diptych.index.local_features import LocalFeatures, features_place
 from diptych.index.protocol import KINDS, Index, Item, Precision, Vectors
@@ -96,7 +96,7 @@ def index_collection(
         if not fresh:
             index = open_index(place, writable=True, fingerprint=fingerprint, model=model_name)
         else:
-            index = create_index(
+            index = empty_index(
                 place, model.dim, model=model_name, fingerprint=fingerprint, precision=precision or "float32"
             )
         try:

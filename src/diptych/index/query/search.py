@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -44,6 +46,12 @@ class Searcher:
     ``pair_scorer`` re-ranks when a search asks for it; without it, the model's own where it has one
     (which computes local features from the files of the hits). ``allow_urls`` lets a query name images
     by address.
+
+    Example::
+
+        with Searcher.open("photos.index") as searcher:
+            hits = searcher.search("two parrots", k=5, filter="year > 2020")
+            alike = searcher.more_like(hits[0].item.id)
     """
 
     def __init__(
@@ -58,11 +66,45 @@ class Searcher:
         info, fingerprint = index.info, model.fingerprint()
         if info.fingerprint != fingerprint:
             raise other_model(info.path, (info.model, info.fingerprint), (model_name, fingerprint))
-        self.index, self.model = index, model
+        self.index, self.model, self._place = index, model, info.path
         self.pair_scorer: HitScorer | None = pair_scorer or _own_scorer(model)
         self.allow_urls = allow_urls
         self._tokenizer = Tokenizer()
         self._calibrations: dict[int, Calibration | None] = {}  # of the state of the index with that number
+
+    @classmethod
+    def open(
+        cls,
+        place: str | Path,
+        model: str | Path | None = None,
+        device: str = "auto",
+        allow_urls: bool = False,
+        compute_precision: str = "no",
+    ) -> Self:
+        """The index at a place with the model that it records, or with ``model``; close it, or use ``with``.
+
+        A folder of pictures is indexed first, into the folder beside it whose name ends in ``.index``.
+        """
+        from diptych.index.places import open_place
+
+        found = open_place(place, model, device, compute_precision)
+        try:
+            return cls(found.opened, found.model, model_name=found.name, allow_urls=allow_urls)
+        except BaseException:
+            found.opened.close()
+            raise
+
+    def close(self) -> None:
+        """Close the index."""
+        self.index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def search(
         self,
@@ -106,7 +148,7 @@ class Searcher:
             ranked = self._with_words(asked.text, ranked[: max(k, rerank)])
         if rerank:
             ranked = self._reranked(asked, ranked, rerank)
-        found = Hits(tuple(ranked[:k]), hits.exact)
+        found = Hits(tuple(ranked[:k]), hits.exact, preview=partial(_preview, self._place))
         return found if chance is None else self._with_cutoff(found, vector, kind, chance)
 
     def more_like(
@@ -306,6 +348,12 @@ def _own_scorer(model: Model) -> HitScorer | None:
 
         return Reranker([model])
     return found
+
+
+def _preview(place: str, item: Item) -> bytes | None:
+    from diptych.index.places import preview
+
+    return preview(place, item)
 
 
 def as_query(query: str | Query | ImageLike) -> Query:

@@ -1,4 +1,4 @@
-"""Small pictures that an index keeps of images that have no file of their own."""
+"""Small pictures: those that an index keeps of images without a file, and those that notebooks show."""
 
 from __future__ import annotations
 

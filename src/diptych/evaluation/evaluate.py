@@ -1,0 +1,128 @@
+"""Evaluate a model on data, or vectors that exist already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diptych.data.captions import Captions
+from diptych.data.formats import open_captions
+from diptych.data.splits import canonical_split
+from diptych.data.text import TextStore
+from diptych.data.vectors import as_rows, check_rows, unit_rows
+from diptych.errors import DataError
+from diptych.evaluation.judgements import Judgements
+from diptych.evaluation.protocols import EvaluationProtocol
+from diptych.evaluation.report import Report
+from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
+from diptych.model.protocol import Scorer
+from diptych.model.retriever import Retriever
+from diptych.model.scores import EmbeddingScores
+
+
+def evaluate(
+    model: Scorer | str | Path,
+    data: Captions | str | Path,
+    *,
+    split: str | None = None,
+    protocol: str | EvaluationProtocol = "plain",
+    ties: str = "index",
+    judgements: Sequence[str | Judgements] = (),
+    text_store: TextStore | None = None,
+    image_batch_size: int | None = None,
+    text_batch_size: int | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    equal_texts: bool = False,
+    device: torch.device | str | None = None,
+    show_progress: bool = False,
+) -> Report:
+    """Encode every image and text of the data once, and report retrieval in both directions.
+
+    ``model`` is a retriever, or the folder or name of one. ``data`` is a path, of which the split "test" is measured
+    unless ``split`` names another, or captions, which are measured whole unless ``split`` names a part of them.
+
+    ``protocol`` names the data that a published number stands for (``evaluation.protocols``), ``ties`` the rule for
+    equal scores. ``text_store`` holds the texts already prepared for this model. ``bootstrap`` is the number of
+    resamples of the intervals, 0 for none. Scores are computed on ``device``, by default where the model is. With
+    ``equal_texts``, every image that has a text is right for it, and every equal text for the image.
+
+    Example::
+
+        report = diptych.evaluate("runs/photos", "photos", split="val")
+        print(report, report.metrics["text_to_image_recall@1"])
+    """
+    if not isinstance(data, Captions):
+        data = open_captions(data, split=split or "test")
+    elif split is not None:
+        data = data.split(canonical_split(split))
+    if isinstance(model, str | Path):
+        model = Retriever.from_pretrained(model, device)
+    return evaluate_ensemble(
+        [model],
+        data,
+        protocol=protocol,
+        ties=ties,
+        judgements=judgements,
+        text_stores=[text_store],
+        image_batch_size=image_batch_size,
+        text_batch_size=text_batch_size,
+        bootstrap=bootstrap,
+        seed=seed,
+        equal_texts=equal_texts,
+        device=device,
+        show_progress=show_progress,
+    )
+
+
+def evaluate_embeddings(
+    images: Any,
+    texts: Any,
+    image_of: Sequence[int] | NDArray[np.int64] | None = None,
+    protocol: str | EvaluationProtocol = "plain",
+    *,
+    ties: str = "index",
+    bootstrap: int = 1000,
+    seed: int = 0,
+) -> Report:
+    """Report retrieval with vectors that exist already: images (N, D) and texts (M, D), numpy arrays or tensors.
+
+    Rows are brought to length 1 first, so that scores are cosines. ``image_of`` (M,) is the image of each text; without
+    it, text m belongs to image m where there are as many, and to image m // (M / N) where M is a multiple of N.
+
+    Example::
+
+        report = diptych.evaluate_embeddings(images, texts, image_of=[0, 0, 1], bootstrap=0)
+        print(report.metrics["rsum"])
+    """
+    sides = [as_rows(images, "the image vectors"), as_rows(texts, "the text vectors")]
+    for rows, what in zip(sides, ("the image vectors", "the text vectors"), strict=True):
+        check_rows(rows, what)
+        if not len(rows):
+            raise DataError(f"{what} are empty: give at least one row.")
+    widths, (count, wanted) = [rows.shape[1] for rows in sides], [len(rows) for rows in sides]
+    if widths[0] != widths[1]:
+        raise DataError(
+            f"image vectors have {widths[0]} numbers and text vectors {widths[1]}: encode both with one model."
+        )
+    if image_of is None:
+        if wanted % count:
+            raise DataError(
+                f"{wanted} texts do not divide evenly over {count} images: say with image_of which image each text has."
+            )
+        image_of = np.arange(wanted) // (wanted // count)
+    vectors = [torch.from_numpy(unit_rows(rows)) for rows in sides]
+    return evaluate_scores(
+        EmbeddingScores(vectors[0], vectors[1]),
+        image_of,
+        protocol=protocol,
+        ties=ties,
+        bootstrap=bootstrap,
+        seed=seed,
+        model="vectors",
+    )

@@ -1,0 +1,54 @@
+"""Reading a model folder, or the best model of a run; loading is strict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+from safetensors import SafetensorError
+from torch import nn
+
+from diptych.errors import CheckpointError
+from diptych.parts import rebuild
+from diptych.storage import parse_json, recover_folder
+from diptych.weights import load_weights
+
+M = TypeVar("M", bound=nn.Module)
+FORMAT = 1  # version of the model folder; raised when an old folder can no longer be read
+
+
+def load_folder(folder: Path, kind: type[M]) -> M:
+    """The model of this kind that a folder describes, with its weights, on the CPU."""
+    if (folder / "run.json").is_file():  # a run folder: its best model
+        folder = folder / "best"
+    recover_folder(folder)
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} is not a model folder (no config.json): give the folder of a trained run."
+        )
+    try:
+        config = parse_json((folder / "config.json").read_bytes())
+        found, tree = int(config["format"]), config["retriever"]
+    except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
+        raise CheckpointError(
+            f"{folder / 'config.json'} is damaged ({error}): copy the model again."
+        ) from error
+    if found != FORMAT:
+        raise CheckpointError(
+            f"{folder} has model format {found}, this version reads {FORMAT}: update diptych."
+        )
+    try:
+        model = rebuild(tree, folder)
+    except RecursionError:
+        raise CheckpointError(
+            f"{folder / 'config.json'} is nested too deeply: copy the model again."
+        ) from None
+    if not isinstance(model, kind):
+        raise CheckpointError(f"{folder} does not describe a retriever: give the folder of a trained run.")
+    try:
+        load_weights(model, folder / "model.safetensors")
+    except (OSError, SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"the weights in {folder} do not fit its config.json ({error}): copy the model again."
+        ) from error
+    return model
