@@ -6,9 +6,11 @@ import dataclasses
 import re
 import typing
 from pathlib import Path
+from typing import Any
 
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
+from diptych.registries import REGISTRIES
 from diptych.settings import TrainingSettings, literal_choices
 
 ROOT = Path(__file__).parent.parent
@@ -24,10 +26,25 @@ def rows(kind: type[TrainingSettings], over: type[TrainingSettings] | None) -> l
     before = {f.name: f.default for f in dataclasses.fields(over)} if over is not None else {}
     hints = typing.get_type_hints(kind)
     return [
-        f"| `--{f.name}` | {_shown(f.default, literal_choices(hints[f.name]))} | {f.metadata['help']} |"
+        f"| `--{f.name}` | {_shown(f.default, choices(f, hints[f.name]))} | {f.metadata['help']} |"
         for f in dataclasses.fields(kind)
         if f.name not in before or before[f.name] != f.default
     ]
+
+
+def choices(field: dataclasses.Field[Any], hint: Any) -> tuple[object, ...]:
+    """What may be chosen: the names and forms of a registry, or the values of a ``Literal``."""
+    registry = field.metadata["names"]
+    return (*registry.own, *registry.forms) if registry else literal_choices(hint)
+
+
+def names_table() -> str:
+    """Every kind of thing that has names, in docs/extending.md."""
+    lines = [
+        f"| {registry.kind} | `{registry.group}` | {' · '.join(f'`{name}`' for name in registry.own)} |"
+        for registry in REGISTRIES
+    ]
+    return "\n".join(["| kind | group of entry points | names of this package |", "|---|---|---|", *lines])
 
 
 def base_of(kind: type[TrainingSettings]) -> type[TrainingSettings]:
@@ -61,10 +78,16 @@ def readme_table() -> str:
 
 def pages() -> dict[Path, str]:
     """Every file that is made, or holds a part that is, with its content."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    marked = f"<!-- recipes -->\n{readme_table()}\n<!-- end -->"
-    (old,) = re.findall(r"<!-- recipes -->.*?<!-- end -->", readme, re.DOTALL)
-    return {ROOT / "docs" / "recipes.md": recipes_page(), ROOT / "README.md": readme.replace(old, marked)}
+    parts = {
+        ROOT / "README.md": ("recipes", readme_table()),
+        ROOT / "docs" / "extending.md": ("names", names_table()),
+    }
+    made = {ROOT / "docs" / "recipes.md": recipes_page()}
+    for path, (mark, table) in parts.items():
+        page = path.read_text("utf-8")
+        (old,) = re.findall(rf"<!-- {mark} -->.*?<!-- end -->", page, re.DOTALL)
+        made[path] = page.replace(old, f"<!-- {mark} -->\n{table}\n<!-- end -->")
+    return made
 
 
 def _table(lines: list[str]) -> str:
@@ -80,7 +103,7 @@ def _shown(default: object, choices: tuple[object, ...]) -> str:
     """The default, and behind it what else may be chosen."""
     if isinstance(default, bool):
         return "on" if default else "off"
-    others = [f"`{choice}`" for choice in choices if choice != default]
+    others = [f"`{c}`" if " " not in str(c) else str(c) for c in choices if c != default]
     return " · ".join([f"**`{default}`**" if choices else f"`{default}`" if default != "" else "–", *others])
 
 

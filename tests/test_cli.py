@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from commands import diptych, process, refused, training
 from small import pictures, precomputed
 
 import diptych as package
-from diptych.cli import VERBS, main
+from diptych.cli import main
 from diptych.recipes import RECIPES
+from diptych.registries import COMMANDS, EXPORTERS
 
 
 def commands(
@@ -51,7 +53,10 @@ def test_every_command_and_flag_explains_itself(path: tuple[str, ...]) -> None:
 
 def test_the_verbs_are_listed() -> None:
     said = diptych("--help").stdout
-    assert [line.split()[0] for line in said.split("Commands:")[1].split("\n") if line.strip()] == list(VERBS)
+    assert re.findall(r"^  ([a-z]+) ", said, re.MULTILINE) == list(COMMANDS)
+    assert re.findall(r"^([A-Z]\w+):$", said, re.MULTILINE) == [
+        "Options", "Data", "Train", "Evaluate", "Search", "Exchange"
+    ]  # fmt: skip
     assert package.__version__ in diptych("--version").stdout
     assert "Usage: " in diptych(status=2).stderr
 
@@ -92,9 +97,11 @@ def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
 
 def test_the_help_page_says_what_the_verbs_say_themselves() -> None:
     said = diptych("--help").stdout
-    for verb in VERBS:
-        assert f"{verb}  " in said
-        assert ALL[verb,].get_short_help_str(200) in said
+    for verb in COMMANDS:
+        assert f"{verb} " in said
+        assert ALL[verb,].get_short_help_str(200) == COMMANDS.own[verb].help
+    for name in EXPORTERS:
+        assert ALL["export", name].get_short_help_str(200) == EXPORTERS.own[name].help
 
 
 def test_hyphens_are_as_good_as_underscores(tmp_path: Path) -> None:
@@ -167,7 +174,7 @@ def test_ctrl_c_ends_with_a_sentence(when: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "status", "said"), [("--version", 0, "version"), ("fly", 2, "there is no verb")]
+    ("word", "status", "said"), [("--version", 0, "version"), ("fly", 2, "there is no command")]
 )
 def test_one_of_several_processes_ends_with_its_status_and_all_it_said(
     word: str, status: int, said: str

@@ -9,8 +9,9 @@ import torch
 
 from diptych.errors import SettingsError
 from diptych.objectives.contrastive import InfoNCE
-from diptych.objectives.expressions import OBJECTIVES, parse_objective
+from diptych.objectives.expressions import parse_objective
 from diptych.objectives.triplet import Triplet
+from diptych.registries import OBJECTIVES
 from diptych.types import Batch, Embeddings, Features
 
 SETTINGS = SimpleNamespace(margin=0.3, mask_same_image=True, all_negatives_epochs=0)
@@ -70,7 +71,7 @@ def test_a_step_down_every_named_objective_lowers_it_from_both_sides(name: str) 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("info_nec", "info_nec"),
+        ("info_nec", "info_nce"),
         ("quux", "quux"),
         ("own + ", r"own \+ "),
         ("own - dcl", "own - dcl"),

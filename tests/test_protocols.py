@@ -23,10 +23,11 @@ from diptych.encoders.regions import Regions
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.metrics import retrieval_metrics
-from diptych.evaluation.protocols import PROTOCOLS, EvaluationProtocol, protocol_named
+from diptych.evaluation.protocols import EvaluationProtocol, protocol_named
 from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
 from diptych.model.retriever import Retriever, Tower
 from diptych.model.scores import EmbeddingScores, Scores, vector_scores
+from diptych.registries import PROTOCOLS
 
 
 class Numbers:
@@ -198,14 +199,20 @@ def test_another_number_of_texts_is_refused_with_the_correction() -> None:
 
 
 def test_protocols_by_name() -> None:
-    assert {name: (p.images, p.texts_per_image, p.folds) for name, p in PROTOCOLS.items()} == {
+    found = [protocol_named(name) for name in ("plain", "flickr30k", "coco-5k", "coco-1k")]
+    assert {p.name: (p.images, p.texts_per_image, p.folds) for p in found} == {
         "plain": (None, None, 1),
         "flickr30k": (1000, 5, 1),
         "coco-5k": (5000, 5, 1),
         "coco-1k": (5000, 5, 5),
     }
-    with pytest.raises(SettingsError, match="coco"):
-        protocol_named("coco")
+    with pytest.raises(SettingsError, match="coco-5k"):
+        protocol_named("coco5k")
+    with pytest.raises(SettingsError) as refusal:
+        protocol_named("quux")
+    assert all(name in str(refusal.value) for name in PROTOCOLS)
+    with pytest.raises(SettingsError, match="video"):
+        protocol_named("video")
     with pytest.raises(DataError, match=r"\b3\b"):
         EvaluationProtocol("odd", folds=3).check(np.arange(4), 4)
 

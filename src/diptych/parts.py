@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diptych.errors import CheckpointError, DiptychError
-from diptych.names import import_plugins
+from diptych.names import import_declared, import_plugins
 from diptych.storage import parse_json
 
 T = TypeVar("T")
@@ -83,9 +83,14 @@ def find_part(name: Any, module: Any = None) -> type | None:
         importlib.import_module(own[name])
         return PARTS[own[name], name]
     if (module, name) not in PARTS:
-        import_plugins()
+        import_plugins() if module is None else import_declared(module)
+    if (module, name) in PARTS:
+        return PARTS[module, name]
+    # where the module moved inside its package, was the script that ran, or is not written
+    package = "" if module in (None, "__main__") else module.partition(".")[0]
     alike = [kind for (_, known), kind in PARTS.items() if known == name and not _is_ours(kind)]
-    return PARTS.get((module, name), alike[0] if len(alike) == 1 else None)
+    near = [kind for kind in alike if package in ("", kind.__module__.partition(".")[0])]
+    return near[0] if len(near) == 1 else None
 
 
 @functools.cache

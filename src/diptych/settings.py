@@ -6,25 +6,32 @@ import dataclasses
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from diptych.errors import SettingsError
+from diptych.names import Registry
+from diptych.registries import OBJECTIVES
 
 T = TypeVar("T")
 
-TEACHERS = "minilm (extra 'demo'), hf:ID, or a model folder"
-IMAGE_TEACHER_HELP = (
-    "image teacher: lite0, hf:ID, timm:NAME, a model folder, stored (the mean of stored features), a file of "
-    "vectors, or auto: stored for stored features, lite0 for pictures"
-)
-TEXT_TEACHER_HELP = f"text teacher, the mean of its token states: {TEACHERS}"
+IMAGE_HELP = "image encoder (auto: regions for stored features, lite0 for pictures)"
+IMAGE_TEACHER_HELP = "image teacher (auto: stored for stored features, lite0 for pictures)"
+TEXT_TEACHER_HELP = "text teacher, the mean of its token states"
 """Settings that several recipes and commands have, in words: a help page imports no model."""
 
 
-def setting(default: T, help: str, *, low: float | None = None, high: float | None = None) -> T:
-    """A field with its sentence of help and its range, both ends allowed."""
-    made: T = field(default=default, metadata={"help": help, "low": low, "high": high})
+def setting(
+    default: T,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    names: Registry | None = None,
+) -> T:
+    """A field with its sentence of help and its range, both ends allowed, or the registry that knows its names."""
+    made: T = field(default=default, metadata={"help": help, "low": low, "high": high, "names": names})
     return made
 
 
@@ -34,8 +41,7 @@ class TrainingSettings:
 
     seed: int = setting(0, "seed of weights, order, augmentation and dropout")
     objective: str = setting(
-        "own",
-        "the loss: own (the recipe's), triplet, info_nce, dcl, dcl_i, csa, usa, or a sum: 'own + 0.5*info_nce'",
+        "own", "the loss, own (the recipe's) or a sum: 'own + 0.5*info_nce'", names=OBJECTIVES
     )
     epochs: int = setting(25, "passes over the training texts", low=1)
     batch_size: int = setting(128, "pairs per step, over all processes together", low=2)
@@ -108,6 +114,11 @@ class TrainingSettings:
                 raise SettingsError(
                     f"--{entry.name} is {value!r}: choose one of {', '.join(map(str, choices))}."
                 )
+            names = entry.metadata.get("names")
+            if (
+                names is not None and not names.forms
+            ):  # a form may be a folder, which is looked for when it is used
+                names.check(value)
 
 
 S = TypeVar("S", bound=TrainingSettings)
@@ -152,6 +163,14 @@ def from_json(kind: type[S], values: dict[str, Any]) -> S:
         if not (value is None and optional) and (not fits or isinstance(value, bool) != (wanted is bool)):
             raise SettingsError(f"the setting {name} is {value!r:.60}: it must be of type {wanted.__name__}.")
     return kind(**values)
+
+
+def check_saved(kind: type[TrainingSettings], values: Mapping[str, Any]) -> None:
+    """Refuse values read from a file that name a class of a module which nothing else declares."""
+    for entry in dataclasses.fields(kind):
+        names = entry.metadata.get("names")
+        if names is not None and isinstance(values.get(entry.name), str):
+            names.check_saved(values[entry.name])
 
 
 def differences(a: TrainingSettings, b: TrainingSettings) -> dict[str, tuple[Any, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
+from diptych.registries import BACKBONES
 
 
 @click.group()
@@ -31,18 +32,16 @@ def check(path: str, image_column: str | None, text_column: str | None) -> None:
 @data.command()
 def formats() -> None:
     """List the formats that Diptych recognises."""
-    from diptych.data.formats import FORMATS
+    from diptych.data.formats import formats as known
 
-    for entry in FORMATS:
+    for entry in known():
         click.echo(f"{entry.name:14} {entry.description}")
 
 
 @click.command()
 @click.argument("path")
 @click.option("--output_dir", required=True, type=click.Path(path_type=Path), help="folder to fill")
-@click.option(
-    "--backbone", default="lite0", show_default=True, help="lite0, hf:ID, timm:NAME or a model folder"
-)
+@click.option("--backbone", default="lite0", show_default=True, help=f"image backbone: {BACKBONES.choices}")
 @click.option("--image_size", default=224, show_default=True, help="pixels of the square input")
 @click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
 @click.option(

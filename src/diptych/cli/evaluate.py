@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from diptych.cli.flags import column_flags, device_flags, given, say_device, with_columns
+from diptych.registries import JUDGEMENTS, PROTOCOLS
 
 
 @click.command()
@@ -20,13 +21,12 @@ from diptych.cli.flags import column_flags, device_flags, given, say_device, wit
     "--protocol",
     default="plain",
     show_default=True,
-    help="plain, flickr30k, coco-1k, coco-5k, video, hashing; sts, image-classes; four-directions",
+    help=f"what is measured, and how: {PROTOCOLS.choices}",
 )
 @click.option(
     "--judgements",
     multiple=True,
-    type=click.Choice(["eccv", "cxc", "coco"]),
-    help="also compute many-to-many metrics",
+    help=f"also compute many-to-many metrics: {JUDGEMENTS.choices}",
 )
 @click.option("--ties", default="index", show_default=True, help="tie rule (see docs/evaluation.md)")
 @click.option(
@@ -113,7 +113,12 @@ class _Sides(click.Command):
 )
 @click.option("--data", multiple=True, help="data set to evaluate runs on (default: each run's own)")
 @click.option("--split", default="val", show_default=True, help="split to evaluate runs on")
-@click.option("--protocol", default="plain", show_default=True, help="protocol to evaluate runs under")
+@click.option(
+    "--protocol",
+    default="plain",
+    show_default=True,
+    help=f"protocol to evaluate runs under: {PROTOCOLS.choices}",
+)
 @click.option(
     "--draws",
     default=10_000,

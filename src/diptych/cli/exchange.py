@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from diptych.cli.flags import device_flags, say_device
+from diptych.cli.groups import Registered
 from diptych.progress import counted
+from diptych.registries import EXPORTERS
 
 
 @click.group()
@@ -95,12 +97,18 @@ of_kind = click.option(
 )
 
 
-@click.group()
+class Exporters(Registered):
+    """What an index or a model can be exported as."""
+
+    registry = EXPORTERS
+
+
+@click.group(cls=Exporters)
 def export() -> None:
     """Export vectors and encoders for other programs."""
 
 
-@export.command("vectors")
+@click.command("vectors")
 @click.argument("place", metavar="INDEX")
 @click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
 @of_kind
@@ -113,7 +121,7 @@ def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
         click.echo(f"{output_dir}: {run(opened, output_dir, kind)} vectors")
 
 
-@export.command("faiss")
+@click.command("faiss")
 @click.argument("place", metavar="INDEX")
 @click.argument("output", metavar="FILE", type=click.Path(path_type=Path))
 @of_kind
@@ -126,7 +134,7 @@ def export_faiss(place: str, output: Path, kind: Any) -> None:
         click.echo(f"{output}: {run(opened, output, kind)} vectors")
 
 
-@export.command("onnx")
+@click.command("onnx")
 @click.argument("model")
 @click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
 def export_onnx(model: str, output_dir: Path) -> None:

@@ -21,9 +21,11 @@ def settings_flags(kind: type[TrainingSettings]) -> Callable[[Command], Command]
     def decorate(command: Command) -> Command:
         for entry in reversed(dataclasses.fields(kind)):
             names = [f"--{entry.name}"]
+            registry = entry.metadata["names"]
+            known = f": {registry.choices}" if registry else ""
             options: dict[str, Any] = {
                 "default": None,
-                "help": f"{entry.metadata['help']}  [{entry.default}]",
+                "help": f"{entry.metadata['help']}{known}  [{entry.default}]",
             }
             choices, kind_of = literal_choices(hints[entry.name]), plain_type(hints[entry.name])
             if kind_of is bool:

@@ -85,5 +85,8 @@ def options_of(command: click.Command) -> list[str]:
 
 def _first_with(command: click.Command, name: str) -> str | None:
     """The first command below a group that has an option."""
-    below = command.commands if isinstance(command, click.Group) else {}
-    return next((at for at, one in below.items() if plain(name) in map(plain, options_of(one))), None)
+    if not isinstance(command, click.Group):
+        return None
+    context = click.Context(command)
+    below = ((at, command.get_command(context, at)) for at in command.list_commands(context))
+    return next((at for at, one in below if one and plain(name) in map(plain, options_of(one))), None)

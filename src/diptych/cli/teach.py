@@ -6,13 +6,24 @@ from typing import Any
 
 import click
 
+from diptych.registries import IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 
 
 @click.command()
 @click.argument("data")
-@click.option("--image_teacher", default="auto", show_default=True, help=IMAGE_TEACHER_HELP)
-@click.option("--text_teacher", default="minilm", show_default=True, help=TEXT_TEACHER_HELP)
+@click.option(
+    "--image_teacher",
+    default="auto",
+    show_default=True,
+    help=f"{IMAGE_TEACHER_HELP}: {IMAGE_TEACHERS.choices}",
+)
+@click.option(
+    "--text_teacher",
+    default="minilm",
+    show_default=True,
+    help=f"{TEXT_TEACHER_HELP}: {TEXT_TEACHERS.choices}",
+)
 @click.option(
     "--image_teacher_space",
     default="pooled",

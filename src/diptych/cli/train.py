@@ -9,11 +9,28 @@ from typing import Any
 import click
 
 from diptych.cli.flags import column_flags, given, settings_flags, with_columns
-from diptych.recipes import RECIPES
+from diptych.names import import_plugins
+from diptych.recipes import RECIPES, find_recipe
 from diptych.recipes.recipe import Recipe
 
 
-@click.group()
+class Recipes(click.Group):
+    """A command for each recipe; those of plugins are made when they are asked for, or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of the recipes that have such a command."""
+        import_plugins()
+        return [name for name, recipe in RECIPES.items() if self.name == "train" or recipe.tables]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a recipe."""
+        recipe = find_recipe(cmd_name)
+        if cmd_name not in self.commands and recipe is not None and cmd_name in self.list_commands(ctx):
+            self.add_command(_train_command(recipe) if self.name == "train" else _ablate_command(recipe))
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=Recipes)
 def train() -> None:
     """Train a recipe. As in: diptych train vse-infinity --data PATH --output_dir RUN."""
 
@@ -74,11 +91,7 @@ def _train_command(recipe: Recipe) -> click.Command:
     return command
 
 
-for _recipe in RECIPES.values():
-    train.add_command(_train_command(_recipe))
-
-
-@click.group()
+@click.group(cls=Recipes)
 def ablate() -> None:
     """Run the rows of a paper's table on your data. Published and measured numbers stand side by side."""
 
@@ -111,8 +124,3 @@ def _ablate_command(recipe: Recipe) -> click.Command:
         click.echo(run(recipe, table, data, output_dir, seeds=seeds, rows=row, changes=given(flags)))
 
     return command
-
-
-for _recipe in RECIPES.values():
-    if _recipe.tables:
-        ablate.add_command(_ablate_command(_recipe))

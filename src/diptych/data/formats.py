@@ -14,29 +14,11 @@ from diptych.data.decode.extra_formats import left_out_by_kind
 from diptych.data.files import find_files
 from diptych.data.labels import vocabulary as label_vocabulary
 from diptych.data.problems import Problems
-from diptych.data.readers import (
-    coco_instances,
-    corpora,
-    dual_encoding,
-    emoji,
-    folder,
-    hashing_lists,
-    hgr,
-    huggingface,
-    karpathy,
-    label_arrays,
-    lists,
-    manifest,
-    mirflickr,
-    nus_wide,
-    parquet,
-    precomputed,
-    video_json,
-    videos,
-    webdataset,
-)
+from diptych.data.readers import coco_instances, manifest
 from diptych.data.splits import canonical_split
 from diptych.errors import DataError, DiptychError, SettingsError
+from diptych.names import called, first_line, import_plugins
+from diptych.registries import READERS
 
 
 @dataclass(frozen=True)
@@ -99,70 +81,31 @@ COLUMNS = ("image", "text")
 FURTHER = ("instances", "unlabelled")
 """Options of every format: the folder of COCO's instance annotations, and what to do with images without a label."""
 
-FORMATS = [
-    Format("emoji", "the word 'emoji': OpenMoji pictures with English names", emoji.matches, emoji.read),
-    Format("huggingface", "a folder written by save_to_disk", huggingface.matches, huggingface.read),
-    Format(
-        "precomputed",
-        "a folder with train_ims.npy, train_caps.txt, ...",
-        precomputed.matches,
-        precomputed.read,
-        precomputed.parts,
-    ),
-    Format(
-        "hashing",
-        "test.txt, database.txt and train.txt: an image and one 0 or 1 per class in each line",
-        hashing_lists.matches,
-        hashing_lists.read,
-    ),
-    Format(
-        "hgr",
-        "annotation/RET/ref_captions.json, public_split and ordered_feature: videos as HGR stores them",
-        hgr.matches,
-        hgr.read,
-    ),
-    Format(
-        "dual-encoding",
-        "TextData/*.caption.txt and FeatureData: videos as dual_encoding stores them",
-        dual_encoding.matches,
-        dual_encoding.read,
-    ),
-    Format(
-        "video-json", "the JSON of MSR-VTT or VATEX, and VIDEO.npy files", video_json.matches, video_json.read
-    ),
-    Format(
-        "label-arrays",
-        "train_preim.npy, train_tag.mat, train_label.mat, ...: regions, tags and labels (extra 'mat')",
-        label_arrays.matches,
-        label_arrays.read,
-        label_arrays.parts,
-    ),
-    Format(
-        "mirflickr",
-        "mirflickr25k_annotations_v080, meta/tags and pictures: MIRFlickr25K",
-        mirflickr.matches,
-        mirflickr.read,
-    ),
-    Format(
-        "nus-wide",
-        "ImageList, Groundtruth/AllLabels, NUS_WID_Tags and pictures: NUS-WIDE",
-        nus_wide.matches,
-        nus_wide.read,
-    ),
-    Format("webdataset", "a folder or pattern of .tar files", webdataset.matches, webdataset.read),
-    Format("corpora", "a .json that lists corpora of tars with weights", corpora.matches, corpora.read),
-    Format(
-        "karpathy", "dataset_coco.json or dataset_flickr30k.json and images", karpathy.matches, karpathy.read
-    ),
-    Format("lists", "JSON lists per split (train.json, ...) of image and caption", lists.matches, lists.read),
-    Format(
-        "manifest", "a .csv, .tsv or .jsonl with an image column, and images", manifest.matches, manifest.read
-    ),
-    Format("parquet", "a .parquet with a column of image paths, or several", parquet.matches, parquet.read),
-    Format("videos", "a folder of videos, read as frames (extra 'video')", videos.matches, videos.read),
-    Format("folder", "a folder of images, texts in .txt files beside them", folder.matches, folder.read),
-]
-"""In the order they are tried: the more particular first. A plugin puts its own in front: ``FORMATS.insert(0, …)``."""
+
+def formats() -> list[Format]:
+    """Every format in the order they are tried: those of plugins, then the more particular of this package first."""
+    import_plugins()
+    own = set(READERS.own)
+    return [format_named(name) for name in sorted(READERS, key=lambda name: name in own)]
+
+
+def format_named(name: str) -> Format:
+    """A format by its name.
+
+    A reader is a ``Format``, or a module or object with ``matches``, ``read`` and, if one split can be read alone,
+    ``parts``.
+    """
+    found = READERS.find(name)
+    if isinstance(found, Format):
+        return found
+    if isinstance(found, type):
+        found = called(found, f"the format {name}")
+    if not (hasattr(found, "matches") and hasattr(found, "read")):
+        raise SettingsError(
+            f"the format '{name}' has no reader: give its module or class 'matches' and 'read'."
+        )
+    description = READERS.own[name].help if name in READERS.own else first_line(found)
+    return Format(name, description, found.matches, found.read, getattr(found, "parts", None))
 
 
 def open_captions(
@@ -223,7 +166,7 @@ def _plain(text: str) -> Any:
 def recognise(path: str | Path) -> str | None:
     """The name of the format a path holds, or None."""
     place = located(path)
-    return next((entry.name for entry in FORMATS if entry.matches(place)), None)
+    return next((entry.name for entry in formats() if entry.matches(place)), None)
 
 
 def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] | None = None) -> Format:
@@ -233,18 +176,14 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
     """
     given = {column: value for column, value in (options or {}).items() if column in COLUMNS}
     if name is not None:
-        named = next((entry for entry in FORMATS if entry.name == name), None)
-        if named is None:
-            raise SettingsError(
-                f"no format is called '{name}': there are {', '.join(f.name for f in FORMATS)}."
-            )
+        named = format_named(name)
         if not named.matches(located(path)) and not (given and named.name == "manifest"):
             raise DataError(f"{path} is not in the format '{name}': expected {named.description}.")
         return named
     place = located(path)
     if given and manifest.tables(place):
-        return next(entry for entry in FORMATS if entry.name == "manifest")
-    for entry in FORMATS:
+        return format_named("manifest")
+    for entry in formats():
         if entry.matches(place):
             return entry
     if not place.exists():

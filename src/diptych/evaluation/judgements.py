@@ -19,6 +19,7 @@ import importlib.util
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from diptych.data.captions import Captions
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation.metrics import KS
 from diptych.model.scores import Scores, checked_tile
+from diptych.registries import JUDGEMENTS
 from diptych.storage import parse_json
 
 FILES = {"eccv": "eccv", "cxc": "cxc", "coco": "original"}  # our name -> the package's file names
@@ -75,12 +77,22 @@ def load_judgements(name: str, folder: str | Path | None = None) -> Judgements:
     ``folder`` holds ``eccv_image_to_caption.json`` and its siblings; by default it is the installed
     package's, read by path since importing the package warns.
     """
-    if name not in FILES:
-        raise SettingsError(f"judgements '{name}' are unknown: choose one of {', '.join(FILES)}.")
+    found = JUDGEMENTS.find(name)
+    made = found(*([] if folder is None else [folder])) if callable(found) else found
+    if not isinstance(made, Judgements):
+        raise SettingsError(f"the judgements '{name}' are a {type(made).__name__}: give Judgements.")
+    return made
+
+
+def _published(name: str, folder: str | Path | None = None) -> Judgements:
+    """Judgements of the COCO test split, from the files of the package ``eccv-caption``."""
     folder = _package_folder() if folder is None else Path(folder)
     images, texts = (_read(folder / f"{FILES['coco']}_{side}.json") for side in _SIDES)
     image_to_text, text_to_image = (_read(folder / f"{FILES[name]}_{side}.json") for side in _SIDES)
     return Judgements(name, image_to_text, text_to_image, len(images), len(texts))
+
+
+eccv, cxc, coco = (partial(_published, name) for name in FILES)
 
 
 def coco_ids(captions: Captions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import DataError, SettingsError
+from diptych.registries import PROTOCOLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +57,19 @@ class EvaluationProtocol:
 
 
 _COCO = "the 5,000 test images of COCO (Karpathy's split, 'testall' of the precomputed folders)"
-PROTOCOLS = {
-    protocol.name: protocol
-    for protocol in (
-        EvaluationProtocol("plain"),
-        EvaluationProtocol(
-            "flickr30k", 1000, 5, expects="the 1,000 test images of Flickr30K (Karpathy's split)"
-        ),
-        EvaluationProtocol("coco-5k", 5000, 5, expects=_COCO),
-        EvaluationProtocol("coco-1k", 5000, 5, folds=5, expects=f"{_COCO}, cut into five folds"),
-    )
-}
+PLAIN = EvaluationProtocol("plain")
+FLICKR30K = EvaluationProtocol(
+    "flickr30k", 1000, 5, expects="the 1,000 test images of Flickr30K (Karpathy's split)"
+)
+COCO_5K = EvaluationProtocol("coco-5k", 5000, 5, expects=_COCO)
+COCO_1K = EvaluationProtocol("coco-1k", 5000, 5, folds=5, expects=f"{_COCO}, cut into five folds")
 
 
 def protocol_named(protocol: str | EvaluationProtocol) -> EvaluationProtocol:
-    """A protocol by its name; an ``EvaluationProtocol`` of your own passes through."""
-    if isinstance(protocol, EvaluationProtocol):
-        return protocol
-    if protocol not in PROTOCOLS:
-        raise SettingsError(f"protocol '{protocol}' is unknown: choose one of {', '.join(PROTOCOLS)}.")
-    return PROTOCOLS[protocol]
+    """A protocol of retrieval by its name; an ``EvaluationProtocol`` of your own passes through."""
+    found = PROTOCOLS.find(protocol) if isinstance(protocol, str) else protocol
+    if not isinstance(found, EvaluationProtocol):
+        raise SettingsError(
+            f"the protocol {protocol} has a measure of its own: evaluate one run or model folder under it."
+        )
+    return found

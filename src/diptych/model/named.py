@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,23 +21,22 @@ from diptych.encoders.bigru import BiGRU, UniGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.hub import HubBackbone
-from diptych.encoders.lite0 import Lite0
 from diptych.encoders.pretrained import minilm_folder
 from diptych.encoders.regions import Regions
 from diptych.encoders.timm_models import TimmBackbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever, Tower
-from diptych.settings import TEACHERS
+from diptych.names import PREFIXES, Registry
+from diptych.registries import (
+    BACKBONES,
+    IMAGE_ENCODERS,
+    IMAGE_TEACHERS,
+    POOLINGS,
+    TEXT_ENCODERS,
+    TEXT_TEACHERS,
+)
 from diptych.targets.teachers import ImageTeacher, Space, TextTeacher
-
-IMAGE_HELP = (
-    "regions or grid (stored features), lite0 (EfficientNet-Lite0), hf:ID, timm:NAME, a model folder, "
-    "or auto: regions for stored features, lite0 for pictures"
-)
-TEXT_HELP = (
-    "bigru, gru (one way, last state), minilm (all-MiniLM-L6-v2, extra 'demo'), hf:ID, or a model folder"
-)
 
 GRUS = ("bigru", "gru")
 
@@ -74,21 +73,6 @@ class Choices(Protocol):
     def min_count(self) -> int: ...
 
 
-class PoolingSettings(Protocol):
-    """The settings that choose an aggregator."""
-
-    @property
-    def dim(self) -> int: ...
-    @property
-    def pool_k(self) -> int: ...
-    @property
-    def gpo_sequence(self) -> str: ...
-    @property
-    def gpo_per_dimension(self) -> bool: ...
-    @property
-    def gpo_data_dependent(self) -> bool: ...
-
-
 def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, ImageInput]:
     """The image encoder and the input it reads."""
     first = first_readable(captions.images)
@@ -115,16 +99,41 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Enco
             else PrecomputedGrid(width, settings.dim, drop=drop, unit_input=settings.unit_input)
         )
         return encoder, RegionInput(width)
+    if _is_plugin(IMAGE_ENCODERS, name):
+        return _plugin_image_side(settings, first, captions, drop)
     if stored:
         raise SettingsError(
             f"--image_encoder {name} reads pictures, {captions.name} holds features: use regions or grid."
         )
     if settings.unit_input:
         raise SettingsError("--unit_input is for stored CNN vectors: leave it out for pictures.")
-    network = backbone(name, settings.image_size)
-    return Grid(network, settings.dim, drop=drop, trainable=settings.train_backbone), PixelInput(
-        **network.pixel_format
-    )
+    return _grid(backbone(name, settings.image_size, IMAGE_ENCODERS), settings, drop)
+
+
+def _grid(network: Backbone, settings: Choices, drop: float) -> tuple[Encoder, ImageInput]:
+    """The encoder over the cells of a backbone, and the pictures that it reads."""
+    encoder = Grid(network, settings.dim, drop=drop, trainable=settings.train_backbone)
+    return encoder, PixelInput(**network.pixel_format)
+
+
+def _plugin_image_side(
+    settings: Choices, first: object, captions: Captions, drop: float
+) -> tuple[Encoder, ImageInput]:
+    """An encoder from another package and its input; stored features tell it their ``width``."""
+    name, given = settings.image_encoder, {}
+    if isinstance(first, np.ndarray):
+        given = {"width": int(first.shape[-1])}
+    encoder = IMAGE_ENCODERS.make(name, settings, size=settings.image_size, **given)
+    if given and not isinstance(encoder, Backbone):
+        return encoder, RegionInput(given["width"])
+    if given or not hasattr(encoder, "pixel_format"):
+        reads, holds = ("pictures", "features") if given else ("stored features", "pictures")
+        raise SettingsError(
+            f"--image_encoder {name} reads {reads}, {captions.name} holds {holds}: give another encoder or data set."
+        )
+    if isinstance(encoder, Backbone):
+        return _grid(encoder, settings, drop)
+    return encoder, PixelInput(**encoder.pixel_format)
 
 
 def check_pictures(captions: Captions, model: str) -> None:
@@ -135,17 +144,14 @@ def check_pictures(captions: Captions, model: str) -> None:
         )
 
 
-def backbone(
-    name: str, image_size: int = 224, role: str = "image encoder", known: str = IMAGE_HELP
-) -> Backbone:
-    """An image backbone by name: lite0, hf:ID, timm:NAME or a folder. An error calls it by its ``role``."""
-    if name == "lite0":
-        return Lite0(size=image_size)
+def backbone(name: str, image_size: int = 224, registry: Registry = BACKBONES) -> Backbone:
+    """An image backbone by name: hf:ID, timm:NAME, a folder, or what the registry knows."""
     if name.startswith("timm:"):
         return TimmBackbone(name, size=image_size)
     if name.startswith("hf:") or Path(name).is_dir():
         return HubBackbone(name.removeprefix("hf:"), size=image_size)
-    raise SettingsError(f"there is no {role} '{name}': use {known}.")
+    made: Backbone = registry.make(name, size=image_size)
+    return made
 
 
 def text_side(
@@ -172,53 +178,55 @@ def text_side(
             matrix, found = word_vectors(words, settings.word_vectors, settings.word_dim)
             encoder.load_word_vectors(torch.from_numpy(matrix), torch.from_numpy(found))
         return encoder, WordInput(words, augment=drop, max_length=max_length)
+    if _is_plugin(TEXT_ENCODERS, name):
+        words = _vocabulary(settings, captions)
+        own_encoder: Encoder = TEXT_ENCODERS.make(name, settings, words=len(words))
+        return own_encoder, WordInput(words, augment=drop, max_length=max_length)
     source = text_source(name)
     frozen = not settings.train_text
     text = TransformerText(source, settings.dim, trainable=settings.train_text, drop=drop if frozen else 0.0)
-    own = WordPieceInput(source, augment=0.0 if frozen else drop)
-    if max_length is not None and max_length < own.max_length:
-        own = WordPieceInput(source, own.augment, max_length)
-    return text, own
+    pieces = WordPieceInput(source, augment=0.0 if frozen else drop)
+    if max_length is not None and max_length < pieces.max_length:
+        pieces = WordPieceInput(source, pieces.augment, max_length)
+    return text, pieces
 
 
 def image_teacher(
     name: str, image_size: int = 224, space: Space = "pooled", project: int = 0
 ) -> ImageTeacher:
     """An image teacher by the name of its backbone."""
-    network = backbone(name, image_size, "image teacher", "lite0, hf:ID, timm:NAME or a model folder")
+    network = backbone(name, image_size, IMAGE_TEACHERS)
     return ImageTeacher(network, PixelInput(**network.pixel_format), space, project)
 
 
 def text_teacher(name: str, project: int = 0) -> TextTeacher:
     """A text teacher by the name of its transformer."""
     if name in GRUS:
-        raise SettingsError(f"'{name}' is not pretrained and cannot teach: use {TEACHERS}.")
+        raise SettingsError(f"'{name}' is not pretrained and cannot teach: use {TEXT_TEACHERS.choices}.")
     if name != "minilm" and not name.startswith("hf:") and not Path(name).is_dir():
-        raise SettingsError(f"there is no text teacher '{name}': use {TEACHERS}.")
+        teacher: TextTeacher = TEXT_TEACHERS.make(name, project=project)
+        return teacher
     source = text_source(name)
     encoder = TransformerText(source, trainable=False, projection=False)
     return TextTeacher(encoder, WordPieceInput(source, augment=0.0), project)
 
 
-def pooled(encoder: Encoder, pool: str, settings: PoolingSettings) -> Tower:
-    """A tower with the aggregator of that name."""
-    if pool == "gpo":
-        return Tower(encoder, gpo(settings))
-    kinds: dict[str, Aggregator] = {
-        "mean": aggregators.Mean(),
-        "max": aggregators.Max(),
-        "kmax": aggregators.KMax(settings.pool_k),
-        "first": aggregators.First(),
-        "gem": aggregators.GeM(),
-    }
-    return Tower(encoder, kinds[pool])
+def pooled(encoder: Encoder, pool: str, settings: Any) -> Tower:
+    """A tower with the pooling of that name."""
+    return Tower(encoder, POOLINGS.make(pool, settings))
 
 
-def gpo(settings: PoolingSettings) -> Aggregator:
-    """GPO with the generator the settings ask for."""
-    outputs = settings.dim if settings.gpo_per_dimension else 1
-    if settings.gpo_data_dependent:
-        if settings.gpo_sequence != "bigru":
+def kmax(settings: Any) -> Aggregator:
+    """KMax with the k that the settings ask for."""
+    return aggregators.KMax(getattr(settings, "pool_k", 2))
+
+
+def gpo(settings: Any) -> Aggregator:
+    """GPO with the generator the settings ask for; a recipe without such settings has the paper's."""
+    sequence = getattr(settings, "gpo_sequence", "bigru")
+    outputs = settings.dim if getattr(settings, "gpo_per_dimension", False) else 1
+    if getattr(settings, "gpo_data_dependent", False):
+        if sequence != "bigru":
             raise SettingsError(
                 "--gpo_data_dependent works only with --gpo_sequence bigru: leave one of them out."
             )
@@ -228,7 +236,15 @@ def gpo(settings: PoolingSettings) -> Aggregator:
         "transformer": aggregators.CosSinTransformer,
         "mlp": aggregators.CosSinMLP,
     }
-    return aggregators.GPO(generators[settings.gpo_sequence](outputs=outputs))
+    return aggregators.GPO(generators[sequence](outputs=outputs))
+
+
+def _is_plugin(registry: Registry, name: str) -> bool:
+    """Whether a name is that of another package: neither one of this package, nor hf:ID and the like, nor a folder."""
+    if name in registry.own or name.startswith(PREFIXES) or Path(name).is_dir():
+        return False
+    registry.check(name)
+    return True
 
 
 def multipliers(retriever: Retriever, settings: Choices) -> dict[str, float]:
@@ -262,4 +278,4 @@ def text_source(name: str) -> str:
         return name.removeprefix("hf:")
     if Path(name).is_dir():
         return name
-    raise SettingsError(f"there is no text encoder '{name}': use {TEXT_HELP}.")
+    raise TEXT_ENCODERS.unknown(name)

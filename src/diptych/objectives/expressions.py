@@ -1,14 +1,12 @@
 """Objectives by name, alone or as a weighted sum: ``info_nce``, ``own + 0.5*dcl``. Any of them on any host.
 
-``OBJECTIVES`` maps a name to a function that makes the objective from the settings of a run; a plugin adds its own with
-``OBJECTIVES["mine"] = lambda settings: Mine()``. ``own`` is the loss of the recipe itself.
+``OBJECTIVES`` maps a name to a class or function that makes the objective from the settings of a run. ``own`` is the
+loss of the recipe itself.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable
 from typing import Any, Literal
 
 from diptych.errors import SettingsError
@@ -19,9 +17,10 @@ from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.objectives.triplet import Triplet
+from diptych.registries import OBJECTIVES
 
 OWN = "own"
-_TERM = re.compile(r"\s*(?:(?P<weight>\d+(?:\.\d*)?|\.\d+)\s*\*\s*)?(?P<name>[A-Za-z_][\w-]*)\s*")
+_TERM = re.compile(r"\s*(?:(?P<weight>\d+(?:\.\d*)?|\.\d+)\s*\*\s*)?(?P<name>[A-Za-z_][\w.:-]*)\s*")
 
 
 def triplet(settings: Any) -> Objective:
@@ -62,11 +61,6 @@ def usa(settings: Any) -> Objective:
     return UniModalSoftLabels()
 
 
-OBJECTIVES: dict[str, Callable[[Any], Objective]] = {
-    "triplet": triplet, "info_nce": info_nce, "dcl": dcl, "dcl_i": dcl_i, "csa": csa, "usa": usa,
-}  # fmt: skip
-
-
 def parse_objective(text: str, own: Objective, settings: Any) -> Objective:
     """The objective an expression names; ``own`` stands for the recipe's, which is returned as it is where alone."""
     members: dict[str, tuple[Objective, float]] = {}
@@ -80,20 +74,12 @@ def parse_objective(text: str, own: Objective, settings: Any) -> Objective:
         name, weight = term["name"], float(term["weight"] or 1)
         if name in members:
             raise SettingsError(f"--objective '{text}' names '{name}' twice: add up its weights.")
-        members[name] = own if name == OWN else _made(name, settings), weight
+        members[name] = own if name == OWN else OBJECTIVES.make(name, settings), weight
     if len(members) == 1:
         ((objective, weight),) = members.values()
         if weight == 1:
             return objective
     return Sum(members)
-
-
-def _made(name: str, settings: Any) -> Objective:
-    if name not in OBJECTIVES:
-        near = difflib.get_close_matches(name, OBJECTIVES, n=1)
-        known = f"did you mean {near[0]}?" if near else f"choose {OWN}, {', '.join(OBJECTIVES)}."
-        raise SettingsError(f"there is no objective '{name}': {known}")
-    return OBJECTIVES[name](settings)
 
 
 def _of(settings: Any, name: str, default: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from diptych.names import import_plugins
 from diptych.recipes import (
     clip,
     coder,
@@ -53,3 +54,11 @@ RECIPES: dict[str, Recipe] = {
         cusa_sgraf.SAF_RECIPE,
     )
 }
+"""Recipes by name; a plugin adds its own: ``RECIPES["mine"] = Recipe(...)``."""
+
+
+def find_recipe(name: str) -> Recipe | None:
+    """A recipe by name; plugins are imported where the package itself has none of that name."""
+    if name not in RECIPES:
+        import_plugins()
+    return RECIPES.get(name)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from diptych import aggregators
-from diptych.aggregators import Aggregator
 from diptych.data.augmentation import PictureAugmentation, WordAugmentation
 from diptych.data.captions import Captions
 from diptych.data.images import ImageInput, PixelInput
@@ -25,16 +23,16 @@ from diptych.errors import CheckpointError, SettingsError
 from diptych.evaluation.evaluator import Evaluator, Retrieval
 from diptych.evaluation.sts import Sts
 from diptych.model import named
-from diptych.model.retriever import Retriever, Tower
+from diptych.model.retriever import Retriever
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.recipes.recipe import RECALLS, Recipe, Row, Table
-from diptych.settings import TrainingSettings, setting
+from diptych.registries import IMAGE_ENCODERS, POOLINGS, TEXT_ENCODERS
+from diptych.settings import IMAGE_HELP, TrainingSettings, setting
 from diptych.training.method import Method
 from diptych.training.views import Augmented
 
-Pool = Literal["max", "mean", "gpo"]
 SHAPE = (
     "image_encoder", "text_encoder", "dim", "depth", "share_weights", "heads", "feedforward", "image_size",
     "word_dim", "vocabulary", "min_count",
@@ -49,8 +47,8 @@ T = TypeVar("T", bound="Towers")
 class Towers(TrainingSettings):
     """Two encoders, the transformer on top of both, and pooling: what every COOKIE recipe shares."""
 
-    image_encoder: str = setting("auto", named.IMAGE_HELP)
-    text_encoder: str = setting("bigru", named.TEXT_HELP)
+    image_encoder: str = setting("auto", IMAGE_HELP, names=IMAGE_ENCODERS)
+    text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
     dim: int = setting(1024, "joint dimension and width of the transformer", low=1)
     depth: int = setting(1, "layers of the transformer on top of both sides (0: none)", low=0)
     share_weights: bool = setting(True, "one transformer for both sides (off: one each)")
@@ -59,8 +57,8 @@ class Towers(TrainingSettings):
         0, "width of the transformer's feed-forward layer (0: four times --dim)", low=0
     )
     dropout: float = setting(0.1, "dropout of the transformer", low=0, high=0.95)
-    image_pool: Pool = setting("max", "visual aggregator")
-    text_pool: Pool = setting("max", "textual aggregator")
+    image_pool: str = setting("max", "visual aggregator", names=POOLINGS)
+    text_pool: str = setting("max", "textual aggregator", names=POOLINGS)
     train_backbone: bool = setting(False, "train the CNN or ViT too (else its features are cached)")
     backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone", low=0)
     image_size: int = setting(256, "pixels of the square image the backbone reads", low=32)
@@ -144,17 +142,11 @@ def joined(
     first = _transformer(settings)
     second = first if settings.share_weights else _transformer(settings)
     return Retriever(
-        Tower(Contextual(image, first), pool(settings.image_pool)),
-        Tower(Contextual(text, second), pool(settings.text_pool)),
+        named.pooled(Contextual(image, first), settings.image_pool, settings),
+        named.pooled(Contextual(text, second), settings.text_pool, settings),
         image_input,
         text_input,
     )
-
-
-def pool(name: Pool) -> Aggregator:
-    """MAX, MEAN or G-Pooling."""
-    kinds = {"max": aggregators.Max, "mean": aggregators.Mean}
-    return aggregators.GPO(aggregators.CosSinBiGRU()) if name == "gpo" else kinds[name]()
 
 
 def objective(settings: Settings) -> Objective:

@@ -21,6 +21,7 @@ from diptych.objectives.hashing import CentralSimilarity
 from diptych.objectives.objective import Objective
 from diptych.recipes import cookie
 from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.registries import POOLINGS
 from diptych.settings import setting
 from diptych.targets.hashing import HashTargets
 from diptych.training.method import Method
@@ -45,8 +46,8 @@ class Settings(cookie.Towers):
     decay_factor: float = setting(
         0.7, "factor on the learning rate at a decay (schedules step and every)", low=0
     )
-    image_pool: cookie.Pool = setting("mean", "visual aggregator")
-    text_pool: cookie.Pool = setting("mean", "textual aggregator")
+    image_pool: str = setting("mean", "visual aggregator", names=POOLINGS)
+    text_pool: str = setting("mean", "textual aggregator", names=POOLINGS)
     bits: int = setting(64, "length of the codes: 16, 32 or 64 in the paper, a power of two", low=4)
     label_column: str = setting(COLUMN, "column of the data that holds the classes of an image")
     centres: str = setting("", "file of hash centres, such as CSQ's (else made from --seed)")

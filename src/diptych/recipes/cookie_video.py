@@ -15,7 +15,8 @@ from diptych.model import named
 from diptych.objectives.triplet import Triplet
 from diptych.recipes import cookie
 from diptych.recipes.recipe import Recipe, Row, Table
-from diptych.settings import setting
+from diptych.registries import IMAGE_ENCODERS, POOLINGS
+from diptych.settings import IMAGE_HELP, setting
 from diptych.training.method import Method
 
 NEW = ("image.encoder.inner.",)  # the projection of the frames, in the place of the grid's
@@ -28,13 +29,13 @@ class Settings(cookie.Towers):
     INHERITED = tuple(name for name in cookie.SHAPE if name not in ("image_encoder", "image_size"))
 
     init: str = setting("", "run or model folder of 'cookie' to start from (else from scratch)")
-    image_encoder: str = setting("grid", named.IMAGE_HELP)
+    image_encoder: str = setting("grid", IMAGE_HELP, names=IMAGE_ENCODERS)
     epochs: int = setting(10, "passes over the training texts", low=1)
     batch_size: int = setting(320, "pairs per step, over all processes together", low=2)
     learning_rate: float = setting(2e-5, "base learning rate", low=0)
     decay_epoch: int = setting(5, "epoch from which a step schedule applies decay_factor", low=0)
-    image_pool: cookie.Pool = setting("mean", "visual aggregator (the paper: mean or gpo)")
-    text_pool: cookie.Pool = setting("mean", "textual aggregator (the paper: mean or gpo)")
+    image_pool: str = setting("mean", "visual aggregator (the paper: mean or gpo)", names=POOLINGS)
+    text_pool: str = setting("mean", "textual aggregator (the paper: mean or gpo)", names=POOLINGS)
     margin: float = setting(0.2, "margin α of the hinge", low=0)
     mask_same_image: bool = setting(
         True, "texts of one video are not each other's negatives (off: as published)"

@@ -18,6 +18,7 @@ from diptych.objectives.combine import Sum
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI, CrossModalSoftLabels, UniModalSoftLabels
 from diptych.recipes.recipe import RECALLS, Row
+from diptych.registries import IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP, setting
 from diptych.targets.columns import Of
 from diptych.training.teachers import Teachers
@@ -52,8 +53,8 @@ class SoftLabelSettings:
     soft_divergence: Literal["kl", "ce"] = setting(
         "kl", "KL divergence, or cross-entropy (the same gradient)"
     )
-    image_teacher: str = setting("auto", IMAGE_TEACHER_HELP)
-    text_teacher: str = setting("minilm", TEXT_TEACHER_HELP)
+    image_teacher: str = setting("auto", IMAGE_TEACHER_HELP, names=IMAGE_TEACHERS)
+    text_teacher: str = setting("minilm", TEXT_TEACHER_HELP, names=TEXT_TEACHERS)
     image_teacher_space: Literal["pooled", "tokens"] = setting(
         "pooled", "the teacher's vector: the mean of its cells, or all cells end to end (the paper)"
     )

@@ -36,6 +36,7 @@ from diptych.objectives.combine import Sum
 from diptych.objectives.labels import DSCMR, SIDES, Alternate, Consistency, LabelLoss, MaskedPrediction, Side
 from diptych.objectives.objective import Objective
 from diptych.recipes.recipe import Figure, Recipe, Row, Table
+from diptych.registries import IMAGE_ENCODERS, TEXT_ENCODERS
 from diptych.settings import TrainingSettings, setting
 from diptych.targets.filling import TargetSource
 from diptych.targets.labels import LabelTargets, RegionTargets, detector_classes
@@ -98,9 +99,9 @@ class Settings(TrainingSettings):
         False, "merge equal texts in the gallery (tag sets of MIRFlickr25K, NUS-WIDE)"
     )
     image_encoder: str = setting(
-        "auto", "grid (a linear layer on stored features), lite0, hf:ID, timm:NAME, a model folder, or auto"
+        "auto", "image encoder (auto: grid, a linear layer, for stored features)", names=IMAGE_ENCODERS
     )
-    text_encoder: str = setting("bigru", "bigru, minilm (extra 'demo'), hf:ID, or a model folder")
+    text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
     train_backbone: bool = setting(
         False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
     )

@@ -25,10 +25,12 @@ from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes.recipe import Recipe
-from diptych.settings import TEACHERS, TrainingSettings, setting
+from diptych.registries import BACKBONES
+from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
 from diptych.training.ridge import Ridge
 
+TRANSFORMERS = "minilm (extra 'demo'), hf:ID or a model folder"
 STORED = ("auto", "grid")  # names of an image encoder that reads stored features
 
 
@@ -38,10 +40,10 @@ class Settings(TrainingSettings):
 
     image_encoder: str = setting(
         "auto",
-        "frozen image features: grid (stored ones), lite0 (EfficientNet-Lite0), hf:ID, timm:NAME, a model folder, "
-        "or auto: stored features where the data has them, lite0 for pictures",
+        "frozen image features (grid: stored ones; auto: grid where the data has them, lite0 for pictures)",
+        names=BACKBONES,
     )
-    text_encoder: str = setting("minilm", f"frozen text encoder: {TEACHERS}")
+    text_encoder: str = setting("minilm", f"frozen text encoder: {TRANSFORMERS}")
     image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
     names: bool = setting(
         True, "add the names of what EfficientNet-Lite0 sees, where lite0 and minilm are the encoders"
@@ -63,7 +65,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     if settings.text_encoder in named.GRUS:
         raise SettingsError(
             f"--text_encoder {settings.text_encoder} is not pretrained, so there are no vectors to "
-            f"regress to: use {TEACHERS}."
+            f"regress to: use {TRANSFORMERS}."
         )
     source = named.text_source(settings.text_encoder)
     dim = int(load_config(source).hidden_size)

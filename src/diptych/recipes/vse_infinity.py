@@ -14,21 +14,20 @@ from diptych.model import named
 from diptych.model.retriever import Retriever
 from diptych.objectives.expressions import triplet
 from diptych.recipes.recipe import Recipe, Row, Table
-from diptych.settings import TrainingSettings, setting
+from diptych.registries import IMAGE_ENCODERS, POOLINGS, TEXT_ENCODERS
+from diptych.settings import IMAGE_HELP, TrainingSettings, setting
 from diptych.training.method import Method
-
-Pool = Literal["gpo", "mean", "max", "kmax", "first", "gem"]
 
 
 @dataclass(frozen=True)
 class Settings(TrainingSettings):
     """VSE∞ in the paper's numbers: AdamW 5e-4, 25 epochs, ×0.1 for the last 10, batch 128, margin 0.2, 1024-d."""
 
-    image_encoder: str = setting("auto", named.IMAGE_HELP)
-    text_encoder: str = setting("bigru", named.TEXT_HELP)
+    image_encoder: str = setting("auto", IMAGE_HELP, names=IMAGE_ENCODERS)
+    text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
     dim: int = setting(1024, "joint dimension (the paper's d_3)", low=1)
-    image_pool: Pool = setting("gpo", "visual aggregator")
-    text_pool: Pool = setting("gpo", "textual aggregator")
+    image_pool: str = setting("gpo", "visual aggregator", names=POOLINGS)
+    text_pool: str = setting("gpo", "textual aggregator", names=POOLINGS)
     pool_k: int = setting(2, "k of the kmax aggregator", low=1)
     gpo_sequence: Literal["bigru", "transformer", "mlp"] = setting("bigru", "sequence model of GPO (Table 3)")
     gpo_per_dimension: bool = setting(False, "coefficients per dimension (Table 7)")

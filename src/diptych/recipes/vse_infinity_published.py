@@ -27,7 +27,8 @@ from diptych.model import named
 from diptych.objectives.ramp import Ramp
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
-from diptych.settings import setting
+from diptych.registries import IMAGE_ENCODERS
+from diptych.settings import IMAGE_HELP, setting
 from diptych.training.method import Method
 
 REGION_DECAY, DECAY = 1e-2, 1e-4
@@ -37,7 +38,7 @@ REGION_DECAY, DECAY = 1e-2, 1e-4
 class Settings(vse_infinity.Settings):
     """VSE∞'s settings as the public scripts and the defaults of its code leave them."""
 
-    image_encoder: str = setting("regions", named.IMAGE_HELP)
+    image_encoder: str = setting("regions", IMAGE_HELP, names=IMAGE_ENCODERS)
     weight_decay: float = setting(0.0, "AdamW weight decay (0: 0.01 with a GRU on regions, else 1e-4)", low=0)
     warmup_epoch: int = setting(
         -1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.vse_infinity import Pool
+from diptych.registries import POOLINGS
 from diptych.settings import setting
 
 
@@ -20,8 +20,10 @@ from diptych.settings import setting
 class Settings(vse_infinity.Settings):
     """VSE∞'s settings with the pooling fixed."""
 
-    image_pool: Pool = setting("mean", "visual aggregator")
-    text_pool: Pool = setting("mean", "textual aggregator ('first' for the CLS token of a transformer)")
+    image_pool: str = setting("mean", "visual aggregator", names=POOLINGS)
+    text_pool: str = setting(
+        "mean", "textual aggregator ('first' for the CLS token of a transformer)", names=POOLINGS
+    )
 
 
 RECIPE = Recipe("vse-plus-plus", "VSE++: hardest negatives, mean pooling", Settings, vse_infinity.build)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diptych.evaluation.video import VideoRetrieval
-from diptych.model import named
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
-from diptych.settings import setting
+from diptych.registries import IMAGE_ENCODERS, POOLINGS
+from diptych.settings import IMAGE_HELP, setting
 
 
 @dataclass(frozen=True)
 class Settings(vse_infinity.Settings):
     """VSE∞'s settings with the schedule of its video experiments."""
 
-    image_encoder: str = setting("grid", named.IMAGE_HELP)
+    image_encoder: str = setting("grid", IMAGE_HELP, names=IMAGE_ENCODERS)
     epochs: int = setting(35, "passes over the training texts", low=1)
     learning_rate: float = setting(1e-4, "base learning rate", low=0)
     decay_epoch: int = setting(25, "epoch from which the learning rate is multiplied by decay_factor", low=0)
@@ -29,9 +29,9 @@ class Settings(vse_infinity.Settings):
 class MeanSettings(Settings):
     """The same with the pooling fixed."""
 
-    image_pool: vse_infinity.Pool = setting("mean", "visual aggregator")
-    text_pool: vse_infinity.Pool = setting(
-        "mean", "textual aggregator ('first' for the CLS token of a transformer)"
+    image_pool: str = setting("mean", "visual aggregator", names=POOLINGS)
+    text_pool: str = setting(
+        "mean", "textual aggregator ('first' for the CLS token of a transformer)", names=POOLINGS
     )
 
 

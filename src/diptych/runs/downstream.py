@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -13,16 +14,15 @@ from diptych.data.labels.hash_labels import COLUMN
 from diptych.data.readable import LeftOut, ToBeLeftOut
 from diptych.data.readers.hashing_lists import RANKED
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.evaluator import measure
+from diptych.evaluation.evaluator import Evaluator, measure
 from diptych.evaluation.hash_retrieval import HashRetrieval
 from diptych.evaluation.report import Report
-from diptych.evaluation.video import VideoRetrieval
 from diptych.model.retriever import Retriever
+from diptych.names import called
+from diptych.registries import PROTOCOLS
 from diptych.runs.reading import open_split, places_of, readable_views, split_of
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
-
-PROTOCOLS = ("video", "hashing")
 
 
 def evaluate_downstream(
@@ -39,12 +39,13 @@ def evaluate_downstream(
     say: Callable[[torch.device], None] | None = None,
     show_progress: bool = True,
 ) -> Report:
-    """The report of one run: recall over the different texts of videos, or MAP@5000 of the codes of images."""
+    """The report of one run under a protocol that is an evaluator: that of videos, of hashing, or a plugin's."""
     if len(runs) != 1:
         raise SettingsError(
             f"the protocol {protocol} takes one model, not {len(runs)}: evaluate them one by one."
         )
     (run,) = runs
+    judge = evaluator_named(protocol, ties=ties, bootstrap=bootstrap)
     place, others = places_of(runs, data)[0], None
     problems = None if strict_images else ToBeLeftOut()
     if protocol == "hashing":
@@ -62,12 +63,22 @@ def evaluate_downstream(
             others = readable_views([model], [others], LeftOut(), show_progress=show_progress)[0]
     ready = prepare(model, asked, device=str(model.device), show_progress=show_progress)
     if others is None:
-        judge = VideoRetrieval(ties=ties, bootstrap=bootstrap)
         return measure([judge], model, ready, show_progress=show_progress)
     settings = read_run(run)["settings"] if (run / "run.json").is_file() else {}
     database = prepare(model, others, device=str(model.device), show_progress=show_progress).captions
     hashing = HashRetrieval(column=str(settings.get("label_column", COLUMN)), bootstrap=bootstrap)
     return Report((hashing.ranked(model, ready.captions, database, show_progress=show_progress),))
+
+
+def evaluator_named(protocol: str, **rules: Any) -> Evaluator:
+    """The evaluator that a protocol is; a class gets the rules that it has arguments for."""
+    found: Any = PROTOCOLS.find(protocol)
+    made = called(found, f"the protocol {protocol}", **rules) if isinstance(found, type) else found
+    if not callable(made):
+        raise SettingsError(
+            f"the protocol '{protocol}' is a {type(made).__name__}: give an EvaluationProtocol or an evaluator."
+        )
+    return cast(Evaluator, made)
 
 
 def database_of(whole: Captions, queries: Captions) -> Captions:

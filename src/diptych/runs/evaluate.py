@@ -17,12 +17,14 @@ from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Card
 from diptych.evaluation.evaluator import Evaluator, Retrieval
 from diptych.evaluation.prepared import Prepared
+from diptych.evaluation.protocols import EvaluationProtocol
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
 from diptych.model.reranking import RerankedScores
 from diptych.model.retriever import Retriever
 from diptych.model.scores import MeanScores, Scores
-from diptych.recipes import RECIPES
+from diptych.recipes import find_recipe
+from diptych.registries import PROTOCOLS
 from diptych.runs import downstream, uni_modal
 from diptych.runs.reading import open_split, places_of, readable_views
 from diptych.settings import from_json
@@ -62,8 +64,8 @@ def evaluate_runs(
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
     if rerank and score_matrix is not None:
         raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
-    special = (*downstream.PROTOCOLS, *uni_modal.PROTOCOLS)
-    if protocol in special and (rerank or score_matrix is not None or judgements or equal_texts):
+    special = not isinstance(PROTOCOLS.find(protocol), EvaluationProtocol)
+    if special and (rerank or score_matrix is not None or judgements or equal_texts):
         raise SettingsError(
             f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements "
             "and --equal_texts."
@@ -83,7 +85,7 @@ def evaluate_runs(
             show_progress=show_progress,
         )
         return _saved(report, output, runs)
-    if protocol in downstream.PROTOCOLS:
+    if special:
         report = downstream.evaluate_downstream(
             runs,
             protocol,
@@ -198,7 +200,7 @@ def own_evaluators(run: Path) -> Sequence[Evaluator]:
     if not (run / "run.json").is_file():
         return ()
     found = read_run(run)
-    recipe = RECIPES.get(found["recipe"])
+    recipe = find_recipe(found["recipe"])
     if recipe is None or recipe.evaluators is None:
         return ()
     evaluators = recipe.evaluators(from_json(recipe.settings, found["settings"]))

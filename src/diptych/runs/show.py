@@ -15,7 +15,7 @@ from diptych.evaluation.metrics import DIRECTIONS, KS, summary
 from diptych.evaluation.report import aligned_rows
 from diptych.model.retriever import Retriever
 from diptych.model.scores import EmbeddingScores
-from diptych.recipes import RECIPES
+from diptych.recipes import find_recipe
 from diptych.reports.charts import (
     Closeness,
     Space,
@@ -197,11 +197,11 @@ def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
             f"{source} is not what {run} was trained on ({card['data']}, as it was then): "
             "give that as --data, or leave out --untrained."
         )
-    if card["recipe"] not in RECIPES:
+    recipe = find_recipe(card["recipe"])
+    if recipe is None:
         raise CheckpointError(
             f"{run} is a run of the recipe '{card['recipe']}', which this version does not know: update diptych."
         )
-    recipe = RECIPES[card["recipe"]]
     settings = resumed_settings(recipe, run, {})
     seed_everything(settings.seed)  # as before training
     return recipe.build(settings, training).retriever.eval()

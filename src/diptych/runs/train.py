@@ -34,7 +34,7 @@ from diptych.objectives.objective import Objective
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 from diptych.runs.header import header
-from diptych.settings import TrainingSettings, from_json
+from diptych.settings import TrainingSettings, check_saved, from_json
 from diptych.storage import storing
 from diptych.targets.filling import fill_targets
 from diptych.training import checkpoint, loop
@@ -312,10 +312,13 @@ def inherited(kind: type[TrainingSettings], values: Mapping[str, Any]) -> dict[s
         return dict(values)
     found = checkpoint.read_run(Path(init))["settings"]
     names = getattr(kind, "INHERITED", ())
-    return {**{name: found[name] for name in names if name in found}, **values}
+    taken = {name: found[name] for name in names if name in found and name not in values}
+    check_saved(kind, taken)
+    return {**taken, **values}
 
 
 def resumed_settings(recipe: Recipe, folder: Path, changes: dict[str, Any]) -> TrainingSettings:
     """The settings a run was started with, and the few that may change on resuming."""
-    found = checkpoint.read_run_of(folder, recipe.name)
-    return from_json(recipe.settings, {**found["settings"], **changes})
+    found = checkpoint.read_run_of(folder, recipe.name)["settings"]
+    check_saved(recipe.settings, {name: value for name, value in found.items() if name not in changes})
+    return from_json(recipe.settings, {**found, **changes})

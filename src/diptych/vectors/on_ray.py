@@ -20,7 +20,6 @@ from typing import Any
 from diptych import __version__
 from diptych import errors as known
 from diptych.errors import DiptychError, MissingExtra, SettingsError, Unavailable
-from diptych.names import import_plugins
 from diptych.progress import track
 from diptych.storage import parse_json
 
@@ -159,7 +158,6 @@ def _call(function: Callable[..., Any], job: tuple[Any, ...], cpus: int, version
             raise SettingsError(
                 f"a worker has diptych {__version__}, this machine {version}: install the same on all of them."
             )
-        import_plugins()
         torch.set_num_threads(cpus)
         return "done", function(*job)
     except DiptychError as error:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 from typing import Any
 
-from diptych.errors import SettingsError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Index, Precision
-
-ENGINES: dict[str, str] = {
-    "postgresql": "diptych.index.engines.postgres.index:PostgresIndex",
-    "postgres": "diptych.index.engines.postgres.index:PostgresIndex",
-    "milvus": "diptych.index.engines.milvus.index:MilvusIndex",
-}
-"""The engine of each scheme, as ``module:Class``: a driver is imported when its scheme is asked for.
-
-A class has ``open``, ``create`` and ``exists``, as ``EmbeddedIndex`` does, with the URL in place of a path. A plugin
-adds its own: ``ENGINES["memory"] = "my_engine:MemoryIndex"``.
-"""
+from diptych.registries import ENGINES
 
 
 def open_index(
@@ -72,13 +60,7 @@ def _engine(place: str | Path) -> tuple[Any, str | Path]:
     scheme = _scheme(place)
     if scheme is None:
         return EmbeddedIndex, Path(place).expanduser()
-    if scheme not in ENGINES:
-        known = " or ".join(f"{name}://" for name in ENGINES)
-        raise SettingsError(
-            f"no index engine is known for '{scheme}://': give the path of a folder, or a {known} URL."
-        )
-    module, _, name = ENGINES[scheme].partition(":")
-    return getattr(importlib.import_module(module), name), str(place)
+    return ENGINES.find(scheme), str(place)
 
 
 def _scheme(place: str | Path) -> str | None:

@@ -1,0 +1,259 @@
+"""Every name that a flag takes, by kind; nothing is imported until a name is used.
+
+A line here is all that a thing of this package needs to be named: flags, help pages, messages and the tables of the
+docs follow. Other packages add names with entry points of the group ``diptych.KIND`` (docs/extending.md).
+"""
+
+from __future__ import annotations
+
+from diptych.names import Entry, Registry
+
+_BACKBONES = ("hf:ID", "timm:NAME", "a model folder")
+_TEXTS = ("hf:ID", "a model folder")
+
+IMAGE_ENCODERS = Registry(
+    "image encoder",
+    "image_encoders",
+    [
+        Entry(
+            "auto",
+            "regions or grid for stored features, lite0 for pictures",
+            "diptych.model.named:image_side",
+        ),
+        Entry("regions", "stored region features", "diptych.encoders.regions:Regions"),
+        Entry(
+            "grid", "stored grid features, or one vector per image", "diptych.encoders.cnn:PrecomputedGrid"
+        ),
+        Entry("lite0", "EfficientNet-Lite0", "diptych.encoders.lite0:Lite0"),
+    ],
+    forms=_BACKBONES,
+    bases=("diptych.encoders.encoder:Encoder", "diptych.encoders.backbone:Backbone"),
+)
+
+TEXT_ENCODERS = Registry(
+    "text encoder",
+    "text_encoders",
+    [
+        Entry("bigru", "a bidirectional GRU over word vectors", "diptych.encoders.bigru:BiGRU"),
+        Entry("gru", "a GRU in one direction, its last state", "diptych.encoders.bigru:UniGRU"),
+        Entry("minilm", "all-MiniLM-L6-v2 (extra 'demo')", "diptych.encoders.transformer:TransformerText"),
+    ],
+    forms=_TEXTS,
+    bases=("diptych.encoders.encoder:Encoder",),
+)
+
+BACKBONES = Registry(
+    "backbone",
+    "backbones",
+    [Entry("lite0", "EfficientNet-Lite0", "diptych.encoders.lite0:Lite0")],
+    forms=_BACKBONES,
+    bases=("diptych.encoders.backbone:Backbone",),
+)
+
+POOLINGS = Registry(
+    "pooling",
+    "poolings",
+    [
+        Entry("gpo", "generalized pooling, learned (VSE∞)", "diptych.model.named:gpo"),
+        Entry("mean", "the mean", "diptych.aggregators:Mean"),
+        Entry("max", "the maximum of each channel", "diptych.aggregators:Max"),
+        Entry("kmax", "the mean of the k largest values of each channel", "diptych.model.named:kmax"),
+        Entry("first", "the first element, such as a transformer's CLS token", "diptych.aggregators:First"),
+        Entry("gem", "the generalised mean with a learned power", "diptych.aggregators:GeM"),
+    ],
+    bases=("diptych.aggregators:Aggregator",),
+)
+
+IMAGE_TEACHERS = Registry(
+    "image teacher",
+    "image_teachers",
+    [
+        Entry("lite0", "EfficientNet-Lite0", "diptych.encoders.lite0:Lite0"),
+        Entry("auto", "stored for stored features, lite0 for pictures", "diptych.training.teachers:Teachers"),
+        Entry("stored", "the mean of stored features", "diptych.targets.teachers:StoredTeacher"),
+    ],
+    forms=(*_BACKBONES, "a file of vectors"),
+    bases=("diptych.encoders.backbone:Backbone",),
+)
+
+TEXT_TEACHERS = Registry(
+    "text teacher",
+    "text_teachers",
+    [Entry("minilm", "all-MiniLM-L6-v2 (extra 'demo')", "diptych.encoders.transformer:TransformerText")],
+    forms=_TEXTS,
+    bases=("diptych.targets.teachers:TextTeacher",),
+)
+
+OBJECTIVES = Registry(
+    "objective",
+    "objectives",
+    [
+        Entry("triplet", "VSE∞'s hinge on the hardest negatives", "diptych.objectives.expressions:triplet"),
+        Entry("info_nce", "InfoNCE with a learned temperature", "diptych.objectives.expressions:info_nce"),
+        Entry("dcl", "CODER's diversity-sensitive contrast", "diptych.objectives.expressions:dcl"),
+        Entry("dcl_i", "the same without the diversity (HAL)", "diptych.objectives.expressions:dcl_i"),
+        Entry("csa", "CUSA's cross-modal soft labels", "diptych.objectives.expressions:csa"),
+        Entry("usa", "CUSA's uni-modal soft labels", "diptych.objectives.expressions:usa"),
+    ],
+    forms=("own",),
+    bases=("diptych.objectives.objective:Objective",),
+    terms=True,
+)
+
+PROTOCOLS = Registry(
+    "protocol",
+    "protocols",
+    [
+        Entry("plain", "every image and text at once", "diptych.evaluation.protocols:PLAIN"),
+        Entry("flickr30k", "the 1,000 test images of Flickr30K", "diptych.evaluation.protocols:FLICKR30K"),
+        Entry("coco-1k", "five folds of 1,000 COCO test images", "diptych.evaluation.protocols:COCO_1K"),
+        Entry("coco-5k", "the 5,000 test images of COCO", "diptych.evaluation.protocols:COCO_5K"),
+        Entry("video", "videos and their different texts", "diptych.evaluation.video:VideoRetrieval"),
+        Entry("hashing", "MAP@5000 of codes", "diptych.evaluation.hash_retrieval:HashRetrieval"),
+        Entry("sts", "text matching on SentEval's data", "diptych.evaluation.sts:Sts"),
+        Entry("image-classes", "images of the same class", "diptych.evaluation.uni_modal:ImageClasses"),
+        Entry(
+            "four-directions",
+            "image and text, each against each",
+            "diptych.runs.uni_modal:evaluate_uni_modal",
+        ),
+    ],
+)
+
+JUDGEMENTS = Registry(
+    "set of judgements",
+    "judgements",
+    [
+        Entry("eccv", "ECCV Caption (extra 'eccv')", "diptych.evaluation.judgements:eccv"),
+        Entry("cxc", "Crisscrossed Captions (extra 'eccv')", "diptych.evaluation.judgements:cxc"),
+        Entry("coco", "COCO's own pairs (extra 'eccv')", "diptych.evaluation.judgements:coco"),
+    ],
+)
+
+
+def _reader(name: str, help: str, module: str = "") -> Entry:
+    return Entry(name, help, f"diptych.data.readers.{module or name.replace('-', '_')}")
+
+
+READERS = Registry(
+    "format",
+    "readers",
+    [  # in the order they are tried: the more particular first
+        _reader("emoji", "the word 'emoji': OpenMoji pictures with English names"),
+        _reader("huggingface", "a folder written by save_to_disk"),
+        _reader("precomputed", "a folder with train_ims.npy, train_caps.txt, ..."),
+        _reader(
+            "hashing",
+            "test.txt, database.txt and train.txt: an image and one 0 or 1 per class in each line",
+            "hashing_lists",
+        ),
+        _reader(
+            "hgr",
+            "annotation/RET/ref_captions.json, public_split and ordered_feature: videos as HGR stores them",
+        ),
+        _reader(
+            "dual-encoding", "TextData/*.caption.txt and FeatureData: videos as dual_encoding stores them"
+        ),
+        _reader("video-json", "the JSON of MSR-VTT or VATEX, and VIDEO.npy files"),
+        _reader(
+            "label-arrays",
+            "train_preim.npy, train_tag.mat, train_label.mat, ...: regions, tags and labels (extra 'mat')",
+        ),
+        _reader("mirflickr", "mirflickr25k_annotations_v080, meta/tags and pictures: MIRFlickr25K"),
+        _reader("nus-wide", "ImageList, Groundtruth/AllLabels, NUS_WID_Tags and pictures: NUS-WIDE"),
+        _reader("webdataset", "a folder or pattern of .tar files"),
+        _reader("corpora", "a .json that lists corpora of tars with weights"),
+        _reader("karpathy", "dataset_coco.json or dataset_flickr30k.json and images"),
+        _reader("lists", "JSON lists per split (train.json, ...) of image and caption"),
+        _reader("manifest", "a .csv, .tsv or .jsonl with an image column, and images"),
+        _reader("parquet", "a .parquet with a column of image paths, or several"),
+        _reader("videos", "a folder of videos, read as frames (extra 'video')"),
+        _reader("folder", "a folder of images, texts in .txt files beside them"),
+    ],
+)
+
+ENGINES = Registry(
+    "engine for URLs of the scheme",
+    "engines",
+    [
+        Entry(
+            "postgresql",
+            "PostgreSQL (extra 'postgres')",
+            "diptych.index.engines.postgres.index:PostgresIndex",
+        ),
+        Entry(
+            "postgres", "the same, by its other name", "diptych.index.engines.postgres.index:PostgresIndex"
+        ),
+        Entry("milvus", "Milvus (extra 'milvus')", "diptych.index.engines.milvus.index:MilvusIndex"),
+    ],
+    forms=("the path of a folder",),
+    typed=False,
+)
+"""The engine of each scheme: a class with ``open``, ``create`` and ``exists``, as ``EmbeddedIndex``, for a URL."""
+
+EXPORTERS = Registry(
+    "exporter",
+    "exporters",
+    [
+        Entry(
+            "vectors", "Export vectors as .npy and items as Parquet.", "diptych.cli.exchange:export_vectors"
+        ),
+        Entry(
+            "faiss", "Export vectors as a faiss index of inner products.", "diptych.cli.exchange:export_faiss"
+        ),
+        Entry(
+            "onnx", "Export both encoders as image.onnx and text.onnx.", "diptych.cli.exchange:export_onnx"
+        ),
+    ],
+    typed=False,
+)
+
+
+def _command(section: str, name: str, help: str, target: str) -> Entry:
+    return Entry(name, help, f"diptych.cli.{target}", section)
+
+
+COMMANDS = Registry(
+    "command",
+    "commands",
+    [
+        _command("data", "data", "Check data before training on it.", "data:data"),
+        _command("data", "extract", "Turn images into grid features (precomputed layout).", "data:extract"),
+        _command("data", "teach", "Compute the teacher vectors of a data set once (CUSA).", "teach:teach"),
+        _command("data", "cache", "List or remove the computed features on disk.", "cache:cache"),
+        _command("train", "demo", "Train VSE∞ on emoji pictures, search them, write a report.", "demo:demo"),
+        _command("train", "train", "Train a recipe.", "train:train"),
+        _command("train", "ablate", "Run the rows of a paper's table on your data.", "train:ablate"),
+        _command(
+            "train",
+            "reproduce",
+            "Reproduce an experiment of a paper that needs no data.",
+            "reproduce:reproduce",
+        ),
+        _command(
+            "evaluate",
+            "evaluate",
+            "Evaluate a run, a model folder or a pretrained model (hf:ID).",
+            "evaluate:evaluate",
+        ),
+        _command("evaluate", "compare", "Compare two results, or several seeds of each.", "evaluate:compare"),
+        _command("evaluate", "show", "Draw what models have learned.", "show:show"),
+        _command("evaluate", "label", "Predict labels with a label-wise model.", "label:label"),
+        _command("search", "index", "Make a collection searchable.", "index:index"),
+        _command("search", "search", "Search by words, by an image's path, or by both.", "search:search"),
+        _command("search", "serve", "Search an index in the browser and over HTTP.", "serve:serve"),
+        _command("search", "watch", "Keep an index current while a folder changes.", "watch:watch"),
+        _command("search", "embed", "Write the vectors of a large collection into files.", "embed:embed"),
+        _command(
+            "search", "plan", "Estimate bytes, FLOP, hours and money of a large collection.", "plan:plan"
+        ),
+        _command("exchange", "import", "Import models and vectors of other programs.", "exchange:import_"),
+        _command("exchange", "export", "Export vectors and encoders for other programs.", "exchange:export"),
+    ],
+    typed=False,
+)
+
+REGISTRIES = (
+    IMAGE_ENCODERS, TEXT_ENCODERS, BACKBONES, POOLINGS, IMAGE_TEACHERS, TEXT_TEACHERS, OBJECTIVES, PROTOCOLS,
+    JUDGEMENTS, READERS, ENGINES, EXPORTERS, COMMANDS,
+)  # fmt: skip
