@@ -19,7 +19,9 @@ from small import precomputed
 from diptych.errors import SettingsError
 from diptych.evaluation.report import Report
 from diptych.names import Entry, Registry
+from diptych.recipes import RECIPES
 from diptych.registries import POOLINGS, REGISTRIES
+from diptych.settings import check_saved
 
 SOURCE = Path(__file__).parent.parent / "src"
 MARK = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
@@ -202,6 +204,18 @@ def test_a_saved_setting_never_makes_its_module_run(foreign_run: Path, undeclare
     assert not ran(undeclared)
     run(*resume, "--image_pool=acme:LogMeanExp", path=undeclared)  # the person says it again
     run(*resume[:-1], "--epochs=3", path=undeclared, plugins="acme")
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [{"image_encoder": "acme_nowhere:Encoder"}, {"objective": "own + 0.5*acme_nowhere:Loss"}],
+    ids=lambda saved: next(iter(saved)),
+)
+def test_settings_taken_from_another_run_are_looked_at_too(saved: dict[str, str]) -> None:
+    kind = RECIPES["cookie-match"].settings
+    with pytest.raises(SettingsError, match="a file does not make its module run"):
+        check_saved(kind, saved)
+    check_saved(kind, {"image_encoder": "hf:some/model", "image_pool": "gpo", "objective": "own + 0.5*dcl"})
 
 
 def test_names_that_a_package_declares(data: Path, acme: Path, tmp_path: Path) -> None:
