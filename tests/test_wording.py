@@ -171,11 +171,11 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "depth=-1 is not a count of layers: give 0 (none), 1 or more."),
         (lambda _: TokenTransformer(8, heads=3),
          "dim=8 does not divide over 3 heads: choose a multiple of them."),
-        (lambda _: load_judgements("mine"), "judgements 'mine' are unknown: choose one of eccv, cxc, coco."),
+        (lambda _: load_judgements("mine"), "there is no set of judgements 'mine': use eccv, cxc, coco or module:Class."),
         (lambda _: retrieval_metrics(torch.zeros(1, 1), [0], ties="random"),
          "ties='random' is unknown: choose one of index, strict, expected, pessimistic."),
         (lambda _: protocol_named("coco"),
-         "protocol 'coco' is unknown: choose one of plain, flickr30k, coco-5k, coco-1k."),
+         "there is no protocol 'coco': did you mean coco-5k?"),
         (lambda _: Report(()), "a report needs at least one group of metrics: give an evaluator."),
         (lambda _: Report((Group("x", {"a": 1.0}, "a", Facts({})), Group("y", {"a": 2.0}, "a", Facts({})))),
          "two evaluators return a metric called 'a': give each of them names of its own."),
@@ -250,7 +250,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: parse_objective("info_nec", Triplet(), None),
          "there is no objective 'info_nec': did you mean info_nce?"),
         (lambda _: parse_objective("quux", Triplet(), None),
-         "there is no objective 'quux': choose own, triplet, info_nce, dcl, dcl_i, csa, usa."),
+         "there is no objective 'quux': use triplet, info_nce, dcl, dcl_i, csa, usa, own or module:Class."),
         (lambda _: parse_objective("own - dcl", Triplet(), None),
          "--objective 'own - dcl' cannot be read at 'own - dcl': write names with weights, such as own + "
          "0.5*info_nce."),
@@ -568,7 +568,7 @@ COMMANDS = {
     "extract FOLDER/stills --frames --output_dir FOLDER/no":
         "FOLDER/stills does not exist: give the path of a data set, or 'emoji' for the built-in one.",
     "extract FOLDER --outptu_dir FOLDER": "there is no option --outptu_dir: did you mean --output_dir?",
-    "serach x y": "there is no verb 'serach': did you mean search?",
+    "serach x y": "there is no command 'serach': did you mean search?",
     "index a b c": "one collection is indexed at a time: leave out c.",
     "index lite0+minilm":
         "lite0+minilm is a model: give the pictures to search too, as in lite0+minilm ./photos.",
