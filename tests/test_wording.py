@@ -171,7 +171,8 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "depth=-1 is not a count of layers: give 0 (none), 1 or more."),
         (lambda _: TokenTransformer(8, heads=3),
          "dim=8 does not divide over 3 heads: choose a multiple of them."),
-        (lambda _: load_judgements("mine"), "there is no set of judgements 'mine': use eccv, cxc, coco or module:Class."),
+        (lambda _: load_judgements("mine"),
+         "there is no set of judgements 'mine': use eccv, cxc, coco or module:Class."),
         (lambda _: retrieval_metrics(torch.zeros(1, 1), [0], ties="random"),
          "ties='random' is unknown: choose one of index, strict, expected, pessimistic."),
         (lambda _: protocol_named("coco"),
@@ -209,8 +210,8 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: read_address("milvus://db/x?partitions=8&partition_by=path"),
          "partition_by='path' in the Milvus URL is not a metadata column: name one that filters read."),
         (lambda _: open_index("redis://localhost/x"),
-         "no index engine is known for 'redis://': give the path of a folder, or a postgresql:// or "
-         "postgres:// or milvus:// URL."),
+         "there is no engine for URLs of the scheme 'redis': use postgresql, postgres, milvus or the path of a "
+         "folder."),
         (lambda _: Database("postgresql://me:1/ss@host/db"),
          "the database URL cannot be read: write postgresql://user:password@host:port/database?index=name, "
          "and what is special in a password as its code (/ as %2F, @ as %40, % as %25)."),
