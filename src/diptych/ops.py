@@ -23,6 +23,11 @@ def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
     return unit_rows
 
 
+def is_exported() -> bool:
+    """Whether torch writes down what is computed as ONNX: every step must be torch's, and sizes stay free."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
 def cosine_scores(image: Tensor, text: Tensor) -> Tensor:
     """Scores (images, texts) of unit rows: the one orientation used everywhere."""
     return image @ text.T

@@ -8,10 +8,12 @@ count from 0.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from diptych import ops
 from diptych.errors import SettingsError
 from diptych.parts import part
 
@@ -115,8 +117,12 @@ class CosSinTransformer(Generator):
 
     def forward(self, sizes: Tensor, length: int) -> Tensor:
         """(S,) → (S, length, K)."""
-        codes = cos_sin(length, self.positions, self.head.weight).expand(len(sizes), -1, -1)
+        codes = cos_sin(length, self.positions, self.head.weight).expand(sizes.shape[0], -1, -1)
         invalid = torch.arange(length, device=sizes.device) >= sizes[:, None]  # (S, length)
+        if ops.is_exported():
+            for layer in self.encoder.layers:
+                codes = _post_norm_layer(layer, codes, invalid)
+            return self.head(codes)  # type: ignore[no-any-return]
         scores: Tensor = self.head(self.encoder(codes, src_key_padding_mask=invalid))
         return scores
 
@@ -163,7 +169,7 @@ class SortedRowBiGRU(nn.Module):
         """Sizes (B,) and sets sorted in ascending order (B, D, L) → scores (B, L, K)."""
         largest_first = ranked.flip(-1).transpose(1, 2)  # (B, L, D)
         rows = self.projection(largest_first.to(self.head.weight.dtype))  # (B, L, positions)
-        codes = cos_sin(rows.shape[1], self.positions, self.head.weight).expand(len(rows), -1, -1)
+        codes = cos_sin(rows.shape[1], self.positions, self.head.weight).expand(rows.shape[0], -1, -1)
         scores: Tensor = self.head(self.gru(torch.cat([codes, rows], dim=-1), sizes))
         return scores
 
@@ -186,10 +192,22 @@ class RankBiGRU(nn.Module):
         # the rank read at step t, N − 1 − t; its own inverse, so it also puts the states back in order
         mirror = (sizes[:, None] - 1 - torch.arange(length, device=sizes.device)).clamp_min(0)[..., None]
         ahead, _ = self.ahead(inputs)
-        reverse = inputs.expand(len(sizes), -1, -1).gather(1, mirror.expand(-1, -1, inputs.shape[2]))
+        reverse = inputs.expand(sizes.shape[0], -1, -1).gather(1, mirror.expand(-1, -1, inputs.shape[2]))
         back, _ = self.back(reverse)
         states: Tensor = (ahead + back.gather(1, mirror.expand(-1, -1, back.shape[2]))) / 2
         return states
+
+
+def _post_norm_layer(layer: Any, x: Tensor, invalid: Tensor) -> Tensor:
+    """What ``nn.TransformerEncoderLayer`` computes: torch's exporter fixes the number of sets in its attention."""
+    joint = nn.functional.linear(x, layer.self_attn.in_proj_weight, layer.self_attn.in_proj_bias)
+    q, k, v = joint.view(*x.shape[:2], 3, layer.self_attn.num_heads, -1).permute(
+        2, 0, 3, 1, 4
+    )  # (S, heads, L, ·)
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=~invalid[:, None, None])
+    x = layer.norm1(x + layer.self_attn.out_proj(mixed.transpose(1, 2).flatten(2)))
+    fed: Tensor = layer.norm2(x + layer.linear2(torch.relu(layer.linear1(x))))
+    return fed
 
 
 def cos_sin(length: int, width: int, like: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych import kernels
+from diptych import kernels, ops
 from diptych.types import Features
 
 SHORT = 64  # elements of a set that the kernel for GPUs sorts; longer ones go through torch.sort
@@ -36,7 +36,7 @@ def sort_sets(features: Features) -> Tensor:
 
         return SortSets.apply(features.values, features.mask)  # type: ignore[no-any-return, no-untyped-call]
     values = at_least_float32(features.values)
-    if values.device.type == "cpu" and not torch.compiler.is_compiling():
+    if values.device.type == "cpu" and not (torch.compiler.is_compiling() or ops.is_exported()):
         ranked: Tensor = _SortOnCPU.apply(values, features.mask)  # type: ignore[no-untyped-call]
         return ranked
     rows = values.transpose(1, 2).masked_fill(~features.mask[:, None], -torch.inf).contiguous()  # (B, D, L)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from diptych import ops
 from diptych.encoders.pretrained import source_name
 from diptych.storage import parse_json
 
@@ -262,8 +263,11 @@ def _drawn(model: Bert) -> dict[str, Tensor]:
 
 def _wide(mask: Tensor) -> Tensor | None:
     """The mask (B, 1, W, W) of what each token may look at; None where that is everything, which is quicker."""
-    watched = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    watched = watched or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
+    watched = (
+        torch.compiler.is_compiling()
+        or ops.is_exported()
+        or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
     if not watched and bool(mask.all()):
         return None
     seen = mask.bool()[:, None, None, :]

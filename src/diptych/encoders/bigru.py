@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from diptych import ops
 from diptych.encoders.dropping import check_rate
 from diptych.encoders.encoder import Encoder
 from diptych.errors import DataError, SettingsError
@@ -111,7 +112,7 @@ def valid_first(inputs: Inputs, pad: int) -> Features:
 
 def _run(gru: nn.GRU, x: Tensor, ids: Features) -> Tensor:
     """States (B, W, dim) of a forward GRU; it reaches the padding only after every valid word."""
-    if x.is_cuda or torch.compiler.is_exporting():
+    if x.is_cuda or ops.is_exported():
         # packing would read the lengths back to the host, which no CUDA graph and no export allows
         states: Tensor = gru(x)[0]
         return states
