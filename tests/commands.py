@@ -27,8 +27,13 @@ TINY: dict[str, Any] = {
 CODER: dict[str, Any] = {"queue_size": 30, "clusters": 6, "concept_size": 10, "prototype_epoch": 1}
 
 
-def diptych(*args: object, status: int = 0) -> Result:
-    """Run a command and check how it ends; nothing but an exit may leave it."""
+def diptych(*args: object, status: int = 0, runtime: bool = False) -> Result:
+    """Run a command and check how it ends; nothing but an exit may leave it.
+
+    A training run writes its ONNX encoders only with ``runtime``: that takes as long as a small run itself.
+    """
+    if args[0] == "train" and status == 0 and not runtime:
+        args = (*args, "--no_runtime")
     result = CliRunner().invoke(main, [str(arg) for arg in args])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

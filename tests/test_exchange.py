@@ -30,9 +30,8 @@ from diptych.index.engines.opening import index_exists, open_index
 from diptych.index.ingest.build import index_collection
 from diptych.model.retriever import Retriever
 from diptych.runs.embeddings import export_faiss, export_vectors, import_embeddings
-from diptych.runs.onnx_export import CLOSE, export_onnx
 from diptych.runs.published import import_vse_infinity
-from diptych.types import Features, as_inputs
+from diptych.types import Features
 
 DIM, WIDTH, WORD_DIM, SIZES = 8, 12, 6, [5, 3, 1]
 VOCABULARY = ["<pad>", "<start>", "<end>", "<unk>", "a", "red", "green", "dog", "cat", "<mask>"]
@@ -390,27 +389,3 @@ def test_faiss_finds_what_the_index_finds(tmp_path: Path, photos: Path) -> None:
         with pytest.raises(DataError):
             export_faiss(index, tmp_path / "t.faiss", "text")
     assert diptych("export", "vectors", tmp_path / "i", tmp_path / "v").stdout.endswith("4 vectors\n")
-
-
-def test_onnx_encoders_are_torchs(tmp_path: Path, words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("diptych.runs.onnx_export.TOKENS", 8)  # a GRU is written step by step
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    model = import_vse_infinity(save(tmp_path / "m.pth", image_state(), bigru_state()), vocabulary=words)
-    lines = export_onnx(model, tmp_path / "out")
-    assert [line.split(":")[0] for line in lines] == [
-        str(tmp_path / "out" / f"{s}.onnx") for s in ("image", "text")
-    ]
-    session = runtime.InferenceSession(
-        str(tmp_path / "out" / "text.onnx"), providers=["CPUExecutionProvider"]
-    )
-    texts = ["a red dog", "cat", "a green cat a red dog", "unknown words"]
-    read = as_inputs(model.text_input.read(texts).collate(range(4)))
-    ids, mask = np.zeros((4, 8), np.int64), np.zeros((4, 8), bool)
-    ids[:, : read.values.shape[1]], mask[:, : read.values.shape[1]] = read.values, read.mask
-    (found,) = session.run(None, {"ids": ids, "mask": mask})
-    assert np.abs(found - model.encode_text(texts).numpy()).max() < CLOSE
-    facts = json.loads((tmp_path / "out" / "inputs.json").read_text())
-    assert (facts["dimension"], facts["image"]["part"], facts["tokens"]) == (DIM, "RegionInput", 8)
-    with pytest.raises(SettingsError, match="out"):
-        export_onnx(model, tmp_path / "out")

@@ -7,6 +7,7 @@
     │   └── ImageError     one image that is corrupt, too large, or not an image
     ├── SettingsError      a setting out of range, or two that cannot be combined
     ├── CheckpointError    a run or model folder that is incomplete, of another recipe, or of another version
+    │   └── RuntimeFault   the ONNX encoders of a model folder that cannot be used; its weights may be fine
     ├── IndexFault         an index of another model, half copied, or locked
     │   └── Unavailable    a database or service that does not answer now; the same request may work later
     ├── QueryError         a query or filter with a mistake, and the character it is at
@@ -40,6 +41,10 @@ class SettingsError(DiptychError):
 
 class CheckpointError(DiptychError):
     """A run or model folder that is incomplete, of another recipe, or of another version."""
+
+
+class RuntimeFault(CheckpointError):
+    """The ONNX encoders of a model folder that cannot be used; its weights may be fine."""
 
 
 class IndexFault(DiptychError):

@@ -202,7 +202,14 @@ EXPORTERS = Registry(
             "faiss", "Export vectors as a faiss index of inner products.", "diptych.cli.exchange:export_faiss"
         ),
         Entry(
-            "onnx", "Export both encoders as image.onnx and text.onnx.", "diptych.cli.exchange:export_onnx"
+            "runtime",
+            "Write both encoders as ONNX, for searching without torch.",
+            "diptych.cli.exchange:export_runtime",
+        ),
+        Entry(
+            "onnx",
+            "Copy the ONNX encoders of a model's runtime for other programs.",
+            "diptych.cli.exchange:export_onnx",
         ),
     ],
     typed=False,

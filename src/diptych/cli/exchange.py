@@ -134,13 +134,27 @@ def export_faiss(place: str, output: Path, kind: Any) -> None:
         click.echo(f"{output}: {run(opened, output, kind)} vectors")
 
 
+@click.command("runtime")
+@click.argument("model")
+@click.argument("output_dir", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
+def export_runtime(model: str, output_dir: Path | None) -> None:
+    """Write both encoders as ONNX, for searching without torch.
+
+    They go into the folder runtime/ of the model, or of a new model folder FOLDER. Each file is compared with torch
+    before it is kept. A model without a folder of its own, or whose folder is read-only, has them in the user's cache.
+    """
+    from diptych.runs.runtime_export import place_runtime
+
+    for line in place_runtime(model, output_dir)[1]:
+        click.echo(line)
+
+
 @click.command("onnx")
 @click.argument("model")
 @click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
 def export_onnx(model: str, output_dir: Path) -> None:
-    """Export both encoders as image.onnx and text.onnx. They are compared with torch before they are kept."""
-    from diptych.model.retriever import Retriever
-    from diptych.runs.onnx_export import export_onnx as run
+    """Copy the ONNX encoders of a model's runtime for other programs. They are written first if there are none."""
+    from diptych.runs.runtime_export import copy_onnx
 
-    for line in run(Retriever.from_pretrained(model), output_dir):
-        click.echo(line)
+    for file in copy_onnx(model, output_dir):
+        click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")

@@ -46,12 +46,16 @@ def _train_command(recipe: Recipe) -> click.Command:
         type=click.Path(path_type=Path),
         help="run to go on with",
     )
+    @click.option(
+        "--no_runtime", is_flag=True, help="do not write the ONNX encoders for searching without torch"
+    )
     @column_flags
     @settings_flags(recipe.settings)
     def command(
         data: str | None,
         output_dir: Path | None,
         resume_from_checkpoint: Path | None,
+        no_runtime: bool,
         image_column: str | None,
         text_column: str | None,
         **flags: Any,
@@ -86,6 +90,10 @@ def _train_command(recipe: Recipe) -> click.Command:
         said = verdict(progress, Baseline.load(folder) if settings.ridge_baseline else None, data)
         if said:
             click.echo(said)
+        if not no_runtime:
+            from diptych.runs.runtime_export import add_runtime
+
+            click.echo(add_runtime(folder))
         click.echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")
 
     return command

@@ -187,6 +187,13 @@ def holds_features(store: Any) -> bool:
     )
 
 
+def are_features(store: Any) -> bool:
+    """Whether a store or a list of images holds features rather than pictures."""
+    if isinstance(store, list | tuple):
+        return len(store) > 0 and isinstance(store[0], np.ndarray) and store[0].dtype != np.uint8
+    return holds_features(store)
+
+
 def flat_index(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """The row numbers of consecutive runs, end to end: starts[0], starts[0]+1, …, starts[1], …"""
     ends = np.cumsum(sizes)

@@ -203,7 +203,7 @@ class WordInput(TextInput):
             for first in track(range(0, len(texts), CHUNK), "reading texts", show=show_progress)
             for text in texts[first : first + CHUNK]
         ]
-        ids, offsets = _flatten(lists)
+        ids, offsets = flatten(lists)
         words = flat_index(np.zeros(len(lists), dtype=np.int64), np.diff(offsets)).astype(np.int32)
         augmentation = self.augmentation(self.augment) if self.augment else None
         return TokenTexts(ids, words, offsets, self._ids[PAD], augmentation)
@@ -263,7 +263,7 @@ class WordPieceInput(TextInput):
     def read(self, texts: Sequence[str]) -> TokenTexts:
         """Ids of all texts in flat arrays, a few times faster than ``prepare``: no lists are made but the ids."""
         lists = [encoding.ids for some in self._encodings(texts, fast=True) for encoding in some]
-        ids, offsets = _flatten(lists)
+        ids, offsets = flatten(lists)
         pad = self.tokenizer.pad_token_id
         return TokenTexts(ids, np.full_like(ids, -1), offsets, 0 if pad is None else pad)
 
@@ -276,8 +276,8 @@ class WordPieceInput(TextInput):
             for encoding in some:
                 ids.append(encoding.ids)
                 words.append([-1 if word is None else word for word in encoding.word_ids])
-        flat_ids, offsets = _flatten(ids)
-        flat_words, _ = _flatten(words)
+        flat_ids, offsets = flatten(ids)
+        flat_words, _ = flatten(words)
         pad = self.tokenizer.pad_token_id
         augmentation = self.augmentation(self.augment) if self.augment else None
         return TokenTexts(flat_ids, flat_words, offsets, 0 if pad is None else pad, augmentation)
@@ -361,7 +361,7 @@ def load_tokenizer(source: str | Path, fast: bool = True) -> Any:
     return tokenizer
 
 
-def _flatten(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def flatten(lists: Sequence[Sequence[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Lists end to end (total,), and where each begins (len + 1,)."""
     offsets = np.zeros(len(lists) + 1, dtype=np.int64)
     np.cumsum([len(one) for one in lists], out=offsets[1:])

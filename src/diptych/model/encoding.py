@@ -26,7 +26,7 @@ from PIL import Image
 from torch import Tensor
 
 from diptych.data.ahead import read_ahead
-from diptych.data.arrays import holds_features, read_items
+from diptych.data.arrays import are_features, holds_features, read_items
 from diptych.data.captions import StoredImage
 from diptych.data.files import is_image
 from diptych.data.images import ImageInput, as_item
@@ -96,7 +96,7 @@ def image_batches(
     store: Any, image_input: ImageInput, batch_size: int | None, device: torch.device, show_progress: bool
 ) -> Iterator[tuple[slice, Inputs]]:
     """Which images, and their inputs on the device, batch by batch, in order."""
-    pinned, features = device.type == "cuda", _are_features(store)
+    pinned, features = device.type == "cuda", are_features(store)
     size = batch_size or ((GPU_FEATURES if features else GPU_PICTURES) if pinned else IMAGES)
     jobs = [slice(start, min(start + size, len(store))) for start in range(0, len(store), size)]
 
@@ -244,12 +244,6 @@ def _threads(jobs: int, device: torch.device, most: int) -> int:
     if jobs < 2:
         return 0
     return min(jobs, os.cpu_count() or 1, most) if device.type == "cuda" else CPU_THREADS
-
-
-def _are_features(store: Any) -> bool:
-    if isinstance(store, list | tuple):
-        return len(store) > 0 and isinstance(store[0], np.ndarray) and store[0].dtype != np.uint8
-    return holds_features(store)
 
 
 def is_text(items: Any) -> bool:

@@ -135,14 +135,22 @@ class Retriever(nn.Module):
         vector, features = self.image(inputs)
         if view is not None:
             return self._branch(view).image(vector, features)
-        return self._mix(vector, {n: b.image(vector, features) for n, b in self._branches() if b.weight})
+        return self.mixed("image", vector, features)
 
     def text_vectors(self, inputs: Features, view: str | None = None) -> Tensor:
         """Score vectors (B, dim) of prepared text inputs, or their vectors in a view."""
         vector, features = self.text(inputs)
         if view is not None:
             return self._branch(view).text(vector, features)
-        return self._mix(vector, {n: b.text(vector, features) for n, b in self._branches() if b.weight})
+        return self.mixed("text", vector, features)
+
+    def mixed(self, side: Literal["image", "text"], vector: Tensor, features: Features) -> Tensor:
+        """Score vectors (B, dim) of what a side's tower made: its own vector, and those of branches with a weight."""
+        parts = [(b.weight, getattr(b, side)(vector, features)) for _, b in self._branches() if b.weight]
+        if not parts:
+            return vector
+        rest = 1.0 - sum(weight for weight, _ in parts)
+        return torch.cat([rest**0.5 * vector, *(weight**0.5 * view for weight, view in parts)], dim=-1)
 
     def encode(self, items: Any, **options: Any) -> Tensor:
         """``encode_text`` of a string or strings, ``encode_image`` of a ``Path``, picture, array, or a list of these.
@@ -365,18 +373,8 @@ class Retriever(nn.Module):
                 rows = torch.arange(start, min(start + POOLED, len(sets)))
                 features = sets.take(rows).to(self.device)
                 vector = ops.unit(tower.aggregator(features).float())
-                views = {n: getattr(b, side)(vector, features) for n, b in self._branches() if b.weight}
-                out[rows] = self._mix(vector, views).float().cpu()
+                out[rows] = self.mixed(side, vector, features).float().cpu()
         return out
-
-    def _mix(self, vector: Tensor, views: Mapping[str, Tensor]) -> Tensor:
-        if not views:
-            return vector
-        weights = {name: branch.weight for name, branch in self._branches() if branch.weight}
-        rest = 1.0 - sum(weights.values())
-        return torch.cat(
-            [rest**0.5 * vector, *(weights[name] ** 0.5 * view for name, view in views.items())], dim=-1
-        )
 
 
 def _halved(features: Features) -> Features:

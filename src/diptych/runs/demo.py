@@ -23,7 +23,9 @@ from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
 from diptych.reports.grids import Shown, drawn
 from diptych.reports.page import QueryCard, page
+from diptych.runs.runtime_export import add_runtime
 from diptych.runs.train import resumed_settings, run_recipe
+from diptych.runtime.folder import find_runtime
 from diptych.storage import write_text
 from diptych.training.checkpoint import has_state
 from diptych.training.log import read_log
@@ -56,6 +58,8 @@ def run_demo(folder: Path, data: str = "emoji", **changes: Any) -> None:
         run_recipe(recipe, settings, data, run, resume=resume)
     except Interrupted as note:
         raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
+    if find_runtime(run) is None:
+        print(add_runtime(run), flush=True)
     retriever = Retriever.from_pretrained(run)
 
     held_out = captions.split("test")

@@ -1,0 +1,294 @@
+"""A model without torch: its runtime gives the vectors that its ``Retriever`` would give."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.data.ahead import read_ahead
+from diptych.data.arrays import are_features, holds_features, read_items
+from diptych.data.batches import Arrays, Sets
+from diptych.data.captions import ImageStore
+from diptych.data.images import ImageInput, ImageLike, PixelInput, RegionInput, as_item
+from diptych.data.processors import ProcessedPixels
+from diptych.data.text import TextInput
+from diptych.errors import DataError, DiptychError, RuntimeFault, SettingsError
+from diptych.parts import check_arguments
+from diptych.progress import track
+from diptych.runtime.folder import (
+    BACKBONE,
+    FOLDER,
+    IMAGE,
+    PROBES,
+    TEXT,
+    Facts,
+    advice,
+    best_folder,
+    read_facts,
+)
+from diptych.runtime.probes import Probes, compare
+from diptych.runtime.sessions import Session
+from diptych.runtime.texts import text_reader
+
+Side = Literal["image", "text"]
+Vectors = NDArray[np.float32]
+
+PICTURES = 4  # per batch: more of them do not fit into the caches of a processor, and take longer
+SETS = 64  # sets of features per batch
+TEXTS = 64
+READERS = (PixelInput, ProcessedPixels, RegionInput)
+"""What may prepare images; ``runtime.json`` names one of them."""
+
+
+class RuntimeModel:
+    """The encoders of a model folder in ONNX Runtime.
+
+    ``fingerprint``, ``dim`` and the vectors are those of the folder's ``Retriever``; vectors are float32 arrays. A side
+    is opened when it is first used, and compared with the folder's probes before it answers; ``notes`` then says what
+    a person should know. It may be used from several threads.
+    """
+
+    backend = "onnx"
+    device = "cpu"
+    precision = "no"
+
+    def __init__(self, folder: Path, facts: Facts, threads: int | None = None) -> None:
+        self.folder, self.home, self.facts, self.threads = folder, folder.parent, facts, threads
+        self.notes: list[str] = []
+        self._lock = threading.RLock()
+        self._sessions: dict[str, Session] = {}
+        self._reader: TextInput | None = None
+        self.image_input = _image_input(folder, facts.images)
+
+    @staticmethod
+    def open(place: str | Path, *, threads: int | None = None) -> RuntimeModel:
+        """The runtime of a model folder, of the best model of a run, or of a folder in the cache.
+
+        ``threads`` None: one for each core. Whatever is wrong with the runtime is a ``RuntimeFault``; the model itself
+        may still be fine, for the workbench.
+        """
+        home = best_folder(place)
+        return RuntimeModel(home / FOLDER, read_facts(home), threads)
+
+    @property
+    def dim(self) -> int:
+        """Length of an encoded vector."""
+        return self.facts.dimension
+
+    def fingerprint(self) -> str:
+        """The fingerprint of the model that this runtime was written from."""
+        return self.facts.fingerprint
+
+    @property
+    def backbone(self) -> str | None:
+        """The fingerprint of the frozen backbone whose cells ``encode_image`` takes in the place of pictures."""
+        return self.facts.backbone
+
+    def encode_image(
+        self,
+        images: ImageLike | Sequence[ImageLike] | ImageStore,
+        *,
+        view: str | None = None,
+        batch_size: int | None = None,
+        show_progress: bool = False,
+    ) -> Vectors:
+        """Unit rows (N, dim) for a path, PIL image, array, a list of these, or an image store; order is kept.
+
+        Cells of the model's frozen backbone that were computed before, as float arrays (cells, channels), skip it.
+        """
+        self._ready("image")
+        return self._images(
+            [images] if isinstance(images, ImageLike) else images, view, batch_size, show_progress
+        )
+
+    def encode_text(
+        self,
+        texts: str | Sequence[str],
+        *,
+        view: str | None = None,
+        batch_size: int | None = None,
+        show_progress: bool = False,
+    ) -> Vectors:
+        """Unit rows (M, dim) for a text or a list of texts; order is kept."""
+        self._ready("text")
+        return self._texts([texts] if isinstance(texts, str) else texts, view, batch_size, show_progress)
+
+    def predict_labels(
+        self,
+        images: ImageLike | Sequence[ImageLike] | ImageStore | None = None,
+        texts: str | Sequence[str] | None = None,
+        *,
+        threshold: float | None = None,
+        top: int | None = None,
+        batch_size: int | None = None,
+        show_progress: bool = False,
+    ) -> list[dict[str, float]]:
+        """Labels of images, or of texts, with their scores, best first; for models that were trained with labels."""
+        known = self.facts.labels
+        if known is None:
+            raise SettingsError("this model predicts no labels: train one with labels, such as 'labelwise'.")
+        given: dict[str, Any] = {
+            "view": known["view"],
+            "batch_size": batch_size,
+            "show_progress": show_progress,
+        }
+        if images is not None and texts is None:
+            rows, own = self.encode_image(images, **given), known["thresholds"][0]
+        elif texts is not None and images is None:
+            rows, own = self.encode_text(texts, **given), known["thresholds"][1]
+        else:
+            raise SettingsError("labels are predicted of images or of texts: give one of them.")
+        least = -np.inf if top is not None else own if threshold is None else threshold
+        return [_told(row, known["names"], least, top) for row in rows]
+
+    def check(self) -> list[str]:
+        """Open both sides and compare them with the probes; what a person should know."""
+        self._ready("image")
+        self._ready("text")
+        return self.notes
+
+    def _ready(self, side: Side) -> None:
+        """Open a side and compare its vectors with the probes, once."""
+        with self._lock:
+            if side in self._sessions:
+                return
+            if side == "image":
+                cells = self.facts.backbone is not None
+                sets = cells or isinstance(self.image_input, RegionInput)
+                if cells:
+                    self._sessions["backbone"] = self._session(BACKBONE, ["images"], ["cells"])
+                session = self._session(IMAGE, ["images", "mask"] if sets else ["images"], self._outputs)
+            else:
+                self._reader = text_reader(self.folder, self.facts.texts)
+                session = self._session(TEXT, ["ids", "mask"], self._outputs)
+            self._sessions[side] = session
+            try:
+                self._compare(side)
+            except BaseException:
+                del self._sessions[side]
+                raise
+
+    def _compare(self, side: Side) -> None:
+        probes = Probes.read(self.home / PROBES)
+        if probes.fingerprint != self.facts.fingerprint:
+            raise RuntimeFault(
+                f"{self.folder} belongs to model {self.facts.fingerprint}, {PROBES} beside it to "
+                f"{probes.fingerprint}: {advice(self.home)}."
+            )
+        try:
+            if side == "image":
+                found, wanted = self._images(probes.images, None, None, False), probes.image_vectors
+            else:  # one padded batch, as the probes were made
+                found, wanted = self._texts(probes.texts, None, len(probes.texts), False), probes.text_vectors
+        except DataError as error:
+            raise RuntimeFault(
+                f"the probes of {self.home} do not fit it ({error}): {advice(self.home)}."
+            ) from error
+        name = self.folder / (IMAGE if side == "image" else TEXT)
+        note = compare(found, wanted, f"the vectors of {name}", advice(self.home))
+        self.notes += [] if note is None else [note]
+
+    def _images(self, store: Any, view: str | None, batch_size: int | None, show_progress: bool) -> Vectors:
+        output, width = self._output(view)
+        out = np.zeros((len(store), width), dtype=np.float32)
+        size = batch_size or (SETS if are_features(store) else PICTURES)
+        for rows, inputs in self._image_batches(store, size, show_progress):
+            out[rows] = self._image(output, inputs)
+        return out
+
+    def _image_batches(self, store: Any, size: int, show_progress: bool) -> Iterator[tuple[slice, Any]]:
+        """Which images, and their inputs; the next batch is read and decoded meanwhile."""
+        jobs = [slice(start, min(start + size, len(store))) for start in range(0, len(store), size)]
+        shared = isinstance(store, list | tuple) and len({id(item) for item in store}) < len(store)
+
+        def read(job: slice) -> tuple[slice, Any]:
+            rows = np.arange(job.start, job.stop)
+            if holds_features(store):
+                return job, self.image_input(read_items(store, rows))
+            return job, self.image_input([as_item(store[row]) for row in rows.tolist()])
+
+        # Pillow must not load one picture in two threads; one batch alone needs no thread
+        found = read_ahead(jobs, read, 0 if shared or len(jobs) < 2 else 1)
+        yield from track(found, "encode images", len(jobs), show_progress)
+
+    def _image(self, output: str, inputs: Arrays) -> Vectors:
+        session = self._sessions["image"]
+        if isinstance(inputs, Sets):
+            if self.facts.backbone is None and not isinstance(self.image_input, RegionInput):
+                raise DataError("this model reads pictures, not stored features: give pictures.")
+            self._check_size("image", inputs)
+            return session(output, images=inputs.values.astype(np.float32, copy=False), mask=inputs.mask)
+        if self.facts.backbone is None:
+            return session(output, images=inputs)
+        cells = self._sessions["backbone"]("cells", images=inputs)
+        return session(output, images=cells, mask=np.ones(cells.shape[:2], dtype=bool))
+
+    def _texts(
+        self, texts: Sequence[str], view: str | None, batch_size: int | None, show_progress: bool
+    ) -> Vectors:
+        """Texts of like length go together, so that little is padding."""
+        assert self._reader is not None
+        output, width = self._output(view)
+        out = np.zeros((len(texts), width), dtype=np.float32)
+        read, size = self._reader.read(texts), batch_size or TEXTS
+        order = sorted(range(len(texts)), key=read.size)
+        starts = range(0, len(order), size)
+        for start in track(starts, "encode texts", len(starts), show_progress):
+            rows = order[start : start + size]
+            sets = read.collate(rows)
+            self._check_size("text", sets)
+            out[rows] = self._sessions["text"](output, ids=sets.values, mask=sets.mask)
+        return out
+
+    def _check_size(self, side: Side, sets: Sets) -> None:
+        largest, found = self.facts.largest.get(side), sets.mask.shape[1]
+        if largest is not None and found > largest:
+            what = "an image has {} regions" if side == "image" else "a text has {} tokens"
+            raise DataError(
+                f"{what.format(found)}, this model was made for {largest}: give at most {largest}."
+            )
+
+    @property
+    def _outputs(self) -> list[str]:
+        return ["vectors"] if self.facts.labels is None else ["vectors", "labels"]
+
+    def _output(self, view: str | None) -> tuple[str, int]:
+        """The name and the width of an output."""
+        if view is None:
+            return "vectors", self.dim
+        labels = self.facts.labels
+        if labels is None or labels["view"] != view:
+            raise SettingsError(
+                f"the runtime of this model has no view '{view}': leave view out for the vectors of its score, or "
+                "use torch."
+            )
+        return "labels", len(labels["names"])
+
+    def _session(self, name: str, inputs: list[str], outputs: list[str]) -> Session:
+        return Session(self.folder / name, inputs, outputs, self.threads)
+
+
+def _image_input(folder: Path, described: Mapping[str, Any]) -> ImageInput:
+    """The input that ``runtime.json`` describes, one of our own."""
+    kinds = {kind.__name__: kind for kind in READERS}
+    try:
+        arguments = dict(described)
+        kind = kinds[arguments.pop("part")]
+        check_arguments(kind, arguments)
+        found: ImageInput = kind(**arguments)
+    except (DiptychError, ValueError, KeyError, TypeError) as error:
+        raise RuntimeFault(
+            f"{folder} does not say how pictures are prepared ({error}): {advice(folder.parent)}."
+        ) from error
+    return found
+
+
+def _told(scores: Vectors, names: Sequence[str], least: float, top: int | None) -> dict[str, float]:
+    """The labels of one row whose score is at least ``least``, best first, at most ``top``."""
+    order = np.argsort(-scores, kind="stable")[:top]
+    return {str(names[column]): float(scores[column]) for column in order if scores[column] >= least}

@@ -1,0 +1,89 @@
+"""Texts as token ids, by what a runtime says about its model's text input; no transformers, no torch.
+
+==============  ==================================================================================================
+``kind``        how ``runtime.json`` describes it
+==============  ==================================================================================================
+``words``       words of ``vocabulary.json``, cut at ``max_length`` tokens (None: never)
+``pieces``      ``tokenizer.json`` of the package tokenizers, cut at ``max_length`` tokens on the side ``cut``, padded
+                with ``pad``; with ``length`` every text is padded to it on the side ``side``, and the padding is part
+                of the text unless ``masked``
+==============  ==================================================================================================
+
+``clean`` says that captions are cleaned first, as the model was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diptych.data.cleaning import CleanedInput
+from diptych.data.fixed_text import FixedTexts
+from diptych.data.text import CHUNK, TextInput, TextStore, TokenTexts, WordInput, flatten
+from diptych.errors import RuntimeFault
+from diptych.runtime.folder import TOKENIZER, VOCABULARY, advice
+from diptych.storage import parse_json
+
+
+class Pieces(TextInput):
+    """Pieces of a tokenizer of the package tokenizers, its special tokens around them."""
+
+    def __init__(
+        self,
+        file: Path,
+        max_length: int,
+        cut: str = "right",
+        pad: int = 0,
+        length: int | None = None,
+        side: str = "right",
+        masked: bool = True,
+    ) -> None:
+        from tokenizers import Tokenizer
+
+        self.backend = Tokenizer.from_file(str(file))
+        self.backend.no_padding()
+        self.backend.enable_truncation(max_length, direction=cut)
+        self.pad, self.length, self.side, self.masked = pad, length, side, masked
+
+    def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TextStore:
+        """Ids of all texts."""
+        lists: list[list[int]] = []
+        for start in range(0, len(texts), CHUNK):
+            encoded = self.backend.encode_batch_fast(
+                list(texts[start : start + CHUNK]), add_special_tokens=True
+            )
+            lists += [one.ids for one in encoded]
+        if self.length is not None:
+            return self._fixed(lists, self.length)
+        ids, offsets = flatten(lists)
+        return TokenTexts(ids, np.full_like(ids, -1), offsets, self.pad)
+
+    def _fixed(self, lists: Sequence[Sequence[int]], length: int) -> FixedTexts:
+        ids = np.full((len(lists), length), self.pad, dtype=np.int32)
+        mask = np.full(ids.shape, not self.masked)
+        for row, one in enumerate(lists):
+            place = slice(0, len(one)) if self.side == "right" else slice(length - len(one), length)
+            ids[row, place], mask[row, place] = one, True
+        return FixedTexts(ids, mask)
+
+
+def text_reader(folder: Path, described: Mapping[str, Any]) -> TextInput:
+    """The reader that the ``runtime.json`` of a runtime describes."""
+    settings = dict(described)
+    try:
+        clean, kind = settings.pop("clean", False), settings.pop("kind")
+        reader: TextInput
+        if kind == "words":
+            reader = WordInput(parse_json((folder / VOCABULARY).read_bytes()), augment=0.0, **settings)
+        elif kind == "pieces":
+            reader = Pieces(folder / TOKENIZER, **settings)
+        else:
+            raise ValueError(f"texts of the unknown kind {kind!r:.40}")
+    except Exception as error:  # the package tokenizers raises plain ones
+        raise RuntimeFault(
+            f"the tokenizer in {folder} cannot be read ({error}): {advice(folder.parent)}."
+        ) from error
+    return CleanedInput(reader) if clean else reader

@@ -1,0 +1,331 @@
+"""The runtime of a model folder: the vectors of torch without torch, for every recipe and pooling."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import TINY, diptych
+from dual_folders import FOLDERS
+from small import WORDS, pictures, precomputed
+from test_recipes import World, built, captions, world  # noqa: F401  fixtures
+
+from diptych import aggregators
+from diptych.data.cleaning import CleanedInput
+from diptych.data.images import PixelInput, RegionInput
+from diptych.data.text import WordInput
+from diptych.data.vocabulary import build_vocabulary
+from diptych.encoders.bigru import BiGRU
+from diptych.encoders.cnn import Grid, PrecomputedGrid
+from diptych.encoders.lite0 import Lite0
+from diptych.errors import DataError, SettingsError
+from diptych.model.retriever import Retriever, Tower
+from diptych.recipes import RECIPES
+from diptych.runs.export_texts import ODD_TEXTS
+from diptych.runs.runtime_export import CLOSE, add_runtime, export_runtime, place_runtime
+from diptych.runtime.folder import FOLDER, find_runtime
+from diptych.runtime.model import RuntimeModel
+from diptych.runtime.probes import drawn_pictures, drawn_sets
+from diptych.types import as_inputs
+
+TEXTS = [
+    "cat",
+    "a red dog sits",
+    "the",
+    " ".join(WORDS * 3),
+    "two Unknown words, here!",
+    "a bird on a dark house near a car",
+]
+
+
+def written(model: Retriever, home: Path) -> RuntimeModel:
+    model.save_pretrained(home)
+    export_runtime(model, home)
+    return RuntimeModel.open(home, threads=1)
+
+
+def same(found: Any, wanted: torch.Tensor) -> bool:
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == np.float32
+    return found.shape == wanted.shape and float(np.abs(found - wanted.numpy()).max()) <= CLOSE
+
+
+def check_texts(runtime: RuntimeModel, model: Retriever, texts: list[str]) -> None:
+    wanted = model.encode_text(texts)
+    for size in (1, 3, len(texts)):  # alone, and padded in batches of several sizes
+        assert same(runtime.encode_text(texts, batch_size=size), wanted)
+
+
+def check_images(runtime: RuntimeModel, model: Retriever, images: list[Any]) -> None:
+    wanted = model.encode_image(images)
+    for size in (1, 3, len(images)):
+        assert same(runtime.encode_image(images, batch_size=size), wanted)
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_every_recipe_gives_torchs_vectors(name: str, world: World, tmp_path: Path) -> None:  # noqa: F811
+    data = world.captions(name)
+    model = built(name, data, world)[0].retriever
+    runtime = written(model, tmp_path / "model")
+    assert (runtime.fingerprint(), runtime.dim, runtime.notes) == (model.fingerprint(), model.dim, [])
+    check_texts(runtime, model, [*TEXTS, *data.texts[:5]])
+    if isinstance(model.image_input, RegionInput):
+        largest = runtime.facts.largest["image"]
+        rng = np.random.default_rng(3)
+        sizes = [size for size in (1, 2, 5, 6, 17, 50) if largest is None or size <= largest]
+        sets = [rng.standard_normal((size, model.image_input.dim)).astype(np.float32) for size in sizes]
+        check_images(runtime, model, [*sets, sets[0].astype(np.float16)])
+    else:
+        check_images(runtime, model, [*drawn_pictures(), np.full((9, 31, 3), 77, np.uint8)])
+    assert same(runtime.encode_image(data.images), model.encode_image(data.images))
+
+
+def small_model(pool: str, **arguments: Any) -> Retriever:
+    """Regions of 6 numbers and a BiGRU, both pooled the same way."""
+    torch.manual_seed(0)
+    words = WordInput(build_vocabulary(WORDS, min_count=1))
+
+    def aggregator() -> Any:
+        if "generator" not in arguments:
+            return getattr(aggregators, pool)(**arguments)
+        kind, *given = arguments["generator"]
+        made = getattr(aggregators, kind)(**dict(given))
+        for parameter in made.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        return aggregators.GPO(made)
+
+    regions, text = PrecomputedGrid(6, 8), BiGRU(words.vocabulary_size, 5, 8)
+    return Retriever(Tower(regions, aggregator()), Tower(text, aggregator()), RegionInput(6), words).eval()
+
+
+@pytest.mark.parametrize(
+    ("pool", "arguments"),
+    [
+        ("Mean", {}), ("Max", {}), ("KMax", {"k": 3}), ("First", {}), ("Last", {}), ("GeM", {}), ("GPO", {}),
+        ("GPO", {"generator": ("CosSinBiGRU", ("outputs", 8))}), ("GPO", {"generator": ("CosSinMLP",)}),
+        ("GPO", {"generator": ("CosSinTransformer",)}), ("GPO", {"generator": ("Interpolation",)}),
+        ("GPO", {"generator": ("SortedRowBiGRU", ("dim", 8))}),
+        ("GPO", {"generator": ("IndexBiGRU", ("ranks", 70))}),
+    ],
+)  # fmt: skip
+def test_every_pooling_gives_torchs_vectors(pool: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+    model = small_model(pool, **arguments)
+    runtime = written(model, tmp_path / "model")
+    check_texts(runtime, model, TEXTS)
+    check_images(runtime, model, drawn_sets(6))
+
+
+def test_sets_beyond_what_the_model_accepts_are_refused_as_by_torch(tmp_path: Path) -> None:
+    model = small_model("GPO", generator=("IndexBiGRU", ("ranks", 20)))
+    runtime = written(model, tmp_path / "model")
+    assert runtime.facts.largest == {"image": 20, "text": 20}
+    check_images(runtime, model, drawn_sets(6, 20))
+    for refused in (runtime, model):
+        with pytest.raises((DataError, SettingsError), match=r"2[01]"):
+            refused.encode_image(np.zeros((21, 6), np.float32))
+        with pytest.raises((DataError, SettingsError), match="20"):
+            refused.encode_text(" ".join(["cat"] * 30))
+
+
+def test_longer_texts_are_cut_as_torch_cuts_them(tmp_path: Path) -> None:
+    words = WordInput(build_vocabulary(WORDS, min_count=1), max_length=9)
+    small = small_model("GPO")
+    model = Retriever(small.image, small.text, small.image_input, CleanedInput(words)).eval()
+    runtime = written(model, tmp_path / "model")
+    long = " ".join(WORDS * 5)
+    assert same(runtime.encode_text(long), model.encode_text(long))
+    assert same(runtime.encode_text(long), model.encode_text(" ".join(WORDS[:7])))
+    check_texts(runtime, model, TEXTS)
+    for refused in (runtime, model):
+        with pytest.raises(DataError, match="has no words"):
+            refused.encode_text("...")
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_pretrained_dual_encoders(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
+    place = FOLDERS[name](tmp_path / name)
+    home, _ = place_runtime(place)  # a folder of transformers, which is not ours to write in
+    model = Retriever.from_pretrained(place)
+    assert home == tmp_path / "cache" / "runtimes" / model.fingerprint()
+    assert find_runtime(place, model.fingerprint()) == home
+    assert find_runtime(place) is None
+    assert not (place / FOLDER).exists()
+    runtime = RuntimeModel.open(home)
+    check_texts(runtime, model, [*TEXTS, *ODD_TEXTS])
+    check_images(runtime, model, drawn_pictures())
+    own, _ = place_runtime(place, tmp_path / "own")  # a model folder to copy elsewhere
+    assert RuntimeModel.open(own).fingerprint() == model.fingerprint()
+    assert Retriever.from_pretrained(own).fingerprint() == model.fingerprint()
+
+
+def test_a_model_without_an_onnx_form_is_told_in_a_sentence(tmp_path: Path) -> None:
+    place = FOLDERS["siglip2"](tmp_path / "siglip2")
+    with pytest.raises(SettingsError, match="PatchedPixels, which needs torch"):
+        place_runtime(place, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    said = add_runtime(place)
+    assert said.startswith("no runtime was written: this model has no ONNX form")
+    assert said.endswith("search with torch.")
+
+
+def test_whatever_fails_in_the_exporter_loses_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model("Mean")
+    written(model, tmp_path / "model")
+    before = (tmp_path / "model" / FOLDER / "runtime.json").read_bytes()
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ValueError("an operator nobody knows")
+
+    monkeypatch.setattr(torch.onnx, "export", fails)
+    assert "ValueError: an operator nobody knows" in add_runtime(tmp_path / "model")
+    assert (tmp_path / "model" / FOLDER / "runtime.json").read_bytes() == before  # the old one stays
+    monkeypatch.setattr("diptych.runs.runtime_export.write_texts", fails)
+    assert add_runtime(tmp_path / "model").startswith("no runtime was written (ValueError")
+    RuntimeModel.open(tmp_path / "model").check()
+
+
+def test_files_that_differ_from_torch_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model("Mean")
+    model.save_pretrained(tmp_path / "model")
+    export = torch.onnx.export
+
+    def wrong(module: Any, example: Any, *rest: Any, **options: Any) -> None:
+        linear = next(part for part in module.modules() if isinstance(part, torch.nn.Linear))
+        with torch.no_grad():
+            linear.bias += 1e-3
+            export(module, example, *rest, **options)
+            linear.bias -= 1e-3
+
+    monkeypatch.setattr(torch.onnx, "export", wrong)
+    with pytest.raises(SettingsError, match=r"image.onnx differs from torch by .*, more than 1e-05"):
+        export_runtime(model, tmp_path / "model")
+    assert not (tmp_path / "model" / FOLDER).exists()
+
+
+def picture_model() -> Retriever:
+    """A frozen Lite0 of small pictures, and a BiGRU."""
+    torch.manual_seed(1)
+    backbone, words = Lite0(pretrained=False, size=32), WordInput(build_vocabulary(WORDS, min_count=1))
+    image = Tower(Grid(backbone, 8), aggregators.GPO())
+    text = Tower(BiGRU(words.vocabulary_size, 5, 8), aggregators.GPO())
+    return Retriever(image, text, PixelInput(**backbone.pixel_format), words).eval()
+
+
+def test_cells_computed_before_skip_the_backbone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = picture_model()
+    runtime = written(model, tmp_path / "model")
+    backbone = model.image.encoder.frozen_part()
+    assert runtime.backbone == backbone.fingerprint()  # type: ignore[union-attr, operator]
+    shown: list[Any] = pictures(tmp_path / "pictures", 5, size=70)
+    check_images(runtime, model, shown)
+    wanted = runtime.encode_image(shown)
+    with torch.no_grad():
+        cells = backbone(as_inputs(model.image_input([model_picture(one) for one in shown]))).numpy()  # type: ignore[misc]
+    monkeypatch.delitem(runtime._sessions, "backbone")
+    assert np.abs(runtime.encode_image(list(cells)) - wanted).max() <= CLOSE
+
+
+def model_picture(path: Path) -> Any:
+    from diptych.data.images import as_item
+
+    return as_item(path)
+
+
+def test_labels_are_those_of_torch(world: World, tmp_path: Path) -> None:  # noqa: F811
+    data = world.captions("labelwise")
+    model = built("labelwise", data, world)[0].retriever
+    model.branches["labels"].thresholds.copy_(torch.tensor([0.1, 0.2]))  # type: ignore[union-attr, operator]
+    runtime = written(model, tmp_path / "model")
+    for given in ({"images": data.images}, {"texts": data.texts}):
+        for how in ({}, {"top": 2}, {"threshold": 0.3}):
+            for a, b in zip(
+                runtime.predict_labels(**given, **how), model.predict_labels(**given, **how), strict=True
+            ):  # type: ignore[arg-type]
+                assert a == pytest.approx(b, abs=CLOSE)
+                assert list(a.values()) == sorted(a.values(), reverse=True)
+    with pytest.raises(SettingsError, match="no view 'concept'"):
+        runtime.encode_text("a", view="concept")
+    with pytest.raises(SettingsError, match="predicts no labels"):
+        written(small_model("Mean"), tmp_path / "other").predict_labels(texts=["a"])
+
+
+BLOCKED = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "accelerate", "onnx"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, NoTorch())
+import numpy as np
+from diptych.runtime.model import RuntimeModel
+from diptych.runtime.probes import drawn_pictures
+
+model = RuntimeModel.open(sys.argv[1], threads=1)
+assert model.check() == []
+np.savez(sys.argv[2], image=model.encode_image(drawn_pictures()), text=model.encode_text(["a red dog", "cat"]))
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_runtime_needs_no_torch(tmp_path: Path) -> None:
+    model = picture_model()
+    written(model, tmp_path / "model")
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        BLOCKED,
+        str(tmp_path / "model"),
+        str(tmp_path / "found.npz"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found = np.load(tmp_path / "found.npz")
+    assert same(found["image"], model.encode_image(drawn_pictures()))
+    assert same(found["text"], model.encode_text(["a red dog", "cat"]))
+
+
+def test_nothing_gives_nothing(tmp_path: Path) -> None:
+    runtime = written(small_model("Mean"), tmp_path / "model")
+    assert runtime.encode_text([]).shape == runtime.encode_image([]).shape == (0, 8)
+
+
+def test_the_command_line_writes_and_copies_runtimes(tmp_path: Path) -> None:
+    data = precomputed(tmp_path / "toy_precomp")
+    flags = [item for name, value in {**TINY, "epochs": 1}.items() for item in (f"--{name}", value)]
+    run = tmp_path / "run"
+    said = diptych("train", "vse-plus-plus", "--data", data, "--output_dir", run, *flags, runtime=True).stdout
+    assert f"runtime for searching without torch: {run / 'best' / FOLDER}" in said
+    assert RuntimeModel.open(run).fingerprint() == Retriever.from_pretrained(run).fingerprint()
+    diptych(
+        "train", "vse-plus-plus", "--data", data, "--output_dir", tmp_path / "bare", "--no_runtime", *flags
+    )
+    assert find_runtime(tmp_path / "bare") is None
+    lines = diptych("export", "runtime", tmp_path / "bare").stdout.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [
+        str(tmp_path / "bare" / "best" / FOLDER / name) for name in ("image.onnx", "text.onnx")
+    ]
+    assert all("of torch" in line for line in lines)
+    diptych("export", "runtime", tmp_path / "bare", tmp_path / "elsewhere")
+    assert RuntimeModel.open(tmp_path / "elsewhere").check() == []
+    assert (
+        "already there"
+        in diptych("export", "runtime", tmp_path / "bare", tmp_path / "elsewhere", status=2).stderr
+    )
+    diptych("export", "onnx", run, tmp_path / "onnx")
+    for name in ("image.onnx", "text.onnx", "runtime.json", "vocabulary.json"):
+        assert (tmp_path / "onnx" / name).read_bytes() == (run / "best" / FOLDER / name).read_bytes()
+    facts = json.loads((tmp_path / "onnx" / "runtime.json").read_text())
+    assert (facts["dimension"], facts["images"]["part"]) == (16, "RegionInput")
+    assert "already there" in diptych("export", "onnx", run, tmp_path / "onnx", status=2).stderr

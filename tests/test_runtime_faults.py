@@ -1,0 +1,335 @@
+"""Runtimes that are damaged, foreign or of another model: the probes notice, and each is one sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from disks import fill, make_read_only, small_disk
+from dual_folders import siglip_folder
+from onnx import TensorProto, helper, numpy_helper
+from test_runtime import picture_model, small_model, written
+
+from diptych.errors import RuntimeFault, StorageError
+from diptych.model.retriever import Retriever
+from diptych.runs.runtime_export import export_runtime, place_runtime
+from diptych.runtime.folder import (
+    FACTS,
+    FOLDER,
+    IMAGE,
+    PROBES,
+    TEXT,
+    TOKENIZER,
+    VOCABULARY,
+    file_facts,
+    find_runtime,
+)
+from diptych.runtime.model import RuntimeModel
+from diptych.runtime.probes import Probes, compare, drawn_pictures, worst_cosine
+
+Change = Callable[[Any], None]
+
+
+@pytest.fixture(scope="module")
+def model() -> Retriever:
+    return picture_model()
+
+
+@pytest.fixture(scope="module")
+def original(model: Retriever, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("original") / "model"
+    written(model, home)
+    return home
+
+
+@pytest.fixture
+def home(original: Path, tmp_path: Path) -> Path:
+    """A model folder to damage."""
+    return shutil.copytree(original, tmp_path / "model")
+
+
+def refusal(home: Path) -> str:
+    """The one sentence with which a runtime is refused, and how it is corrected."""
+    with pytest.raises(RuntimeFault) as caught:
+        RuntimeModel.open(home, threads=1).check()
+    said = str(caught.value)
+    assert "\n" not in said
+    assert said.endswith(".")
+    assert ": " in said
+    return said
+
+
+def settle(home: Path) -> None:
+    """Make ``runtime.json`` agree with the files again, as if they had been written so."""
+    file = home / FOLDER / FACTS
+    facts = json.loads(file.read_text())
+    facts["files"] = {name: file_facts(home / FOLDER / name) for name in facts["files"]}
+    file.write_text(json.dumps(facts))
+
+
+def change_facts(home: Path, change: Change) -> None:
+    file = home / FOLDER / FACTS
+    facts = json.loads(file.read_text())
+    change(facts)
+    file.write_text(json.dumps(facts))
+
+
+def change_weights(file: Path, size: int, change: Callable[[Any], Any]) -> None:
+    """Change the matrices of an ONNX file that have so many rows or columns."""
+    found = onnx.load(str(file))
+    chosen = [one for one in found.graph.initializer if size in one.dims]
+    assert chosen
+    for one in chosen:
+        changed = change(numpy_helper.to_array(one).copy()).astype(np.float32)
+        one.CopyFrom(numpy_helper.from_array(changed, one.name))
+    onnx.save(found, str(file))
+
+
+# --- the probes: wrong vectors
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("one layer changed", lambda w: w + 0.3 * np.random.default_rng(0).standard_normal(w.shape)),
+        ("NaN", lambda w: np.full_like(w, np.nan)),
+        ("zeros", lambda w: np.zeros_like(w)),
+    ],
+)
+@pytest.mark.parametrize(("file", "size"), [("backbone.onnx", 1280), (IMAGE, 1280), (TEXT, 25)])
+def test_probes_notice_other_weights(
+    home: Path, name: str, change: Callable[[Any], Any], file: str, size: int
+) -> None:
+    change_weights(home / FOLDER / file, size, change)
+    settle(home)
+    side = TEXT if file == TEXT else IMAGE
+    assert f"{side} are not those of this model (worst cosine" in refusal(home)
+
+
+def test_probes_notice_the_encoder_of_another_model(home: Path, model: Retriever, tmp_path: Path) -> None:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.text.encoder.ahead.weight_hh_l0.add_(torch.randn_like(other.text.encoder.ahead.weight_hh_l0))  # type: ignore[union-attr, operator]
+    written(other, tmp_path / "other")
+    shutil.copyfile(tmp_path / "other" / FOLDER / TEXT, home / FOLDER / TEXT)
+    settle(home)
+    assert "text.onnx are not those of this model" in refusal(home)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda images: images.update(interpolation="bicubic"),
+        lambda images: images.update(resize="crop"),
+        lambda images: images.update(bgr=True),
+        lambda images: images.update(mean=[0.4, 0.5, 0.6]),
+    ],
+    ids=["filter", "crop", "colours", "mean"],
+)
+def test_probes_notice_pictures_prepared_otherwise(home: Path, change: Change) -> None:
+    change_facts(home, lambda facts: change(facts["images"]))
+    assert "image.onnx are not those of this model" in refusal(home)
+
+
+def test_probes_notice_another_vocabulary(home: Path) -> None:
+    file = home / FOLDER / VOCABULARY
+    words = json.loads(file.read_text())["word2idx"]
+    turned = {word: number if number < 4 else len(words) + 3 - number for word, number in words.items()}
+    file.write_text(json.dumps({"word2idx": turned}))
+    settle(home)
+    assert "text.onnx are not those of this model" in refusal(home)
+
+
+def test_probes_notice_another_tokenizer_and_padding(tmp_path: Path) -> None:
+    own, _ = place_runtime(siglip_folder(tmp_path / "siglip"), tmp_path / "own")
+    for number, change in enumerate(
+        (
+            lambda texts: texts.update(side="left"),
+            lambda texts: texts.update(pad=5),
+            lambda texts: texts.update(length=24),
+        )
+    ):
+        home = shutil.copytree(own, tmp_path / f"padded{number}")
+        change_facts(home, lambda facts, change=change: change(facts["texts"]))  # type: ignore[misc]
+        assert "text.onnx" in refusal(home)
+    state = json.loads((own / FOLDER / TOKENIZER).read_text())
+    state["normalizer"] = None
+    (own / FOLDER / TOKENIZER).write_text(json.dumps(state))
+    settle(own)
+    assert "text.onnx are not those of this model" in refusal(own)
+
+
+def test_region_models_have_probes_too(tmp_path: Path) -> None:
+    written(small_model("GPO"), tmp_path / "model")
+    change_weights(tmp_path / "model" / FOLDER / IMAGE, 6, lambda w: w[::-1])
+    settle(tmp_path / "model")
+    assert "image.onnx are not those of this model" in refusal(tmp_path / "model")
+
+
+def test_worst_cosine_by_a_plain_loop() -> None:
+    rng = np.random.default_rng(0)
+    wanted = rng.standard_normal((6, 9))
+    found = wanted + 0.2 * rng.standard_normal((6, 9))
+    found /= np.linalg.norm(found, axis=1, keepdims=True) / np.linalg.norm(wanted, axis=1, keepdims=True)
+    plain = min(
+        sum(a * b for a, b in zip(x, y, strict=True)) / (sum(a * a for a in x) * sum(b * b for b in y)) ** 0.5
+        for x, y in zip(found.tolist(), wanted.tolist(), strict=True)
+    )
+    assert worst_cosine(found, wanted) == pytest.approx(plain, abs=1e-12)
+    assert worst_cosine(2 * wanted, wanted) == pytest.approx(0.5)  # of another length
+    assert worst_cosine(0 * wanted, wanted) == worst_cosine(wanted * np.nan, wanted) == 0.0
+    assert worst_cosine(wanted[:3], wanted) == 0.0
+
+
+def turned(cosine: float) -> tuple[Any, Any]:
+    return np.array([[cosine, (1 - cosine**2) ** 0.5], [0, 1]]), np.array([[1.0, 0], [0, 1]])
+
+
+def test_what_is_refused_and_what_is_said() -> None:
+    assert compare(*turned(0.99995), "the vectors", "copy it") is None
+    said = compare(*turned(0.9998), "the vectors", "copy it")
+    assert said == "the vectors differ a little from the model's own: worst cosine 0.999800 on its probes."
+    with pytest.raises(
+        RuntimeFault, match=r"worst cosine 0.9985 on its probes, at least 0.999 is needed\): copy it."
+    ):
+        compare(*turned(0.9985), "the vectors", "copy it")
+    assert compare(*turned(0.9985), "the vectors", "copy it", half=True) is not None
+    with pytest.raises(RuntimeFault, match=r"at least 0\.99 is needed"):
+        compare(*turned(0.985), "the vectors", "copy it", half=True)
+
+
+def test_small_differences_are_notes(home: Path) -> None:
+    probes = Probes.read(home / PROBES)
+    moved = probes.text_vectors + 0.008 * np.random.default_rng(0).standard_normal(probes.text_vectors.shape)
+    moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+    Probes(
+        probes.fingerprint, probes.texts, probes.images, moved.astype(np.float32), probes.image_vectors
+    ).save(home / PROBES)
+    runtime = RuntimeModel.open(home)
+    runtime.encode_text("a dog")
+    assert len(runtime.notes) == 1
+    assert "differ a little" in runtime.notes[0]
+
+
+def test_pictures_of_the_probes_show_the_filter() -> None:
+    for picture in drawn_pictures():
+        assert picture.std(axis=(0, 1)).min() > 40
+        assert np.abs(np.diff(picture.astype(int), axis=1)).mean() > 20
+
+
+# --- files
+
+
+def test_a_folder_without_a_runtime(home: Path) -> None:
+    shutil.rmtree(home / FOLDER)
+    assert find_runtime(home) is None
+    assert "has no runtime: write it with diptych export runtime" in refusal(home)
+
+
+@pytest.mark.parametrize("file", [IMAGE, TEXT, "backbone.onnx", VOCABULARY])
+def test_missing_and_truncated_files(home: Path, file: str) -> None:
+    content = (home / FOLDER / file).read_bytes()
+    (home / FOLDER / file).write_bytes(content[: len(content) // 2])
+    assert f"{file} has {len(content) // 2:,} bytes, not {len(content):,}" in refusal(home)
+    settle(home)  # even where the sizes agree
+    assert "cannot be r" in refusal(home)
+    (home / FOLDER / file).unlink()
+    assert f"{file} is missing" in refusal(home)
+
+
+def foreign(
+    file: Path, operator: str = "Identity", domain: str = "", names: tuple[str, str] = ("x", "y")
+) -> None:
+    node = helper.make_node(operator, [names[0]], [names[1]], domain=domain)
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in names]
+    graph = helper.make_graph([node], "foreign", [tensors[0]], [tensors[1]])
+    sets = [helper.make_opsetid("", 18), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    onnx.save(helper.make_model(graph, opset_imports=sets, ir_version=8), str(file))
+
+
+def test_the_file_of_another_program(home: Path) -> None:
+    foreign(home / FOLDER / TEXT)
+    settle(home)
+    assert (
+        "text.onnx reads x and gives y, not ids, mask and vectors: it is the file of another program"
+        in refusal(home)
+    )
+
+
+def test_an_operator_that_this_onnx_runtime_lacks(home: Path) -> None:
+    foreign(home / FOLDER / IMAGE, "Telepathy", "org.future")
+    settle(home)
+    assert "image.onnx cannot be run by ONNX Runtime" in refusal(home)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda f: f.update(format=2), "has runtime format 2, this version runs 1"),
+        (lambda f: f.pop("fingerprint"), "runtime.json is damaged"),
+        (lambda f: f.update(dimension="8"), "runtime.json is damaged"),
+        (lambda f: f.update(more=1), "runtime.json is damaged"),
+        (lambda f: f.update(files={}), "runtime.json is damaged"),
+        (lambda f: f.update(files={IMAGE: 3, TEXT: 4}), "runtime.json is damaged"),
+        (
+            lambda f: f.update(images={"part": "WordInput", "words": []}),
+            "does not say how pictures are prepared",
+        ),
+        (lambda f: f["images"].update(size="big"), "does not say how pictures are prepared"),
+        (lambda f: f.update(texts={"kind": "runes"}), "texts of the unknown kind 'runes'"),
+        (lambda f: f["texts"].update(more=1), "the tokenizer in"),
+        (lambda f: f.update(fingerprint="0" * 16), "belongs to model 0000000000000000"),
+        (lambda f: f["model"].update({"config.json": [1, ""]}), "config.json has"),
+    ],
+)
+def test_damaged_facts(home: Path, change: Change, said: str) -> None:
+    change_facts(home, change)
+    assert said in refusal(home)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000, b"\xff"])
+def test_facts_that_are_no_facts(home: Path, content: bytes) -> None:
+    (home / FOLDER / FACTS).write_bytes(content)
+    assert "runtime.json is damaged" in refusal(home)
+
+
+def test_missing_and_damaged_probes(home: Path) -> None:
+    content = (home / PROBES).read_bytes()
+    (home / PROBES).write_bytes(content[: len(content) // 2])
+    assert "probes.safetensors is damaged" in refusal(home)
+    (home / PROBES).unlink()
+    assert "probes.safetensors is missing" in refusal(home)
+
+
+# --- places
+
+
+def test_a_read_only_model_folder_has_its_runtime_in_the_cache(
+    model: Retriever, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
+    with small_disk(tmp_path / "disk", 40) as disk:
+        model.save_pretrained(disk / "model")
+        make_read_only(disk)
+        home, _ = place_runtime(disk / "model")
+        assert home == tmp_path / "cache" / "runtimes" / model.fingerprint()
+        assert find_runtime(disk / "model", model.fingerprint()) == home
+    assert RuntimeModel.open(home).check() == []
+
+
+def test_a_full_disk_keeps_the_old_runtime(model: Retriever, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 60) as disk:
+        written(model, disk / "model")
+        ballast = fill(disk, 1_000_000)
+        with pytest.raises(StorageError, match="the disk is full while saving"):
+            export_runtime(model, disk / "model")
+        assert RuntimeModel.open(disk / "model").check() == []
+        ballast.unlink()
