@@ -32,7 +32,7 @@ def diptych(*args: object, status: int = 0, runtime: bool = False) -> Result:
 
     A training run writes its ONNX encoders only with ``runtime``: that takes as long as a small run itself.
     """
-    if args[0] == "train" and status == 0 and not runtime:
+    if args[:1] == ("train",) and len(args) > 3 and not runtime:
         args = (*args, "--no_runtime")
     result = CliRunner().invoke(main, [str(arg) for arg in args])
     if result.exception is not None and not isinstance(result.exception, SystemExit):

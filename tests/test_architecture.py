@@ -182,7 +182,7 @@ def test_torchvision_is_never_imported() -> None:
         assert not any(name.startswith("torchvision") for name in names), path.name
 
 
-SEARCH_HALF = ("cli", "data", "index", "vectors", "web")
+SEARCH_HALF = ("cli", "data", "index", "runtime", "vectors", "web")
 WORKBENCH = "diptych.cli.train"  # its flags are the settings of the recipes
 BLOCKED = """
 import importlib, sys
@@ -207,3 +207,11 @@ def test_the_search_half_imports_no_torch() -> None:
 @pytest.mark.parametrize("module", [WORKBENCH, "diptych.model.retriever"])
 def test_the_block_would_notice_an_import_of_torch(module: str) -> None:
     assert "import of torch halted" in without_torch(module).stderr
+
+
+def test_the_runtime_never_imports_torch_not_even_inside_a_function() -> None:
+    for path in (PACKAGE / "runtime").glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+        assert not {name.split(".")[0] for name in names} & {"torch", "transformers", "onnx"}, path.name
