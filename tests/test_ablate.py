@@ -103,6 +103,9 @@ def test_several_seeds_of_one_row(data: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
         f"2-bigru-seed{seed}" for seed in range(3)
     ]
+    assert not list(
+        tmp_path.rglob("*.onnx")
+    )  # encoders for searching are written for runs that a person asked for
 
 
 def interrupt_after(log: Path, lines: int) -> threading.Thread:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from diptych.cli.flags import column_flags, given, settings_flags, with_columns
 from diptych.names import import_plugins
 from diptych.recipes import RECIPES, find_recipe
 from diptych.recipes.recipe import Recipe
+
+if TYPE_CHECKING:
+    from diptych.training.checkpoint import Progress
 
 
 class Recipes(click.Group):
@@ -80,16 +83,7 @@ def _train_command(recipe: Recipe) -> click.Command:
         progress = run_recipe(recipe, settings, data, folder, resume=resume)
         if os.environ.get("RANK", "0") != "0":  # of several processes, one speaks
             return
-        from diptych.training.baseline import Baseline, verdict
-        from diptych.training.validation import named, shown
-
-        click.echo(
-            f"best validation {shown(progress.metric)} {progress.best:.1f} ({named(progress.best_epoch)}): "
-            f"{folder / 'best'}"
-        )
-        said = verdict(progress, Baseline.load(folder) if settings.ridge_baseline else None, data)
-        if said:
-            click.echo(said)
+        _say_result(progress, folder, data, settings.ridge_baseline)
         if not no_runtime:
             from diptych.runs.runtime_export import add_runtime
 
@@ -97,6 +91,20 @@ def _train_command(recipe: Recipe) -> click.Command:
         click.echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")
 
     return command
+
+
+def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> None:
+    """The best validation score, and how it compares with ridge regression."""
+    from diptych.training.baseline import Baseline, verdict
+    from diptych.training.validation import named, shown
+
+    click.echo(
+        f"best validation {shown(progress.metric)} {progress.best:.1f} ({named(progress.best_epoch)}): "
+        f"{folder / 'best'}"
+    )
+    said = verdict(progress, Baseline.load(folder) if baseline else None, data)
+    if said:
+        click.echo(said)
 
 
 @click.group(cls=Recipes)

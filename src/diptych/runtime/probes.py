@@ -22,10 +22,8 @@ from diptych.errors import RuntimeFault
 from diptych.storage import new_file, parse_json
 
 FORMAT = "1"
-REFUSED, REFUSED_HALF = (
-    0.999,
-    0.99,
-)  # worst cosine below which vectors are another model's: float32, half precision
+REFUSED = 0.999  # worst cosine below which vectors are another model's
+REFUSED_HALF = 0.99  # the same for vectors made in half precision
 SAID = 0.9999  # worst cosine below which a person is told
 SIZES = ((227, 301), (150, 67), (64, 64))  # height and width of the drawn pictures
 SET_SIZES = (1, 5, 12, 36)  # elements of the drawn sets of features
