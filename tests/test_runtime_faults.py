@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,13 @@ def refusal(home: Path) -> str:
     return said
 
 
+def wrong(home: Path) -> str:
+    """The file whose vectors the probes refuse."""
+    found = re.search(r"(\w+\.onnx) .*worst cosine -?0\.\d+ .*0\.999 ", refusal(home))
+    assert found is not None
+    return found[1]
+
+
 def settle(home: Path) -> None:
     """Make ``runtime.json`` agree with the files again, as if they had been written so."""
     file = home / FOLDER / FACTS
@@ -111,7 +119,7 @@ def test_probes_notice_other_weights(
     change_weights(home / FOLDER / file, size, change)
     settle(home)
     side = TEXT if file == TEXT else IMAGE
-    assert f"{side} are not those of this model (worst cosine" in refusal(home)
+    assert wrong(home) == side
 
 
 def test_probes_notice_the_encoder_of_another_model(home: Path, model: Retriever, tmp_path: Path) -> None:
@@ -121,7 +129,7 @@ def test_probes_notice_the_encoder_of_another_model(home: Path, model: Retriever
     written(other, tmp_path / "other")
     shutil.copyfile(tmp_path / "other" / FOLDER / TEXT, home / FOLDER / TEXT)
     settle(home)
-    assert "text.onnx are not those of this model" in refusal(home)
+    assert wrong(home) == TEXT
 
 
 @pytest.mark.parametrize(
@@ -136,7 +144,7 @@ def test_probes_notice_the_encoder_of_another_model(home: Path, model: Retriever
 )
 def test_probes_notice_pictures_prepared_otherwise(home: Path, change: Change) -> None:
     change_facts(home, lambda facts: change(facts["images"]))
-    assert "image.onnx are not those of this model" in refusal(home)
+    assert wrong(home) == IMAGE
 
 
 def test_probes_notice_another_vocabulary(home: Path) -> None:
@@ -145,7 +153,7 @@ def test_probes_notice_another_vocabulary(home: Path) -> None:
     turned = {word: number if number < 4 else len(words) + 3 - number for word, number in words.items()}
     file.write_text(json.dumps({"word2idx": turned}))
     settle(home)
-    assert "text.onnx are not those of this model" in refusal(home)
+    assert wrong(home) == TEXT
 
 
 def test_probes_notice_another_tokenizer_and_padding(tmp_path: Path) -> None:
@@ -164,14 +172,14 @@ def test_probes_notice_another_tokenizer_and_padding(tmp_path: Path) -> None:
     state["normalizer"] = None
     (own / FOLDER / TOKENIZER).write_text(json.dumps(state))
     settle(own)
-    assert "text.onnx are not those of this model" in refusal(own)
+    assert wrong(own) == TEXT
 
 
 def test_region_models_have_probes_too(tmp_path: Path) -> None:
     written(small_model("GPO"), tmp_path / "model")
     change_weights(tmp_path / "model" / FOLDER / IMAGE, 6, lambda w: w[::-1])
     settle(tmp_path / "model")
-    assert "image.onnx are not those of this model" in refusal(tmp_path / "model")
+    assert wrong(tmp_path / "model") == IMAGE
 
 
 def test_worst_cosine_by_a_plain_loop() -> None:
@@ -196,13 +204,12 @@ def turned(cosine: float) -> tuple[Any, Any]:
 def test_what_is_refused_and_what_is_said() -> None:
     assert compare(*turned(0.99995), "the vectors", "copy it") is None
     said = compare(*turned(0.9998), "the vectors", "copy it")
-    assert said == "the vectors differ a little from the model's own: worst cosine 0.999800 on its probes."
-    with pytest.raises(
-        RuntimeFault, match=r"worst cosine 0.9985 on its probes, at least 0.999 is needed\): copy it."
-    ):
+    assert said is not None
+    assert "0.999800" in said
+    with pytest.raises(RuntimeFault, match=r"0\.9985 .*0\.999 "):
         compare(*turned(0.9985), "the vectors", "copy it")
     assert compare(*turned(0.9985), "the vectors", "copy it", half=True) is not None
-    with pytest.raises(RuntimeFault, match=r"at least 0\.99 is needed"):
+    with pytest.raises(RuntimeFault, match=r"0\.9850 .*0\.99 "):
         compare(*turned(0.985), "the vectors", "copy it", half=True)
 
 
@@ -216,7 +223,7 @@ def test_small_differences_are_notes(home: Path) -> None:
     runtime = RuntimeModel.open(home)
     runtime.encode_text("a dog")
     assert len(runtime.notes) == 1
-    assert "differ a little" in runtime.notes[0]
+    assert TEXT in runtime.notes[0]
 
 
 def test_pictures_of_the_probes_show_the_filter() -> None:
@@ -231,18 +238,19 @@ def test_pictures_of_the_probes_show_the_filter() -> None:
 def test_a_folder_without_a_runtime(home: Path) -> None:
     shutil.rmtree(home / FOLDER)
     assert find_runtime(home) is None
-    assert "has no runtime: write it with diptych export runtime" in refusal(home)
+    assert f"diptych export runtime {home}" in refusal(home)
 
 
 @pytest.mark.parametrize("file", [IMAGE, TEXT, "backbone.onnx", VOCABULARY])
 def test_missing_and_truncated_files(home: Path, file: str) -> None:
     content = (home / FOLDER / file).read_bytes()
     (home / FOLDER / file).write_bytes(content[: len(content) // 2])
-    assert f"{file} has {len(content) // 2:,} bytes, not {len(content):,}" in refusal(home)
+    said = refusal(home)
+    assert all(value in said for value in (file, f"{len(content) // 2:,}", f"{len(content):,}"))
     settle(home)  # even where the sizes agree
-    assert "cannot be r" in refusal(home)
+    assert (file if file.endswith(".onnx") else "tokenizer") in refusal(home)
     (home / FOLDER / file).unlink()
-    assert f"{file} is missing" in refusal(home)
+    assert file in refusal(home)
 
 
 def foreign(
@@ -258,36 +266,34 @@ def foreign(
 def test_the_file_of_another_program(home: Path) -> None:
     foreign(home / FOLDER / TEXT)
     settle(home)
-    assert (
-        "text.onnx reads x and gives y, not ids, mask and vectors: it is the file of another program"
-        in refusal(home)
-    )
+    said = refusal(home)
+    assert all(value in said for value in ("text.onnx", "reads x and gives y", "ids, mask", "vectors"))
 
 
 def test_an_operator_that_this_onnx_runtime_lacks(home: Path) -> None:
     foreign(home / FOLDER / IMAGE, "Telepathy", "org.future")
     settle(home)
-    assert "image.onnx cannot be run by ONNX Runtime" in refusal(home)
+    assert "Telepathy" in refusal(home)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda f: f.update(format=2), "has runtime format 2, this version runs 1"),
-        (lambda f: f.pop("fingerprint"), "runtime.json is damaged"),
-        (lambda f: f.update(dimension="8"), "runtime.json is damaged"),
-        (lambda f: f.update(more=1), "runtime.json is damaged"),
-        (lambda f: f.update(files={}), "runtime.json is damaged"),
-        (lambda f: f.update(files={IMAGE: 3, TEXT: 4}), "runtime.json is damaged"),
+        (lambda f: f.update(format=2), "format 2"),
+        (lambda f: f.pop("fingerprint"), "runtime.json"),
+        (lambda f: f.update(dimension="8"), "runtime.json"),
+        (lambda f: f.update(more=1), "runtime.json"),
+        (lambda f: f.update(files={}), "runtime.json"),
+        (lambda f: f.update(files={IMAGE: 3, TEXT: 4}), "runtime.json"),
         (
             lambda f: f.update(images={"part": "WordInput", "words": []}),
-            "does not say how pictures are prepared",
+            "pictures",
         ),
-        (lambda f: f["images"].update(size="big"), "does not say how pictures are prepared"),
-        (lambda f: f.update(texts={"kind": "runes"}), "texts of the unknown kind 'runes'"),
-        (lambda f: f["texts"].update(more=1), "the tokenizer in"),
-        (lambda f: f.update(fingerprint="0" * 16), "belongs to model 0000000000000000"),
-        (lambda f: f["model"].update({"config.json": [1, ""]}), "config.json has"),
+        (lambda f: f["images"].update(size="big"), "pictures"),
+        (lambda f: f.update(texts={"kind": "runes"}), "runes"),
+        (lambda f: f["texts"].update(more=1), "tokenizer"),
+        (lambda f: f.update(fingerprint="0" * 16), "0000000000000000"),
+        (lambda f: f["model"].update({"config.json": [1, ""]}), "config.json"),
     ],
 )
 def test_damaged_facts(home: Path, change: Change, said: str) -> None:
@@ -298,15 +304,15 @@ def test_damaged_facts(home: Path, change: Change, said: str) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000, b"\xff"])
 def test_facts_that_are_no_facts(home: Path, content: bytes) -> None:
     (home / FOLDER / FACTS).write_bytes(content)
-    assert "runtime.json is damaged" in refusal(home)
+    assert "runtime.json" in refusal(home)
 
 
 def test_missing_and_damaged_probes(home: Path) -> None:
     content = (home / PROBES).read_bytes()
     (home / PROBES).write_bytes(content[: len(content) // 2])
-    assert "probes.safetensors is damaged" in refusal(home)
+    assert "probes.safetensors" in refusal(home)
     (home / PROBES).unlink()
-    assert "probes.safetensors is missing" in refusal(home)
+    assert "probes.safetensors" in refusal(home)
 
 
 # --- places
@@ -329,7 +335,7 @@ def test_a_full_disk_keeps_the_old_runtime(model: Retriever, tmp_path: Path) -> 
     with small_disk(tmp_path / "disk", 60) as disk:
         written(model, disk / "model")
         ballast = fill(disk, 1_000_000)
-        with pytest.raises(StorageError, match="the disk is full while saving"):
+        with pytest.raises(StorageError, match="runtime"):
             export_runtime(model, disk / "model")
         assert RuntimeModel.open(disk / "model").check() == []
         ballast.unlink()

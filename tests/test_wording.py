@@ -49,6 +49,7 @@ from diptych.errors import (
     IndexFault,
     MissingExtra,
     QueryError,
+    RuntimeFault,
     SettingsError,
     StorageError,
 )
@@ -80,6 +81,8 @@ from diptych.objectives.queues import CoupledQueue
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.objectives.triplet import Triplet
 from diptych.runs.plan import Demand
+from diptych.runtime.model import RuntimeModel
+from diptych.runtime.probes import Probes, compare
 from diptych.settings import TrainingSettings, from_json
 from diptych.storage import storing, write_text
 from diptych.targets.columns import Column
@@ -543,6 +546,21 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: parse_filter("color = 5", {"color": ["text"]}),
          "column 'color' at character 1 of the filter holds text values, not number: put the value in "
          "quotes."),
+    ],
+    RuntimeFault: [
+        (lambda p: RuntimeModel.open(p),
+         "FOLDER has no runtime: write it with diptych export runtime FOLDER, where torch is installed."),
+        (lambda p: RuntimeModel.open(put(p / "runtime", "runtime.json", '{"format": 9}').parent.parent),
+         "FOLDER/runtime has runtime format 9, this version runs 1: write it again with diptych export "
+         "runtime FOLDER, where torch is installed."),
+        (lambda p: RuntimeModel.open(put(p / "runtime", "runtime.json", "{").parent.parent),
+         "FOLDER/runtime/runtime.json is damaged (Expecting property name enclosed in double quotes: line 1 "
+         "column 2 (char 1)): write it again with diptych export runtime FOLDER, where torch is installed."),
+        (lambda p: Probes.read(p / "probes.safetensors"),
+         "FOLDER/probes.safetensors is missing: copy the whole model folder."),
+        (lambda _: compare(np.eye(2), np.eye(2)[::-1], "the vectors of text.onnx", "copy it again"),
+         "the vectors of text.onnx are not those of this model (worst cosine 0.0000 on its probes, at least "
+         "0.999 is needed): copy it again."),
     ],
     StorageError: [
         (lambda p: write_text(p, "x"),
