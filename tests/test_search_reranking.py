@@ -11,12 +11,12 @@ import torch
 from commands import diptych, refused
 from small import pictures, precomputed, texts
 
+from diptych.cache.local_features import LocalFeatures, features_place
 from diptych.data.formats import open_captions
 from diptych.errors import IndexFault, QueryError, SettingsError
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
-from diptych.index.local_features import LocalFeatures, features_place
-from diptych.index.protocol import Item, Query, Term
+from diptych.index.protocol import Query, Term
 from diptych.index.query.reranking import Reranker, reranker_of
 from diptych.index.query.search import Searcher
 from diptych.model.adapter import TorchModel
@@ -129,8 +129,7 @@ def test_the_file_follows_the_collection(photos: Path, model: Retriever, tmp_pat
     second = store.contents()
     assert set(second) == set(first) - {sorted(first)[0]}
     assert [id for id in second if second[id] != first[id]] == [changed.name]
-    stale = Item(changed.name, content=first[changed.name])
-    assert store.get([stale]) == {}  # never the features of what a file was
+    assert store.get([(changed.name, first[changed.name])]) == {}  # never the features of what a file was
     assert LocalFeatures(features_place(place), "another").contents() == {}
 
 

@@ -124,7 +124,7 @@ def build(
     )  # fmt: skip
     click.echo(summary(shown(place), built))
     if local_features:
-        from diptych.index.local_features import features_place
+        from diptych.cache.local_features import features_place
 
         file = features_place(place)
         click.echo(f"{file}: local features, {file.stat().st_size / 1e6:.1f} MB")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from diptych.cache.local_features import LocalFeatures, features_place
 from diptych.data.ahead import read_ahead
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.formats import open_captions
@@ -31,7 +32,6 @@ from diptych.index.ingest.moved import KeptVectors, settle
 from diptych.index.ingest.overlap import Overlap, decoders
 from diptych.index.ingest.photos import EXIF, PhotoColumns, SharedFeatures
 from diptych.index.ingest.works import NOT_FINITE, Built, Read, Work, has_vector, reason_of
-from diptych.index.local_features import LocalFeatures, features_place
 from diptych.index.protocol import KINDS, Index, Item, Precision, Vectors
 from diptych.model.protocol import Model, pairs_of
 from diptych.progress import track

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from diptych.cache.local_features import LocalFeatures, features_place
 from diptych.data.images import as_item
 from diptych.errors import QueryError, SettingsError
-from diptych.index.local_features import LocalFeatures, features_place
 from diptych.index.models import open_model
 from diptych.index.protocol import Item, Query, Term
 from diptych.index.query.frames import picture_of
@@ -97,7 +97,7 @@ def _local_features(
     scorer: PairScoring, store: LocalFeatures | None, items: Sequence[Item], files: Sequence[Path | None]
 ) -> list[Local]:
     """The local features of images: the stored ones, and the others computed from their files."""
-    known = dict(store.get(items)) if store is not None else {}
+    known = store.get((item.id, item.content) for item in items) if store is not None else {}
     missing: list[tuple[Item, Path]] = []
     for item, file in zip(items, files, strict=True):
         if item.id in known:

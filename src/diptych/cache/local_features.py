@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diptych.errors import IndexFault, SettingsError
-from diptych.index.protocol import Item
-from diptych.model.protocol import Local
 from diptych.storage import storing
 
 SUFFIX = ".features"  # behind the name of the index
@@ -65,8 +63,8 @@ class LocalFeatures:
                 self._database.execute("select id, content from features where model = ?", (self.model,))
             )
 
-    def put(self, found: Iterable[tuple[str, str, Local]]) -> None:
-        """Write features of images, (id, content, elements) each, in one transaction."""
+    def put(self, found: Iterable[tuple[str, str, NDArray[np.float16]]]) -> None:
+        """Write features of images, (id, content, elements (L, D)) each, in one transaction."""
         rows = [(self.model, id, content, len(local), local.tobytes()) for id, content, local in found]
         with self._lock, storing(self.path), self._database:
             self._database.executemany("insert or replace into features values (?, ?, ?, ?, ?)", rows)
@@ -77,17 +75,16 @@ class LocalFeatures:
             rows = [(self.model, id) for id in ids]
             self._database.executemany("delete from features where model = ? and id = ?", rows)
 
-    def get(self, items: Sequence[Item]) -> Mapping[str, Local]:
-        """The features of those items that have any for their present content."""
-        found: dict[str, Local] = {}
+    def get(self, contents: Iterable[tuple[str, str]]) -> dict[str, NDArray[np.float16]]:
+        """The features, by id, of those images that have any for their present content; (id, content) each."""
+        found: dict[str, NDArray[np.float16]] = {}
         with self._lock:
-            for item in items:
-                row: Any = self._database.execute(
-                    "select content, elements, data from features where model = ? and id = ?",
-                    (self.model, item.id),
-                ).fetchone()
-                if row is not None and row[0] == item.content:
-                    found[item.id] = np.frombuffer(row[2], np.float16).reshape(row[1], -1)
+            for id, content in contents:
+                for elements, data in self._database.execute(
+                    "select elements, data from features where model = ? and id = ? and content = ?",
+                    (self.model, id, content),
+                ):
+                    found[id] = np.frombuffer(data, np.float16).reshape(elements, -1)
         return found
 
     def close(self) -> None:
