@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pair_scorers import PlainLoop
 
+from diptych.cache.rows import RowFile
 from diptych.evaluation import score_matrix
 from diptych.interaction.saf import SAF
 from diptych.interaction.sgr import SGR
@@ -150,7 +151,9 @@ def run(args: argparse.Namespace) -> bool:
     across = -(-args.texts // args.block_texts)
     total = across * -(-args.images // args.block_images)
     status, _ = child(args, die_after=total // 2 + (across > 1))
-    done = json.loads((args.folder / "scores.json").read_text("utf-8"))["done"]
+    path = args.folder / "scores.npy"
+    with RowFile(path, RowFile(path, None).held_key(), dtype="<f4") as file:
+        done = file.progress.done
     print(
         f"killed after {total // 2 + (across > 1)} of {total} tiles: status {status}, {done:,} images finished"
     )

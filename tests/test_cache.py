@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import diptych.cache.cells as cells_module
 from diptych.cache.cells import compute_cells
-from diptych.cache.feature_file import FeatureFile
 from diptych.cache.feature_pack import FeaturePack
 from diptych.cache.features import (
     CachedImages,
@@ -25,6 +24,7 @@ from diptych.cache.features import (
     cache_text_states,
     cached_image_features,
 )
+from diptych.cache.rows import RowFile
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import StoredImage
 from diptych.data.images import PixelInput
@@ -193,9 +193,7 @@ def test_records_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     files = cached.pack.files()
     assert [file.pictures for file in files] == [3, 3, 3, 2]
     assert not FeaturePack(pack_of(tmp_path)).remove([0, 2])  # somebody reads it
-    pack = cached.pack
     del cached
-    pack.__del__()
     assert FeaturePack(pack_of(tmp_path)).remove([0, 2])
     backbone.seen = 0
     again = cache_image_features(backbone, pixel_input(), store, tmp_path)
@@ -306,13 +304,13 @@ def test_files_of_an_earlier_version_are_named_once(
 def test_a_half_written_chunk_is_redone(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     rows = np.arange(12, dtype=np.float32).reshape(6, 2)
-    with FeatureFile(path, "k") as file:
+    with RowFile(path, "k") as file:
         file.append(rows[:3], 3)
     with file.part.open("ab") as part:
         part.write(b"rubbish after the last chunk")
     with file.log.open("ab") as log:
         log.write(b'{"done": 4, "ro')
-    with FeatureFile(path, "k") as file:
+    with RowFile(path, "k") as file:
         assert (file.progress.done, file.progress.rows) == (3, 3)
         file.append(rows[3:], 3)
         file.finish()
@@ -321,12 +319,12 @@ def test_a_half_written_chunk_is_redone(tmp_path: Path) -> None:
 
 def test_a_kill_between_renaming_and_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
-    with FeatureFile(path, "k") as file:
+    with RowFile(path, "k") as file:
         file.append(np.ones((3, 2)), 3)
         file.finish()
     lines = file.log.read_text().splitlines(keepends=True)
     file.log.write_text("".join(lines[:-1]))
-    with FeatureFile(path, "k") as file:
+    with RowFile(path, "k") as file:
         assert not file.finished
         assert file.progress.done == 3
         file.finish()
@@ -336,18 +334,18 @@ def test_a_kill_between_renaming_and_the_last_line(tmp_path: Path) -> None:
 def test_files_of_another_key_are_refused_unless_they_may_be_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     np.save(path, np.arange(3))
-    with pytest.raises(DataError, match=r"a\.npy"), FeatureFile(path, "k"):
+    with pytest.raises(DataError, match=r"a\.npy"), RowFile(path, "k"):
         pass
     assert np.array_equal(np.load(path), np.arange(3))
-    with FeatureFile(path, "k", overwrite=True) as file:
+    with RowFile(path, "k", overwrite=True) as file:
         assert file.progress.done == 0
         file.append(np.ones((1, 2)), 1)
-    with pytest.raises(DataError, match=r"a\.npy"), FeatureFile(path, "other"):
+    with pytest.raises(DataError, match=r"a\.npy"), RowFile(path, "other"):
         pass
 
 
 def test_features_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    with FeatureFile(tmp_path / "a.npy", "k") as file:
+    with RowFile(tmp_path / "a.npy", "k") as file:
         with pytest.raises(DataError, match=r"1e\+06"):
             file.append(np.full((1, 2), 1e6), 1)
         with pytest.raises(DataError, match=r"\b1\b"):

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diptych.cache.rows import RowFile
 from diptych.errors import DataError, StorageError
 from diptych.evaluation import score_matrix
 from diptych.evaluation.score_matrix import stored_scores
@@ -85,7 +86,8 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     first = Killed(scores, 5)  # three tiles to a block of images: the second block is half done
     with pytest.raises(KeyboardInterrupt):
         stored_scores(scores, path, WHO, first.tile)
-    assert json.loads((tmp_path / "s.json").read_text())["done"] == 4
+    with RowFile(path, RowFile(path, None).held_key(), dtype="<f4") as file:
+        assert file.progress.done == 4
     second = Killed(scores, 100)
     stored = stored_scores(scores, path, WHO, second.tile)
     assert second.asked == 6  # the blocks of images 4 to 8 and 8 to 11, not the first
@@ -99,10 +101,70 @@ def test_a_run_killed_in_its_first_block_starts_again(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         stored_scores(scores, path, WHO, Killed(scores, 1).tile)
     torch.testing.assert_close(whole(stored_scores(scores, path, WHO)), whole(scores), rtol=0, atol=1e-6)
-    path.unlink()  # killed between the card and the matrix
-    card = json.loads((tmp_path / "s.json").read_text())
-    (tmp_path / "s.json").write_text(json.dumps({**card, "done": 0, "refined": False}))
+    (tmp_path / "s.json").unlink()  # killed between the matrix and the card
     torch.testing.assert_close(whole(stored_scores(scores, path, WHO)), whole(scores), rtol=0, atol=1e-6)
+
+
+def earlier_version(path: Path, done: int, refined: bool = False) -> None:
+    """Make of a finished matrix what versions without a log left: all its room, and a card with what is done."""
+    matrix, card = np.load(path), json.loads(path.with_suffix(".json").read_text())
+    matrix[done:] = 0
+    np.save(path, matrix)
+    path.with_name(f".{path.name}.log").unlink()
+    path.with_suffix(".json").write_text(json.dumps({**card, "done": done, "refined": refined}))
+
+
+@pytest.mark.parametrize("kills", [(), (0,), (2,)])
+def test_a_matrix_of_an_earlier_version_goes_on(kills: tuple[int, ...], tmp_path: Path) -> None:
+    scores, path = scores_of(), tmp_path / "s.npy"
+    stored_scores(scores, path, WHO)
+    card = json.loads((tmp_path / "s.json").read_text())
+    earlier_version(path, 6)
+    for tiles in kills:
+        with pytest.raises(KeyboardInterrupt):
+            stored_scores(scores, path, WHO, Killed(scores, tiles).tile)
+    rest = Killed(scores, 100)
+    stored = stored_scores(scores, path, WHO, rest.tile)
+    assert rest.asked == 6  # the blocks of images 6 to 10 and 10 to 11
+    torch.testing.assert_close(whole(stored), whole(scores), rtol=0, atol=1e-6)
+    assert json.loads((tmp_path / "s.json").read_text()) == card
+    earlier_version(path, 11, refined=True)
+    stored = stored_scores(scores, path, WHO, Killed(scores, 0).tile)
+    torch.testing.assert_close(whole(stored), whole(scores), rtol=0, atol=1e-6)
+
+
+def test_a_flipped_byte_is_computed_again(tmp_path: Path) -> None:
+    scores, path = scores_of(), tmp_path / "s.npy"
+    stored_scores(scores, path, WHO)
+    data = bytearray(path.read_bytes())
+    data[256 + 4 * 13 * 5] ^= 0xFF  # in the second block of images
+    path.write_bytes(data)
+    again = Killed(scores, 100)
+    stored = stored_scores(scores, path, WHO, again.tile)
+    assert again.asked == 6
+    torch.testing.assert_close(whole(stored), whole(scores), rtol=0, atol=1e-6)
+
+
+def test_a_kill_while_the_best_are_refined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, path, refine = scores_of(precision="bf16"), tmp_path / "s.npy", score_matrix._refine
+    expected = whole(stored_scores(scores, tmp_path / "whole.npy", WHO))
+
+    def killed(members: Any, matrix: Any, show_progress: bool) -> None:
+        refine(members, matrix, show_progress)
+        matrix[0] += 1e-5  # as if some of the pairs only
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(score_matrix, "_refine", killed)
+    with pytest.raises(KeyboardInterrupt):
+        stored_scores(scores, path, WHO)
+    monkeypatch.setattr(score_matrix, "_refine", refine)
+    again = Killed(scores, 0)  # no tile is computed again
+    torch.testing.assert_close(
+        whole(stored_scores(scores, path, WHO, again.tile)), expected, rtol=0, atol=1e-4
+    )
+    torch.testing.assert_close(
+        whole(stored_scores(scores, path, WHO, again.tile)), expected, rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="files have holes here")
@@ -113,7 +175,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StorageError, match=r"s\.npy"):
         stored_scores(scores_of(), tmp_path / "s.npy", WHO)
-    assert not list(tmp_path.iterdir())
+    assert [found.suffix for found in tmp_path.iterdir()] in ([], [".lock"])
 
 
 def test_the_benchmark_kills_resumes_and_compares() -> None:
@@ -140,8 +202,22 @@ def test_files_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"s\.json"):
         stored_scores(scores, path, WHO)
     (tmp_path / "s.json").unlink()
+    (tmp_path / ".s.npy.log").unlink()
     with pytest.raises(DataError, match=r"s\.json"):
         stored_scores(scores, path, WHO)
+
+
+@pytest.mark.parametrize("title", [None, "damaged"])
+def test_a_file_of_features_is_refused(title: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "train_ims.npy"
+    with RowFile(path, "key") as file:
+        file.append(np.ones((3, 2)), 3)
+        file.finish()
+    if title is not None:
+        file.log.write_text(title)
+    with pytest.raises(DataError, match=r"train_ims\.npy"):
+        stored_scores(scores_of(), path, WHO)
+    assert np.array_equal(np.load(path), np.ones((3, 2)))
 
 
 @pytest.mark.parametrize("ensemble", [False, True])

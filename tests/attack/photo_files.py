@@ -70,8 +70,7 @@ def exif(folder: Path) -> Attack:
 @target
 def feature_cache(folder: Path) -> Attack:
     """A pack with a damaged file: what it still gives is what was stored."""
-    from diptych.cache.feature_pack import FeaturePack
-    from diptych.cache.pack_entries import MISSING
+    from diptych.cache.feature_pack import MISSING, FeaturePack
 
     rows = np.arange(20 * 6, dtype=np.float16).reshape(20, 2, 3)
     keys = [str(n) for n in range(20)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from diptych.cache.feature_file import FeatureFile
 from diptych.cache.feature_pack import FeaturePack
+from diptych.cache.rows import RowFile as FeatureFile
 from diptych.evaluation import score_matrix
 from diptych.index.engines.opening import empty_index as create_index
 from diptych.index.protocol import Index, Item

@@ -1,1 +1,1 @@
-"""What a frozen network computed once, kept on disk."""
+"""What is computed once and kept on disk: rows that survive a kill and are checked after a change."""

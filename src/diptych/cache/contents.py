@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from diptych.cache.feature_pack import FeaturePack
@@ -56,7 +57,7 @@ def contents(folder: str | Path | None = None) -> list[Entry]:
             title = "of an earlier version, nothing reads it" if prefix == OLD else ""
             status = path.stat()
             used = max(status.st_atime, status.st_mtime)
-            found.append(Entry(kind, path.name, title, status.st_size, 0, used, _remover(path)))
+            found.append(Entry(kind, path.name, title, status.st_size, 0, used, partial(_remove, path)))
     return found
 
 
@@ -99,56 +100,38 @@ def chosen(
 def _of_pack(folder: Path) -> list[Entry]:
     try:
         pack = FeaturePack(folder)
+        files = pack.files()
+        title = f"{pack.title}, {'×'.join(map(str, pack.shape))}" if files else "empty"
     except DataError as error:
-        size = sum(path.stat().st_size for path in folder.iterdir())
-        return [
-            Entry(
-                PACKS, folder.name, f"unreadable ({error})", size, 0, folder.stat().st_mtime, _remover(folder)
-            )
-        ]
-    files = pack.files()
+        files, title = [], f"unreadable ({error})"
     if not files:
-        return [Entry(PACKS, folder.name, "empty", 0, 0, folder.stat().st_mtime, _remover(folder))]
-    shape = "×".join(map(str, pack.shape))
-
-    def remover(number: int) -> Callable[[], bool]:
-        def remove() -> bool:
-            done = FeaturePack(folder).remove([number])
-            if done and not any(folder.glob("rows-*.f16")):
-                _remover(folder)()
-            return done
-
-        return remove
-
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        return [Entry(PACKS, folder.name, title, size, 0, folder.stat().st_mtime, partial(_remove, folder))]
     return [
-        Entry(
-            PACKS,
-            folder.name,
-            f"{pack.title}, {shape}",
-            file.bytes,
-            file.pictures,
-            file.used,
-            remover(file.number),
-        )
-        for file in files
+        Entry(PACKS, folder.name, title, size, pictures, used, partial(_remove_rows, folder, number))
+        for number, size, pictures, used in files
     ]
 
 
-def _remover(path: Path) -> Callable[[], bool]:
-    def remove() -> bool:
-        with storing(path):
-            if path.is_dir():
-                for inner in path.iterdir():
-                    inner.unlink(missing_ok=True)
-                path.rmdir()
-            else:
-                for other in path.parent.glob(f".{path.name}.*"):  # its log and lock
-                    other.unlink(missing_ok=True)
-                path.with_suffix(".unreadable.json").unlink(missing_ok=True)
-                path.unlink(missing_ok=True)
-        return True
+def _remove_rows(folder: Path, number: int) -> bool:
+    done = FeaturePack(folder).remove([number])
+    if done and not any(folder.glob("rows-*.f16")):
+        _remove(folder)
+    return done
 
-    return remove
+
+def _remove(path: Path) -> bool:
+    with storing(path):
+        if path.is_dir():
+            for inner in path.iterdir():
+                inner.unlink(missing_ok=True)
+            path.rmdir()
+        else:
+            for other in path.parent.glob(f".{path.name}.*"):  # its log and lock
+                other.unlink(missing_ok=True)
+            path.with_suffix(".unreadable.json").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+    return True
 
 
 def _days(text: str) -> float:

@@ -1,54 +1,62 @@
-"""The features of pictures, one record per picture, in files that only grow: what one backbone has computed.
+"""Rows that are found by a key: the features of pictures, one row per picture, that one backbone has computed.
 
 =======================  ======================================================================================
-``pack.json``            shape and type of a record, and whose features they are
-``rows-000003.f16``      records end to end, float16, as many as ``FILE_BYTES`` hold
-``rows-000003.used``     an empty file whose time says when the records were last asked for
-``index``                32 bytes per record: 16 of a hash of the picture's content key, the number of the record,
-                         a checksum of the record, and a checksum of these 28 bytes. Later entries win; the number
+``pack.json``            shape and type of a row, and whose features they are
+``rows-000003.f16``      rows end to end, float16, as many as ``FILE_BYTES`` hold
+``rows-000003.used``     an empty file whose time says when the rows were last asked for
+``index``                the log: 32 bytes per row: 16 of a hash of the picture's content key, the number of the row,
+                         a checksum of the row, and a checksum of these 28 bytes. Later entries win; the number
                          −1 takes an entry back
-``stamps.json``          size and time of each file of records as the last writer left it
+``stamps.json``          size and time of each file of rows as the last writer left it
 =======================  ======================================================================================
 
-A record is synced before its entry is written, so an entry always has its record; what a killed process wrote without
-an entry is written over, and a part of an entry at the end is ignored. Writers append under a lock that they hold for
-one chunk, so two processes may fill a pack at once; a picture that both computed is stored once. A file of records
-whose size or time is not that of its stamp (copied, damaged, or a writer was killed) is checked record by record, and
-what does not agree is taken back. Readers need no lock.
+The rules are those of ``cache.rows``. Writers append under a lock that they hold for one chunk, so two processes may
+fill a pack at once; a picture that both computed is stored once. Readers need no lock.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import threading
+import re
 import time
+import weakref
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from diptych.cache.feature_file import to_half
-from diptych.cache.pack_entries import ENTRY, MISSING, checks_of, digest, stamp_of, write_all
+from diptych.cache.rows import crc_at, put, read_file, stamp_of, to_half
+from diptych.data.arrays import ArrayStore
 from diptych.errors import DataError, StorageError
-from diptych.storage import parse_json, storing, write_text
+from diptych.storage import Entries, parse_json, storing, write_bytes, write_text
 
 FORMAT = 1
-FILE_BYTES = 1 << 30  # largest file of records: files are cleared, or checked after damage, one at a time
+FILE_BYTES = 1 << 30  # largest file of rows: files are cleared, or checked after damage, one at a time
 USED_AGAIN = 3600.0  # seconds after which a use is noted again
 SLOTS = 64  # locks of those who compute the same pictures
+ENTRY = np.dtype([("key", "V16"), ("row", "<i8"), ("crc", "<u4"), ("check", "<u4")])
+CHECK = np.uint32(0x44495054)  # an entry of zeros is not valid
+MISSING = -1
+FILES = Entries(
+    re.compile(
+        r"pack\.json|stamps\.json|index|rows-[0-9]{6,19}\.(f16|used)|(append|reading|work-[0-9]{2})\.lock"
+    ),
+    DataError,
+    "remove the folder, its features are computed again.",
+)
 
 
-@dataclass(frozen=True)
-class PackFile:
-    """One file of records: its number, bytes, records that are found, and when they were last asked for."""
+class PackFile(NamedTuple):
+    """One file of rows: its number, bytes, rows that are found, and when they were last asked for."""
 
     number: int
     bytes: int
@@ -57,57 +65,59 @@ class PackFile:
 
 
 class FeaturePack:
-    """The records of one backbone below ``folder``, each (…shape) float16, found by content key.
+    """The rows of one backbone below ``folder``, each (…shape) float16, found by content key.
 
     ``title`` says whose they are, for people who look at the cache.
     """
 
     def __init__(self, folder: Path, title: str = "") -> None:
         self.folder, self.title = folder, title
-        self.shape: tuple[int, ...] = ()
-        self._rows: dict[bytes, int] = {}
-        self._next = 0  # number of the first record that was never given
-        self._read, self._inode = 0, 0  # how much of which index file
-        self._files: dict[int, int] = {}
         self._reading: int | None = None
-        self._checked: set[int] = set()
-        self._make_locks()
+        self._forget()
         self.refresh()
+
+    def _forget(self) -> None:
+        self.shape: tuple[int, ...] = ()
+        self._files: dict[int, ArrayStore] = {}
+        self._rows: dict[bytes, int] = {}
+        self._next = 0  # number of the first row that was never given
+        self._read, self._inode = 0, 0  # how much of which index file
+        self._checked: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
     def row_bytes(self) -> int:
-        """Of one record."""
-        return 2 * int(np.prod(self.shape, dtype=np.int64))
+        """Of one row."""
+        return 2 * math.prod(self.shape)
 
     @property
     def per_file(self) -> int:
-        """Records in one file."""
+        """Rows in one file."""
         return max(1, FILE_BYTES // max(1, self.row_bytes))
 
     def find(self, keys: Iterable[str]) -> NDArray[np.int64]:
-        """The record of each content key, ``MISSING`` where there is none."""
-        return np.array([self._rows.get(digest(key), MISSING) for key in keys], dtype=np.int64)
+        """The row of each content key, ``MISSING`` where there is none."""
+        return np.array([self._rows.get(_digest(key), MISSING) for key in keys], dtype=np.int64)
 
     def read(self, rows: NDArray[np.int64], out: NDArray[np.float16]) -> None:
-        """Copy records into ``out`` (n, …shape); ``MISSING`` gives zeros."""
-        size, per_file = self.row_bytes, self.per_file
+        """Copy rows into ``out`` (n, …shape); ``MISSING`` gives zeros."""
+        if not len(rows):
+            return
+        size, files, within = self.row_bytes, rows // self.per_file, rows % self.per_file
         flat = out.reshape(-1).view(np.uint8).data
-        start, wanted = 0, rows.tolist()
-        while start < len(wanted):
-            row, end = wanted[start], start + 1
-            if row == MISSING:
+        starts = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (files[1:] != files[:-1])) + 1
+        starts = np.concatenate([[0], starts])  # of rows that lie side by side, which are read at once
+        ends = [*starts[1:].tolist(), len(rows)]
+        runs = zip(
+            starts.tolist(), ends, files[starts].tolist(), (within[starts] * size).tolist(), strict=True
+        )
+        for start, end, file, offset in runs:
+            if file < 0:
                 out[start] = 0
             else:
-                file, within = divmod(row, per_file)
-                while (  # what lies side by side is read at once
-                    end < len(wanted) and wanted[end] == row + end - start and within + end - start < per_file
-                ):
-                    end += 1
-                self._fill(file, within * size, flat[start * size : end * size])
-            start = end
+                self._opened(file).read_at(offset, flat[start * size : end * size])
 
     def hold(self) -> None:
         """Keep ``remove`` away from this pack while this object lives; then read what is in it."""
@@ -115,15 +125,16 @@ class FeaturePack:
             import fcntl
 
             if self._reading is None and self.folder.is_dir():
-                self._reading = os.open(self.folder / "reading.lock", os.O_RDWR | os.O_CREAT, 0o666)
+                self._reading = FILES.open(self._path("reading.lock"), os.O_RDWR | os.O_CREAT)
+                weakref.finalize(self, os.close, self._reading)
                 fcntl.flock(self._reading, fcntl.LOCK_SH)
         self.refresh()
 
     def note_use(self, rows: NDArray[np.int64]) -> None:
-        """Note that these records were asked for now."""
+        """Note that these rows were asked for now."""
         now = time.time()
         for number in np.unique(rows[rows >= 0] // self.per_file).tolist():
-            path = self.folder / f"rows-{number:06d}.used"
+            path = self._path(f"rows-{number:06d}.used")
             with suppress(OSError):
                 if not path.exists() or now - path.stat().st_mtime > USED_AGAIN:
                     path.touch()
@@ -133,10 +144,10 @@ class FeaturePack:
         with storing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         slot = hashlib.sha256(name.encode()).digest()[0] % SLOTS
-        return FileLock(self.folder / f"work-{slot:02d}.lock")
+        return FileLock(self._path(f"work-{slot:02d}.lock"))
 
     def append(self, keys: Sequence[str], rows: NDArray[Any]) -> None:
-        """Add the records (n, …shape) of pictures; those that are there already are left as they are."""
+        """Add the rows (n, …shape) of pictures; those that are there already are left as they are."""
         if not len(keys):
             return
         half = to_half(rows)
@@ -145,15 +156,14 @@ class FeaturePack:
             with self._appending:
                 self.refresh()
                 self._take_shape(half.shape[1:])
-                new = {digest(key): n for n, key in enumerate(keys) if digest(key) not in self._rows}
+                new = {_digest(key): n for n, key in enumerate(keys) if _digest(key) not in self._rows}
                 if new:
-                    self._write(list(new), np.ascontiguousarray(half[list(new.values())]))
+                    self._write(list(new), half[list(new.values())])
 
     def refresh(self) -> None:
         """Read what other processes have added since."""
-        path = self.folder / "index"
         try:
-            with path.open("rb") as file:
+            with os.fdopen(FILES.open(self._path("index")), "rb") as file:
                 status = os.fstat(file.fileno())
                 if status.st_ino != self._inode or status.st_size < self._read:
                     self._forget()
@@ -165,43 +175,33 @@ class FeaturePack:
         except (FileNotFoundError, NotADirectoryError):
             self._forget()
             return
-        whole = len(data) // ENTRY.itemsize
-        entries = np.frombuffer(data, dtype=ENTRY, count=whole)
-        self._read += whole * ENTRY.itemsize
-        entries = entries[entries["check"] == checks_of(entries)]
-        self._enter(entries)
+        self._read += len(data) // ENTRY.itemsize * ENTRY.itemsize
+        self._enter(_sound_entries(data))
 
     def files(self) -> list[PackFile]:
-        """The files of records."""
+        """The files of rows."""
         found = np.array(list(self._rows.values()), dtype=np.int64) // self.per_file
         counts = dict(zip(*np.unique(found, return_counts=True), strict=True))
         listed = []
-        for path in sorted(self.folder.glob("rows-*.f16")):
+        for path in filter(lambda path: FILES.names.fullmatch(path.name), sorted(self.folder.glob("*.f16"))):
             number, used = int(path.stem[5:]), path.with_suffix(".used")
             at = (used if used.exists() else path).stat().st_mtime
             listed.append(PackFile(number, path.stat().st_size, int(counts.get(number, 0)), at))
         return listed
 
     def remove(self, numbers: Iterable[int]) -> bool:
-        """Take files of records away; False, and nothing is done, while another process reads this pack."""
+        """Take files of rows away; False, and nothing is done, while another process reads this pack."""
         gone = set(numbers)
         with storing(self.folder), self._appending:
             if not self._alone():
                 return False
             self.refresh()
-            kept = [(key, row) for key, row in self._rows.items() if row // self.per_file not in gone]
-            entries = np.zeros(len(kept), dtype=ENTRY)
-            crcs = self._stored_crcs()
-            for n, (key, row) in enumerate(kept):
-                entries[n] = (key, row, crcs[row], 0)
-            entries["check"] = checks_of(entries)
-            new = self.folder / "index.new"
-            new.write_bytes(entries.tobytes())
-            os.replace(new, self.folder / "index")
+            entries = _sound_entries(read_file(FILES, self._path("index")))
+            kept = entries[~np.isin(entries["row"] // self.per_file, list(gone))]
+            write_bytes(self._path("index"), kept.tobytes())
             for number in gone:
-                for suffix in (".f16", ".used"):
-                    (self.folder / f"rows-{number:06d}{suffix}").unlink(missing_ok=True)
-            self._close()
+                for suffix in ("f16", "used"):
+                    self._path(f"rows-{number:06d}.{suffix}").unlink(missing_ok=True)
             self.refresh()
         return True
 
@@ -211,129 +211,92 @@ class FeaturePack:
             import fcntl
         except ImportError:  # Windows, where an open file cannot be deleted
             return True
-        with open(self.folder / "reading.lock", "a+b") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return False
+        handle = FILES.open(self._path("reading.lock"), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
         return True
 
     def _write(self, keys: list[bytes], half: NDArray[np.float16]) -> None:
-        """Records first, then their entries, each synced; under the lock."""
-        first = self._next
-        stamps = self._stamps()
-        entries = np.zeros(len(keys), dtype=ENTRY)
-        start = 0
-        while start < len(keys):
-            number, within = divmod(first + start, self.per_file)
-            end = min(len(keys), start + self.per_file - within)
-            path = self._rows_file(number)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                write_all(handle, half[start:end].tobytes(), within * self.row_bytes)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-            path.with_suffix(".used").touch()
-            stamps[str(number)] = stamp_of(path)
+        """Rows first, then their entries, each synced; under the lock."""
+        rows, start, per_file = range(self._next, self._next + len(keys)), 0, self.per_file
+        numbers = range(rows[0] // per_file, rows[-1] // per_file + 1)
+        for number in numbers:
+            end = min(len(keys), (number + 1) * per_file - rows[0])
+            at = rows[start] % per_file * self.row_bytes
+            put(FILES, self._rows_file(number), half[start:end].tobytes(), at)
+            self._path(f"rows-{number:06d}.used").touch()
             start = end
-        for n, key in enumerate(keys):
-            entries[n] = (key, first + n, zlib.crc32(half[n].tobytes()), 0)
-        entries["check"] = checks_of(entries)
-        handle = os.open(self.folder / "index", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            write_all(handle, entries.tobytes(), self._read)  # over what a killed writer left behind it
-            os.ftruncate(handle, self._read + entries.nbytes)
-            os.fsync(handle)
-            self._inode = os.fstat(handle).st_ino
-        finally:
-            os.close(handle)
-        write_text(self.folder / "stamps.json", json.dumps(stamps))
-        self._read += entries.nbytes
-        self._checked |= {(first + n) // self.per_file for n in (0, len(keys) - 1)}
+        entries = _entries(keys, rows, [zlib.crc32(row.tobytes()) for row in half])
+        self._log(entries, self._read)  # over what a killed writer left behind it
+        self._inode = self._path("index").stat().st_ino
+        self._stamp(numbers)
+        self._checked.update(numbers)
         self._enter(entries)
 
+    def _log(self, entries: NDArray[Any], at: int) -> None:
+        put(FILES, self._path("index"), entries.tobytes(), at, last=True)
+        if self._read == at:  # nothing of others to read before it
+            self._read += entries.nbytes
+
     def _enter(self, entries: NDArray[Any]) -> None:
-        """Take entries into the table; files of records that have changed are checked first."""
+        """Take entries into the table; files of rows that have changed are checked first."""
         if not len(entries):
             return
-        rows = entries["row"]
-        self._next = max(self._next, int(rows.max()) + 1)
-        suspect = self._changed_files(np.unique(rows[rows >= 0] // self.per_file).tolist())
+        self._next = max(self._next, int(entries["row"].max()) + 1)
+        files = entries["row"] // self.per_file
+        suspect = self._changed_files(np.unique(files[files >= 0]).tolist())
+        checked = np.isin(files, list(suspect)).tolist()
         bad: list[bytes] = []
-        keys = [bytes(key) for key in entries["key"].tolist()]
-        for key, row, crc in zip(keys, rows.tolist(), entries["crc"].tolist(), strict=True):
+        for (key, row, crc, _), check in zip(entries.tolist(), checked, strict=True):
             if row < 0:
                 self._rows.pop(key, None)
-            elif row // self.per_file in suspect and not self._is_sound(row, crc):
+            elif check and not self._is_sound(row, crc):
                 bad.append(key)
             else:
                 self._rows[key] = row
         if suspect:
             with suppress(OSError, StorageError):  # a disk that may not be written is checked in every run
-                self._take_back([key for key in bad if key not in self._rows])
-                self._stamp_again(suspect)
+                self._take_back([key for key in bad if key not in self._rows], suspect)
 
     def _changed_files(self, numbers: list[int]) -> set[int]:
         """Those of some files whose size or time is not what the last writer noted."""
-        stamps, changed = self._stamps(), set()
-        for number in numbers:
-            path = self._rows_file(number)
-            if number not in self._checked and (
-                not path.exists() or stamps.get(str(number)) != stamp_of(path)
-            ):
-                changed.add(number)
-            self._checked.add(number)
-        return changed
+        stamps, paths = self._stamps(), {n: self._rows_file(n) for n in numbers if n not in self._checked}
+        self._checked.update(paths)
+        return {n for n, path in paths.items() if not path.exists() or stamps.get(str(n)) != stamp_of(path)}
 
     def _is_sound(self, row: int, crc: int) -> bool:
         number, within = divmod(row, self.per_file)
-        data = bytearray(self.row_bytes)
-        try:
-            self._fill(number, within * self.row_bytes, memoryview(data))
-        except DataError:
-            return False
-        return zlib.crc32(data) == crc
+        return crc_at(self._rows_file(number), within * self.row_bytes, self.row_bytes) == crc
 
-    def _take_back(self, keys: list[bytes]) -> None:
-        entries = np.zeros(len(keys), dtype=ENTRY)
-        entries["row"] = MISSING
-        for n, key in enumerate(keys):
-            entries["key"][n] = key
-        entries["check"] = checks_of(entries)
-        with self._appending, (self.folder / "index").open("r+b") as file:
-            whole = file.seek(0, os.SEEK_END) // ENTRY.itemsize * ENTRY.itemsize
-            file.seek(whole)
-            file.write(entries.tobytes())
-        if self._read == whole:  # nothing of others to read before it
-            self._read += entries.nbytes
-
-    def _stamp_again(self, numbers: set[int]) -> None:
+    def _take_back(self, keys: list[bytes], numbers: set[int]) -> None:
+        """Note for other processes what was found bad in files of rows, and that these were checked."""
+        entries = _entries(keys, [MISSING] * len(keys), [0] * len(keys))
         with self._appending:
-            stamps = self._stamps()
-            for number in numbers:
-                path = self._rows_file(number)
-                stamps.pop(str(number), None)
-                if path.exists():
-                    stamps[str(number)] = stamp_of(path)
-            write_text(self.folder / "stamps.json", json.dumps(stamps))
+            whole = self._path("index").stat().st_size // ENTRY.itemsize * ENTRY.itemsize
+            self._log(entries, whole)
+            self._stamp(numbers)
+
+    def _stamp(self, numbers: Iterable[int]) -> None:
+        """Note the size and time of files of rows as they are now."""
+        paths = {str(number): self._rows_file(number) for number in numbers}
+        now = {number: stamp_of(path) for number, path in paths.items() if path.exists()}
+        write_text(self._path("stamps.json"), json.dumps({**self._stamps(), **now}))
 
     def _stamps(self) -> dict[str, Any]:
         try:
-            found = parse_json((self.folder / "stamps.json").read_bytes())
+            found = parse_json(read_file(FILES, self._path("stamps.json")))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _stored_crcs(self) -> dict[int, int]:
-        data = (self.folder / "index").read_bytes()
-        entries = np.frombuffer(data, dtype=ENTRY, count=len(data) // ENTRY.itemsize)
-        return dict(zip(entries["row"].tolist(), entries["crc"].tolist(), strict=True))
-
     def _read_shape(self) -> tuple[int, ...]:
-        path = self.folder / "pack.json"
+        path = self._path("pack.json")
         try:
-            found = parse_json(path.read_bytes())
+            found = parse_json(read_file(FILES, path))
             shape = tuple(int(side) for side in found["shape"])
             self.title = self.title or str(found.get("title", ""))
             if found["format"] != FORMAT or not shape or min(shape) < 1:
@@ -348,63 +311,56 @@ class FeaturePack:
         if not self.shape:
             self.shape = shape
             about = {"format": FORMAT, "shape": shape, "type": "float16", "title": self.title}
-            write_text(self.folder / "pack.json", json.dumps(about))
+            write_text(self._path("pack.json"), json.dumps(about))
         if shape != self.shape:
             raise DataError(
                 f"features of {shape} follow features of {self.shape} in {self.folder}: give all pictures one size."
             )
 
-    def _fill(self, number: int, offset: int, into: memoryview) -> None:
-        handle = self._files.get(number)
-        if handle is None:
-            handle = self._open(number)
-        done = 0
-        while done < len(into):
-            count = os.preadv(handle, [into[done:]], offset + done)
-            if count == 0:
-                path = self._rows_file(number)
-                raise DataError(f"{path} ends early: run again, what is missing is computed again.")
-            done += count
-
-    def _open(self, number: int) -> int:
-        path = self._rows_file(number)
-        with self._opening:
-            if number not in self._files:
-                try:
-                    self._files[number] = os.open(path, os.O_RDONLY)
-                except OSError as error:
-                    raise DataError(
-                        f"{path} is gone ({error.strerror}): run again, it is computed again."
-                    ) from error
-            return self._files[number]
+    def _path(self, name: str) -> Path:
+        return FILES.path(self.folder, name)
 
     def _rows_file(self, number: int) -> Path:
-        return self.folder / f"rows-{number:06d}.f16"
+        return self._path(f"rows-{number:06d}.f16")
 
-    def _forget(self) -> None:
-        self._close()
-        self._rows, self._next, self._read, self._inode, self._checked = {}, 0, 0, 0, set()
-        self.shape = ()
+    @cached_property
+    def _appending(self) -> FileLock:
+        return FileLock(self._path("append.lock"))
 
-    def _close(self) -> None:
-        for handle in self._files.values():
-            os.close(handle)
-        self._files = {}
-
-    def __del__(self) -> None:
-        with suppress(Exception):
-            self._close()
-            if self._reading is not None:
-                os.close(self._reading)
+    def _opened(self, number: int) -> ArrayStore:
+        if number not in self._files:
+            path = self._rows_file(number)
+            if not path.exists():
+                raise DataError(f"{path} is gone: run again, it is computed again.")
+            self._files[number] = ArrayStore(path, raw=((0, *self.shape), "<f2"))
+        return self._files[number]
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {**self.__dict__, "_files": {}, "_reading": None}  # file numbers mean nothing elsewhere
-        return {name: value for name, value in own.items() if name not in ("_appending", "_opening")}
+        own = {**self.__dict__, "_reading": None}  # a lock means nothing elsewhere
+        return {name: value for name, value in own.items() if name != "_appending"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._make_locks()
 
-    def _make_locks(self) -> None:
-        self._appending = FileLock(self.folder / "append.lock")
-        self._opening = threading.Lock()
+def _digest(key: str) -> bytes:
+    """The 16 bytes that stand for a content key."""
+    return hashlib.blake2b(key.encode(), digest_size=16).digest()
+
+
+def _entries(keys: list[bytes], rows: Iterable[int], crcs: list[int]) -> NDArray[Any]:
+    """Entries of the index, with their checksums."""
+    entries = np.zeros(len(keys), dtype=ENTRY)
+    entries["key"] = np.frombuffer(b"".join(keys), dtype="V16")
+    entries["row"], entries["crc"] = list(rows), crcs
+    entries["check"] = _checks_of(entries)
+    return entries
+
+
+def _sound_entries(data: bytes) -> NDArray[Any]:
+    """The whole entries of some bytes whose checksum is right."""
+    entries = np.frombuffer(data, dtype=ENTRY, count=len(data) // ENTRY.itemsize)
+    return np.asarray(entries[entries["check"] == _checks_of(entries)])
+
+
+def _checks_of(entries: NDArray[Any]) -> NDArray[np.uint32]:
+    """The checksum of each entry, over all of its bytes but those of the checksum."""
+    words = np.ascontiguousarray(entries).view(np.uint32).reshape(-1, ENTRY.itemsize // 4)
+    return np.asarray(np.bitwise_xor.reduce(words[:, :-1], axis=1) ^ CHECK)

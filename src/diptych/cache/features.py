@@ -1,9 +1,9 @@
 """The outputs of frozen encoders, kept on disk by content: computed once, found again by any run.
 
-The features of a picture are one record in the pack of its backbone (``encoders.feature_pack``): a folder named by a
+The features of a picture are one record in the pack of its backbone (``cache.feature_pack``): a folder named by a
 hash of the backbone's weights and the way pictures are prepared, in which records are found by the content of the
 picture. So any command that meets the same picture again, in another list or folder, finds it. The states of texts are
-one file for each list of texts (``encoders.feature_file``). Everything is float16 and lies in ``~/.cache/diptych``, or
+one file for each list of texts (``cache.rows``). Everything is float16 and lies in ``~/.cache/diptych``, or
 ``DIPTYCH_CACHE``. Work is kept chunk by chunk: a killed run goes on where it stopped.
 """
 
@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from diptych.cache.cells import compute_cells
 from diptych.cache.contents import OLD, PACKS, in_words
-from diptych.cache.feature_file import FeatureFile, to_half
-from diptych.cache.feature_pack import FeaturePack
-from diptych.cache.pack_entries import MISSING
+from diptych.cache.feature_pack import MISSING, FeaturePack
+from diptych.cache.rows import kept_rows, to_half
 from diptych.data.arrays import ArrayStore, flat_index, pinned_array
 from diptych.data.captions import ImageStore, StoredImage, StoreRows
 from diptych.data.images import ImageInput
@@ -243,14 +242,16 @@ def cache_text_states(
         contents.update(ids.values[ids.mask].tobytes())
     key = content_name(encoder.fingerprint(), contents.hexdigest())
     path = cache_folder(folder) / f"texts-{key}.npy"
-    with FeatureFile(path, key, overwrite=True) as file:
-        if not file.finished:
-            left = _chunks(file.progress.done, len(texts))
-            for rows in track(left, "text states", len(left), show_progress):
-                file.append(_states(encoder, texts, rows, batch_size), len(rows))
-            file.finish()
+
+    def states(start: int) -> Iterator[tuple[NDArray[np.float32], int]]:
+        left = _chunks(start, len(texts))
+        for rows in track(left, "text states", len(left), show_progress):
+            yield _states(encoder, texts, rows, batch_size), len(rows)
+
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return CachedTexts(ArrayStore(path), offsets, getattr(texts, "pad_to_multiple", 1))
+    return CachedTexts(
+        ArrayStore(kept_rows(path, key, states)), offsets, getattr(texts, "pad_to_multiple", 1)
+    )
 
 
 def contents_of(store: ImageStore) -> str:

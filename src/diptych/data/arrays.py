@@ -96,7 +96,7 @@ class ArrayStore:
         at = 0
         for start, size in _joined(starts, sizes):  # what lies side by side is read at once
             length = size * self._row_bytes
-            self._read(view[at : at + length], self._start + start * self._row_bytes)
+            self.read_at(self._start + start * self._row_bytes, view[at : at + length])
             at += length
         return out
 
@@ -111,11 +111,12 @@ class ArrayStore:
             digest.update(np.ascontiguousarray(self._array[index]).tobytes()[:KEY_BYTES])
         else:
             head = bytearray(min(self._row_bytes, KEY_BYTES))
-            self._read(memoryview(head), self._start + index * self._row_bytes)
+            self.read_at(self._start + index * self._row_bytes, memoryview(head))
             digest.update(head)
         return digest.hexdigest()
 
-    def _read(self, into: memoryview, offset: int) -> None:
+    def read_at(self, offset: int, into: memoryview) -> None:
+        """Fill ``into`` with the bytes of the file from ``offset`` on."""
         file = self._opened()
         done = 0
         while done < len(into):

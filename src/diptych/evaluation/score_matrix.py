@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diptych.cache.rows import RowFile
 from diptych.devices import autocast
 from diptych.errors import DataError
 from diptych.interaction.refine import pairs_at_once
@@ -20,9 +20,10 @@ from diptych.interaction.similarity_scorer import SimilarityScorer
 from diptych.model.reranking import candidates
 from diptych.model.scores import MatrixScores, MeanScores, PairScores, Scores, Where, check_scores, evaluating
 from diptych.progress import track
-from diptych.storage import storing, write_text
+from diptych.storage import parse_json, write_text
 
-IMAGES, TEXTS = 512, 2048  # pairs computed between two writes
+IMAGES, TEXTS = 512, 2048  # pairs computed at once
+BLOCK_BYTES = 64 << 20  # most bytes of scores between two writes
 EXACT = 16  # best pairs of each query that are computed again in float32 where the scores are not
 
 
@@ -36,36 +37,42 @@ def stored_scores(
 ) -> MatrixScores:
     """``scores`` (N, M) as a float32 ``.npy`` file, and the scores read from it.
 
-    Beside the file, ``.json`` holds ``identity`` (which models, which data), the precision and how many images are
-    done: a run that was killed goes on there, a finished file is read, and a file of other models, data or precision
-    is refused. Memory holds one block of pairs, whatever N and M. Scores of a pair scorer in half precision are
-    refined at the end: the best 16 of every query are computed again in float32. ``tile`` takes the place of
-    ``scores.tile`` (to time it).
+    The file is a ``RowFile`` whose key is ``identity`` (which models, which data), the kind of score and the precision:
+    a run that was killed goes on there, a finished file is read, and a file of other models, data or precision is
+    refused. ``.json`` beside the finished file says the same for people. Memory holds one block of pairs, whatever N
+    and M. Scores of a pair scorer in half precision are refined at the end: the best 16 of every query are computed
+    again in float32. ``tile`` takes the place of ``scores.tile`` (to time it).
     """
     path = path if path.suffix == ".npy" else path.with_name(f"{path.name}.npy")
-    card = path.with_suffix(".json")
-    precision = "no" if not (rough := _rough(scores)) else "+".join(part.precision for part, _ in rough)
-    identity = {**identity, "score": scores.kind, "shape": list(scores.shape), "precision": precision}
-    done = _done(path, card, identity)
-    if done == 0:  # the card first: a matrix without one is somebody else's
-        write_text(card, json.dumps({**identity, "done": 0, "refined": False}))
-        _reserve(path, card, scores.shape)
-    matrix: Any = _opened(path, scores.shape)
-    images, texts = scores.shape
-    ask = scores.tile if tile is None else tile
-    with storing(path):
-        blocks = [slice(start, min(start + IMAGES, images)) for start in range(done, images, IMAGES)]
-        for rows in track(blocks, "score pairs", len(blocks), show_progress):
-            for start in range(0, texts, TEXTS):
-                columns = slice(start, min(start + TEXTS, texts))
-                part = check_scores(ask(rows, columns), scores.shape, rows, columns)
-                matrix[rows, columns] = part.float().cpu().numpy()
-            matrix.flush()  # before the card says so
-            write_text(card, json.dumps({**identity, "done": rows.stop, "refined": False}))
-        if rough and not _refined(card):
-            _refine(rough, matrix, show_progress)
-            matrix.flush()
-        write_text(card, json.dumps({**identity, "done": images, "refined": True}))
+    rough = _rough(scores)
+    precision = "+".join(part.precision for part, _ in rough) or "no"
+    key = {**identity, "score": scores.kind, "shape": list(scores.shape), "precision": precision}
+    logged = RowFile(path, key).held_key()
+    found, done, refined = _read_card(path, logged is not None)
+    for held in (logged, found):
+        if held not in (None, key):
+            known = held if isinstance(held, dict) else {}
+            other = next((name for name in key if known.get(name) != key[name]), "content")
+            had, wanted = known.get(other), key.get(other)
+            raise DataError(
+                f"{path} holds scores of another {other} ({had}, not {wanted}): give another file."
+            )
+    if not refined or logged is not None:
+        with RowFile(path, key, dtype="<f4", overwrite=found is not None) as file:
+            if not file.finished:
+                _fill(file, scores, scores.tile if tile is None else tile, done, show_progress)
+                if rough:
+                    matrix = file.change()
+                    _refine(rough, matrix, show_progress)
+                    matrix.flush()
+                file.finish()
+                card = {**key, "done": file.progress.done, "refined": True}
+                write_text(path.with_suffix(".json"), json.dumps(card))
+    matrix = np.load(path, mmap_mode="c")
+    if matrix.shape != scores.shape or matrix.dtype != np.float32:
+        raise DataError(
+            f"{path} is {matrix.dtype} of shape {matrix.shape}, not float32 of {scores.shape}: remove it."
+        )
     stored = MatrixScores(torch.from_numpy(matrix))
     stored.kind = scores.kind
     return stored
@@ -76,53 +83,54 @@ def refinable(scores: Scores) -> bool:
     return bool(_rough(scores))
 
 
-def _done(path: Path, card: Path, identity: dict[str, Any]) -> int:
-    """Images whose scores are in the file already; 0 where there is none."""
+def _read_card(path: Path, logged: bool) -> tuple[dict[str, Any] | None, int, bool]:
+    """The key of the card beside a matrix, the images done, and whether they are refined; no key without a card.
+
+    Earlier versions wrote no log: the card alone says how much of the matrix, under its own name, is computed.
+    """
+    card = path.with_suffix(".json")
     if not card.exists():
-        if path.exists():
+        if path.exists() and not logged:
             raise DataError(
                 f"{path} is there, but {card.name} beside it is not: give another file, or remove it."
             )
-        return 0
+        return None, 0, False
     try:
-        found = json.loads(card.read_text("utf-8"))
-        done = int(found.pop("done"))
-        found.pop("refined")
+        found = parse_json(card.read_bytes())
+        done, refined = int(found.pop("done")), bool(found.pop("refined"))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise DataError(f"{card} is damaged ({error}): remove it and {path.name}, and run again.") from error
-    if found != identity:
-        other = next((name for name in identity if found.get(name) != identity[name]), "content")
-        held, wanted = found.get(other), identity.get(other)
-        raise DataError(f"{path} holds scores of another {other} ({held}, not {wanted}): give another file.")
-    if done and not path.exists():
+    if done and not path.exists() and not logged:
         raise DataError(f"{card} is there, but {path.name} beside it is not: remove it, and run again.")
-    return done
+    return found, done, refined
 
 
-def _reserve(path: Path, card: Path, shape: tuple[int, int]) -> None:
-    """Make a matrix of zeros that has all its room: a mapped file that meets a full disk would end the process."""
-    with storing(path):
-        try:
-            np.lib.format.open_memmap(path, "w+", np.float32, shape)
-            if hasattr(os, "posix_fallocate"):
-                with path.open("r+b") as file:
-                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            card.unlink(missing_ok=True)
-            raise
-
-
-def _opened(path: Path, shape: tuple[int, int]) -> NDArray[np.float32]:
-    with storing(path):
-        found: NDArray[np.float32] = np.lib.format.open_memmap(path, "r+")
-    if found.shape != shape or found.dtype != np.float32:
-        raise DataError(f"{path} is {found.dtype} of shape {found.shape}, not float32 of {shape}: remove it.")
-    return found
-
-
-def _refined(card: Path) -> bool:
-    return bool(json.loads(card.read_text("utf-8"))["refined"]) if card.exists() else False
+def _fill(
+    file: RowFile,
+    scores: Scores,
+    tile: Callable[[Where, Where], Tensor],
+    done: int,
+    show_progress: bool,
+) -> None:
+    """Append the rows that are missing; ``done`` of them an earlier version may have left under the file's own name."""
+    images, texts = scores.shape
+    file.reserve(images, (texts,))
+    size = max(1, min(IMAGES, BLOCK_BYTES // (4 * texts)))
+    if file.path.exists():
+        earlier = np.load(file.path, mmap_mode="r")
+        for start in range(file.progress.rows, done, size):
+            block = earlier[start : min(start + size, done)]
+            file.append(block, len(block))
+    starts = range(file.progress.rows, images, size)
+    for start in track(starts, "score pairs", len(starts), show_progress):
+        rows = slice(start, min(start + size, images))
+        block = np.empty((rows.stop - start, texts), np.float32)
+        for first in range(0, texts, TEXTS):
+            columns = slice(first, min(first + TEXTS, texts))
+            block[:, columns] = (
+                check_scores(tile(rows, columns), scores.shape, rows, columns).float().cpu().numpy()
+            )
+        file.append(block, len(block))
 
 
 def _rough(scores: Scores) -> list[tuple[PairScores, SimilarityScorer]]:

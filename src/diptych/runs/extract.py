@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from diptych.cache.cells import Chunk, compute_cells
-from diptych.cache.feature_file import FeatureFile
 from diptych.cache.features import cache_image_features, content_name
+from diptych.cache.rows import RowFile
 from diptych.data.captions import Captions, ImageStore, StoreRows
 from diptych.data.images import ImageInput
 from diptych.encoders.backbone import Backbone
@@ -84,7 +84,7 @@ def extract(
     result = Extraction(folder)
     for split in dict.fromkeys(captions.splits):
         part = captions.split(split)
-        with FeatureFile(folder / f"{file_name(split)}_ims.npy", _key(part, backbone, image_input)) as file:
+        with RowFile(folder / f"{file_name(split)}_ims.npy", _key(part, backbone, image_input)) as file:
             if not file.finished:
                 compute = partial(_cached_chunks, cache_dir) if cache else compute_cells
                 for chunk in compute(

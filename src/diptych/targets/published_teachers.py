@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.cache.feature_file import FeatureFile
 from diptych.cache.features import content_name
+from diptych.cache.rows import RowFile
 from diptych.data.arrays import ArrayStore
 from diptych.data.decode.pickle_arrays import Stored
 from diptych.data.decode.pickles import NPY, open_pickle
@@ -52,7 +52,7 @@ def read_vectors(
         "published", str(stamp.st_size), str(stamp.st_mtime_ns), contents, projection.identity()
     )
     target = cache_folder(folder) / f"teacher-images-{key}.npy"
-    with FeatureFile(target, key, overwrite=True) as file:
+    with RowFile(target, key, overwrite=True) as file:
         if not file.finished:
             try:
                 _convert(file, path, ids, projection, show_progress)
@@ -63,7 +63,7 @@ def read_vectors(
 
 
 def _convert(
-    file: FeatureFile, path: Path, ids: Sequence[str], projection: Projection, show_progress: bool
+    file: RowFile, path: Path, ids: Sequence[str], projection: Projection, show_progress: bool
 ) -> None:
     rows = list(zip(ids, _rows(path, ids), strict=True))
     starts = range(file.progress.done, len(rows), CHUNK)

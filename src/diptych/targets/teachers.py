@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from diptych import ops
 from diptych.cache.cells import compute_cells
-from diptych.cache.feature_file import FeatureFile
 from diptych.cache.features import cached_image_features, content_name, contents_of
+from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, read_items
 from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput, as_item
@@ -248,12 +248,8 @@ def cache_image_vectors(
     """The teacher's vector of every image of ``store``, (N, dim) float16, computed once."""
     _check(teacher, store)
     path, key = _place(folder, "images", teacher.identity(), contents_of(store))
-    with FeatureFile(path, key, overwrite=True) as file:
-        if not file.finished:
-            for vectors, images in teacher.chunks(store, file.progress.done, folder, show_progress):
-                file.append(vectors, images)
-            file.finish()
-    return ArrayStore(path, mapped=True)
+    rows = kept_rows(path, key, lambda start: teacher.chunks(store, start, folder, show_progress))
+    return ArrayStore(rows, mapped=True)
 
 
 def cache_text_vectors(
@@ -268,14 +264,14 @@ def cache_text_vectors(
     for text in texts:
         contents.update(text.encode() + b"\0")
     path, key = _place(folder, "texts", teacher.identity(), contents.hexdigest())
-    with FeatureFile(path, key, overwrite=True) as file:
-        if not file.finished:
-            starts = range(file.progress.done, len(texts), TEXT_CHUNK)
-            for start in track(starts, "text teacher", len(starts), show_progress):
-                some = texts[start : start + TEXT_CHUNK]
-                file.append(teacher(some), len(some))
-            file.finish()
-    return ArrayStore(path, mapped=True)
+
+    def vectors(first: int) -> Iterator[tuple[NDArray[np.float32], int]]:
+        starts = range(first, len(texts), TEXT_CHUNK)
+        for start in track(starts, "text teacher", len(starts), show_progress):
+            some = texts[start : start + TEXT_CHUNK]
+            yield teacher(some), len(some)
+
+    return ArrayStore(kept_rows(path, key, vectors), mapped=True)
 
 
 def _check(teacher: ImageTeacher | StoredTeacher, store: ImageStore) -> None:
