@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from diptych.settings import TrainingSettings
+from diptych.recipes import RECIPES
+from diptych.settings import TrainingSettings, from_saved, to_json
 from diptych.training.schedules import (
     CosineDecay,
     EveryDecay,
@@ -61,3 +62,42 @@ def test_settings_choose_the_schedule() -> None:
     assert depends_on_epochs(base)
     assert not depends_on_epochs(replace(base, schedule="every", warmup_share=0.0))
     assert schedule_of(TrainingSettings(), 8).factor(0) == 1.0
+
+
+def xvlm_factor(step: int, steps: int, warmup: float) -> float:
+    """The schedule as X-VLM describes it: a line from 0 to 1 over int(share · steps) steps, then a line to 0."""
+    rising = int(steps * warmup)
+    if step < rising:
+        return step / max(1, rising)
+    return max(0.0, (steps - step) / max(1, steps - rising))
+
+
+@pytest.mark.parametrize(("epochs", "steps_per_epoch"), [(10, 100), (3, 7), (1, 4), (20, 33)])
+def test_fusion_follows_x_vlm(epochs: int, steps_per_epoch: int) -> None:
+    """Falling from step 0 instead of the end of the warm-up gives 0.9 at its end, and fails here."""
+    for recipe in ("fusion", "cusa-fusion"):
+        settings = RECIPES[recipe].settings(epochs=epochs)
+        schedule, steps = schedule_of(settings, steps_per_epoch), epochs * steps_per_epoch
+        for step in range(steps):
+            assert abs(schedule.factor(step) - xvlm_factor(step, steps, 0.1)) < 1e-12
+    old = replace(RECIPES["fusion"].settings(epochs=10), decay_after_warmup=False)
+    assert schedule_of(old, 100).factor(100) == pytest.approx(0.9)
+
+
+def test_cookie_reaches_its_full_rate() -> None:
+    schedule = schedule_of(RECIPES["cookie"].settings(epochs=4), 50)
+    for step in range(200):
+        expected = step / 20 if step < 20 else (1 + math.cos(math.pi * (step - 20) / 180)) / 2
+        assert abs(schedule.factor(step) - expected) < 1e-12
+
+
+def test_saved_runs_keep_the_form_they_were_made_with() -> None:
+    for recipe, newer in (
+        ("fusion", {"decay_after_warmup": False, "adam_beta2": 0.999}),
+        ("cusa-fusion", {"decay_after_warmup": False, "adam_beta2": 0.999}),
+        ("cookie", {"decay_after_warmup": False}),
+    ):
+        kind = RECIPES[recipe].settings
+        saved = {name: value for name, value in to_json(kind()).items() if name not in newer}
+        assert to_json(from_saved(kind, saved)) == {**saved, **newer}
+        assert from_saved(kind, to_json(kind())) == kind()  # what a newer run says counts

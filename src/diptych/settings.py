@@ -22,6 +22,9 @@ TEXT_TEACHER_HELP = "text teacher, the mean of its token states"
 """Settings that several recipes and commands have, in words: a help page imports no model."""
 
 
+UNSAID: Any = object()  # the ``before`` of a setting that every saved run has, or that changed nothing
+
+
 def setting(
     default: T,
     help: str,
@@ -29,9 +32,14 @@ def setting(
     low: float | None = None,
     high: float | None = None,
     names: Registry | None = None,
+    before: T = UNSAID,
 ) -> T:
-    """A field with its sentence of help and its range, both ends allowed, or the registry that knows its names."""
-    made: T = field(default=default, metadata={"help": help, "low": low, "high": high, "names": names})
+    """A field with its sentence of help and its range, both ends allowed, or the registry that knows its names.
+
+    ``before`` is the value of runs that were saved before the setting existed, where that is not the default.
+    """
+    metadata = {"help": help, "low": low, "high": high, "names": names, "before": before}
+    made: T = field(default=default, metadata=metadata)
     return made
 
 
@@ -57,6 +65,10 @@ class TrainingSettings:
         0.1, "factor on the learning rate at a decay (schedules step and every)", low=0
     )
     final_factor: float = setting(0.0, "factor at the end of a cosine or linear schedule", low=0, high=1)
+    decay_after_warmup: bool = setting(
+        False,
+        "cosine and linear: rise from 0 to the full rate during the warm-up and fall from there, not from step 0",
+    )
     schedule_per_epoch: bool = setting(False, "change the learning rate at the beginning of epochs only")
     warmup_share: float = setting(
         0.0, "share of all steps during which the learning rate rises linearly from 0", low=0, high=1
@@ -171,6 +183,16 @@ def check_saved(kind: type[TrainingSettings], values: Mapping[str, Any]) -> None
         names = entry.metadata.get("names")
         if names is not None and isinstance(values.get(entry.name), str):
             names.check_saved(values[entry.name])
+
+
+def from_saved(kind: type[S], values: dict[str, Any]) -> S:
+    """Settings of a saved run: one that is newer than the run has the value that the run was made with."""
+    older = {
+        entry.name: entry.metadata["before"]
+        for entry in dataclasses.fields(kind)
+        if entry.metadata.get("before", UNSAID) is not UNSAID
+    }
+    return from_json(kind, {**older, **values})
 
 
 def differences(a: TrainingSettings, b: TrainingSettings) -> dict[str, tuple[Any, Any]]:

@@ -87,6 +87,11 @@ class Settings(Towers):
     warmup_share: float = setting(
         0.1, "share of all steps during which the learning rate rises linearly from 0", low=0, high=1
     )
+    decay_after_warmup: bool = setting(
+        True,
+        "rise from 0 to the full rate during the warm-up and fall from there (off: fall from step 0, peak 0.976)",
+        before=False,
+    )
     temperature: float = setting(0.07, "temperature τ of the three objectives", low=1e-3)
     cross_weight: float = setting(1.0, "weight of L_cross, images against texts (0: without)", low=0)
     visual_weight: float = setting(

@@ -54,6 +54,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         Sum(members),
         multipliers=fusion.multipliers(settings, heads=settings.usa > 0),
         targets=cusa.teachers(settings),
+        betas=fusion.betas(settings),
     )
 
 

@@ -60,6 +60,14 @@ class Settings(TrainingSettings):
     warmup_share: float = setting(
         0.1, "share of all steps during which the learning rate rises linearly from 0", low=0, high=1
     )
+    decay_after_warmup: bool = setting(
+        True,
+        "rise from 0 to the full rate during the warm-up and fall from there, as X-VLM does (off: fall from step 0)",
+        before=False,
+    )
+    adam_beta2: float = setting(
+        0.98, "second beta of AdamW, X-VLM's (PyTorch: 0.999)", low=0, high=0.99999, before=0.999
+    )
     decay_1d: bool = setting(False, "weight decay also on biases, norms and other 1-d parameters")
     clip_norm: float = setting(0.0, "largest global gradient norm (0: no clipping)", low=0)
 
@@ -69,7 +77,12 @@ def build(settings: Settings, captions: Captions) -> Method:
     objective = Sum({"itc": (ITC(), 1.0), "itm": (ITM(), 1.0)})
     image, text = encoders(settings, captions)
     model = retriever(settings, image, text, own_vectors(image, text))
-    return Method(model, objective, multipliers=multipliers(settings))
+    return Method(model, objective, multipliers=multipliers(settings), betas=betas(settings))
+
+
+def betas(settings: Settings) -> tuple[float, float]:
+    """AdamW's."""
+    return 0.9, settings.adam_beta2
 
 
 def multipliers(settings: Settings, heads: bool = False) -> dict[str, float]:

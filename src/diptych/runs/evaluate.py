@@ -27,7 +27,7 @@ from diptych.recipes import find_recipe
 from diptych.registries import PROTOCOLS
 from diptych.runs import downstream, uni_modal
 from diptych.runs.reading import open_split, places_of, readable_views
-from diptych.settings import from_json
+from diptych.settings import from_saved
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
 
@@ -203,7 +203,7 @@ def own_evaluators(run: Path) -> Sequence[Evaluator]:
     recipe = find_recipe(found["recipe"])
     if recipe is None or recipe.evaluators is None:
         return ()
-    evaluators = recipe.evaluators(from_json(recipe.settings, found["settings"]))
+    evaluators = recipe.evaluators(from_saved(recipe.settings, found["settings"]))
     return [evaluator for evaluator in evaluators if not isinstance(evaluator, Retrieval)]
 
 

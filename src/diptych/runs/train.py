@@ -34,7 +34,7 @@ from diptych.objectives.objective import Objective
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 from diptych.runs.header import header
-from diptych.settings import TrainingSettings, check_saved, from_json
+from diptych.settings import TrainingSettings, check_saved, from_json, from_saved
 from diptych.storage import storing
 from diptych.targets.filling import fill_targets
 from diptych.training import checkpoint, loop
@@ -321,4 +321,4 @@ def resumed_settings(recipe: Recipe, folder: Path, changes: dict[str, Any]) -> T
     """The settings a run was started with, and the few that may change on resuming."""
     found = checkpoint.read_run_of(folder, recipe.name)["settings"]
     check_saved(recipe.settings, {name: value for name, value in found.items() if name not in changes})
-    return from_json(recipe.settings, {**found, **changes})
+    return from_saved(recipe.settings, {**found, **changes})

@@ -25,7 +25,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from diptych import __version__
 from diptych.errors import CheckpointError
-from diptych.settings import TrainingSettings, differences, from_json, to_json
+from diptych.settings import TrainingSettings, differences, from_saved, to_json
 from diptych.storage import parse_json, recover_folder, replace_folder, write_text
 from diptych.training.method import Method
 from diptych.training.schedules import depends_on_epochs
@@ -119,7 +119,7 @@ def check_resumable(folder: Path, card: RunCard) -> None:
             f"the data changed since {folder} was started ({found['data_fingerprint']} then, "
             f"{card.data_fingerprint} now): give the data of {found['data']} as it was, or start a new run."
         )
-    before = from_json(type(card.settings), found["settings"])
+    before = from_saved(type(card.settings), found["settings"])
     free = FREE_TO_CHANGE - ({"epochs"} if depends_on_epochs(before) else set())
     changed = {k: v for k, v in differences(before, card.settings).items() if k not in free}
     if changed:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from diptych.settings import TrainingSettings
 
+CONTINUOUS = ("cosine", "linear")  # schedules that are spread over all epochs
+
 
 class Decay(Protocol):
     """How the rate falls: a factor for every point of training, given in epochs from 0 on."""
@@ -45,7 +47,7 @@ class EveryDecay:
 class CosineDecay:
     """Half a cosine from 1 at the start to ``final`` at the end of ``epochs``."""
 
-    epochs: int
+    epochs: float
     final: float
 
     def factor(self, epoch: float) -> float:
@@ -58,7 +60,7 @@ class CosineDecay:
 class LinearDecay:
     """A straight line from 1 at the start to ``final`` at the end of ``epochs``."""
 
-    epochs: int
+    epochs: float
     final: float
 
     def factor(self, epoch: float) -> float:
@@ -71,7 +73,8 @@ class Schedule:
     """The factor on every learning rate: a resumed run needs no scheduler state.
 
     The steps of ``warmup_epoch`` rise linearly from 1/n to 1; so do the first ``warmup_steps`` steps of a run.
-    ``per_epoch`` lets ``decay`` act at the beginning of epochs alone.
+    ``per_epoch`` lets ``decay`` act at the beginning of epochs alone. ``decay_after_warmup`` is the form of X-VLM: the
+    first ``warmup_steps`` steps rise from 0 towards 1, and ``decay`` is spread over the steps that are left.
     """
 
     steps_per_epoch: int
@@ -79,31 +82,42 @@ class Schedule:
     warmup_epoch: int = -1
     warmup_steps: int = 0
     per_epoch: bool = False
+    decay_after_warmup: bool = False
 
     def factor(self, step: int) -> float:
         """The factor at optimiser step ``step``, counted from 0."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        decay = self.decay.factor(epoch if self.per_epoch else step / self.steps_per_epoch)
-        warmup = (position + 1) / self.steps_per_epoch if epoch == self.warmup_epoch else 1.0
+        rise = (position + 1) / self.steps_per_epoch if epoch == self.warmup_epoch else 1.0
+        fallen = epoch * self.steps_per_epoch if self.per_epoch else step  # steps since the decay began
+        if self.decay_after_warmup:
+            fallen = max(0, fallen - self.warmup_steps)
         if step < self.warmup_steps:
-            warmup *= (step + 1) / self.warmup_steps
-        return decay * warmup
+            rise *= (step if self.decay_after_warmup else step + 1) / self.warmup_steps
+        return self.decay.factor(fallen / self.steps_per_epoch) * rise
 
 
 def schedule_of(settings: TrainingSettings, steps_per_epoch: int) -> Schedule:
     """The schedule that the settings of a run describe."""
+    steps = settings.epochs * steps_per_epoch
+    after = settings.decay_after_warmup and settings.schedule in CONTINUOUS
+    warmup = int(settings.warmup_share * steps) if after else round(settings.warmup_share * steps)
+    length = max(1, steps - warmup) / steps_per_epoch if after else settings.epochs
     decays: dict[str, Decay] = {
         "step": StepDecay(settings.decay_epoch, settings.decay_factor),
         "every": EveryDecay(settings.decay_every, settings.decay_factor),
-        "cosine": CosineDecay(settings.epochs, settings.final_factor),
-        "linear": LinearDecay(settings.epochs, settings.final_factor),
+        "cosine": CosineDecay(length, settings.final_factor),
+        "linear": LinearDecay(length, settings.final_factor),
     }
-    warmup = round(settings.warmup_share * settings.epochs * steps_per_epoch)
     return Schedule(
-        steps_per_epoch, decays[settings.schedule], settings.warmup_epoch, warmup, settings.schedule_per_epoch
+        steps_per_epoch,
+        decays[settings.schedule],
+        settings.warmup_epoch,
+        warmup,
+        settings.schedule_per_epoch,
+        after,
     )
 
 
 def depends_on_epochs(settings: TrainingSettings) -> bool:
     """Whether steps already made would have been others with another number of epochs."""
-    return settings.schedule in ("cosine", "linear") or settings.warmup_share > 0
+    return settings.schedule in CONTINUOUS or settings.warmup_share > 0
