@@ -22,13 +22,13 @@ This page is made from the code by `make docs`. Every setting is a flag of `trai
 
 
 def rows(kind: type[TrainingSettings], over: type[TrainingSettings] | None) -> list[str]:
-    """A row per setting that ``over`` lacks or that has another default there."""
-    before = {f.name: f.default for f in dataclasses.fields(over)} if over is not None else {}
+    """A row per setting that ``over`` lacks or that has another default or other words there."""
+    before = {f.name: _said(f) for f in dataclasses.fields(over)} if over is not None else {}
     hints = typing.get_type_hints(kind)
     return [
         f"| `--{f.name}` | {_shown(f.default, choices(f, hints[f.name]))} | {f.metadata['help']} |"
         for f in dataclasses.fields(kind)
-        if f.name not in before or before[f.name] != f.default
+        if before.get(f.name) != _said(f)
     ]
 
 
@@ -45,6 +45,10 @@ def names_table() -> str:
         for registry in REGISTRIES
     ]
     return "\n".join(["| kind | group of entry points | names of this package |", "|---|---|---|", *lines])
+
+
+def _said(entry: dataclasses.Field[typing.Any]) -> tuple[typing.Any, str]:
+    return entry.default, entry.metadata["help"]
 
 
 def base_of(kind: type[TrainingSettings]) -> type[TrainingSettings]:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diptych.objectives.combine import Sum, SwitchAt
+from diptych.errors import SettingsError
+from diptych.objectives.combine import Parted, Sum, SwitchAt
+from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
+from diptych.objectives.soft_labels import (
+    IMAGE_TEACHER,
+    TEXT_TEACHER,
+    UNI,
+    CrossModalSoftLabels,
+    UniModalSoftLabels,
+)
 from diptych.objectives.triplet import Triplet
+from diptych.ops import unit
 from diptych.types import Batch, Embeddings, Features, Terms
 
 
@@ -102,3 +112,42 @@ def test_a_sum_knows_its_collapsed_value_when_all_members_do() -> None:
     known = Sum({"one": (Triplet(0.2), 3.0), "two": (Triplet(0.1), 1.0)})
     assert known.collapsed_value(8) == pytest.approx(3 * 2 * 8 * 0.2 + 2 * 8 * 0.1)
     assert Sum({"one": (Triplet(0.2), 3.0), "two": (Fixed(a=1.0), 1.0)}).collapsed_value(8) is None
+
+
+def test_parts_of_a_batch_are_what_several_gpus_compute() -> None:
+    """CUSA's losses on 12 pairs in 3 parts: the mean of three losses of 4 pairs each, values and gradients."""
+    torch.manual_seed(0)
+    rows = {name: torch.randn(12, 5, dtype=torch.float64) for name in ("a", "b", "c", "d", "x", "y")}
+    ids = torch.tensor([0, 0, 1, 2, 3, 3, 4, 5, 0, 1, 6, 7])
+
+    def seen(part: slice) -> tuple[Embeddings, Batch, list[torch.Tensor]]:
+        own = {name: unit(value[part]).requires_grad_() for name, value in rows.items()}
+        targets = {IMAGE_TEACHER: own["x"].detach(), TEXT_TEACHER: own["y"].detach()}
+        nothing = Features.whole(torch.zeros(len(own["a"]), 1, 1))
+        batch = Batch(nothing, nothing, ids[part], torch.arange(12)[part], targets)
+        views = {UNI: Embeddings(own["c"], own["d"])}
+        return Embeddings(own["a"], own["b"], views=views), batch, [own[name] for name in "abcd"]
+
+    losses = Sum(
+        {
+            "hard": (InfoNCE(0.05, learned=True, clamp=(0.01, 0.1), reduction="per_entry"), 1.0),
+            "csa": (CrossModalSoftLabels(), 0.1),
+            "usa": (UniModalSoftLabels(), 0.5),
+        }
+    )
+    embeddings, batch, leaves = seen(slice(None))
+    parted = Parted(losses, 3)
+    terms = parted(embeddings, parted.prepare(batch))
+    torch.stack(list(terms.values())).sum().backward()
+    means = dict.fromkeys(terms, 0.0)
+    for start in (0, 4, 8):
+        alone, part, own = seen(slice(start, start + 4))
+        found = losses(alone, part)
+        means = {name: means[name] + value.item() / 3 for name, value in found.items()}
+        torch.stack(list(found.values())).sum().backward()
+        for whole, one in zip(leaves, own, strict=True):
+            assert torch.allclose(whole.grad[start : start + 4], one.grad / 3, rtol=0, atol=1e-12)
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(means, abs=1e-12)
+    assert losses(embeddings, batch)["hard"].item() != pytest.approx(means["hard"], rel=1e-2)
+    with pytest.raises(SettingsError, match="12 pairs has no 5 equal parts"):
+        Parted(losses, 5)(embeddings, batch)

@@ -119,6 +119,9 @@ def test_the_value_is_that_of_the_codes(lists: Path, hashed: Path) -> None:
         *(class_rows(one, names) for one in sets),
     )
     assert group.metrics["map"] == found.map
+    said = diptych("evaluate", hashed, "--protocol", "hashing", "--split", "test", "--depth", "7")
+    assert "MAP@7" in said.stdout
+    assert "--depth is for the protocol hashing" in refused("evaluate", hashed, "--depth", "7")
     assert group.metrics["map_tie_averaged"] == found.map_tie_averaged
 
 
@@ -178,9 +181,26 @@ def test_given_centres_are_used(lists: Path, tmp_path: Path) -> None:
     method = cookie_hash.build(settings_of(bits=16, centres=str(tmp_path / "c.npy")), training)
     head = method.retriever.branches["hash"]
     assert isinstance(head, HashHead)
-    assert np.array_equal(head.centres.numpy(), -hash_centres(5, 16)[:3])
+    assert np.array_equal(
+        head.centres.numpy(), -hash_centres(5, 16)[[2, 1, 0]]
+    )  # names are sorted, columns are not
     assert any(torch.equal(head.centres.float(), value) for value in method.objective.state_dict().values())
     assert isinstance(method.targets[0], HashTargets)
+
+
+def test_rows_of_given_centres_go_to_the_columns_of_the_lists(lists: Path, tmp_path: Path) -> None:
+    """The columns are red, green, blue; a class that training lacks shifts no other."""
+    centres = hash_centres(3, 16)
+    np.save(tmp_path / "c.npy", centres)
+    training = open_captions(lists).split("train")
+    settings = settings_of(bits=16, centres=str(tmp_path / "c.npy"))
+    rows = [row for row, own in enumerate(training.labels["labels"]) if "green" not in own]
+    head = cookie_hash.build(settings, training.subset(rows)).retriever.branches["hash"]
+    assert isinstance(head, HashHead)
+    assert np.array_equal(head.centres.numpy(), centres[[2, 0]])  # blue, red
+    np.save(tmp_path / "c.npy", centres[:2])
+    with pytest.raises(DataError, match="2 rows and the lists have 3 columns"):
+        cookie_hash.build(settings, training)
 
 
 # videos

@@ -11,6 +11,7 @@ import torch
 from accelerate import Accelerator
 from dual_folders import clip_folder, vit_folder
 from small import bert_folder, photos
+from small_senteval import write_senteval
 from torch import nn
 
 from diptych.branches.first import FirstVectors
@@ -19,9 +20,10 @@ from diptych.data.captions import Captions
 from diptych.data.cleaning import clean_caption
 from diptych.data.formats import open_captions
 from diptych.errors import SettingsError
+from diptych.evaluation.sts import Sts
 from diptych.evaluation.views import name_of_view
 from diptych.model.named import text_teacher
-from diptych.objectives.combine import Sum
+from diptych.objectives.combine import Parted, Sum
 from diptych.objectives.matching import ITM
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.recipes import RECIPES
@@ -229,6 +231,23 @@ def test_a_damaged_picture_does_not_stop_the_teacher(folder: Path, tmp_path: Pat
 def test_weights_keep_their_balance_beside_a_loss_per_row(folder: Path) -> None:
     method, settings, _ = built("cusa-clip", folder, hard_reduction="per_row")
     assert method.objective.weights["csa"] == pytest.approx(0.10 * settings.batch_size)
+    parted, settings, _ = built("cusa-clip", folder, hard_reduction="per_row", loss_parts=3)
+    assert isinstance(parted.objective, Parted)
+    assert parted.objective.objective.weights["csa"] == pytest.approx(0.10 * settings.batch_size / 3)
+    with pytest.raises(SettingsError, match="does not divide into 4 parts"):
+        built("cusa-clip", folder, loss_parts=4)
+
+
+def test_sts_sentences_are_read_as_they_are(folder: Path, tmp_path: Path) -> None:
+    """The published rows do not clean: a model that cleans captions must see "isn't", not "isn t"."""
+    cleans = built("cusa-clip", folder)[0].retriever.eval()
+    raw = built("cusa-clip", folder, clean_captions=False)[0].retriever.eval()
+    raw.load_state_dict(cleans.state_dict())
+    text = "He ISN'T here, is he?"
+    assert not torch.allclose(cleans.encode_text(text), raw.encode_text(text))
+    data = Sts(write_senteval(tmp_path, pairs=8))
+    assert data(cleans).metrics == data(raw).metrics
+    assert "not cleaned" in "\n".join(data(cleans).card.lines())
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -15,6 +15,7 @@ from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import PrecomputedGrid
 from diptych.encoders.sharing import SharedBlocks, SharingEncoder, TokenStates
 from diptych.errors import DataError, SettingsError
+from diptych.parts import describe, rebuild
 from diptych.types import Batch, Embeddings, Features
 
 DIM, WORDS, MASK = 8, 12, 11
@@ -49,8 +50,8 @@ def words(sizes: list[int], seed: int = 0) -> Features:
     return Features(ids.masked_fill(~mask, 0), mask)
 
 
-def slow_block(block, tokens: list[list[float]]) -> list[list[float]]:
-    """One pre-norm block, token by token, head by head."""
+def slow_block(block, tokens: list[list[float]], normed=None) -> list[list[float]]:
+    """One pre-norm block, token by token, head by head; ``normed`` takes the place of LayerNorm."""
     w = {name: value.double().tolist() for name, value in block.state_dict().items()}
 
     def linear(name: str, x: list[float]) -> list[float]:
@@ -58,6 +59,8 @@ def slow_block(block, tokens: list[list[float]]) -> list[list[float]]:
                 zip(w[f"{name}.weight"], w[f"{name}.bias"], strict=True)]  # fmt: skip
 
     def norm(name: str, x: list[float]) -> list[float]:
+        if normed is not None:
+            return normed(x, w[f"{name}.weight"], w[f"{name}.bias"])
         mean = sum(x) / len(x)
         spread = math.sqrt(sum((a - mean) ** 2 for a in x) / len(x) + 1e-5)
         scaled = zip(x, w[f"{name}.weight"], w[f"{name}.bias"], strict=True)
@@ -106,6 +109,42 @@ def test_the_blocks_are_pre_norm_with_a_final_norm_and_relu(size):
     for block in reversed(shared.blocks):
         wrong = slow_block(block, wrong)
     assert not torch.allclose(found, torch.tensor(wrong, dtype=torch.float64).relu())
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_the_authors_form_is_a_loop_from_their_description(size):
+    """Tokens are halved; LN(x) = a (x − mean) / (std + 1e-6) + b with the unbiased deviation, also at the end."""
+    torch.manual_seed(size)
+    shared = SharedBlocks(DIM, depth=2, heads=2, feedforward=16, dropout=0.0, authors=True).double().eval()
+    for weight in shared.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    tokens = torch.randn(1, size, DIM, dtype=torch.float64)
+    found = shared(Features.whole(tokens)).values[0]
+
+    def slow(halved: bool, unbiased: bool) -> Tensor:
+        def norm(x: list[float], weight: list[float], bias: list[float]) -> list[float]:
+            mean = sum(x) / len(x)
+            square = sum((a - mean) ** 2 for a in x) / (len(x) - 1 if unbiased else len(x))
+            spread = math.sqrt(square) + 1e-6
+            return [w * (a - mean) / spread + b for a, w, b in zip(x, weight, bias, strict=True)]
+
+        x = [[a / 2 if halved else a for a in token] for token in tokens[0].tolist()]
+        for block in shared.blocks:
+            x = slow_block(block, x, norm)
+        final = [norm(token, shared.norm.weight.tolist(), shared.norm.bias.tolist()) for token in x]
+        return torch.tensor(final, dtype=torch.float64).relu()
+
+    assert (found - slow(True, True)).abs().max() < 1e-12
+    for mutation in ((False, True), (True, False)):
+        assert (found - slow(*mutation)).abs().max() > 1e-4
+
+
+def test_a_model_saved_before_keeps_its_form():
+    shared = blocks()
+    described = describe(shared)
+    assert "authors" not in described
+    assert not rebuild(described).authors
+    assert describe(SharedBlocks(DIM, 2, 2, 16, 0.0, authors=True))["authors"] is True
 
 
 @pytest.mark.parametrize("side", ["image", "text"])

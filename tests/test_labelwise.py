@@ -220,13 +220,16 @@ def test_equal_tag_sets_are_merged_where_the_model_says_so(tmp_path: Path) -> No
     part = captions.split("test")
     part = replace(part, texts=[part.texts[1]] * len(part.texts))
     ready = Prepared(part, model.text_input.prepare(part.texts))
-    group = LabelRetrieval(choose=True)(model, ready)
-    assert "merged in the gallery" in "\n".join(group.card.lines())
+    group = LabelRetrieval(choose=True, bootstrap=10)(model, ready)
+    assert "merged, each distinct text once" in "\n".join(group.card.lines())
     view = model.branches["labels"]
     assert isinstance(view, LabelView)
     rows = view.labels.rows_of(part)
     alone = label_metrics(np.zeros((len(rows), 1)), rows, rows[:1])
     assert group.metrics["image_to_text_ndcg@500"] == pytest.approx(alone["image_to_text_ndcg@500"])
+    scores = model.encode_image(part.images) @ model.encode_text(part.texts[:1]).T
+    once = label_metrics(scores, rows, rows[part.image_of][:1])
+    assert group.metrics["text_to_image_ndcg@500"] == pytest.approx(once["text_to_image_ndcg@500"])
 
 
 def test_regions_get_the_detector_s_classes_or_clusters(tmp_path: Path, captions: Captions) -> None:

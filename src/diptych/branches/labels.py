@@ -30,7 +30,7 @@ class LabelView(Branch):
 
     ``image_head`` and ``text_head`` are the heads of the towers: one object for both in the paper's model. The
     thresholds (image, text) are chosen on the validation split (micro-F1) and travel with the model. ``merge_texts``
-    says that texts are tag sets: evaluation then ranks images against each distinct one once.
+    says that texts are tag sets: evaluation then ranks each distinct one once, and asks it once.
     """
 
     weight = 0.0

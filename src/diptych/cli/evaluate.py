@@ -33,6 +33,11 @@ from diptych.registries import JUDGEMENTS, PROTOCOLS
     "--bootstrap", default=1000, show_default=True, help="resamples of the 95 % intervals (0: none)"
 )
 @click.option(
+    "--depth",
+    type=click.IntRange(1),
+    help="of the protocol hashing: the K of MAP@K (default: 5000)",
+)
+@click.option(
     "--rerank",
     default=0,
     type=click.IntRange(0),

@@ -45,7 +45,8 @@ class Captions:
     names of texts. ``order`` says which texts an epoch of training shows (None: each once, in random order);
     ``unreadable`` what training does with an image that cannot be read. ``notes`` are sentences about what the reader
     left out, for whoever summarises the data. ``picture_of`` says which images are one picture (two corpora may hold
-    the same one): the row of the first of them; None: all are different.
+    the same one): the row of the first of them; None: all are different. ``classes`` are the names of the classes in
+    the order of the columns, of data that have a column for each class.
 
     Example::
 
@@ -65,6 +66,7 @@ class Captions:
     unreadable: Literal["stop", "skip"] = "stop"
     notes: Sequence[str] = ()
     picture_of: NDArray[np.int64] | None = None  # (N,)
+    classes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         n, m = len(self.images), len(self.texts)
@@ -119,6 +121,7 @@ class Captions:
             unreadable=self.unreadable,
             notes=self.notes,
             picture_of=None if self.picture_of is None else first_of_each(self.picture_of[chosen]),
+            classes=self.classes,
         )
 
     def pictures(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from PIL import Image
 from diptych.data.batches import Arrays, Sets
 from diptych.data.captions import StoredImage
 from diptych.data.decode.opening import open_image, to_rgb
+from diptych.data.rand_augment import RandAugment, random_window
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe, part
 
@@ -98,10 +99,14 @@ class PixelInput(ImageInput):
     or its short side to ``size`` and the centre cut out (``resize="crop"``, as CLIP does). Training, before
     that: a window keeping one ratio r ~ U(crop_ratio) of both sides at a random place; after it, a horizontal
     flip with probability ``flip``. Pillow averages when it shrinks, which the published OpenCV code does not.
+    ``augmentation="x-vlm"`` draws a window by its area, uniform in ``crop_ratio``, and its aspect ratio, stretches it
+    to the square, flips, and applies ``RandAugment``.
 
     Colours are RGB in 0…1, or with ``bgr`` BGR in 0…255; then (x − mean) / std. The defaults are ImageNet's,
     or with ``bgr`` the bottom-up-attention detector's (its pixel means, no scaling).
     """
+
+    LATER = ("augmentation",)
 
     def __init__(
         self,
@@ -113,6 +118,7 @@ class PixelInput(ImageInput):
         bgr: bool = False,
         resize: Literal["stretch", "crop"] = "stretch",
         interpolation: Literal["bilinear", "bicubic"] = "bilinear",
+        augmentation: Literal["window", "x-vlm"] = "window",
     ) -> None:
         mean = mean if mean is not None else (DETECTOR_MEAN if bgr else IMAGENET_MEAN)
         std = std if std is not None else ((1.0, 1.0, 1.0) if bgr else IMAGENET_STD)
@@ -129,7 +135,12 @@ class PixelInput(ImageInput):
             interpolation in FILTERS, f"interpolation='{interpolation}' is unknown: {' or '.join(FILTERS)}."
         )
         self.size, self.crop_ratio, self.flip, self.bgr = size, (crop_ratio[0], crop_ratio[1]), flip, bgr
+        _check(
+            augmentation in ("window", "x-vlm"),
+            f"augmentation='{augmentation}' is unknown: choose window or x-vlm.",
+        )
         self.resize, self.filter = resize, FILTERS[interpolation]
+        self.operations = RandAugment() if augmentation == "x-vlm" else None
         # (x·unit − mean) / std as one multiplication and one addition
         unit = 1.0 if bgr else 1.0 / 255.0
         scale = [unit / s for s in std]
@@ -151,6 +162,9 @@ class PixelInput(ImageInput):
             flip = rng is not None and bool(rng.random() < self.flip)
             window = self._window(picture.size, rng)
             resized = to_rgb(picture).resize((self.size, self.size), self.filter, box=window)
+            if self.operations is not None and rng is not None:
+                resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else resized
+                resized, flip = self.operations(resized, rng), False
             small = np.asarray(resized)  # (H, W, 3)
             small = small[:, ::-1] if flip else small
             small = small[:, :, ::-1] if self.bgr else small
@@ -167,6 +181,8 @@ class PixelInput(ImageInput):
         """The part of a (width, height) picture that is kept."""
         width, height = size
         left = top = 0
+        if rng is not None and self.operations is not None:
+            return random_window(size, self.crop_ratio, rng)
         if rng is not None:
             ratio = rng.uniform(*self.crop_ratio)
             width, height = max(1, int(size[0] * ratio)), max(1, int(size[1] * ratio))

@@ -38,16 +38,34 @@ class TokenStates(Features):
     words: Tensor | None = None
 
 
+class UnbiasedNorm(nn.LayerNorm):
+    """(x − mean) / (std + 1e-6) · weight + bias with the unbiased deviation: the LayerNorm of the authors' code."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, D) → (…, D), in float32 or better."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+        return self.weight * (x - mean) / (std + self.eps) + self.bias
+
+
+def norm_of(dim: int, authors: bool) -> nn.LayerNorm:
+    """The norm of a block: torch's, or the authors'."""
+    return UnbiasedNorm(dim) if authors else nn.LayerNorm(dim)
+
+
 class Block(nn.Module):
     """One pre-norm block: h = x + attention(LN(x)), y = h + W₂ ReLU(W₁ LN(h)).
 
     Every token attends to the valid tokens of its own set; no position is added. Weights start Xavier-uniform.
     """
 
-    def __init__(self, dim: int, heads: int, feedforward: int, dropout: float) -> None:
+    def __init__(self, dim: int, heads: int, feedforward: int, dropout: float, authors: bool = False) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.before, self.between = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.before, self.between = norm_of(dim, authors), norm_of(dim, authors)
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
         self.first, self.second = nn.Linear(dim, feedforward), nn.Linear(feedforward, dim)
         for linear in (self.query, self.key, self.value, self.out, self.first, self.second):
@@ -78,27 +96,37 @@ class SharedBlocks(nn.Module):
 
     The sizes of the supplement: 6 blocks, 8 heads; of the authors' code: width 1024, feed-forward 2048, dropout 0.1.
     Given to both towers, the same weights read regions and words. Published code attends to padding; here it never
-    reaches a valid token.
+    reaches a valid token. ``authors`` is the form of their code: it halves the tokens, ``(x + w · position) / 2`` with
+    w ≤ 1e-4, and divides by the unbiased deviation in its norms. Positions are left out in both forms.
     """
 
+    LATER = ("authors",)
+
     def __init__(
-        self, dim: int = 1024, depth: int = 6, heads: int = 8, feedforward: int = 2048, dropout: float = 0.1
+        self,
+        dim: int = 1024,
+        depth: int = 6,
+        heads: int = 8,
+        feedforward: int = 2048,
+        dropout: float = 0.1,
+        authors: bool = False,
     ) -> None:
         super().__init__()
         if depth < 1:
             raise SettingsError(f"depth={depth} is not a count of blocks: give 1 or more (6 in the paper).")
         if dim % heads:
             raise SettingsError(f"dim={dim} does not divide over {heads} heads: choose a multiple of them.")
-        self.dim = dim
+        self.dim, self.authors = dim, authors
         check_rate(dropout, "dropout")
-        self.blocks = nn.ModuleList(Block(dim, heads, feedforward, dropout) for _ in range(depth))
-        self.norm = nn.LayerNorm(dim)
+        self.blocks = nn.ModuleList(Block(dim, heads, feedforward, dropout, authors) for _ in range(depth))
+        self.norm = norm_of(dim, authors)
 
     def forward(self, features: Features) -> Features:
         """Tokens that have seen each other; at invalid positions arbitrary values."""
         first = self.blocks[0]
         assert isinstance(first, Block)
         x = fit(features, first.query.weight)
+        x = x / 2 if self.authors else x
         for block in self.blocks:
             x = block(x, features.mask)
         return Features(F.relu(self.norm(x)), features.mask)

@@ -32,7 +32,7 @@ class LabelRetrieval:
 
     ``choose`` picks the thresholds of micro-F1 on these data and leaves them in the model; else the model's own are
     used. By default (None) they are chosen on the split ``val`` and on no other. Where the model says that texts are
-    tag sets, images are ranked against each distinct one once, with the labels of its first occurrence. ``protocol``
+    tag sets, each distinct one is ranked and asked once, with the labels of its first occurrence. ``protocol``
     gives the folds (coco-1k), ``bootstrap`` the number of resamples of the intervals, 0 for none.
     """
 
@@ -106,13 +106,18 @@ class LabelRetrieval:
                 if rules.folds == 1
                 else Fold(scores, torch.from_numpy(images), torch.from_numpy(texts))
             )
-            gallery = first_occurrences([data.captions.texts[row] for row in texts]) if merge_texts else None
+            distinct = first_occurrences([data.captions.texts[row] for row in texts]) if merge_texts else None
             judged = judge_labels(
-                part, labels["image"][images], labels["text"][texts], depth=self.depth, gallery_texts=gallery
+                part,
+                labels["image"][images],
+                labels["text"][texts],
+                depth=self.depth,
+                distinct_texts=distinct,
             )
             queries = {}
             for direction, one in judged.items():
-                owner = np.arange(len(images)) if direction == DIRECTIONS[0] else image_of[texts] - images[0]
+                asked = texts if distinct is None else texts[distinct]
+                owner = np.arange(len(images)) if direction == DIRECTIONS[0] else image_of[asked] - images[0]
                 assert one.ap is not None
                 queries[f"{direction}_ndcg@{self.depth}"] = Queries(one.ndcg, owner)
                 queries[f"{direction}_map"] = Queries(one.ap, owner)
@@ -140,7 +145,7 @@ class LabelRetrieval:
                 "texts": len(captions.texts),
                 "labels": len(view.labels),
                 "protocol": self.protocol,
-                "equal texts": "merged in the gallery" if view.merge_texts else "kept",
+                "equal texts": "merged, each distinct text once" if view.merge_texts else "kept",
                 "relevance": "shared labels",
                 "depth": self.depth,
                 "data hash": captions.fingerprint(),

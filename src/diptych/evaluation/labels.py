@@ -60,12 +60,12 @@ def judge_labels(
     *,
     depth: int = DEPTH,
     average_precision: bool = True,
-    gallery_texts: NDArray[np.int64] | None = None,
+    distinct_texts: NDArray[np.int64] | None = None,
 ) -> dict[str, LabelQueries]:
     """NDCG@depth and, where asked for, AP of every image and of every text, by direction.
 
-    ``gallery_texts`` are the rows of the texts that images are ranked against (``first_occurrences`` merges equal tag
-    sets); all texts otherwise. Every text is a query, merged or not.
+    ``distinct_texts`` are the rows of the texts that images are ranked against and that are queries themselves
+    (``first_occurrences`` merges equal tag sets); all texts otherwise.
     """
     if depth < 1:
         raise SettingsError(f"NDCG@{depth} looks at no item: give a depth of 1 or more.")
@@ -78,13 +78,13 @@ def judge_labels(
         raise DataError(
             f"images have {images.shape[1]} label columns and texts {texts.shape[1]}: use one vocabulary for both."
         )
-    gallery = slice(None) if gallery_texts is None else torch.from_numpy(gallery_texts)
+    distinct = slice(None) if distinct_texts is None else torch.from_numpy(distinct_texts)
     image_kinds, text_kinds = _kinds(images, scores.device), _kinds(texts, scores.device)
     return {
-        DIRECTIONS[0]: _Direction(scores, image_kinds, text_kinds, gallery, True).judge(
+        DIRECTIONS[0]: _Direction(scores, image_kinds, text_kinds, slice(None), distinct, True).judge(
             depth, average_precision
         ),
-        DIRECTIONS[1]: _Direction(scores, text_kinds, image_kinds, slice(None), False).judge(
+        DIRECTIONS[1]: _Direction(scores, text_kinds, image_kinds, distinct, slice(None), False).judge(
             depth, average_precision
         ),
     }
@@ -96,10 +96,10 @@ def label_metrics(
     text_labels: Rows,
     *,
     depth: int = DEPTH,
-    gallery_texts: NDArray[np.int64] | None = None,
+    distinct_texts: NDArray[np.int64] | None = None,
 ) -> dict[str, float]:
     """``image_to_text_ndcg@500``, ``…_map``, both directions, and their mean ``ndcg``, the primary one."""
-    judged = judge_labels(scores, image_labels, text_labels, depth=depth, gallery_texts=gallery_texts)
+    judged = judge_labels(scores, image_labels, text_labels, depth=depth, distinct_texts=distinct_texts)
     metrics: dict[str, float] = {}
     for direction, queries in judged.items():
         assert queries.ap is not None
@@ -110,7 +110,7 @@ def label_metrics(
 
 
 def first_occurrences(texts: Sequence[str]) -> NDArray[np.int64]:
-    """The row of the first of each group of equal texts, in order: the merged gallery of tag sets."""
+    """The row of the first of each group of equal texts, in order: the distinct tag sets."""
     first: dict[str, int] = {}
     for row, text in enumerate(texts):
         first.setdefault(text, row)
@@ -171,13 +171,21 @@ class _Direction:
     """The queries of one side, the gallery of the other, and the relevance of their distinct label rows."""
 
     def __init__(
-        self, scores: Scores, asked: Kinds, gallery: Kinds, columns: slice | Tensor, images_ask: bool
+        self,
+        scores: Scores,
+        asked: Kinds,
+        gallery: Kinds,
+        queries: slice | Tensor,
+        columns: slice | Tensor,
+        images_ask: bool,
     ) -> None:
         self.scores, self.images_ask = scores, images_ask
         # products with the queries in rows have nothing to transpose
         self.turned = None if images_ask else turned(scores)
         self.columns = columns if isinstance(columns, slice) else columns.to(scores.device)
-        self.asked, self.asked_kind = asked
+        self.asked, kinds = asked
+        self.rows = torch.arange(len(kinds), device=kinds.device)[queries]  # the row of each query
+        self.asked_kind = kinds[self.rows]
         self.gallery, kinds = gallery
         self.gallery_kind = kinds[self.columns]
         self.copies = torch.bincount(self.gallery_kind, minlength=len(self.gallery))
@@ -190,13 +198,13 @@ class _Direction:
         queries = len(self.asked_kind)
         ndcg, ap = np.zeros(queries), np.zeros(queries)
 
-        def one(rows: Tensor) -> None:
-            kinds, place = torch.unique_consecutive(self.asked_kind[rows], return_inverse=True)
+        def one(numbers: Tensor) -> None:
+            kinds, place = torch.unique_consecutive(self.asked_kind[numbers], return_inverse=True)
             shared = self.asked[kinds] @ self.gallery.T  # (kinds, gallery kinds) labels in common
-            ranked = leading(self._scores(rows), self.size if average_precision else depth)
+            ranked = leading(self._scores(self.rows[numbers]), self.size if average_precision else depth)
             gain = shared[place[:, None], self.gallery_kind[ranked]]  # (q, …) in ranked order
             dcg, ideal = gain[:, :depth].double() @ discount, _ideal(shared, self.copies, discount)[place]
-            where = rows.cpu().numpy()
+            where = numbers.cpu().numpy()
             ndcg[where] = 100 * torch.where(ideal > 0, dcg / ideal.clamp_min(1e-12), 0.0).cpu().numpy()
             if average_precision:
                 ap[where] = 100 * _average_precision(gain > 0).cpu().numpy()

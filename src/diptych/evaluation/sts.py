@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from diptych.data.cleaning import CleanedInput
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.correlation import agreement
 from diptych.evaluation.prepared import Prepared
@@ -33,7 +34,10 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Sts:
-    """The STS sets of a SentEval folder, by the model's uni-modal text vectors (its own vectors without such heads)."""
+    """The STS sets of a SentEval folder, by the model's uni-modal text vectors (its own vectors without such heads).
+
+    A model that cleans captions reads these sentences as they are: the published STS rows do not clean.
+    """
 
     folder: str | Path
 
@@ -43,11 +47,17 @@ class Sts:
         """The group ``sts``; ``data`` plays no part."""
         view = uni_view(model)
         found = read_senteval(self.folder)
-        return sts_group(
-            lambda texts: model.encode_text(texts, view=view, show_progress=show_progress),
-            found,
-            {"vectors": name_of_view(model), "model": model.fingerprint()},
-        )
+        facts = {"vectors": name_of_view(model), "model": model.fingerprint()}
+        reader = model.text_input
+        if isinstance(reader, CleanedInput):
+            reader = reader.inner
+            facts["sentences"] = "as they are, not cleaned"
+
+        def encode(texts: Sequence[str]) -> Tensor:
+            store = reader.prepare(texts, show_progress=show_progress)
+            return model.encode_text(store, view=view, show_progress=show_progress)
+
+        return sts_group(encode, found, facts)
 
 
 def sts_group(encode: Encode, data: SentEval, facts: dict[str, str]) -> Group:

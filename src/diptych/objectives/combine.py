@@ -1,9 +1,11 @@
-"""Objectives made of objectives: a weighted sum, a switch at an epoch, and one pointed at other rows."""
+"""Objectives made of objectives: a weighted sum, a switch at an epoch, one at other rows, one in parts of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from diptych.errors import SettingsError
@@ -178,3 +180,52 @@ class SwitchAt(Objective):
     def after_epoch(self, epoch: int) -> None:
         """Passed on to the objective in force."""
         self.current.after_epoch(epoch)
+
+
+class Parted(Objective):
+    """The mean of an objective over equal parts of a batch: what GPUs compute that do not see each other's rows.
+
+    Part k of n has the rows from kB/n on. With n processes these are the rows of one process each.
+    """
+
+    def __init__(self, objective: Objective, parts: int) -> None:
+        super().__init__()
+        self.objective, self.parts = objective, parts
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The mean of each term."""
+        if len(batch) % self.parts:
+            raise SettingsError(
+                f"a batch of {len(batch)} pairs has no {self.parts} equal parts: choose another batch size."
+            )
+        size = len(batch) // self.parts
+        found = [
+            self.objective(*_part(embeddings, batch, start, size)) for start in range(0, len(batch), size)
+        ]
+        return {name: torch.stack([terms[name] for terms in found]).mean() for name in found[0]}
+
+    def start_epoch(self, epoch: int) -> None:
+        """Passed on."""
+        self.objective.start_epoch(epoch)
+
+    def after_epoch(self, epoch: int) -> None:
+        """Passed on."""
+        self.objective.after_epoch(epoch)
+
+    def phase(self) -> Hashable:
+        """The objective's own."""
+        return self.objective.phase()
+
+    def collapsed_value(self, pairs: int) -> float | None:
+        """The objective's own, of one part."""
+        return self.objective.collapsed_value(pairs // self.parts)
+
+
+def _part(embeddings: Embeddings, batch: Batch, start: int, size: int) -> tuple[Embeddings, Batch]:
+    """Rows of a batch with their embeddings; what a pair scorer read or judged stays behind."""
+    rows = slice(start, start + size)
+    seen = embeddings.map_rows(lambda values: values[rows])
+    scores = None if embeddings.scores is None else embeddings.scores[rows, rows]
+    return replace(
+        seen, image_features=None, text_features=None, scores=scores, matches=None
+    ), batch.map_rows(lambda values: values[rows])

@@ -20,7 +20,9 @@ from diptych.encoders.dual import DualEncoder, load_dual
 from diptych.errors import SettingsError
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
+from diptych.objectives.combine import Parted
 from diptych.objectives.contrastive import InfoNCE
+from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
 from diptych.settings import TrainingSettings, setting
@@ -48,6 +50,17 @@ class Settings(TrainingSettings):
     hard_reduction: Literal["per_entry", "per_row"] = setting(
         "per_entry", "InfoNCE as the mean over all B × B entries (as published) or over rows"
     )
+    batch_size: int = setting(
+        128,
+        "pairs per step, over all processes together (CUSA: 128 on each of 4 GPUs, a loss on each: --batch_size 512 "
+        "--loss_parts 4; the default 128 makes four times the steps of an epoch; L/14@336: 16 on each)",
+        low=2,
+    )
+    loss_parts: int = setting(
+        1,
+        "equal parts of a batch that have a loss of their own, whose mean is taken (CUSA: 4, one per GPU)",
+        low=1,
+    )
     clean_captions: bool = setting(True, "lower-case texts and drop their punctuation, as CUSA does")
     epochs: int = setting(40, "passes over the training texts", low=1)
     learning_rate: float = setting(1e-5, "base learning rate", low=0)
@@ -63,7 +76,19 @@ class Settings(TrainingSettings):
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method."""
     dual = tuned(settings, captions)
-    return Method(retriever(settings, dual, own_vectors(settings, dual)), info_nce(settings, dual))
+    return Method(
+        retriever(settings, dual, own_vectors(settings, dual)), in_parts(info_nce(settings, dual), settings)
+    )
+
+
+def in_parts(objective: Objective, settings: Settings) -> Objective:
+    """The objective over the whole batch, or over each of its parts."""
+    if settings.batch_size % settings.loss_parts or settings.batch_size < 2 * settings.loss_parts:
+        raise SettingsError(
+            f"--batch_size {settings.batch_size} does not divide into {settings.loss_parts} parts of 2 pairs or more: "
+            "choose a multiple of --loss_parts."
+        )
+    return objective if settings.loss_parts == 1 else Parted(objective, settings.loss_parts)
 
 
 def own_vectors(settings: Settings, dual: DualEncoder) -> dict[str, Branch]:

@@ -48,7 +48,7 @@ class Towers(TrainingSettings):
     """Two encoders, the transformer on top of both, and pooling: what every COOKIE recipe shares."""
 
     image_encoder: str = setting("auto", IMAGE_HELP, names=IMAGE_ENCODERS)
-    text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
+    text_encoder: str = setting("bigru", "text encoder (published, as we infer: BERT; the default needs no download)", names=TEXT_ENCODERS)
     dim: int = setting(1024, "joint dimension and width of the transformer", low=1)
     depth: int = setting(1, "layers of the transformer on top of both sides (0: none)", low=0)
     share_weights: bool = setting(True, "one transformer for both sides (off: one each)")
@@ -59,7 +59,10 @@ class Towers(TrainingSettings):
     dropout: float = setting(0.1, "dropout of the transformer", low=0, high=0.95)
     image_pool: str = setting("max", "visual aggregator", names=POOLINGS)
     text_pool: str = setting("max", "textual aggregator", names=POOLINGS)
-    train_backbone: bool = setting(False, "train the CNN or ViT too (else its features are cached)")
+    train_backbone: bool = setting(
+        False,
+        "train the CNN or ViT too, as published, as we infer (off: its features are cached, which one GPU can afford)",
+    )
     backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone", low=0)
     image_size: int = setting(256, "pixels of the square image the backbone reads", low=32)
     train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
@@ -67,6 +70,9 @@ class Towers(TrainingSettings):
     word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
     word_vectors: str = setting(
         "", "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file"
+    )
+    clip_norm: float = setting(
+        2.0, "largest global gradient norm (0: none; the supplement does not say, 2 is VSE∞'s)", low=0
     )
     vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
     min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)

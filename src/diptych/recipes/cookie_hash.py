@@ -6,12 +6,13 @@ of bits is 16, 32 or 64. What is ranked, and how ties are decided, stands in doc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from diptych.branches.hashing import HashHead
 from diptych.data.captions import Captions
-from diptych.data.labels.hash_centres import read_centres
+from diptych.data.labels.hash_centres import Signs, read_centres
 from diptych.data.labels.hash_labels import COLUMN, class_names, class_sets
 from diptych.errors import DataError
 from diptych.evaluation.hash_retrieval import VIEW, HashRetrieval
@@ -39,6 +40,16 @@ class Settings(cookie.Towers):
     epochs: int = setting(100, "passes over the training texts", low=1)
     batch_size: int = setting(320, "pairs per step, over all processes together", low=2)
     learning_rate: float = setting(1e-4, "learning rate of the hash head", low=0)
+    weight_decay: float = setting(
+        1e-4,
+        "AdamW weight decay (CSQ: Adam without, --weight_decay 0; 1e-4 is COOKIE's of its other tasks)",
+        low=0,
+    )
+    clip_norm: float = setting(
+        2.0,
+        "largest global gradient norm (CSQ: no clipping, --clip_norm 0; 2 is that of COOKIE's recipes here)",
+        low=0,
+    )
     schedule: Literal["step", "every", "cosine", "linear"] = setting(
         "every", "how the learning rate falls: once, every few epochs, as a cosine, as a line"
     )
@@ -50,7 +61,10 @@ class Settings(cookie.Towers):
     text_pool: str = setting("mean", "textual aggregator", names=POOLINGS)
     bits: int = setting(64, "length of the codes: 16, 32 or 64 in the paper, a power of two", low=4)
     label_column: str = setting(COLUMN, "column of the data that holds the classes of an image")
-    centres: str = setting("", "file of hash centres, such as CSQ's (else made from --seed)")
+    centres: str = setting(
+        "",
+        "file of hash centres, such as CSQ's, a row for each column of hashing lists (else made from --seed)",
+    )
     quantisation: float = setting(0.05, "weight λ of the quantisation term", low=0)
     hash_dropout: float = setting(0.5, "dropout of the hash head", low=0, high=0.95)
     text_codes: bool = setting(False, "draw the codes of texts to the centres of their images too")
@@ -72,7 +86,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         cookie.start_from(towers, settings.init)
     head = HashHead(settings.dim, settings.bits, len(names), settings.hash_dropout, settings.seed)
     if settings.centres:
-        head.use_centres(read_centres(settings.centres))
+        head.use_centres(_in_order(read_centres(settings.centres), names, captions))
     retriever = Retriever(
         towers.image, towers.text, towers.image_input, towers.text_input, branches={VIEW: head}
     )
@@ -84,6 +98,19 @@ def build(settings: Settings, captions: Captions) -> Method:
         multipliers={"": settings.tower_multiplier, HEAD: 1.0},
         targets=(HashTargets(settings.label_column, names),),
     )
+
+
+def _in_order(centres: Signs, names: Sequence[str], captions: Captions) -> Signs:
+    """The row of each class: that of its column, where the data have a column for each class."""
+    if not set(names) <= set(captions.classes):
+        return centres
+    columns = [list(captions.classes).index(name) for name in names]
+    if len(centres) < len(captions.classes):
+        raise DataError(
+            f"the file of hash centres has {len(centres)} rows and the lists have {len(captions.classes)} columns: "
+            "choose the file for these classes, or leave it out."
+        )
+    return centres[columns]
 
 
 def evaluators(settings: Settings) -> tuple[HashRetrieval, ...]:

@@ -51,7 +51,7 @@ class SoftLabelSettings:
         "each", "what CSA follows: the teacher of the query, the mean of both, or the root of their product"
     )
     soft_divergence: Literal["kl", "ce"] = setting(
-        "kl", "KL divergence, or cross-entropy (the same gradient)"
+        "kl", "KL divergence, or cross-entropy (the same gradient; the public code's CE in its mode 'sum')"
     )
     image_teacher: str = setting("auto", IMAGE_TEACHER_HELP, names=IMAGE_TEACHERS)
     text_teacher: str = setting("minilm", TEXT_TEACHER_HELP, names=TEXT_TEACHERS)

@@ -33,10 +33,11 @@ def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method; with both weights 0 it is ``clip --cross_head``."""
     dual = clip.tuned(settings, captions)
     # α and β are quoted beside L_NCE / B
-    scale = 1.0 if settings.hard_reduction == "per_entry" else float(settings.batch_size)
+    part = settings.batch_size / settings.loss_parts
+    scale = 1.0 if settings.hard_reduction == "per_entry" else part
     return Method(
         clip.retriever(settings, dual, branches(settings, dual)),
-        cusa.with_soft_labels(clip.info_nce(settings, dual), settings, scale),
+        clip.in_parts(cusa.with_soft_labels(clip.info_nce(settings, dual), settings, scale), settings),
         targets=cusa.teachers(settings, clean=settings.clean_captions),
     )
 

@@ -1,7 +1,8 @@
 """A fusion re-ranker with CUSA's soft labels (Huang et al., AAAI 2024): soft targets in ITM, uni-modal heads.
 
-The contrastive part is untouched. CSA softens the match targets of the drawn negatives, USA trains one linear layer per
-encoder on its first token, beside the contrastive projection.
+The contrastive part is untouched. CSA softens the match targets of the drawn negatives to α times the teacher's cosine:
+the supplement says only that soft labels enter for hard negatives, the formula is our reading. USA trains one linear
+layer per encoder on its first token, beside the contrastive projection.
 """
 
 from __future__ import annotations
@@ -24,13 +25,22 @@ from diptych.training.method import Method
 class Settings(cusa.SoftLabelSettings, fusion.Settings):
     """CUSA on X2-VLM: α = 0.30, β = 0.75, a quarter of the host's learning rate and batch, 20 epochs."""
 
-    csa: float = setting(0.30, "weight α of the soft match targets (0: off)", low=0, high=1)
+    csa: float = setting(
+        0.30,
+        "weight α of the soft match targets, α · max(0, teacher's cosine): our reading (0: off)",
+        low=0,
+        high=1,
+    )
     usa: float = setting(
         0.75, "weight β of the uni-modal soft labels (0: off, without uni-modal heads)", low=0
     )
     uni_dim: int = setting(256, "width of the uni-modal heads", low=1)
     epochs: int = setting(20, "passes over the training texts", low=1)
-    batch_size: int = setting(8, "pairs per step, over all processes together", low=2)
+    batch_size: int = setting(
+        8,
+        "pairs per step, over all processes together (CUSA: a quarter of its host's, on each of 8 GPUs; 8 fits one)",
+        low=2,
+    )
     learning_rate: float = setting(7.5e-6, "base learning rate", low=0)
 
 
@@ -53,7 +63,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         fusion.retriever(settings, image, text, heads),
         Sum(members),
         multipliers=fusion.multipliers(settings, heads=settings.usa > 0),
-        targets=cusa.teachers(settings),
+        targets=cusa.teachers(settings, clean=settings.clean_captions),
         betas=fusion.betas(settings),
     )
 

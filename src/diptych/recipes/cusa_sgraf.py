@@ -24,6 +24,9 @@ class Settings(cusa.SoftLabelSettings, sgraf.Settings):
 
     epochs: int = setting(40, "passes over the training texts", low=1)
     weight_decay: float = setting(1e-4, "AdamW weight decay", low=0)
+    clip_norm: float = setting(
+        2.0, "largest global gradient norm (0: none; CUSA does not say, 2 is its host SGRAF's)", low=0
+    )
     schedule: Literal["step", "every", "cosine", "linear"] = setting(
         "cosine", "how the learning rate falls: once, every few epochs, as a cosine, as a line"
     )

@@ -13,6 +13,7 @@ from diptych.aggregators.head import Head
 from diptych.branches.branch import Branch
 from diptych.branches.first import FirstVectors
 from diptych.data.captions import Captions
+from diptych.data.cleaning import CleanedInput
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.hub import HubBackbone
@@ -31,7 +32,10 @@ from diptych.training.method import Method
 
 @dataclass(frozen=True)
 class Settings(TrainingSettings):
-    """X-VLM's retrieval numbers: AdamW 3e-5, weight decay 0.01, linear decay, warm-up over a tenth, 10 epochs."""
+    """X-VLM's retrieval numbers: AdamW 3e-5, weight decay 0.01, linear decay, warm-up over a tenth, 10 epochs.
+
+    Its batch is 20 pairs on each GPU. ITC there sees the pairs of all GPUs, hard negatives come from those of one.
+    """
 
     image_encoder: str = setting(
         "hf:microsoft/beit-base-patch16-224", "vision transformer with a class token: hf:ID or a model folder"
@@ -51,7 +55,20 @@ class Settings(TrainingSettings):
     train_backbone: bool = setting(True, "train the vision transformer (else its tokens are cached)")
     train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
     epochs: int = setting(10, "passes over the training texts", low=1)
-    batch_size: int = setting(32, "pairs per step, over all processes together", low=2)
+    clean_captions: bool = setting(
+        True, "lower-case texts, drop their punctuation and keep 30 words, as X-VLM does", before=False
+    )
+    augmentation: Literal["window", "x-vlm"] = setting(
+        "x-vlm",
+        "of training pictures: X-VLM's window of 0.5–1 of the area, flip and RandAugment, or a window of 0.6–1 of "
+        "both sides and a flip",
+        before="window",
+    )
+    batch_size: int = setting(
+        32,
+        "pairs per step, over all processes together (X-VLM's 20 are those of each of 8 GPUs: 160; 32 fits one GPU)",
+        low=2,
+    )
     learning_rate: float = setting(3e-5, "base learning rate", low=0)
     weight_decay: float = setting(0.01, "AdamW weight decay", low=0)
     schedule: Literal["step", "every", "cosine", "linear"] = setting(
@@ -120,13 +137,15 @@ def retriever(
         settings.candidates,
         settings.temperature,
     )
+    words = WordPieceInput(
+        named.text_source(settings.text_encoder), augment=0.0, max_length=settings.text_length
+    )
+    window = (0.5, 1.0) if settings.augmentation == "x-vlm" else (0.6, 1.0)
     return Retriever(
         Tower(image, Head(image.dim, settings.dim, norm=False)),
         Tower(text, Head(text.dim, settings.dim, norm=False)),
-        PixelInput(**image.backbone.pixel_format),
-        WordPieceInput(
-            named.text_source(settings.text_encoder), augment=0.0, max_length=settings.text_length
-        ),
+        PixelInput(**image.backbone.pixel_format, crop_ratio=window, augmentation=settings.augmentation),
+        CleanedInput(words, "x-vlm") if settings.clean_captions else words,
         branches,
         scorer,
     )

@@ -57,7 +57,11 @@ class Settings(TrainingSettings):
     learning_rate: float = setting(1e-4, "base learning rate", low=0)
     weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam)", low=0)
     decay_epoch: int = setting(45, "epoch from which the learning rate is multiplied by decay_factor", low=0)
-    clip_norm: float = setting(0.0, "largest global gradient norm (0: no clipping)", low=0)
+    clip_norm: float = setting(
+        0.0,
+        "largest global gradient norm (0: none, as in the supplement; the code clips the text encoder at 2)",
+        low=0,
+    )
     baseline: Baseline = setting(
         "ours", "the paper's model, or one it is compared with: consistency loss added, two networks, DSCMR"
     )
@@ -87,6 +91,12 @@ class Settings(TrainingSettings):
     heads: int = setting(8, "attention heads of each block", low=1)
     feedforward: int = setting(2048, "width inside a block (DSCMR: of each side's own layer)", low=1)
     dropout: float = setting(0.1, "dropout of the blocks", low=0, high=0.95)
+    authors_encoder: bool = setting(
+        True,
+        "the encoder of the authors' code: tokens halved, unbiased deviation in its norms, label head as nn.Linear "
+        "starts (off: none of these, label head Xavier)",
+        before=False,
+    )
     blocks_from: str = setting(
         "",
         "start the blocks from the first layers of a BERT, folder or hub id (BERT-base: --dim 768 --feedforward 3072)",
@@ -96,7 +106,7 @@ class Settings(TrainingSettings):
     )
     ndcg_depth: int = setting(500, "the k of NDCG@k", low=1)
     merge_texts: bool = setting(
-        False, "merge equal texts in the gallery (tag sets of MIRFlickr25K, NUS-WIDE)"
+        False, "rank and ask each distinct text once (tag sets of MIRFlickr25K, NUS-WIDE)"
     )
     image_encoder: str = setting(
         "auto", "image encoder (auto: grid, a linear layer, for stored features)", names=IMAGE_ENCODERS
@@ -190,7 +200,12 @@ def _networks(settings: Settings, image: Encoder, text: Encoder, words: TextInpu
 
     def blocks() -> SharedBlocks:
         made = SharedBlocks(
-            settings.dim, settings.blocks, settings.heads, settings.feedforward, settings.dropout
+            settings.dim,
+            settings.blocks,
+            settings.heads,
+            settings.feedforward,
+            settings.dropout,
+            settings.authors_encoder,
         )
         if settings.blocks_from:
             start_from_bert(made, settings.blocks_from)
@@ -198,7 +213,10 @@ def _networks(settings: Settings, image: Encoder, text: Encoder, words: TextInpu
 
     def head() -> LabelHead:
         unit_tokens = settings.label_loss == "logistic" and settings.baseline != "independent"
-        return LabelHead(settings.dim, len(labels), unit_tokens)
+        made = LabelHead(settings.dim, len(labels), unit_tokens)
+        if settings.authors_encoder:
+            made.linear.reset_parameters()
+        return made
 
     shared = settings.baseline in SHARED
     image_blocks, image_head = blocks(), head()

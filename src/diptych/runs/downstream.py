@@ -16,6 +16,7 @@ from diptych.data.readers.hashing_lists import RANKED
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.evaluator import Evaluator, measure
 from diptych.evaluation.hash_retrieval import HashRetrieval
+from diptych.evaluation.hashing import TOP
 from diptych.evaluation.report import Report
 from diptych.model.retriever import Retriever
 from diptych.names import called
@@ -33,6 +34,7 @@ def evaluate_downstream(
     split: str = "val",
     ties: str = "index",
     bootstrap: int = 1000,
+    depth: int | None = None,
     device: str = "auto",
     compute_precision: str = "no",
     strict_images: bool = False,
@@ -66,7 +68,8 @@ def evaluate_downstream(
         return measure([judge], model, ready, show_progress=show_progress)
     settings = read_run(run)["settings"] if (run / "run.json").is_file() else {}
     database = prepare(model, others, device=str(model.device), show_progress=show_progress).captions
-    hashing = HashRetrieval(column=str(settings.get("label_column", COLUMN)), bootstrap=bootstrap)
+    column = str(settings.get("label_column", COLUMN))
+    hashing = HashRetrieval(column=column, top=TOP if depth is None else depth, bootstrap=bootstrap)
     return Report((hashing.ranked(model, ready.captions, database, show_progress=show_progress),))
 
 

@@ -41,6 +41,7 @@ def evaluate_runs(
     judgements: Sequence[str] = (),
     ties: str = "index",
     bootstrap: int = 1000,
+    depth: int | None = None,
     rerank: int = 0,
     reranker: Sequence[Path] = (),
     score_matrix: Path | None = None,
@@ -64,6 +65,8 @@ def evaluate_runs(
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
     if rerank and score_matrix is not None:
         raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
+    if depth is not None and protocol != "hashing":
+        raise SettingsError(f"--depth is for the protocol hashing, not {protocol}: leave it out.")
     special = not isinstance(PROTOCOLS.find(protocol), EvaluationProtocol)
     if special and (rerank or score_matrix is not None or judgements or equal_texts):
         raise SettingsError(
@@ -93,6 +96,7 @@ def evaluate_runs(
             split=split,
             ties=ties,
             bootstrap=bootstrap,
+            depth=depth,
             device=device,
             compute_precision=compute_precision,
             strict_images=strict_images,

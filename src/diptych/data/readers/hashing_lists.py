@@ -9,6 +9,7 @@ The lists have no texts: each image's text is the names of its classes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from diptych.data.captions import Captions
@@ -60,7 +61,7 @@ def read(path: Path, *, images: str | Path | None = None, problems: Problems | N
             if name == "database":
                 ranked.add(known)
     draft.labels = [{**labels, RANKED: row in ranked} for row, labels in enumerate(draft.labels)]
-    return with_files(draft, path, images, problems)
+    return replace(with_files(draft, path, images, problems), classes=names)
 
 
 def _columns(line: str) -> int:
