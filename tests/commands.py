@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from diptych.cli import main
@@ -114,8 +115,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def need_a_gpu_each(processes: int) -> None:
+    """Skip where processes would have to share a GPU, which NCCL refuses; without any GPU they talk by gloo."""
+    import torch
+
+    if 0 < torch.cuda.device_count() < processes:
+        pytest.skip(
+            f"{processes} processes cannot share {torch.cuda.device_count()} GPU: NCCL needs one each"
+        )
+
+
 def on_two_processes(*words: str) -> list[str]:
     """The command line that runs a diptych command with torchrun, on two processes."""
+    need_a_gpu_each(2)
     several = ["-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={free_port()}"]
     return [sys.executable, *several, "-m", "diptych", *words]
 

@@ -15,6 +15,7 @@ from small import bert_folder
 from small import pictures as small_pictures
 from torch import Tensor
 
+from diptych.data.fixed_text import FixedLengthInput
 from diptych.data.formats import open_captions
 from diptych.encoders.clip import ClipImage, ClipText, clip_inputs
 from diptych.encoders.dual import is_dual_encoder, load_dual
@@ -22,6 +23,7 @@ from diptych.encoders.known_names import recorded_name
 from diptych.encoders.pretrained import _not_found, quiet
 from diptych.errors import DataError, MissingExtra
 from diptych.model.retriever import Retriever
+from diptych.parts import describe, rebuild
 from diptych.types import Features, as_inputs
 
 TEXTS = [
@@ -102,6 +104,37 @@ def test_outputs_equal_those_of_transformers(name: str, folders) -> None:
     scores = retriever.similarity(retriever.encode_image(pictures()), retriever.encode_text(TEXTS))
     assert torch.allclose(retriever.image.encoder.logits(scores), expected["logits"], atol=1e-4)
     assert expected["logits"].std() > 1e-2  # else agreeing would mean nothing
+
+
+@pytest.mark.parametrize("model_type", ["siglip2", "siglip"])  # NaFlex, and models of one resolution
+def test_siglip_2_reads_mixed_case_as_its_published_tokenizer(model_type: str, tmp_path: Path) -> None:
+    """The hub's files name Gemma's tokenizer, which keeps the case; the model was trained on lower-cased texts."""
+    from transformers import Siglip2Tokenizer
+
+    folder = FOLDERS["siglip2"](tmp_path / "model")
+    expected = Siglip2Tokenizer.from_pretrained(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for file, changes in (
+        ("tokenizer_config.json", {"tokenizer_class": "GemmaTokenizer"}),
+        ("config.json", {"model_type": model_type}),
+    ):
+        content = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps({**content, **changes}))
+    texts = ["A Red DOG", "a red dog", "ΟΔΟΣ 9", "İstanbul"]
+    _, inputs = clip_inputs(folder)
+    found = inputs(texts).values
+    ids = expected(texts, padding="max_length", max_length=24, truncation=True)["input_ids"]
+    assert found.tolist() == ids
+    assert found[0].tolist() == found[1].tolist()
+    rebuilt = rebuild(describe(inputs, tmp_path / "saved"), tmp_path / "saved")
+    assert rebuilt(texts).values.tolist() == ids
+
+
+def test_a_fixed_length_saved_before_keeps_the_case(folders) -> None:
+    described = describe(FixedLengthInput(folders("siglip2"), 24))
+    assert "lower" not in described
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip"])

@@ -9,12 +9,13 @@ from diptych.devices import autocast, describe_device, pick_device, pick_precisi
 from diptych.errors import SettingsError
 
 
-def test_auto_takes_the_best_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_cuda_or_the_cpu_and_never_mps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert pick_device() == pick_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert pick_device() == torch.device("mps")
+    assert pick_device() == pick_device("auto") == torch.device("cpu")
+    assert pick_device("mps") == torch.device("mps")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick_device() == torch.device("cuda")
     assert pick_device("cpu") == torch.device("cpu")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import free_port
+from commands import free_port, need_a_gpu_each
 from small import WORDS, precomputed
 
 from diptych.evaluation.report import Report
@@ -55,6 +55,7 @@ def run(folder: Path, *args: object, processes: int = 1, plugins: str = PLUGINS)
     """A command in a fresh process, or several under torchrun."""
     launch = ["-m", "diptych"]
     if processes > 1:
+        need_a_gpu_each(processes)
         several = [f"--nproc_per_node={processes}", f"--master_port={free_port()}"]
         launch = ["-m", "torch.distributed.run", *several, *launch]
     path = os.pathsep.join([str(ROOT / "src"), str(folder)])

@@ -54,7 +54,7 @@ def device_flags(command: Command) -> Command:
         "--device",
         default="auto",
         show_default=True,
-        help="cuda, cuda:1, mps or cpu (auto: the first of these that is there)",
+        help="cuda, cuda:1, mps or cpu (auto: cuda where there is a GPU, else cpu; never mps)",
     )(command)
 
 

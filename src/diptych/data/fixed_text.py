@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers.normalizers import Lowercase
 
 from diptych.data.batches import Sets
 from diptych.data.text import CHUNK, TextInput, load_tokenizer, tokenizer_state
@@ -43,14 +44,16 @@ class FixedLengthInput(TextInput):
     """Tokens of any Hugging Face tokenizer, cut or padded to ``length`` as the model was trained.
 
     Padding is attended to unless the tokenizer says that its model takes an attention mask. ``source`` is a
-    folder or a hub id.
+    folder or a hub id. ``lower`` lower-cases texts first, for models whose tokenizer does not do it itself.
     """
 
-    def __init__(self, source: str | Path, length: int = 64) -> None:
+    LATER = ("lower",)
+
+    def __init__(self, source: str | Path, length: int = 64, lower: bool = False) -> None:
         if length < 2:
             raise SettingsError(f"length={length} leaves no room for a text: give at least 2 tokens.")
         self.tokenizer = load_tokenizer(source, fast=False)
-        self.length = length
+        self.length, self.lower = length, lower
         self.masked = "attention_mask" in self.tokenizer.model_input_names
 
     @property
@@ -62,9 +65,11 @@ class FixedLengthInput(TextInput):
         """Ids of all texts in one array."""
         ids = np.zeros((len(texts), self.length), dtype=np.int32)
         mask = np.ones(ids.shape, dtype=bool)
+        # letter by letter, as the published tokenizer does, and not as str.lower does with a final sigma
+        lowered = Lowercase().normalize_str if self.lower else str
         for start in track(range(0, len(texts), CHUNK), "reading texts", show=show_progress):
             encoded = self.tokenizer(
-                list(texts[start : start + CHUNK]),
+                [lowered(text) for text in texts[start : start + CHUNK]],
                 truncation=True,
                 max_length=self.length,
                 padding="max_length",

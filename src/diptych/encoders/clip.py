@@ -169,6 +169,9 @@ def clip_inputs(source: str | Path) -> tuple[ImageInput, TextInput]:
     if config.model_type in FIXED_LENGTH:
         _check_sentencepiece(source)
         texts = FixedLengthInput(name, length)
+        if type(texts.tokenizer).__name__.startswith("Gemma"):
+            # SigLIP 2 read lower-cased texts; Gemma's tokenizer, which its files name, keeps the case
+            texts = FixedLengthInput(name, length, lower=True)
     else:
         texts = WordPieceInput(name, augment=0.0)
         if texts.max_length > length:  # a tokenizer that does not know its model's limit
