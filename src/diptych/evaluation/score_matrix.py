@@ -16,7 +16,7 @@ from diptych.cache.rows import RowFile
 from diptych.devices import autocast
 from diptych.errors import DataError
 from diptych.interaction.refine import pairs_at_once
-from diptych.interaction.similarity_scorer import SimilarityScorer
+from diptych.interaction.similarity_scorer import TiledScorer
 from diptych.model.reranking import candidates
 from diptych.model.scores import MatrixScores, MeanScores, PairScores, Scores, Where, check_scores, evaluating
 from diptych.progress import track
@@ -133,21 +133,19 @@ def _fill(
         file.append(block, len(block))
 
 
-def _rough(scores: Scores) -> list[tuple[PairScores, SimilarityScorer]]:
+def _rough(scores: Scores) -> list[tuple[PairScores, TiledScorer]]:
     """The members of pair scores in half precision that can score single pairs; none where one cannot."""
     parts = scores.parts if isinstance(scores, MeanScores) else [scores]
     found = [
         (part, part.scorer)
         for part in parts
-        if isinstance(part, PairScores)
-        and part.precision != "no"
-        and isinstance(part.scorer, SimilarityScorer)
+        if isinstance(part, PairScores) and part.precision != "no" and isinstance(part.scorer, TiledScorer)
     ]
     return found if len(found) == len(parts) else []
 
 
 def _refine(
-    members: list[tuple[PairScores, SimilarityScorer]], matrix: NDArray[np.float32], show_progress: bool
+    members: list[tuple[PairScores, TiledScorer]], matrix: NDArray[np.float32], show_progress: bool
 ) -> None:
     """The best pairs of every image and of every text again, in float32."""
     rows, columns = candidates(MatrixScores(torch.from_numpy(matrix)), EXACT)

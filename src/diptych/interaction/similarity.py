@@ -53,10 +53,13 @@ class Locals:
         return replace(self, gram=torch.bmm(self.parts, self.parts.transpose(1, 2)))
 
     @staticmethod
-    def of(features: Features, dtype: torch.dtype) -> Locals:
-        """The first element is the whole (``SelfAttended`` puts it there), the others are the parts, valid first."""
-        values, mask = features.values, features.mask[:, 1:]
-        parts = values[:, 1:]
+    def of(features: Features, dtype: torch.dtype, ahead: int = 1) -> Locals:
+        """The first element is the whole (``SelfAttended`` puts it there), the others are the parts, valid first.
+
+        With ``ahead`` 0 every element is a part, and ``whole`` is empty.
+        """
+        values, mask = features.values, features.mask[:, ahead:]
+        parts = values[:, ahead:]
         # a GPU is not asked, which would make the host wait for it
         if not (mask.is_cpu and bool((mask[:, 1:] <= mask[:, :-1]).all())):
             order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
@@ -65,7 +68,8 @@ class Locals:
         parts = parts.to(dtype)
         if not (mask.is_cpu and bool(mask.all())):
             parts = parts.masked_fill(~mask[..., None], 0.0)
-        return Locals(values[:, 0].to(dtype), parts.contiguous(), mask)
+        whole = values[:, 0] if ahead else values[:, 0, :0]
+        return Locals(whole.to(dtype), parts.contiguous(), mask)
 
 
 class SimilarityVectors(nn.Module):

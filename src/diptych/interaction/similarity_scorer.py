@@ -1,4 +1,4 @@
-"""Scorers over similarity vectors: tiles, buckets of lengths and recomputation, once for SGR and SAF."""
+"""Tiles, buckets of lengths and recomputation, once for SGR, SAF and SCAN; scorers over similarity vectors."""
 
 from __future__ import annotations
 
@@ -24,14 +24,119 @@ CPU_BUCKET, CUDA_BUCKET = 64, 60_000  # nodes of pairs that take as long as one 
 TRAINING_BYTES = 3 << 30  # memory that a training step may keep for its backward pass before it recomputes
 
 
-class SimilarityScorer(PairScorer):
+class TiledScorer(PairScorer):
+    """A pair scorer that computes its scores in tiles of images × texts of similar length.
+
+    While training every tile holds all images, so that the statistics of a text are those of the whole batch; tiles are
+    recomputed in the backward pass once what they keep would pass ``TRAINING_BYTES``. Products run in the type autocast
+    asks for, with float32 sums; without autocast in float32.
+    """
+
+    dim: int
+    ahead = 0  # elements before the local ones: the global vector of a side
+
+    def locals_of(self, features: Features, dtype: torch.dtype) -> Locals:
+        """One side as tiles read it."""
+        raise NotImplementedError
+
+    def ready(self, images: Locals, dtype: torch.dtype) -> tuple[Locals, Any, int]:
+        """The images, what ``tile`` needs beside them, and how many elements of texts × images fill a tile."""
+        raise NotImplementedError
+
+    def tile(self, images: Locals, texts: Locals, weights: Any) -> tuple[Tensor, ...]:
+        """Scores (n, m), and what is to be kept of each text (m,)."""
+        raise NotImplementedError
+
+    def element_bytes(self, images: Locals, dtype: torch.dtype) -> int:
+        """What a word of a text beside one image keeps for the backward pass."""
+        raise NotImplementedError
+
+    def matched(self, images: Locals, texts: Locals) -> Tensor:
+        """Scores (P,) of image p with text p."""
+        raise NotImplementedError
+
+    def keep(self, statistics: tuple[Tensor, ...]) -> None:
+        """Take what ``tile`` returned beside the scores, for all texts (M,) in their order."""
+
+    def forward(self, images: Features, texts: Features) -> Tensor:
+        """(N, ahead + R, D) and (M, ahead + W, D) → (N, M)."""
+        for name, side in (("image", images), ("text", texts)):
+            if (
+                side.values.dim() != 3
+                or side.values.shape[-1] != self.dim
+                or side.values.shape[1] <= self.ahead
+            ):
+                first = " with the global vector first" if self.ahead else ""
+                raise DataError(
+                    f"the {name} features have shape {tuple(side.values.shape)}, this pair scorer reads (items, "
+                    f"{'1 + ' * self.ahead}elements, {self.dim}){first}: encode them with its own model."
+                )
+        device = images.values.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        if images.values.dtype == torch.float64:
+            dtype = torch.float64
+        with torch.autocast(device, enabled=False):
+            return self._scores(self.locals_of(images, dtype), self.locals_of(texts, dtype), dtype)
+
+    def pairs(self, images: Features, texts: Features) -> Tensor:
+        """Scores (P,) of image p with text p, in float32: what ``refine`` asks for, without gradients."""
+        with torch.autocast(images.values.device.type, enabled=False), torch.no_grad():
+            return self.matched(*(self.locals_of(side, torch.float32) for side in (images, texts)))
+
+    def _scores(self, images: Locals, texts: Locals, dtype: torch.dtype) -> Tensor:
+        device = images.whole.device
+        if not len(images) or not len(texts):
+            return torch.zeros(len(images), len(texts), device=device)
+        images, weights, tile_rows = self.ready(images, dtype)
+        buckets = self._buckets(texts, len(images))
+        recompute = torch.is_grad_enabled() and self._bytes(buckets, images, dtype) > TRAINING_BYTES
+        columns: list[tuple[Tensor, ...]] = []
+        for bucket in buckets:
+            whole = (
+                len(buckets) == 1
+            )  # in its own order: nothing is sent to the device, so a graph can capture it
+            chosen = texts if whole else texts[torch.tensor(bucket.rows, device=device)]
+            chosen = chosen.shortened(bucket.words)
+            pairs = max(1, tile_rows // (bucket.words + 1))
+            # about as many images as texts, so that both sides of the products are long
+            across = len(images) if self.training else min(len(images), max(1, int(pairs**0.5)))
+            across = max(across, min(len(images), pairs // len(chosen)))
+            for part in spans(len(chosen), pairs // across):
+                tiles = []
+                for rows in spans(len(images), across):
+                    tile = partial(self.tile, images[rows], chosen[part], weights)
+                    # nothing random inside: the state of the generator need not be kept
+                    kept = partial(checkpoint, tile, use_reentrant=False, preserve_rng_state=False)
+                    tiles.append(kept() if recompute else tile())
+                columns.append((torch.cat([tile[0] for tile in tiles]), *tiles[0][1:]))
+        found = [torch.cat(one, dim=-1) for one in zip(*columns, strict=True)]  # (N, M), then (M,) each
+        if len(buckets) > 1:
+            order = [row for bucket in buckets for row in bucket.rows]
+            place = torch.tensor(order, device=device).argsort()
+            found = [one[..., place] for one in found]
+        if self.training:
+            self.keep(tuple(found[1:]))
+        return found[0]
+
+    def _buckets(self, texts: Locals, images: int) -> list[Bucket]:
+        if texts.mask.is_cuda and torch.cuda.is_current_stream_capturing():
+            return [Bucket(range(len(texts)), texts.mask.shape[1])]  # nothing may be read back to the host
+        sizes = texts.mask.sum(1).clamp_min(1).tolist()
+        return length_buckets(sizes, (CUDA_BUCKET if texts.mask.is_cuda else CPU_BUCKET) / images)
+
+    def _bytes(self, buckets: list[Bucket], images: Locals, dtype: torch.dtype) -> int:
+        """What all tiles keep for the backward pass."""
+        elements = sum(len(bucket.rows) * (bucket.words + 1) for bucket in buckets)
+        return len(images) * elements * self.element_bytes(images, dtype)
+
+
+class SimilarityScorer(TiledScorer):
     """A pair scorer that reads the similarity vectors of a pair.
 
-    While training every tile holds all images, so that the statistics of a text are those of the whole batch;
-    tiles are recomputed in the backward pass once what they keep would pass ``TRAINING_BYTES``. Products run in
-    the type autocast asks for, with float32 sums; without autocast in float32. On a GPU in half precision and
-    without gradients, the kernels of ``fused`` take the place of the plain operations.
+    On a GPU in half precision and without gradients, the kernels of ``fused`` take the place of the plain operations.
     """
+
+    ahead = 1
 
     def __init__(self, dim: int, nodes: int, sharpness: float) -> None:
         super().__init__()
@@ -50,89 +155,35 @@ class SimilarityScorer(PairScorer):
         """``read`` without gradients on a GPU."""
         return self.read(nodes, mask, weights)
 
-    def keep(self, statistics: tuple[Tensor, ...]) -> None:
-        """Take what ``read`` returned beside the scores, for all texts (M,) in their order."""
+    def locals_of(self, features: Features, dtype: torch.dtype) -> Locals:
+        """The global vector and the elements behind it."""
+        return Locals.of(features, dtype)
 
-    def forward(self, images: Features, texts: Features) -> Tensor:
-        """(N, 1 + R, D) and (M, 1 + W, D) → (N, M)."""
-        for name, side in (("image", images), ("text", texts)):
-            if side.values.dim() != 3 or side.values.shape[-1] != self.dim or side.values.shape[1] < 2:
-                raise DataError(
-                    f"the {name} features have shape {tuple(side.values.shape)}, this pair scorer reads (items, "
-                    f"1 + elements, {self.dim}) with the global vector first: encode them with its own model."
-                )
-        device = images.values.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-        if images.values.dtype == torch.float64:
-            dtype = torch.float64
-        with torch.autocast(device, enabled=False):
-            return self._scores(Locals.of(images, dtype), Locals.of(texts, dtype), dtype)
-
-    def pairs(self, images: Features, texts: Features) -> Tensor:
-        """Scores (P,) of image p with text p, in float32: what ``refine`` asks for, without gradients."""
-        with torch.autocast(images.values.device.type, enabled=False), torch.no_grad():
-            pictures, captions = (Locals.of(side, torch.float32) for side in (images, texts))
-            nodes = self.vectors.matched(pictures, captions, self.vectors.weights(torch.float32))
-            mask = F.pad(captions.mask, (1, 0), value=True)
-            return self.read(nodes[None], mask, self.weights(torch.float32))[0][0]
-
-    def _scores(self, images: Locals, texts: Locals, dtype: torch.dtype) -> Tensor:
-        device = images.whole.device
-        if not len(images) or not len(texts):
-            return torch.zeros(len(images), len(texts), device=device)
+    def ready(self, images: Locals, dtype: torch.dtype) -> tuple[Locals, Any, int]:
+        """Images with their products, and the layers in the type of the computation."""
         fused = not torch.is_grad_enabled() and not self.training and _kernels_fit(images, self.vectors.nodes)
-        images = images.with_gram()
-        weights = self.vectors.weights(dtype), self.weights(dtype)
-        buckets = self._buckets(texts, len(images))
-        recompute = torch.is_grad_enabled() and self._bytes(buckets, len(images), dtype) > TRAINING_BYTES
-        tile_rows = CUDA_KERNEL_ROWS if fused else CUDA_ROWS if device.type == "cuda" else CPU_ROWS
-        columns: list[tuple[Tensor, ...]] = []
-        for bucket in buckets:
-            whole = (
-                len(buckets) == 1
-            )  # in its own order: nothing is sent to the device, so a graph can capture it
-            chosen = texts if whole else texts[torch.tensor(bucket.rows, device=device)]
-            chosen = chosen.shortened(bucket.words)
-            pairs = max(1, tile_rows // (bucket.words + 1))
-            # about as many images as texts, so that both sides of the products are long
-            across = len(images) if self.training else min(len(images), max(1, int(pairs**0.5)))
-            across = max(across, min(len(images), pairs // len(chosen)))
-            for part in spans(len(chosen), pairs // across):
-                tiles = []
-                for rows in spans(len(images), across):
-                    tile = partial(self._tile, images[rows], chosen[part], weights, fused)
-                    # nothing random inside: the state of the generator need not be kept
-                    kept = partial(checkpoint, tile, use_reentrant=False, preserve_rng_state=False)
-                    tiles.append(kept() if recompute else tile())
-                columns.append((torch.cat([tile[0] for tile in tiles]), *tiles[0][1:]))
-        found = [torch.cat(one, dim=-1) for one in zip(*columns, strict=True)]  # (N, M), then (M,) each
-        if len(buckets) > 1:
-            order = [row for bucket in buckets for row in bucket.rows]
-            place = torch.tensor(order, device=device).argsort()
-            found = [one[..., place] for one in found]
-        if self.training:
-            self.keep(tuple(found[1:]))
-        return found[0]
+        rows = CUDA_KERNEL_ROWS if fused else CUDA_ROWS if images.whole.is_cuda else CPU_ROWS
+        return images.with_gram(), (self.vectors.weights(dtype), self.weights(dtype), fused), rows
 
-    def _tile(self, images: Locals, texts: Locals, weights: Any, fused: bool) -> tuple[Tensor, ...]:
+    def tile(self, images: Locals, texts: Locals, weights: Any) -> tuple[Tensor, ...]:
+        """The scores of a tile from its nodes."""
         mask = F.pad(texts.mask, (1, 0), value=True)  # (m, P)
-        of_vectors, own = weights
+        of_vectors, own, fused = weights
         if fused:
             return self.read_fused(
                 fused_form.similarity_vectors(self.vectors, images, texts, of_vectors), mask, own
             )
         return self.read(self.vectors(images, texts, of_vectors), mask, own)
 
-    def _buckets(self, texts: Locals, images: int) -> list[Bucket]:
-        if texts.mask.is_cuda and torch.cuda.is_current_stream_capturing():
-            return [Bucket(range(len(texts)), texts.mask.shape[1])]  # nothing may be read back to the host
-        sizes = texts.mask.sum(1).clamp_min(1).tolist()
-        return length_buckets(sizes, (CUDA_BUCKET if texts.mask.is_cuda else CPU_BUCKET) / images)
+    def matched(self, images: Locals, texts: Locals) -> Tensor:
+        """Scores (P,) of image p with text p, in float32."""
+        nodes = self.vectors.matched(images, texts, self.vectors.weights(torch.float32))
+        mask = F.pad(texts.mask, (1, 0), value=True)
+        return self.read(nodes[None], mask, self.weights(torch.float32))[0][0]
 
-    def _bytes(self, buckets: list[Bucket], images: int, dtype: torch.dtype) -> int:
-        """What all tiles keep for the backward pass: a difference, and about ten vectors, for each node."""
-        node = (self.dim + 10 * self.vectors.nodes) * dtype.itemsize
-        return images * sum(len(bucket.rows) * (bucket.words + 1) for bucket in buckets) * node
+    def element_bytes(self, images: Locals, dtype: torch.dtype) -> int:
+        """A difference, and about ten vectors, for each node."""
+        return (self.dim + 10 * self.vectors.nodes) * dtype.itemsize
 
 
 def _kernels_fit(images: Locals, nodes: int) -> bool:

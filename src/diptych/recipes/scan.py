@@ -1,0 +1,129 @@
+"""SCAN: stacked cross attention (Lee et al., ECCV 2018), a baseline of VSE∞, CODER and CUSA.
+
+Words attend to regions, or regions to words, and each is compared with what it attends to. Hinge loss on the hardest
+negative. The two directions are trained apart; the published SCAN is the mean of their scores: ``diptych evaluate
+RUN_TEXT RUN_IMAGE``. Formulas and what differs between paper and code: docs/methods-baselines.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from diptych.aggregators import Mean
+from diptych.data.captions import Captions
+from diptych.data.readable import first_readable
+from diptych.errors import SettingsError
+from diptych.interaction.scan import SCAN, Direction, Pooling
+from diptych.model import named
+from diptych.model.retriever import Retriever, Tower
+from diptych.objectives.combine import SwitchAt
+from diptych.objectives.objective import Objective
+from diptych.objectives.triplet import Negatives, Triplet
+from diptych.recipes.recipe import Recipe
+from diptych.settings import TrainingSettings, setting
+from diptych.training.method import Method
+
+SHARPNESS = {"text": 9.0, "image": 4.0}
+POOLING: dict[Direction, Pooling] = {"text": "mean", "image": "lse"}
+LSE_SHARPNESS = {"text": 6.0, "image": 5.0}
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """SCAN in the published numbers for Flickr30K: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d."""
+
+    direction: Direction = setting(
+        "text", "who attends: words to regions (text, the paper's t-i) or regions to words (image, i-t)"
+    )
+    sharpness: float = setting(0.0, "λ₁, factor before the softmax (0: 9 for text, 4 for image)", low=0)
+    pooling: Literal["auto", "mean", "lse"] = setting(
+        "auto",
+        "how a pair's relevances become its score (auto: mean for text, lse for image, as in the ensemble)",
+    )
+    lse_sharpness: float = setting(
+        0.0, "λ₂ of lse (0: 6 for text, 5 for image; COCO's image direction: 20)", low=0
+    )
+    epochs: int = setting(30, "passes over the training texts (COCO: 20)", low=1)
+    learning_rate: float = setting(2e-4, "base learning rate (COCO: 5e-4)", low=0)
+    weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam, as published)", low=0)
+    decay_epoch: int = setting(
+        15, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
+    )
+    image_encoder: str = setting("auto", named.IMAGE_HELP.replace("regions for stored", "grid for stored"))
+    text_encoder: str = setting("bigru", named.TEXT_HELP)
+    dim: int = setting(1024, "joint dimension", low=1)
+    margin: float = setting(0.2, "margin α of the hinge", low=0)
+    all_negatives_epochs: int = setting(
+        0, "first epochs that sum over all negatives (0: as published; small data may need some)", low=0
+    )
+    hinge_reduction: Literal["sum", "mean"] = setting(
+        "sum", "sum of the hinges over the batch (as published), or their mean"
+    )
+    mask_same_image: bool = setting(
+        False, "texts of one image are not each other's negatives (off: as published)"
+    )
+    unit_input: bool = setting(False, "give stored CNN vectors unit length first")
+    train_backbone: bool = setting(
+        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
+    )
+    backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone", low=0)
+    image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
+    train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
+    text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
+    word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
+    word_vectors: str = setting(
+        "", "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file"
+    )
+    vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
+    min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
+
+
+def build(settings: Settings, captions: Captions) -> Method:
+    """Compose the method: local features of both sides, and the scorer between them."""
+    if settings.text_encoder == "gru":
+        raise SettingsError(
+            "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
+        )
+    stored = isinstance(first_readable(captions.images), np.ndarray)
+    # one linear layer on stored regions, which is what 'grid' does
+    chosen = (
+        replace(settings, image_encoder="grid") if stored and settings.image_encoder == "auto" else settings
+    )
+    image, image_input = named.image_side(chosen, captions, drop=0.0)
+    text, text_input = named.text_side(chosen, captions, drop=0.0)
+    retriever = Retriever(
+        Tower(image, Mean()), Tower(text, Mean()), image_input, text_input, scorer=scorer(settings)
+    )
+    return Method(
+        retriever,
+        objective(settings),
+        multipliers=named.multipliers(retriever, settings),
+        train_from=named.train_from(retriever, settings),
+    )
+
+
+def objective(settings: Settings) -> Objective:
+    """The hinge on the hardest negative; on all of them in the first epochs, where asked for."""
+    hardest, every = (
+        Triplet(settings.margin, negatives, settings.mask_same_image, settings.hinge_reduction)
+        for negatives in get_args(Negatives)
+    )
+    return SwitchAt(every, hardest, settings.all_negatives_epochs)
+
+
+def scorer(settings: Settings) -> SCAN:
+    """The pair scorer, with the published numbers of its direction where the settings leave them open."""
+    direction = settings.direction
+    return SCAN(
+        settings.dim,
+        direction,
+        settings.sharpness or SHARPNESS[direction],
+        POOLING[direction] if settings.pooling == "auto" else settings.pooling,
+        settings.lse_sharpness or LSE_SHARPNESS[direction],
+    )
+
+
+RECIPE = Recipe("scan", "SCAN: words attend to regions, or regions to words", Settings, build)
