@@ -246,7 +246,10 @@ class Embeddings:
         return self.image @ self.text.T if self.scores is None else self.scores
 
     def view(self, name: str) -> Embeddings:
-        """A further look at the same rows, by its name."""
+        """A further look at the same rows, by its name; ``outer.inner`` is a view of a view."""
+        outer, dot, inner = name.partition(".")
+        if dot and outer in self.views:
+            return self.views[outer].view(inner)
         if name not in self.views:
             known = ", ".join(self.views) or "none"
             raise SettingsError(

@@ -123,7 +123,8 @@ class Retriever(nn.Module):
     @property
     def dim(self) -> int:
         """Length of an encoded vector."""
-        return self.image.dim + sum(branch.dim for _, branch in self._branches() if branch.weight)
+        mixed = sum(branch.dim for _, branch in self._branches() if branch.weight)
+        return mixed + (self.image.dim if self._own_share() else 0)
 
     @property
     def device(self) -> torch.device:
@@ -146,11 +147,16 @@ class Retriever(nn.Module):
 
     def mixed(self, side: Literal["image", "text"], vector: Tensor, features: Features) -> Tensor:
         """Score vectors (B, dim) of what a side's tower made: its own vector, and those of branches with a weight."""
-        parts = [(b.weight, getattr(b, side)(vector, features)) for _, b in self._branches() if b.weight]
-        if not parts:
+        weighted = [branch for _, branch in self._branches() if branch.weight]
+        if not weighted:
             return vector
-        rest = 1.0 - sum(weight for weight, _ in parts)
-        return torch.cat([rest**0.5 * vector, *(weight**0.5 * view for weight, view in parts)], dim=-1)
+        own = self._own_share()
+        parts = [branch.weight**0.5 * getattr(branch, side)(vector, features) for branch in weighted]
+        return torch.cat([own**0.5 * vector, *parts] if own else parts, dim=-1)
+
+    def _own_share(self) -> float:
+        """The share of the towers' own vectors in the score: what branches leave."""
+        return 1.0 - sum(branch.weight for _, branch in self._branches() if branch.weight)
 
     def encode(self, items: Any, **options: Any) -> Tensor:
         """``encode_text`` of a string or strings, ``encode_image`` of a ``Path``, picture, array, or a list of these.

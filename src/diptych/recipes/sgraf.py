@@ -136,7 +136,7 @@ def host(
     text, text_input = named.text_side(chosen, captions, drop=0.0, word_dropout=settings.word_dropout)
     dim, dropout = settings.dim, settings.attention_dropout
     seeing = VisualSelfAttention(
-        dim, settings.regions or _regions(image, captions, settings.image_size), dropout
+        dim, settings.regions or regions_of(image, captions, settings.image_size), dropout
     )
     reading = TextualSelfAttention(dim, dropout)
     scorer: PairScorer = (
@@ -154,7 +154,7 @@ def host(
     )
 
 
-def _regions(encoder: Encoder, captions: Captions, size: int) -> int:
+def regions_of(encoder: Encoder, captions: Captions, size: int) -> int:
     """How many elements the encoder makes of an image."""
     first = first_readable(captions.images)
     if isinstance(first, np.ndarray):

@@ -1,0 +1,162 @@
+"""CVSE: consensus-aware embedding (Wang et al., ECCV 2020), a baseline of VSE∞ and CODER, as VSE∞ repairs it.
+
+Self-attention makes one vector of each side; a graph of frequent words gives both sides a second vector, a mixture of
+concepts; the score reads both. The concepts of a text come from that text alone, not from the five texts of its image
+(VSE∞, supplement 1.1). Formulas and what differs from the released code: docs/methods-baselines.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from diptych.aggregators import First
+from diptych.branches.consensus import CONCEPT, FUSED, WEIGHTS, ConsensusBranch
+from diptych.data.captions import Captions
+from diptych.data.concepts import count_concepts, find_concepts, read_cvse
+from diptych.data.glove import word_vectors
+from diptych.data.readable import first_readable
+from diptych.data.text import WordInput
+from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
+from diptych.encoders.concept_words import ConceptWords
+from diptych.model import named
+from diptych.model.retriever import Retriever, Tower
+from diptych.objectives.combine import On, Sum
+from diptych.objectives.consensus import Agreement
+from diptych.objectives.objective import Objective
+from diptych.objectives.triplet import Triplet
+from diptych.recipes import sgraf
+from diptych.recipes.recipe import Recipe
+from diptych.settings import TrainingSettings, setting
+from diptych.training.method import Method
+
+VIEW = "consensus"
+
+
+@dataclass(frozen=True)
+class Settings(TrainingSettings):
+    """CVSE on Flickr30K: Adam 2e-4 (no decay), batch 128, clip 2, 1024-d, 300 concepts, weights 3, 5, 1 and 2."""
+
+    epochs: int = setting(50, "passes over the training texts (COCO: 30)", low=1)
+    learning_rate: float = setting(2e-4, "base learning rate", low=0)
+    weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam, as published)", low=0)
+    decay_epoch: int = setting(
+        25, "epoch from which the learning rate is multiplied by decay_factor (COCO: 15)", low=0
+    )
+    image_encoder: str = setting("auto", named.IMAGE_HELP.replace("regions for stored", "grid for stored"))
+    dim: int = setting(1024, "joint dimension", low=1)
+    regions: int = setting(0, "most regions of an image (0: as many as the first image has)", low=0)
+    attention_dropout: float = setting(0.4, "dropout in the self-attentions", low=0, high=0.95)
+    word_dropout: float = setting(0.4, "dropout of embedded words", low=0, high=0.95)
+    concept_size: int = setting(300, "concepts g in the vocabulary", low=10)
+    concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
+    concept_vectors: str = setting(
+        "", "word vectors of the concepts: 'glove' (50-d) or a GloVe text file (else CVSE's own, or 'glove')"
+    )
+    label_share: float = setting(
+        0.35, "share of a text's own concepts in its weights (COCO: 0.4)", low=0, high=1
+    )
+    instance_share: float = setting(
+        0.85, "α, share of the instance vector in the fused one (COCO: 0.9)", low=0, high=1
+    )
+    fused_share: float = setting(0.95, "share of the fused vectors in the score", low=0, high=1)
+    fused_weight: float = setting(3.0, "weight of the hinge on fused vectors", low=0)
+    instance_weight: float = setting(5.0, "weight of the hinge on instance vectors", low=0)
+    concept_weight: float = setting(1.0, "weight of the hinge on consensus vectors", low=0)
+    agreement_weight: float = setting(2.0, "weight of the KL between both sides' concepts", low=0)
+    margin: float = setting(0.2, "margin of the hinges", low=0)
+    mask_same_image: bool = setting(
+        False, "texts of one image are not each other's negatives (off: as published)"
+    )
+    unit_input: bool = setting(False, "give stored CNN vectors unit length first")
+    train_backbone: bool = setting(
+        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
+    )
+    backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone", low=0)
+    image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
+    word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
+    word_vectors: str = setting(
+        "",
+        "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file (published: 300-d GloVe)",
+    )
+    vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
+    min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
+
+    text_encoder: ClassVar[str] = "bigru"  # its words name the concepts of a text
+    train_text: ClassVar[bool] = True
+    text_multiplier: ClassVar[float] = 1.0
+
+
+def build(settings: Settings, captions: Captions) -> Method:
+    """Compose the method for the given training data."""
+    stored = isinstance(first_readable(captions.images), np.ndarray)
+    # one linear layer on stored regions, which is what 'grid' does
+    chosen = (
+        replace(settings, image_encoder="grid") if stored and settings.image_encoder == "auto" else settings
+    )
+    image, image_input = named.image_side(chosen, captions, drop=0.0)
+    text, text_input = named.text_side(chosen, captions, drop=0.0, word_dropout=settings.word_dropout)
+    assert isinstance(text_input, WordInput)
+    regions = settings.regions or sgraf.regions_of(image, captions, settings.image_size)
+    seeing = VisualSelfAttention(settings.dim, regions, settings.attention_dropout)
+    reading = TextualSelfAttention(settings.dim, settings.attention_dropout)
+    branch = consensus(settings, captions)
+    numbers = {word: number for number, word in enumerate(branch.words)}
+    concept_of = [numbers.get(word, -1) for word in text_input.words]
+    retriever = Retriever(
+        Tower(SelfAttended(image, seeing), First()),
+        Tower(ConceptWords(SelfAttended(text, reading), concept_of, len(numbers)), First()),
+        image_input,
+        text_input,
+        {VIEW: branch},
+    )
+    return Method(
+        retriever,
+        objective(settings),
+        multipliers=named.multipliers(retriever, settings),
+        train_from=named.train_from(retriever, settings),
+    )
+
+
+def consensus(settings: Settings, captions: Captions) -> ConsensusBranch:
+    """The consensus level over words of the training texts, or over CVSE's released files."""
+    if settings.concept_files:
+        concepts = read_cvse(settings.concept_files)
+        count_concepts(concepts.words, captions.texts)  # refuses words of which none occurs in these texts
+    else:
+        concepts = find_concepts(captions.texts, settings.concept_size)
+    vectors = None
+    if settings.concept_vectors or concepts.vectors is None:  # else CVSE's folder brought its own
+        vectors = word_vectors(concepts.words, settings.concept_vectors or "glove")
+    made = ConsensusBranch.from_concepts(
+        concepts,
+        settings.dim,
+        vectors=vectors,
+        norm="cvse",
+        label_share=settings.label_share,
+        instance_share=settings.instance_share,
+        fused_share=settings.fused_share,
+    )
+    assert isinstance(made, ConsensusBranch)
+    return made
+
+
+def objective(settings: Settings) -> Objective:
+    """Hinges on fused, instance and consensus vectors, and the agreement about concepts."""
+
+    def hinge() -> Triplet:
+        return Triplet(settings.margin, "hardest", settings.mask_same_image)
+
+    return Sum(
+        {
+            "fused": (On(hinge(), f"{VIEW}.{FUSED}"), settings.fused_weight),
+            "instance": (hinge(), settings.instance_weight),
+            "concept": (On(hinge(), f"{VIEW}.{CONCEPT}"), settings.concept_weight),
+            "agreement": (Agreement(f"{VIEW}.{WEIGHTS}"), settings.agreement_weight),
+        }
+    )
+
+
+RECIPE = Recipe("cvse", "CVSE: instance and consensus vectors, as VSE∞ repairs it", Settings, build)
