@@ -55,7 +55,11 @@ def refused(*args: object) -> str:
 
 def flags(settings: dict[str, Any]) -> list[str]:
     """Settings as flags."""
-    return [f"--{name}={value}" for name, value in settings.items()]
+    switches = {True: "--", False: "--no_"}
+    return [
+        f"{switches[value]}{name}" if isinstance(value, bool) else f"--{name}={value}"
+        for name, value in settings.items()
+    ]
 
 
 def training(recipe: str, data: object, **changes: Any) -> list[object]:

@@ -14,6 +14,7 @@ from golden.reach import RECIPES
 from safetensors.torch import load_file
 
 from diptych import Retriever
+from diptych.settings import UNSAID
 
 STEPS = 20
 SMALL: dict[str, Any] = {
@@ -38,14 +39,26 @@ ON_LABELS = ("labelwise", "cookie-hash")
 
 
 def train(name: str, folder: Path, **changes: Any) -> None:
-    """Train a recipe for twenty steps in the present folder, which holds the toys."""
-    known = {field.name for field in dataclasses.fields(RECIPES[name].settings)}
+    """Train a recipe for twenty steps in the present folder, which holds the toys.
+
+    A setting that came later than the recording has the value that runs had before it.
+    """
+    entries = dataclasses.fields(RECIPES[name].settings)
+    known = {field.name for field in entries}
+    later = {f.name: f.metadata["before"] for f in entries if f.metadata["before"] is not UNSAID}
     data, epochs = "toys/features", 2
     if name in ON_LABELS:
         data += "?instances=toys/features"
     if name in ON_PHOTOS:
         data, epochs = "toys/photos", 10
-    own = {**SMALL, **ON_PHOTOS.get(name, {}), "text_teacher": "toys/bert", "epochs": epochs, **changes}
+    own = {
+        **SMALL,
+        **later,
+        **ON_PHOTOS.get(name, {}),
+        "text_teacher": "toys/bert",
+        "epochs": epochs,
+        **changes,
+    }
     chosen = flags({k: v for k, v in own.items() if k in known})
     diptych("train", name, "--data", data, *chosen, "--output_dir", folder)
 

@@ -29,6 +29,7 @@ from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
 from diptych.recipes import sgraf
 from diptych.recipes.recipe import Recipe
+from diptych.registries import IMAGE_ENCODERS
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
 
@@ -45,7 +46,9 @@ class Settings(TrainingSettings):
     decay_epoch: int = setting(
         25, "epoch from which the learning rate is multiplied by decay_factor (COCO: 15)", low=0
     )
-    image_encoder: str = setting("auto", named.IMAGE_HELP.replace("regions for stored", "grid for stored"))
+    image_encoder: str = setting(
+        "auto", "image encoder (auto: grid for stored features, lite0 for pictures)", names=IMAGE_ENCODERS
+    )
     dim: int = setting(1024, "joint dimension", low=1)
     regions: int = setting(0, "most regions of an image (0: as many as the first image has)", low=0)
     attention_dropout: float = setting(0.4, "dropout in the self-attentions", low=0, high=0.95)

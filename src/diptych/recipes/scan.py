@@ -23,6 +23,7 @@ from diptych.objectives.combine import SwitchAt
 from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Negatives, Triplet
 from diptych.recipes.recipe import Recipe
+from diptych.registries import IMAGE_ENCODERS, TEXT_ENCODERS
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
 
@@ -52,8 +53,10 @@ class Settings(TrainingSettings):
     decay_epoch: int = setting(
         15, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
     )
-    image_encoder: str = setting("auto", named.IMAGE_HELP.replace("regions for stored", "grid for stored"))
-    text_encoder: str = setting("bigru", named.TEXT_HELP)
+    image_encoder: str = setting(
+        "auto", "image encoder (auto: grid for stored features, lite0 for pictures)", names=IMAGE_ENCODERS
+    )
+    text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
     dim: int = setting(1024, "joint dimension", low=1)
     margin: float = setting(0.2, "margin α of the hinge", low=0)
     all_negatives_epochs: int = setting(
