@@ -199,7 +199,7 @@ def test_rows_of_given_centres_go_to_the_columns_of_the_lists(lists: Path, tmp_p
     assert isinstance(head, HashHead)
     assert np.array_equal(head.centres.numpy(), centres[[2, 0]])  # blue, red
     np.save(tmp_path / "c.npy", centres[:2])
-    with pytest.raises(DataError, match="2 rows and the lists have 3 columns"):
+    with pytest.raises(DataError, match=r"\b2\b.*\b3\b"):
         cookie_hash.build(settings, training)
 
 

@@ -234,7 +234,7 @@ def test_weights_keep_their_balance_beside_a_loss_per_row(folder: Path) -> None:
     parted, settings, _ = built("cusa-clip", folder, hard_reduction="per_row", loss_parts=3)
     assert isinstance(parted.objective, Parted)
     assert parted.objective.objective.weights["csa"] == pytest.approx(0.10 * settings.batch_size / 3)
-    with pytest.raises(SettingsError, match="does not divide into 4 parts"):
+    with pytest.raises(SettingsError, match="--batch_size 6"):
         built("cusa-clip", folder, loss_parts=4)
 
 

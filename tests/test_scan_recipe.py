@@ -73,5 +73,5 @@ def test_each_direction_has_its_published_numbers(
 
 def test_what_scan_cannot_read_is_said(data: Path, tmp_path: Path) -> None:
     run = ["--data", data, "--output_dir", tmp_path / "run"]
-    assert "a pair scorer reads words: use bigru" in refused("train", "scan", *run, "--text_encoder", "gru")
+    assert "--text_encoder gru" in refused("train", "scan", *run, "--text_encoder", "gru")
     assert "--direction" in refused("train", "scan", *run, "--direction", "both")
