@@ -48,7 +48,11 @@ class Towers(TrainingSettings):
     """Two encoders, the transformer on top of both, and pooling: what every COOKIE recipe shares."""
 
     image_encoder: str = setting("auto", IMAGE_HELP, names=IMAGE_ENCODERS)
-    text_encoder: str = setting("bigru", "text encoder (published, as we infer: BERT; the default needs no download)", names=TEXT_ENCODERS)
+    text_encoder: str = setting(
+        "bigru",
+        "text encoder (published, as we infer: BERT; the default needs no download)",
+        names=TEXT_ENCODERS,
+    )
     dim: int = setting(1024, "joint dimension and width of the transformer", low=1)
     depth: int = setting(1, "layers of the transformer on top of both sides (0: none)", low=0)
     share_weights: bool = setting(True, "one transformer for both sides (off: one each)")
