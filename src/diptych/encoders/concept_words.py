@@ -45,7 +45,7 @@ class ConceptWords(Encoder):
         numbers = self.concept_of[inputs.values.masked_fill(~inputs.mask, 0)].masked_fill(
             ~inputs.mask, self.concepts
         )
-        z = torch.zeros(len(numbers), self.concepts + 1, device=numbers.device).scatter_(1, numbers, 1.0)
+        z = torch.zeros(numbers.shape[0], self.concepts + 1, device=numbers.device).scatter_(1, numbers, 1.0)
         return WordStates(found.values, found.mask, z[:, :-1])
 
     def frozen_part(self) -> nn.Module | None:

@@ -28,7 +28,7 @@ ODD_TEXTS = (
 def write_texts(text_input: TextInput, folder: Path) -> dict[str, Any]:
     """Write the files of a text input into a runtime; what ``runtime.json`` says about it (``runtime.texts``)."""
     if isinstance(text_input, CleanedInput):
-        return {**write_texts(text_input.inner, folder), "clean": True}
+        return {**write_texts(text_input.inner, folder), "clean": text_input.form}
     if isinstance(text_input, WordInput):
         words = json.dumps(published_form(text_input.words), ensure_ascii=False)
         (folder / VOCABULARY).write_text(words, "utf-8")

@@ -9,7 +9,7 @@
                 of the text unless ``masked``
 ==============  ==================================================================================================
 
-``clean`` says that captions are cleaned first, as the model was trained.
+``clean`` says in which form captions are cleaned first, as the model was trained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.data.cleaning import CleanedInput
+from diptych.data.cleaning import FORMS, CleanedInput
 from diptych.data.fixed_text import FixedTexts
 from diptych.data.text import CHUNK, TextInput, TextStore, TokenTexts, WordInput, flatten
 from diptych.errors import RuntimeFault
@@ -74,7 +74,7 @@ def text_reader(folder: Path, described: Mapping[str, Any]) -> TextInput:
     """The reader that the ``runtime.json`` of a runtime describes."""
     settings = dict(described)
     try:
-        clean, kind = settings.pop("clean", False), settings.pop("kind")
+        clean, kind = settings.pop("clean", None), settings.pop("kind")
         reader: TextInput
         if kind == "words":
             reader = WordInput(parse_json((folder / VOCABULARY).read_bytes()), augment=0.0, **settings)
@@ -82,8 +82,10 @@ def text_reader(folder: Path, described: Mapping[str, Any]) -> TextInput:
             reader = Pieces(folder / TOKENIZER, **settings)
         else:
             raise ValueError(f"texts of the unknown kind {kind!r:.40}")
+        if clean is not None and clean not in FORMS:
+            raise ValueError(f"captions cleaned in the unknown form {clean!r:.40}")
     except Exception as error:  # the package tokenizers raises plain ones
         raise RuntimeFault(
             f"the tokenizer in {folder} cannot be read ({error}): {advice(folder.parent)}."
         ) from error
-    return CleanedInput(reader) if clean else reader
+    return CleanedInput(reader, clean) if clean else reader
