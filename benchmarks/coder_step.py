@@ -33,7 +33,7 @@ from diptych.model.twin import Twin
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import MomentumContrast
-from diptych.objectives.objective import Objective
+from diptych.objectives.objective import Objective, after_step
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.queues import CoupledQueue
 from diptych.training.method import Method
@@ -86,7 +86,7 @@ class Run:
         self.model.train()
         embeddings, batch, _ = self.one(batch)
         with torch.no_grad():
-            self.method.objective.after_step(embeddings, batch)
+            after_step(self.method.objective, embeddings, batch)
 
     def encode(self, batch: Batch) -> None:
         """The vectors of both sides, as for an index."""

@@ -34,6 +34,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from diptych.data.captions import Captions, StoredImage
+from diptych.objectives.objective import start_epoch
 from diptych.recipes import RECIPES
 from diptych.targets.filling import fill_targets
 from diptych.training.loading import PairLoader
@@ -114,7 +115,7 @@ class Run:
         targets = fill_targets(method.targets, captions, device=device, cache_dir=cache, show_progress=False)
         method.retriever.to(device).train()
         method.objective.to(device)
-        method.objective.start_epoch(1)
+        start_epoch(method.objective, 1)
         resident, read = divide(targets, ready.captions, device)
         loader = PairLoader(
             ready.captions, method.retriever.image_input, ready.texts, settings.batch_size, 0, targets=read,

@@ -29,6 +29,7 @@ from diptych.objectives.clustering import kmeans, nearest
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import MomentumContrast
+from diptych.objectives.objective import after_epoch, after_step, start_epoch
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.queues import CoupledQueue
 from diptych.ops import unit
@@ -91,12 +92,12 @@ class Run:
 
     def end_epoch(self, epoch: int) -> None:
         show_pairs(self.objective, epoch, self.model, self.training, show_progress=False)
-        self.objective.after_epoch(epoch)
+        after_epoch(self.objective, epoch)
 
     def steps(self, start: int, count: int) -> list[dict[str, float]]:
         losses = []
         self.model.train()
-        self.objective.start_epoch(start // STEPS)
+        start_epoch(self.objective, start // STEPS)
         for step, batch in self.batches(start):
             if step == start + count:
                 break
@@ -108,7 +109,7 @@ class Run:
             self.optimizer.step()
             self.optimizer.zero_grad()
             with torch.no_grad():
-                self.objective.after_step(embeddings, batch)
+                after_step(self.objective, embeddings, batch)
                 if step % STEPS == STEPS - 1:
                     self.end_epoch(step // STEPS)
             losses.append({name: value.item() for name, value in terms.items()})

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 
 from diptych.errors import SettingsError
-from diptych.objectives.combine import Parted, Sum, SwitchAt
+from diptych.objectives.combine import On, Parted, Sum, SwitchAt
 from diptych.objectives.contrastive import InfoNCE
-from diptych.objectives.objective import Objective
+from diptych.objectives.objective import Objective, after_epoch, after_step, start_epoch
+from diptych.objectives.ramp import Ramp
 from diptych.objectives.soft_labels import (
     IMAGE_TEACHER,
     TEXT_TEACHER,
@@ -18,6 +22,7 @@ from diptych.objectives.soft_labels import (
 )
 from diptych.objectives.triplet import Triplet
 from diptych.ops import unit
+from diptych.training.step import path_of
 from diptych.types import Batch, Embeddings, Features, Terms
 
 
@@ -55,12 +60,12 @@ def test_a_sum_weights_and_names_every_term() -> None:
     assert values(total) == {"one": 1.0, "two.left": 10.0, "two.right": 30.0}
 
 
-def test_a_sum_passes_everything_on() -> None:
+def test_every_member_of_a_sum_hears_the_hooks() -> None:
     members = Fixed(a=1.0), Fixed(b=1.0)
     total = Sum({"first": (members[0], 1.0), "second": (members[1], 1.0)})
-    total.start_epoch(4)
-    total.after_step(EMBEDDINGS, BATCH)
-    total.after_epoch(4)
+    start_epoch(total, 4)
+    after_step(total, EMBEDDINGS, BATCH)
+    after_epoch(total, 4)
     for member in members:
         assert member.heard == [("start", 4), "step", ("end", 4)]
 
@@ -69,32 +74,61 @@ def test_a_switch_depends_on_the_epoch_alone() -> None:
     switch = SwitchAt(Fixed(before=1.0), Fixed(after=2.0), epoch=2)
     assert values(switch) == {"before": 1.0}
     for epoch, expected in ((0, "before"), (1, "before"), (2, "after"), (7, "after"), (1, "before")):
-        switch.start_epoch(epoch)
+        start_epoch(switch, epoch)
         assert list(values(switch)) == [expected]
     resumed = SwitchAt(Fixed(before=1.0), Fixed(after=2.0), epoch=2)
-    resumed.start_epoch(3)
+    start_epoch(resumed, 3)
     assert list(values(resumed)) == ["after"]
     assert list(values(SwitchAt(Fixed(before=1.0), Fixed(after=2.0), epoch=0))) == ["after"]
 
 
-def test_a_switch_speaks_to_the_objective_in_force() -> None:
+def test_only_the_objective_in_force_hears_of_a_step() -> None:
     first, then = Fixed(a=1.0), Fixed(b=1.0)
     switch = SwitchAt(first, then, epoch=1)
     for epoch in (0, 1):
-        switch.start_epoch(epoch)
-        switch.after_step(EMBEDDINGS, BATCH)
-        switch.after_epoch(epoch)
-    assert first.heard == [("start", 0), "step", ("end", 0)]
-    assert then.heard == [("start", 1), "step", ("end", 1)]
+        start_epoch(switch, epoch)
+        after_step(switch, EMBEDDINGS, BATCH)
+        after_epoch(switch, epoch)
+    assert first.heard == [("start", 0), "step", ("end", 0), ("start", 1), ("end", 1)]
+    assert then.heard == [("start", 0), ("end", 0), ("start", 1), "step", ("end", 1)]
 
 
-def test_the_phase_changes_with_the_switch_also_inside_a_sum() -> None:
+def test_hooks_reach_objectives_inside_any_objective() -> None:
+    class Plain(Objective):
+        """Of a plugin: holds others in a list and passes nothing on."""
+
+        def __init__(self, *members: Objective) -> None:
+            super().__init__()
+            self.inner = nn.ModuleList(members)
+
+    one, two = Fixed(a=1.0), Fixed(b=1.0)
+    outer = Ramp(Sum({"plain": (Plain(one, two), 1.0)}), epoch=0, steps=2)
+    start_epoch(outer, 0)
+    after_step(outer, EMBEDDINGS, BATCH)
+    after_epoch(outer, 0)
+    assert one.heard == two.heard == [("start", 0), "step", ("end", 0)]
+    assert int(outer.position) == 1
+
+
+def test_a_step_ends_with_the_rows_that_the_objective_saw() -> None:
+    rows: list[Embeddings] = []
+
+    class Seeing(Fixed):
+        def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
+            rows.append(embeddings)
+
+    concept = Embeddings(torch.ones(3, 3), torch.zeros(3, 3))
+    after_step(On(Seeing(), "concept"), replace(EMBEDDINGS, views={"concept": concept}), BATCH)
+    assert (rows[0].image is concept.image, rows[0].text is concept.text) == (True, True)
+
+
+def test_the_path_changes_with_the_switch_also_inside_a_sum() -> None:
     switch = SwitchAt(Triplet(negatives="all"), Triplet(), epoch=1)
-    total = Sum({"triplet": (switch, 1.0), "other": (Fixed(a=1.0), 1.0)})
+    total = Sum({"triplet": (switch, 1.0), "other": (Triplet(0.3), 1.0)})
     seen = []
     for epoch in range(3):
-        total.start_epoch(epoch)
-        seen.append((switch.phase(), total.phase(), switch.collapsed_value(128)))
+        start_epoch(total, epoch)
+        seen.append((path_of(switch), path_of(total), switch.collapsed_value(128)))
     assert seen[0][0] != seen[1][0]
     assert seen[0][1] != seen[1][1]
     assert seen[1] == seen[2]

@@ -16,6 +16,8 @@ from diptych.objectives.labels import (
     LabelLoss,
     MaskedPrediction,
 )
+from diptych.objectives.objective import after_step, start_epoch
+from diptych.training.step import path_of
 from diptych.types import Batch, Embeddings, Features
 
 B, C, D = 7, 5, 6
@@ -203,21 +205,21 @@ def test_alternating_steps_take_turns_and_remember_them():
     data = batch()
     views = seen(labels=(rows(C, 1), rows(C, 2)), context=(torch.ones(B, 2), torch.ones(B, 2)))
     objective = alternating()
-    objective.start_epoch(0)
+    start_epoch(objective, 0)
     found = []
     for _ in range(3):
-        before = objective.phase()
+        before = path_of(objective)
         found.append(set(objective(views, data)))
         assert set(objective(views, data)) == found[-1]  # pure: the turn moves in after_step alone
-        objective.after_step(views, data)
-        assert objective.phase() != before
+        after_step(objective, views, data)
+        assert path_of(objective) != before
     assert found == [{"label", "context"}] * 3  # one term each: they carry the name of the member
     joint = Sum({"label": (LabelLoss(), 1.0), "context": (MaskedPrediction(0.1), 1.0)})
     image, text = (total(alternating().even(views, data)), total(alternating().odd(views, data)))
     assert (image + text).item() == pytest.approx(total(joint(views, data)).item(), rel=1e-9)
     resumed = alternating()
     resumed.load_state_dict(objective.state_dict())
-    resumed.start_epoch(0)
+    start_epoch(resumed, 0)
     assert resumed.current is resumed.odd  # three steps are done
     assert objective.current is objective.odd
 

@@ -20,6 +20,7 @@ from diptych.objectives.combine import Sum
 from diptych.objectives.contrast import Contrast
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import Enqueue, MomentumContrast
+from diptych.objectives.objective import after_step
 from diptych.objectives.queues import CoupledQueue
 from diptych.ops import unit
 from diptych.types import Batch, Embeddings, Features
@@ -340,7 +341,7 @@ def test_the_term_waits_for_a_full_queue_and_then_uses_old_rows() -> None:
         assert e.image.grad is not None
         assert e.image.grad.isfinite().all()
         with torch.no_grad():
-            objective.after_step(e, batch)
+            after_step(objective, e, batch)
         assert not torch.equal(queue.image, before)
         seen.append(terms["m_dcl"].item())
     assert seen[:2] == [0.0, 0.0]

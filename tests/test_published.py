@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.encoders import regions
-from diptych.objectives.objective import Objective
+from diptych.objectives.objective import Objective, after_epoch, after_step, start_epoch
 from diptych.objectives.ramp import Ramp
 from diptych.recipes import RECIPES
 from diptych.runs.train import seed_everything, training_splits
@@ -161,7 +161,7 @@ def test_training_follows_the_public_code(
     losses = []
     for number, (batch, kept) in enumerate(batches(method, captions, 8)):
         monkeypatch.setattr(regions, "drop_each", lambda mask, rate, kept=kept: kept)
-        method.objective.start_epoch(number // 4)
+        start_epoch(method.objective, number // 4)
         set_rates(optimizer, settings.learning_rate * schedule.factor(number))
         terms = step(batch)[2]
         assert isinstance(batch.images, Features)
@@ -217,14 +217,14 @@ def test_the_loss_of_one_epoch_rises_with_its_steps() -> None:
     batch = Batch(empty, empty, torch.arange(2), torch.arange(2))
     found = []
     for epoch in range(3):
-        ramp.start_epoch(epoch)
+        start_epoch(ramp, epoch)
         for number in range(4):
             if (epoch, number) == (1, 2):  # a run that was stopped goes on where it was
                 again = Ramp(One(), epoch=1, steps=4)
                 again.load_state_dict(ramp.state_dict())
-                again.start_epoch(epoch)
+                start_epoch(again, epoch)
                 ramp = again
             found.append(float(ramp(seen, batch)["one"]))
-            ramp.after_step(seen, batch)
-        ramp.after_epoch(epoch)
+            after_step(ramp, seen, batch)
+        after_epoch(ramp, epoch)
     assert found == [1, 1, 1, 1, 0, 0.25, 0.5, 0.75, 1, 1, 1, 1]

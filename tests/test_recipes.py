@@ -22,6 +22,7 @@ from diptych.data.formats import open_captions
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
+from diptych.objectives.objective import after_epoch, after_step, start_epoch
 from diptych.parts import describe
 from diptych.recipes import RECIPES
 from diptych.runs.train import seed_everything, training_splits
@@ -127,7 +128,7 @@ def step(method: Method, optimizer: torch.optim.Optimizer, batch: Any) -> float:
     run = Step(method, method.retriever, optimizer, Accelerator(cpu=True), clip_norm=0.0)
     embeddings, whole, terms = run(batch)
     with torch.no_grad():
-        method.objective.after_step(embeddings, whole)
+        after_step(method.objective, embeddings, whole)
     return float(torch.stack(list(terms.values())).sum())
 
 
@@ -138,13 +139,13 @@ def test_two_epochs_move_every_trainable_parameter(name: str, world: World) -> N
     optimizer = build_optimizer(method, settings)
     before = {k: p.detach().clone() for k, p in trainable(method).items()}
     for epoch in range(2):  # prototypes start in the second
-        method.objective.start_epoch(epoch)
+        start_epoch(method.objective, epoch)
         for batch in loader_of(method, captions, settings).epoch(epoch):
             step(method, optimizer, batch)
         with torch.no_grad():
             ready = Prepared(captions, method.retriever.text_input.prepare(captions.texts))
             show_pairs(method.objective, epoch, method.retriever, ready, show_progress=False)
-            method.objective.after_epoch(epoch)
+            after_epoch(method.objective, epoch)
     assert before
     still = [k for k, p in trainable(method).items() if torch.equal(p, before[k])]
     # rows of words that no batch holds may stay; whole tensors may not
@@ -175,7 +176,7 @@ def test_every_table_row_builds_and_steps(name: str, world: World) -> None:
         for row in table.rows:
             method, settings = built(name, captions, world, **row.changes)
             batch = next(loader_of(method, captions, settings).epoch(0))
-            method.objective.start_epoch(1)
+            start_epoch(method.objective, 1)
             assert step(method, build_optimizer(method, settings), batch) > 0
 
 
@@ -248,7 +249,7 @@ def test_any_objective_on_any_host(name: str, world: World) -> None:
     captions = world.captions(name)
     method, settings = built(name, captions, world, objective="own + 0.5*info_nce + dcl")
     batch = next(loader_of(method, captions, settings).epoch(0))
-    method.objective.start_epoch(1)
+    start_epoch(method.objective, 1)
     run = Step(
         method, method.retriever.train(), build_optimizer(method, settings), Accelerator(cpu=True), 0.0
     )

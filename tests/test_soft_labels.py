@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from torch import Tensor, nn
 
 from diptych.branches.heads import UniModalHeads
 from diptych.errors import SettingsError
-from diptych.objectives.combine import On, Sum, SwitchAt
+from diptych.objectives.combine import Sum
 from diptych.objectives.contrastive import InfoNCE
-from diptych.objectives.labels import Alternate
-from diptych.objectives.ramp import Ramp
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels, divergence
 from diptych.types import Batch, Embeddings, Features, as_inputs
 
@@ -405,59 +402,6 @@ def test_the_heads_are_a_view_beside_the_score() -> None:
         seen_so = model(batch)
     torch.testing.assert_close(seen_so.views["uni"].image, a)
     torch.testing.assert_close(seen_so.views["uni"].text, b)
-
-
-# cosines computed ahead
-
-
-def test_cosines_computed_ahead_change_nothing() -> None:
-    embeddings, batch = seen(6)
-    whole = Sum({"csa": (CrossModalSoftLabels(), 1.0), "usa": (UniModalSoftLabels(), 0.5)}).double()
-    ahead = whole.prepare(batch)
-    assert set(ahead.targets) == {*batch.targets, "teacher_image.cosines", "teacher_text.cosines"}
-    assert not any(value.requires_grad for value in ahead.targets.values())
-    now, then = whole(embeddings, batch), whole(embeddings, ahead)
-    assert {n: v.item() for n, v in now.items()} == {n: v.item() for n, v in then.items()}
-
-
-def test_cosines_computed_ahead_are_those_that_are_read() -> None:
-    embeddings, batch = seen(6)
-    ahead = CrossModalSoftLabels().prepare(batch)
-    changed = {**ahead.targets, "teacher_text.cosines": ahead.targets["teacher_text.cosines"].flip(1)}
-    other = replace(ahead, targets=changed)
-    for objective in (CrossModalSoftLabels().double(), UniModalSoftLabels().double()):
-        found = [next(iter(objective(embeddings, b).values())).item() for b in (batch, other)]
-        assert found[0] != found[1]
-
-
-def test_a_run_without_teachers_has_nothing_to_prepare() -> None:
-    _, batch = seen(3)
-    bare = replace(batch, targets={})
-    assert UniModalSoftLabels().prepare(bare).targets == {}
-
-
-def test_every_wrapper_passes_prepare_on() -> None:
-    _, batch = seen(3)
-    csa = CrossModalSoftLabels()
-    turns = Alternate(csa, InfoNCE())
-    for wrapped in (On(csa, "image", "text"), Ramp(csa, 0, 5), SwitchAt(InfoNCE(), csa, 0), turns):
-        assert "teacher_image.cosines" in wrapped.prepare(batch).targets
-    assert SwitchAt(csa, InfoNCE(), 0).prepare(batch).targets == batch.targets
-
-
-def test_what_reads_a_view_is_not_called_before_it() -> None:
-    assert CrossModalSoftLabels().scores_only
-    assert InfoNCE().scores_only
-    assert not UniModalSoftLabels().scores_only
-    assert not On(InfoNCE(), "uni").scores_only
-    assert SwitchAt(InfoNCE(), UniModalSoftLabels(), 1).scores_only
-    assert not SwitchAt(InfoNCE(), UniModalSoftLabels(), 0).scores_only
-
-    class Own(InfoNCE):
-        def forward(self, embeddings: Embeddings, batch: Batch) -> dict[str, Tensor]:
-            return super().forward(embeddings.view("uni"), batch)
-
-    assert not Own().scores_only
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU")

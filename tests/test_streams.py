@@ -15,15 +15,23 @@ import torch
 from accelerate import Accelerator
 from small import bert_folder, precomputed
 
+from diptych.aggregators.gpo import GPO
 from diptych.data.formats import open_captions
-from diptych.kernels.streams import Beside, branching, scored
+from diptych.data.images import RegionInput
+from diptych.data.text import WordInput
+from diptych.encoders.bigru import BiGRU
+from diptych.encoders.regions import Regions
+from diptych.model.retriever import Retriever, Tower
+from diptych.objectives import soft_labels
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes import RECIPES
 from diptych.targets.filling import fill_targets
 from diptych.training.loading import PairLoader
+from diptych.training.method import Method
 from diptych.training.step import Step
-from diptych.types import Batch, Embeddings, Features
+from diptych.training.streams import beside
+from diptych.types import Batch, Embeddings, Features, Sides
 
 CPU = torch.device("cpu")
 
@@ -71,8 +79,6 @@ def order(monkeypatch: pytest.MonkeyPatch) -> Order:
         def __exit__(self, *_: object) -> None:
             made.current = self.before
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: made.current)
     for name, stand_in in (("Stream", Stream), ("Event", Event), ("stream", On)):
         monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -82,13 +88,16 @@ def order(monkeypatch: pytest.MonkeyPatch) -> Order:
 def watched(order: Order, module: torch.nn.Module, name: str, *needed: str) -> list[set[str]]:
     """From now on the module must find what it needs; what it knew at its beginning is noted."""
     knew: list[set[str]] = []
+    plain = module.forward
 
-    def before(*_: object) -> None:
+    def forward(*given: object, **named: object) -> object:
         order.begins(name, *needed)
         knew.append(set(order.current.known))
+        found = plain(*given, **named)
+        order.over(name)
+        return found
 
-    module.register_forward_pre_hook(before)
-    module.register_forward_hook(lambda *_: order.over(name))
+    module.forward = forward
     return knew
 
 
@@ -111,49 +120,114 @@ def stepped(folder: Path, order: Order, watch: Callable[[Any], None]) -> None:
     step = Step(method, method.retriever.train(), optimizer, Accelerator(cpu=True), 0.0)
     batch = next(iter(batches.epoch(0)))
     watch(method)
-    step(batch)
+    with beside(method, step):
+        step(batch)
 
 
-def test_a_step_reads_nothing_too_early(tmp_path: Path, order: Order) -> None:
-    knew: dict[str, list[set[str]]] = {}
+def test_a_step_reads_nothing_too_early(
+    tmp_path: Path, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knew: dict[str, list[set[str]]] = {"cosines": []}
+    cosines = soft_labels.teacher_cosines
+
+    def noted(batch: Batch, column: str) -> torch.Tensor:
+        knew["cosines"].append(set(order.current.known))
+        found = cosines(batch, column)
+        order.over("cosines")
+        return found
+
+    monkeypatch.setattr(soft_labels, "teacher_cosines", noted)
 
     def watch(method: Any) -> None:
         retriever, members = method.retriever, method.objective.members
-        prepare = method.objective.prepare
-
-        def prepared(batch: Batch) -> Batch:
-            found: Batch = prepare(batch)
-            order.over("cosines")
-            return found
-
-        method.objective.prepare = prepared
-        towers, labels = ("image", "text"), ("cosines",)
+        towers = ("image", "text")
         knew["image"] = watched(order, retriever.image, "image")
         knew["text"] = watched(order, retriever.text, "text")
         knew["uni"] = watched(order, retriever.branches["uni"], "uni", *towers)
         knew["hard"] = watched(order, members["hard"], "hard", *towers)
-        knew["csa"] = watched(order, members["csa"], "csa", *towers, *labels)
-        knew["usa"] = watched(order, members["usa"], "usa", "uni", *labels)
+        knew["csa"] = watched(order, members["csa"], "csa", *towers)
+        knew["usa"] = watched(order, members["usa"], "usa", "uni")
 
     stepped(tmp_path, order, watch)
     assert order.main.known == {"image", "text", "cosines", "uni", "hard", "csa", "usa"}  # all is joined
     # and what may run side by side does
     assert "image" not in knew["text"][0]
-    assert "cosines" not in knew["image"][0] | knew["text"][0]
-    assert "uni" not in knew["hard"][0] | knew["csa"][0]
-    assert not {"hard", "csa"} & knew["usa"][0]
+    assert "text" not in knew["image"][0]
+    assert knew["cosines"] == [set(), set()]  # one for each teacher, read by both objectives
+    for name in ("hard", "csa", "usa"):
+        assert not {"hard", "csa", "usa", "cosines"} & knew[name][0]
+
+
+def test_a_recording_leaves_no_trace(tmp_path: Path, order: Order) -> None:
+    traces = []
+
+    def watch(method: Any) -> None:
+        parts = [method.retriever, *method.retriever.modules(), *method.objective.modules(), soft_labels]
+        traces.append([(part, dict(vars(part))) for part in parts])
+
+    stepped(tmp_path, order, watch)
+    for part, before in traces[0]:
+        names = ("forward", "rows_of_every_size", "teacher_cosines")
+        assert [vars(part).get(name) for name in names] == [before.get(name) for name in names]
+
+
+def test_a_pooling_of_every_size_waits_for_no_encoder(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of GPO need the weights alone, and a second look at a view stays where it is."""
+    monkeypatch.setattr("diptych.aggregators.gpo.every_size", lambda *_: True)  # as while recording
+    retriever = small_retriever()
+    begun = watched(order, retriever.image.encoder, "encoder")
+    table, rows = retriever.image.aggregator.rows_of_every_size, list[set[str]]()
+
+    def noted(*given: Any) -> torch.Tensor:
+        rows.append(set(order.current.known))
+        found: torch.Tensor = table(*given)
+        order.over("rows")
+        return found
+
+    retriever.image.aggregator.rows_of_every_size = noted
+    values = Features.whole(torch.randn(5, 3, 4))
+    words = retriever.text_input.prepare(["a b"] * 5).collate(range(5))
+    ids = torch.arange(5)
+    batch = Batch(values, words, ids, ids, views={"again": Sides(images=values)})
+    method = Method(retriever, InfoNCE())
+    with beside(method, _Seeing()):
+        retriever(batch)
+    assert rows == [set(), {"encoder", "rows"}]
+    assert begun == [set(), {"encoder", "rows"}]
+
+
+def test_towers_of_shared_weights_stay_on_one_stream(order: Order) -> None:
+    retriever = small_retriever()
+    retriever.text.encoder.shared = retriever.image.encoder
+    knew = watched(order, retriever.text, "text")
+    watched(order, retriever.image, "image")
+    values = Features.whole(torch.randn(5, 3, 4))
+    words = retriever.text_input.prepare(["a b"] * 5).collate(range(5))
+    ids = torch.arange(5)
+    with beside(Method(retriever, InfoNCE()), _Seeing()):
+        retriever(Batch(values, words, ids, ids))
+    assert "image" in knew[0]
+
+
+class _Seeing:
+    def seen_by_objective(self, batch: Batch) -> Batch:
+        return batch
+
+
+def small_retriever() -> Any:
+    words = ["<pad>", "<start>", "<end>", "<unk>", "a", "b"]
+    towers = Tower(Regions(4, 8), GPO()), Tower(BiGRU(len(words), 4, 8), GPO())
+    return Retriever(*towers, RegionInput(4), WordInput(words, augment=0.0))
 
 
 def test_a_sum_over_a_view_waits_for_the_view(order: Order) -> None:
     rows = Embeddings(torch.zeros(2, 2), torch.zeros(2, 2))
     seen = Embeddings(rows.image, rows.text, views={"concept": rows})
     nothing = Features.whole(torch.zeros(2, 1, 1))
-    with branching():
-        with Beside() as other:
-            order.over("concept")
-        scored()
-        other.join()
     inner = InfoNCE()
     watched(order, inner, "inner", "concept")
-    On(Sum({"x": (inner, 1.0)}), "concept")(seen, Batch(nothing, nothing, torch.arange(2), torch.arange(2)))
+    objective = On(Sum({"x": (inner, 1.0)}), "concept")
+    order.over("concept")
+    with beside(Method(small_retriever(), objective), _Seeing()):
+        objective(seen, Batch(nothing, nothing, torch.arange(2), torch.arange(2)))
     assert "inner" in order.main.known

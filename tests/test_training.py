@@ -27,6 +27,7 @@ from diptych.encoders.cnn import Grid
 from diptych.errors import CheckpointError, SettingsError, TrainingError
 from diptych.model.retriever import Retriever, Tower
 from diptych.model.twin import Twin
+from diptych.objectives.objective import start_epoch
 from diptych.recipes import RECIPES
 from diptych.runs.train import resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json
@@ -370,9 +371,9 @@ def test_collapsed_value_follows_the_switch() -> None:
     from diptych.objectives.triplet import Triplet
 
     objective = SwitchAt(Triplet(0.2, negatives="all"), Triplet(0.2), epoch=1)
-    objective.start_epoch(0)
+    start_epoch(objective, 0)
     assert objective.collapsed_value(128) is None
-    objective.start_epoch(1)
+    start_epoch(objective, 1)
     assert objective.collapsed_value(128) == pytest.approx(51.2)
 
 

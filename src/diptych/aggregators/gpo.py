@@ -13,7 +13,6 @@ from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.generators import CosSinBiGRU, Generator
 from diptych.aggregators.sorting import sort_sets
 from diptych.errors import SettingsError
-from diptych.kernels.streams import Beside
 from diptych.parts import part
 from diptych.types import Features
 
@@ -76,15 +75,16 @@ class GPO(Aggregator):
     def coefficients(self, sizes: Tensor, length: int) -> Tensor:
         """θ of sets of the given ``sizes`` (S,), each at least 1: (S, length, K), zeros at ranks ≥ size."""
         if every_size(sizes, length):
-            with Beside() as other:  # needs nothing of the batch
-                table = self._table(torch.arange(1, length + 1, device=sizes.device), length)
-            row = sizes - 1
-            other.join()
+            table, row = self.rows_of_every_size(length, sizes.device), sizes - 1
         else:
             distinct, row = distinct_sizes(sizes, length)
             table = self._table(distinct, length)  # (distinct, length, K)
         # a lookup whose gradient is summed in a fixed order, also on a GPU
         return embedding(row, table.flatten(1)).view(-1, *table.shape[1:])
+
+    def rows_of_every_size(self, length: int, device: torch.device) -> Tensor:
+        """θ of sets of 1 … ``length`` elements, (length, length, K): needs nothing of the batch."""
+        return self._table(torch.arange(1, length + 1, device=device), length)
 
     def train(self, mode: bool = True) -> GPO:
         """Switch mode; what was remembered is forgotten."""

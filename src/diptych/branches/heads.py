@@ -8,7 +8,6 @@ from torch.nn.functional import linear
 from diptych import ops
 from diptych.aggregators.aggregator import Aggregator
 from diptych.branches.branch import Branch
-from diptych.kernels.streams import Beside, branching
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features
 
@@ -57,13 +56,8 @@ class UniModalHeads(Branch):
         """Both sides, which are independent of each other."""
         assert seen.image_features is not None
         assert seen.text_features is not None
-        sides = ([self.image_head, self.image_aggregator], [self.text_head, self.text_aggregator])
-        with branching([nn.ModuleList([m for m in side if m is not None]) for side in sides]):
-            with Beside() as other:
-                image = self.image(seen.image, seen.image_features)
-            text = self.text(seen.text, seen.text_features)
-            other.join()
-        return Embeddings(image, text)
+        image = self.image(seen.image, seen.image_features)
+        return Embeddings(image, self.text(seen.text, seen.text_features))
 
 
 class _Head(nn.Linear):

@@ -28,7 +28,6 @@ from diptych.encoders.encoder import Encoder
 from diptych.encoders.lora import merged
 from diptych.errors import SettingsError
 from diptych.interaction.scorer import PairScorer
-from diptych.kernels.streams import Beside, branching, scored
 from diptych.model.encoding import collect, encoded_images, encoded_texts, encoding_mode, is_text
 from diptych.model.folder import FORMAT, load_folder
 from diptych.model.reranking import RerankedScores
@@ -102,23 +101,15 @@ class Retriever(nn.Module):
         self, batch: Batch, image_kept: Tensor | None = None, text_kept: Tensor | None = None
     ) -> Embeddings:
         """Both sides of a batch, with every view of it; of the local features only those ``kept``."""
-        with branching((self.image, self.text)):
-            with Beside() as other:
-                image, image_features = self.image(batch.images, image_kept)
-            text, text_features = self.text(batch.texts, text_kept)
-            other.join()
+        image, image_features = self.image(batch.images, image_kept)
+        text, text_features = self.text(batch.texts, text_kept)
         seen = Embeddings(image, text, image_features, text_features)
         views = {name: self._look(sides, seen) for name, sides in batch.views.items()}
-        with branching():
-            with Beside() as other:
-                views |= {name: branch(seen, batch) for name, branch in self._branches()}
-            matches = None
-            if self.scorer is not None and self.scorer.candidates is not None:
-                matches = self.scorer.compare(seen, batch)
-            scores = self._batch_scores(seen)
-            scored()
-            other.join()
-        return replace(seen, scores=scores, views=views, matches=matches)
+        views |= {name: branch(seen, batch) for name, branch in self._branches()}
+        matches = None
+        if self.scorer is not None and self.scorer.candidates is not None:
+            matches = self.scorer.compare(seen, batch)
+        return replace(seen, scores=self._batch_scores(seen), views=views, matches=matches)
 
     @property
     def dim(self) -> int:

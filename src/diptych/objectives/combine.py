@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from diptych.errors import SettingsError
-from diptych.kernels.streams import Beside, branching, views_there
-from diptych.objectives.objective import Objective
+from diptych.objectives.objective import Combined, Objective
 from diptych.types import Batch, Embeddings, Features, Terms
 
 
-class Sum(Objective):
+class Sum(Combined):
     """Several objectives at once, each with its weight."""
 
     def __init__(self, members: Mapping[str, tuple[Objective, float]]) -> None:
@@ -25,41 +24,11 @@ class Sum(Objective):
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """Terms of every member, weighted, named ``member.term`` (``member`` when a member has one term)."""
         terms: Terms = {}
-        with branching():
-            beside = [Beside(objective.scores_only) for objective in self._objectives()]
-            for other, (name, objective) in zip(beside, self.members.items(), strict=True):
-                with other:
-                    found = objective(embeddings, batch)
-                    for term, value in found.items():
-                        terms[name if len(found) == 1 else f"{name}.{term}"] = self.weights[name] * value
-            for other in beside:
-                other.join()
+        for name, objective in self.members.items():
+            found = objective(embeddings, batch)
+            for term, value in found.items():
+                terms[name if len(found) == 1 else f"{name}.{term}"] = self.weights[name] * value
         return terms
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Passed on to every member."""
-        for objective in self._objectives():
-            batch = objective.prepare(batch)
-        return batch
-
-    def start_epoch(self, epoch: int) -> None:
-        """Passed on to every member."""
-        for objective in self._objectives():
-            objective.start_epoch(epoch)
-
-    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """Passed on to every member."""
-        for objective in self._objectives():
-            objective.after_step(embeddings, batch)
-
-    def after_epoch(self, epoch: int) -> None:
-        """Passed on to every member."""
-        for objective in self._objectives():
-            objective.after_epoch(epoch)
-
-    def phase(self) -> Hashable:
-        """The phases of all members."""
-        return tuple(objective.phase() for objective in self._objectives())
 
     def collapsed_value(self, pairs: int) -> float | None:
         """The weighted sum where every member knows its own."""
@@ -69,11 +38,8 @@ class Sum(Objective):
         known = {name: value for name, value in values.items() if value is not None}
         return sum(self.weights[n] * v for n, v in known.items()) if len(known) == len(values) else None
 
-    def _objectives(self) -> list[Objective]:
-        return [o for o in self.members.values() if isinstance(o, Objective)]
 
-
-class On(Objective):
+class On(Combined):
     """An objective over other rows than the towers' own.
 
     ``On(objective, "concept")`` reads both sides of a view. ``On(objective, "image", "augmented.image")`` takes two
@@ -93,28 +59,11 @@ class On(Objective):
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The objective's terms of these rows."""
-        with views_there():
-            return self.objective(self._seen(embeddings), batch)
+        return self.objective(self._seen(embeddings), batch)
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Passed on."""
-        return self.objective.prepare(batch)
-
-    def start_epoch(self, epoch: int) -> None:
-        """Passed on."""
-        self.objective.start_epoch(epoch)
-
-    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """Passed on, with the same rows."""
-        self.objective.after_step(self._seen(embeddings), batch)
-
-    def after_epoch(self, epoch: int) -> None:
-        """Passed on."""
-        self.objective.after_epoch(epoch)
-
-    def phase(self) -> Hashable:
-        """The objective's own."""
-        return self.objective.phase()
+    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+        """The objective, with the same rows."""
+        return [(self.objective, self._seen(embeddings))]
 
     def collapsed_value(self, pairs: int) -> float | None:
         """The objective's own."""
@@ -134,7 +83,7 @@ def _rows(embeddings: Embeddings, name: str) -> tuple[Tensor, Features | None]:
     return (found.image, found.image_features) if side == "image" else (found.text, found.text_features)
 
 
-class SwitchAt(Objective):
+class SwitchAt(Combined):
     """One objective before an epoch, another from it on (VSE∞: all negatives in epoch 0, then the hardest)."""
 
     def __init__(self, first: Objective, then: Objective, epoch: int) -> None:
@@ -147,42 +96,23 @@ class SwitchAt(Objective):
         """The objective in force."""
         return self.then if self.switched else self.first
 
-    @property
-    def scores_only(self) -> bool:  # type: ignore[override]
-        """That of the objective in force."""
-        return self.current.scores_only
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Passed on to the objective in force."""
-        return self.current.prepare(batch)
+    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+        """The objective in force."""
+        return [(self.current, embeddings)]
 
     def start_epoch(self, epoch: int) -> None:
         """Choose by the epoch alone, so that a resumed run chooses the same."""
         self.switched = epoch >= self.epoch
-        self.current.start_epoch(epoch)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The terms of the objective in force."""
         return self.current(embeddings, batch)
 
-    def phase(self) -> Hashable:
-        """Which objective is in force, and its own phase."""
-        return self.switched, self.current.phase()
-
     def collapsed_value(self, pairs: int) -> float | None:
         """That of the objective in force."""
         return self.current.collapsed_value(pairs)
 
-    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """Passed on to the objective in force."""
-        self.current.after_step(embeddings, batch)
-
-    def after_epoch(self, epoch: int) -> None:
-        """Passed on to the objective in force."""
-        self.current.after_epoch(epoch)
-
-
-class Parted(Objective):
+class Parted(Combined):
     """The mean of an objective over equal parts of a batch: what GPUs compute that do not see each other's rows.
 
     Part k of n has the rows from kB/n on. With n processes these are the rows of one process each.
@@ -204,17 +134,9 @@ class Parted(Objective):
         ]
         return {name: torch.stack([terms[name] for terms in found]).mean() for name in found[0]}
 
-    def start_epoch(self, epoch: int) -> None:
-        """Passed on."""
-        self.objective.start_epoch(epoch)
-
-    def after_epoch(self, epoch: int) -> None:
-        """Passed on."""
-        self.objective.after_epoch(epoch)
-
-    def phase(self) -> Hashable:
-        """The objective's own."""
-        return self.objective.phase()
+    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+        """None after a step: an objective that keeps rows sees the whole batch."""
+        return []
 
     def collapsed_value(self, pairs: int) -> float | None:
         """The objective's own, of one part."""

@@ -41,8 +41,6 @@ class InfoNCE(Objective):
     Shapes: S = image · textᵀ (B, B). A batch of one pair has the value 0.
     """
 
-    scores_only = True
-
     def __init__(
         self,
         temperature: float = 0.07,

@@ -5,7 +5,7 @@ All read ``batch.targets["labels"]`` Y (B, C), zeros and ones: row i holds the l
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diptych import ops
 from diptych.errors import DataError, SettingsError
-from diptych.objectives.objective import Objective
+from diptych.objectives.objective import Combined, Objective
 from diptych.types import Batch, Embeddings, Terms
 
 TARGET = "labels"
@@ -157,7 +157,7 @@ class MaskedPrediction(Objective):
         return terms
 
 
-class Alternate(Objective):
+class Alternate(Combined):
     """One objective in even steps, another in odd ones (``schedule=alternate``: an image step, then a text step).
 
     Parameters that only the other modality uses get no gradient in a step, and Adam leaves them alone. Whose turn it
@@ -171,44 +171,29 @@ class Alternate(Objective):
         super().__init__()
         self.even, self.odd = even, odd
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self._odd_turn: bool | None = None  # the parity of ``steps`` without asking the device; None: ask
+        self.odd_turn = False  # the parity of ``steps``, without asking the device
 
     @property
     def current(self) -> Objective:
         """The objective whose turn it is."""
-        if self._odd_turn is None:
-            self._odd_turn = bool(self.steps % 2)
-        return self.odd if self._odd_turn else self.even
+        return self.odd if self.odd_turn else self.even
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The terms of the objective whose turn it is."""
         return self.current(embeddings, batch)
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Passed on to the objective whose turn it is."""
-        return self.current.prepare(batch)
+    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+        """The objective whose turn it is."""
+        return [(self.current, embeddings)]
 
     def start_epoch(self, epoch: int) -> None:
-        """Passed on to both; a resumed run reads its turn from the checkpoint."""
-        self._odd_turn = None
-        self.even.start_epoch(epoch)
-        self.odd.start_epoch(epoch)
+        """A resumed run reads its turn from the checkpoint."""
+        self.odd_turn = bool(self.steps % 2)
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """Passed on to the objective whose turn it was; then it is the other's."""
-        current = self.current
-        current.after_step(embeddings, batch)
-        self._odd_turn = current is self.even
+        """It is the other's turn."""
+        self.odd_turn = not self.odd_turn
         self.steps += 1
-
-    def after_epoch(self, epoch: int) -> None:
-        """Passed on to both."""
-        self.even.after_epoch(epoch)
-        self.odd.after_epoch(epoch)
-
-    def phase(self) -> Hashable:
-        """Whose turn it is, and its own phase."""
-        return self.current is self.odd, self.current.phase()
 
 
 def consistency(f: Tensor, g: Tensor, s: Tensor) -> Tensor:

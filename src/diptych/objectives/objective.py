@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -27,26 +27,20 @@ class Objective(nn.Module):
     """Maps embeddings and their batch to named terms; the loss is the sum of the terms.
 
     ``forward`` is pure: calling it twice gives the same terms. State (queues, centroids) lives in persistent buffers,
-    so that it is in the checkpoint, and moves only in ``after_step``. Trainable parameters of an objective (a
-    learned temperature, a classification head) are optimised with the retriever's.
+    so that it is in the checkpoint, and moves only in the hooks of time. Trainable parameters of an objective (a
+    learned temperature, the head of ``PrototypeClassification``) are optimised with the retriever's. They are not
+    part of the saved model: a head whose predictions are wanted after training belongs to a branch.
+
+    The hooks reach every objective inside another one (``start_epoch``, ``after_step`` and ``after_epoch`` below); an
+    objective that holds others does not pass them on.
     """
 
     show_progress = True  # of work that takes long; the training loop sets it
     takes_turns = False  # whether a step may leave parameters without a gradient
-    scores_only = False  # whether ``forward`` reads no view: it may then begin before the views are there
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "forward" in vars(cls) and "scores_only" not in vars(cls):
-            cls.scores_only = False  # what a parent's ``forward`` reads says nothing of this one
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The named, weighted terms of this batch."""
         raise NotImplementedError
-
-    def prepare(self, batch: Batch) -> Batch:
-        """The batch with what the objective computes from its targets alone, which a step does beside the model."""
-        return batch
 
     def start_epoch(self, epoch: int) -> None:
         """Called before the first step of each epoch, also after a resume in its middle."""
@@ -67,10 +61,6 @@ class Objective(nn.Module):
     def after_epoch(self, epoch: int) -> None:
         """Called after the last step of each epoch, without gradient."""
 
-    def phase(self) -> Hashable:
-        """Changes when ``forward`` takes another path (an epoch's switch): recorded steps are then recorded again."""
-        return None
-
     def collapsed_value(self, pairs: int) -> float | None:
         """The loss of ``pairs`` pairs when all similarities are equal, where that is a known trap; else None."""
         return None
@@ -78,3 +68,44 @@ class Objective(nn.Module):
     def __call__(self, embeddings: Embeddings, batch: Batch) -> Terms:
         terms: Terms = super().__call__(embeddings, batch)
         return terms
+
+
+class Combined(Objective):
+    """An objective made of others: it may choose which of them a step asks, and the rows that each of them sees."""
+
+    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+        """The members that a step asks, each with its rows; by default all of them with the same rows."""
+        return [(member, embeddings) for member in members_of(self)]
+
+
+def members_of(objective: Objective) -> Iterator[Objective]:
+    """The objectives that this one holds directly, also in lists and dicts of modules."""
+    waiting = list(objective.children())
+    while waiting:
+        part = waiting.pop(0)
+        if isinstance(part, Objective):
+            yield part
+        else:
+            waiting = [*part.children(), *waiting]
+
+
+def start_epoch(objective: Objective, epoch: int) -> None:
+    """Tell an objective, then all inside it, that an epoch begins."""
+    objective.start_epoch(epoch)
+    for member in members_of(objective):
+        start_epoch(member, epoch)
+
+
+def after_step(objective: Objective, embeddings: Embeddings, batch: Batch) -> None:
+    """Tell those inside an objective that the step asked, then the objective itself, that the step is done."""
+    same_rows = ((member, embeddings) for member in members_of(objective))
+    for member, rows in objective.asked(embeddings) if isinstance(objective, Combined) else same_rows:
+        after_step(member, rows, batch)
+    objective.after_step(embeddings, batch)
+
+
+def after_epoch(objective: Objective, epoch: int) -> None:
+    """Tell all inside an objective, then the objective itself, that an epoch has ended."""
+    for member in members_of(objective):
+        after_epoch(member, epoch)
+    objective.after_epoch(epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -84,10 +83,6 @@ class PrototypeClassification(Objective):
         self.register_buffer("pairs", torch.tensor(pairs))
         self._labels: tuple[Tensor, Tensor] | None = None
         self.register_load_state_dict_pre_hook(_check_state)  # type: ignore[no-untyped-call]
-
-    def phase(self) -> Hashable:
-        """Waiting, or classifying."""
-        return self.started
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """One term, ``prototypes``; 0 until there are clusters."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 import torch
 from torch import Tensor
 
@@ -33,28 +31,14 @@ class Ramp(Objective):
             return terms
         return {name: value * (self.position / self.steps) for name, value in terms.items()}
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Passed on."""
-        return self.objective.prepare(batch)
-
     def start_epoch(self, epoch: int) -> None:
-        """Passed on; the ramp rises in its epoch alone."""
+        """The ramp rises in its epoch alone."""
         self.rises = epoch == self.epoch
-        self.objective.start_epoch(epoch)
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """Passed on; one step further."""
-        self.objective.after_step(embeddings, batch)
+        """One step further."""
         if self.rises:
             self.position += 1
-
-    def after_epoch(self, epoch: int) -> None:
-        """Passed on."""
-        self.objective.after_epoch(epoch)
-
-    def phase(self) -> Hashable:
-        """Whether it rises, and the objective's own."""
-        return self.rises, self.objective.phase()
 
     def collapsed_value(self, pairs: int) -> float | None:
         """The objective's own, except while it rises."""

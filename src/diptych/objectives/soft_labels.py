@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from diptych import kernels, ops
 from diptych.errors import SettingsError
-from diptych.kernels.streams import Beside, branching
 from diptych.objectives.objective import Objective
 from diptych.objectives.temperature import Temperature
 from diptych.types import Batch, Embeddings, Terms
@@ -18,7 +16,6 @@ from diptych.types import Batch, Embeddings, Terms
 Mode = Literal["each", "add", "dot"]
 Divergence = Literal["kl", "ce"]
 IMAGE_TEACHER, TEXT_TEACHER = "teacher_image", "teacher_text"  # the columns of ``Batch.targets``
-COSINES = ".cosines"  # behind the name of a column: cosines (B, B) that were computed ahead
 UNI = "uni"  # the view that uni-modal heads make
 
 
@@ -47,8 +44,6 @@ class CrossModalSoftLabels(Objective):
     the recipe's own with the weight α (``Sum``). A batch of one pair has the value 0.
     """
 
-    scores_only = True
-
     def __init__(
         self,
         temperature: float = 0.45,
@@ -73,10 +68,6 @@ class CrossModalSoftLabels(Objective):
         scores = _precise(embeddings.all_scores())
         given = (self.temperature(), self.teacher_temperature, self.divergence)
         return {"csa": (divergence(x, scores, *given) + divergence(y, scores.T, *given)) / 2}
-
-    def prepare(self, batch: Batch) -> Batch:
-        """The teachers' cosines."""
-        return with_cosines(batch)
 
     def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
         x, y = teacher_cosines(batch, IMAGE_TEACHER), teacher_cosines(batch, TEXT_TEACHER)
@@ -129,16 +120,9 @@ class UniModalSoftLabels(Objective):
                 "uni=UniModalHeads(…)."
             )
         uni = embeddings.views[UNI]
-        with branching():
-            with Beside() as other:
-                image = self._side(uni.image, self.image_temperature, batch, IMAGE_TEACHER)
-            text = self._side(uni.text, self.text_temperature, batch, TEXT_TEACHER)
-            other.join()
+        image = self._side(uni.image, self.image_temperature, batch, IMAGE_TEACHER)
+        text = self._side(uni.text, self.text_temperature, batch, TEXT_TEACHER)
         return {"usa": (image + text) / 2}
-
-    def prepare(self, batch: Batch) -> Batch:
-        """The teachers' cosines."""
-        return with_cosines(batch)
 
     def _side(self, rows: Tensor, temperature: Temperature, batch: Batch, column: str) -> Tensor:
         rows = _precise(rows)
@@ -146,20 +130,9 @@ class UniModalSoftLabels(Objective):
         return divergence(teacher_cosines(batch, column), rows @ rows.T, *given)
 
 
-def with_cosines(batch: Batch) -> Batch:
-    """The batch with the cosines of both teachers among its targets; without a teacher it stays as it is."""
-    found = {
-        column + COSINES: teacher_cosines(batch, column)
-        for column in (IMAGE_TEACHER, TEXT_TEACHER)
-        if column in batch.targets
-    }
-    return replace(batch, targets={**batch.targets, **found})
-
-
 def teacher_cosines(batch: Batch, column: str) -> Tensor:
     """Cosines (B, B) of the teacher's vectors in ``batch.targets[column]``, whatever their length; no gradient."""
-    ahead = batch.targets.get(column + COSINES)
-    return row_cosines(teacher_rows(batch, column)) if ahead is None else ahead
+    return row_cosines(teacher_rows(batch, column))
 
 
 def teacher_rows(batch: Batch, column: str) -> Tensor:

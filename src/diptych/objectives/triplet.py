@@ -41,8 +41,6 @@ class Triplet(Objective):
     scores are all equal has the value 2·B·α: the signature of a collapsed model.
     """
 
-    scores_only = True
-
     def __init__(
         self,
         margin: float = 0.2,

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 
 from diptych.errors import TrainingError
 from diptych.evaluation.prepared import Prepared
-from diptych.objectives.objective import Objective
+from diptych.objectives.objective import Objective, after_epoch, after_step, start_epoch
 from diptych.progress import track
 from diptych.settings import TrainingSettings
 from diptych.targets.columns import Column
@@ -133,7 +133,7 @@ def train(
             waiting = freeze_for_epoch(method, epoch, parameters)
             step.waiting = [parameters[name] for name in waiting if settings.shard_model]
             health.check_modes(method.retriever)
-            method.objective.start_epoch(epoch)
+            start_epoch(method.objective, epoch)
             collapsed = method.objective.collapsed_value(settings.batch_size)
             meter = Meter(settings.batch_size)
             label = f"epoch {epoch + 1}/{settings.epochs}"
@@ -144,7 +144,7 @@ def train(
                 set_rates(optimizer, rate)
                 embeddings, whole, terms = run_step(batch)
                 with torch.no_grad():
-                    method.objective.after_step(embeddings, whole)
+                    after_step(method.objective, embeddings, whole)
                 progress.step += 1
                 watch.watch(progress.step, terms, collapsed)
                 meter.add(terms)
@@ -165,7 +165,7 @@ def train(
             with in_one_piece(model, method, accelerator) as now:
                 with torch.no_grad():
                     show_pairs(method.objective, epoch, now, training, show_progress=show_progress)
-                    method.objective.after_epoch(epoch)
+                    after_epoch(method.objective, epoch)
                 if log is not None and now is not None:
                     finish_epoch(
                         method, now, validation, folder, epoch, progress, log, show_progress,

@@ -11,10 +11,10 @@ from accelerate import Accelerator
 from torch import nn
 
 from diptych import ops
-from diptych.kernels.streams import Beside, ahead_of_scores, branching, views_there
 from diptych.training.method import Method
 from diptych.training.optim import can_fold_clip, fold_clip
 from diptych.training.resident import Resident
+from diptych.training.streams import beside
 from diptych.training.turns import backward_of_turn, takes_turns
 from diptych.types import Batch, Embeddings, Terms
 from diptych.weights import is_divided
@@ -44,10 +44,8 @@ class Step:
         """Move the model by one batch, which may still be on the host."""
         batch = batch.to(self.accelerator.device, non_blocking=True)
         twin, objective = self.method.twin, self.method.objective
-        with branching(), Beside() as other:
-            whole = objective.prepare(self.seen_by_objective(batch))
-        with ahead_of_scores(other):
-            embeddings: Embeddings = self.model(batch)
+        whole = self.seen_by_objective(batch)
+        embeddings: Embeddings = self.model(batch)
         outputs = embeddings.tensors() if self.turns else []
         if twin is not None:
             # after the model: several processes agree on its running statistics only from its forward pass on
@@ -94,7 +92,7 @@ class Step:
 
 
 class GraphedStep:
-    """Replays the step as a CUDA graph, one graph per shape of batch and phase of training.
+    """Replays the step as a CUDA graph, one graph per shape of batch and path of the objective.
 
     The first ``WARM_STEPS`` batches of a shape run eagerly, as real steps; the next is captured and every later one
     replayed: no kernel of the step is launched from Python any more, and a batch goes from the host to where the graph
@@ -112,7 +110,7 @@ class GraphedStep:
         """Move the model by one batch, which may still be on the host."""
         method = self.step.method
         moving = hash(tuple(p.requires_grad for p in method.retriever.parameters()))
-        key = (_shapes(batch), method.objective.phase(), moving)
+        key = (_shapes(batch), path_of(method.objective), moving)
         if key in self.graphs:
             graph, static, result = self.graphs[key]
             _copy(static, batch)
@@ -129,7 +127,7 @@ class GraphedStep:
         graph = torch.cuda.CUDAGraph()
         # thread_local: the loader's threads pin memory meanwhile, which would break a global capture
         with (
-            views_there(),  # an event of another recording must not be waited for
+            beside(method, self.step),
             torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
         ):
             result = self.step(static)
@@ -153,6 +151,22 @@ def gather_batch(batch: Batch) -> Batch:
     # in one order, for processes may hold different columns on their devices
     batch = replace(batch, targets=dict(sorted(batch.targets.items())))
     return replace(batch.map_rows(ops.gather_rows), own=ops.own_rows(len(batch)))
+
+
+def path_of(objective: nn.Module) -> Hashable:
+    """The plain values of an objective and of all inside it: where one changes, ``forward`` may take another path."""
+    return tuple(
+        repr(value)
+        for part in objective.modules()
+        for name, value in vars(part).items()
+        if not name.startswith("_") and _is_plain(value)
+    )
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _shapes(batch: Batch) -> Hashable:
