@@ -31,7 +31,7 @@ from diptych.objectives.objective import start_epoch
 from diptych.recipes import RECIPES
 from diptych.runs.train import resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json
-from diptych.training import health, loop
+from diptych.training import health, session
 from diptych.training.log import read_log
 from diptych.training.optim import can_fold_clip, fold_clip
 from diptych.training.schedules import Schedule, StepDecay
@@ -108,7 +108,7 @@ def test_resume_is_bit_exact(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash_at: int
 ) -> None:
     run(data, tmp_path / "whole", save_steps=2)
-    real = loop.Meter.add
+    real = session.Meter.add
 
     def crash(self: Any, terms: Any) -> None:
         crash.steps += 1  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def test_resume_is_bit_exact(
         real(self, terms)
 
     crash.steps = 0  # type: ignore[attr-defined]
-    monkeypatch.setattr(loop.Meter, "add", crash)
+    monkeypatch.setattr(session.Meter, "add", crash)
     with pytest.raises(RuntimeError, match="power cut"):
         run(data, tmp_path / "broken", save_steps=2)
     monkeypatch.undo()
@@ -150,7 +150,7 @@ def test_a_cut_at_the_end_of_an_epoch_skips_nothing(
     def cut(*arguments: Any, **named: Any) -> None:
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr(loop, "finish_epoch", cut)  # after the last step, before the epoch is over
+    monkeypatch.setattr(session, "finish_epoch", cut)  # after the last step, before the epoch is over
     with pytest.raises(RuntimeError, match="power cut"):
         run(data, tmp_path / "broken", save_steps=1, **changes)
     monkeypatch.undo()
@@ -330,7 +330,7 @@ def test_settings_say_what_is_wrong() -> None:
         from_json(TrainingSettings, {"learning_rat": 1})
     bare: Any = type("Bare", (), {"train_from": {}, "twin": None})()
     with pytest.raises(SettingsError, match="cuda_graphs"):
-        loop.start(bare, TrainingSettings(cuda_graphs=True))
+        session.start(bare, TrainingSettings(cuda_graphs=True))
 
 
 def test_schedule() -> None:
