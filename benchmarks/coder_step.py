@@ -29,7 +29,7 @@ from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.model.retriever import Retriever, Tower
-from diptych.model.twin import Twin
+from diptych.model.twin import Momentum
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.diversity import DiversityContrast
 from diptych.objectives.momentum import MomentumContrast
@@ -60,14 +60,14 @@ class Run:
         dim = options.dim
         self.model = make_model(dim, "concepts" in parts)
         members: dict[str, tuple[Objective, float]] = {"dcl": (DiversityContrast(), 3.0)}
-        twin = None
+        momentum = None
         if "bank" in parts:
             queue = CoupledQueue(options.queue, dim)
             members = {
                 "dcl": (DiversityContrast(bank=queue), 3.0),
                 "m_dcl": (MomentumContrast(queue), 1.0),
             }
-            twin = Twin(self.model, precision="same" if "float32" in parts else "auto")
+            momentum = Momentum(precision="same" if "float32" in parts else "auto")
             queue.count.fill_(options.queue)  # full from the start: only the time is looked at
         if "concepts" in parts:
             members["concept"] = (On(DiversityContrast(), "concept"), 1.0)
@@ -75,7 +75,7 @@ class Run:
             prototypes = PrototypeClassification(options.clusters, dim, options.clusters)
             prototypes.started = True
             members["prototypes"] = (prototypes, 1.0)
-        self.method = Method(self.model, Sum(members), twin=twin)
+        self.method = Method(self.model, Sum(members), momentum=momentum)
         parameters = [*self.model.parameters(), *self.method.objective.parameters()]
         self.one = Step(
             self.method, self.model, torch.optim.AdamW(parameters, 1e-5), Accelerator(cpu=True), clip_norm=2.0

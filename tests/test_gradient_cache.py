@@ -25,7 +25,7 @@ from diptych.encoders.regions import Regions
 from diptych.encoders.shared import Contextual, TokenTransformer
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever, Tower
-from diptych.model.twin import Twin
+from diptych.model.twin import Momentum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
@@ -61,7 +61,7 @@ def stepper(objective: Objective, *, dropout: float = 0.0, twin: bool = False) -
         WordInput(WORDS, augment=0),
     ).double()
     method = Method(
-        retriever.train(), objective.double(), twin=Twin(retriever, precision="same") if twin else None
+        retriever.train(), objective.double(), momentum=Momentum(precision="same") if twin else None
     )
     accelerator = Accelerator(cpu=True)
     parameters = [*retriever.parameters(), *objective.parameters()]

@@ -17,11 +17,13 @@ from accelerate import Accelerator
 from dual_folders import clip_folder, vit_folder
 from small import bert_folder, photos, pictures, precomputed
 
+from diptych.aggregators import Mean
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.encoders.bigru import UniGRU
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.prepared import Prepared
-from diptych.model.retriever import Retriever
+from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.objective import after_epoch, after_step, start_epoch
 from diptych.parts import describe
 from diptych.recipes import RECIPES
@@ -150,6 +152,23 @@ def test_two_epochs_move_every_trainable_parameter(name: str, world: World) -> N
     still = [k for k, p in trainable(method).items() if torch.equal(p, before[k])]
     # rows of words that no batch holds may stay; whole tensors may not
     assert not still
+
+
+def test_a_part_may_be_replaced_after_build(captions: Captions) -> None:
+    method, settings = built("coder", captions)
+    words = method.retriever.text_input.vocabulary_size  # type: ignore[attr-defined]
+    method.retriever.text = Tower(UniGRU(words, 4, settings.dim), Mean())
+    optimizer = build_optimizer(method, settings)
+    before = {name: p.clone() for name, p in method.retriever.text.named_parameters()}
+    for _, batch in zip(range(2), loader_of(method, captions, settings).epoch(0), strict=False):
+        step(method, optimizer, batch)
+    assert method.twin is not None
+    keys = dict(method.twin.get_submodule("retriever.text").named_parameters())
+    assert set(keys) == set(before)
+    for name, parameter in method.retriever.text.named_parameters():
+        assert not torch.equal(parameter, before[name])
+        # the twin starts at the new tower and follows it slowly
+        assert (keys[name] - before[name]).norm() < (parameter - before[name]).norm()
 
 
 @pytest.mark.parametrize("name", list(RECIPES))

@@ -27,9 +27,10 @@ class Objective(nn.Module):
     """Maps embeddings and their batch to named terms; the loss is the sum of the terms.
 
     ``forward`` is pure: calling it twice gives the same terms. State (queues, centroids) lives in persistent buffers,
-    so that it is in the checkpoint, and moves only in the hooks of time. Trainable parameters of an objective (a
-    learned temperature, the head of ``PrototypeClassification``) are optimised with the retriever's. They are not
-    part of the saved model: a head whose predictions are wanted after training belongs to a branch.
+    so that it is in the checkpoint, and moves only in the hooks of time. An objective may own
+    scalars such as a learned temperature, which are optimised with the retriever's parameters; a classification head
+    and other trainable parts belong in the model (a branch, an encoder, a scorer), where several processes keep them
+    equal and where they are saved.
 
     The hooks reach every objective inside another one (``start_epoch``, ``after_step`` and ``after_epoch`` below); an
     objective that holds others does not pass them on.

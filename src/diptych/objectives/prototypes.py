@@ -21,8 +21,10 @@ class PrototypeClassification(Objective):
 
     =================  ======================================================================================
     K                  ``clusters``
-    P^C (K, D)         ``head``, without bias, at first as torch's ``nn.Linear``
-    v^C, w^C           the view of this name (None: the towers' own embeddings)
+    P^C (K, D)         ``head``, without bias, at first as torch's ``nn.Linear``; no part of the model, for its rows
+                       belong to the clusters of this run
+    v^C, w^C           ``view``, the rows that are classified (None: the towers' own). ``On`` would cluster other
+                       rows too: v^I and w^I are always those that the objective is given
     s                  ``scale``, 1 as printed; a sharper softmax is divided by s, the convention of Eq. 4, so
                        that its gradient stays as large
     =================  ======================================================================================

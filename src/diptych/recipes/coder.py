@@ -20,7 +20,7 @@ from diptych.data.glove import word_vectors
 from diptych.errors import SettingsError
 from diptych.model import named
 from diptych.model.retriever import Retriever
-from diptych.model.twin import KeyPrecision, Twin
+from diptych.model.twin import KeyPrecision, Momentum
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrast import Contrast, Diversity, Positive
 from diptych.objectives.diversity import DiversityContrast
@@ -167,7 +167,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         Sum(members),
         multipliers=base.multipliers,
         train_from=base.train_from,
-        twin=None if queue is None else Twin(retriever, settings.momentum, precision=settings.twin_precision),
+        momentum=None if queue is None else Momentum(settings.momentum, precision=settings.twin_precision),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from torch import nn
@@ -11,7 +12,7 @@ from torch import nn
 from diptych.evaluation.evaluator import Evaluator, Retrieval
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
-from diptych.model.twin import Twin
+from diptych.model.twin import Momentum, Twin
 from diptych.objectives.objective import Objective
 from diptych.targets.filling import TargetSource
 from diptych.training.loading import ViewMaker
@@ -41,21 +42,29 @@ class Method:
 
     ``multipliers`` maps a prefix of parameter names to the factor on the learning rate (0.1 for a pretrained text
     encoder); ``train_from`` maps a prefix to the epoch from which those parameters move (a CNN that waits one epoch).
-    The longest matching prefix counts. ``twin`` makes the momentum view of each batch. ``solver`` sets weights in
-    closed form before the first step: what it finds is measured and kept like an epoch, and may be all there is.
-    ``betas`` are Adam's.
+    The longest matching prefix counts. ``momentum`` asks for a twin, which makes the momentum view of each batch.
+    ``solver`` sets weights in closed form before the first step: what it finds is measured and kept like an epoch, and
+    may be all there is. ``betas`` are Adam's.
     """
 
     retriever: Retriever
     objective: Objective
     multipliers: Mapping[str, float] = field(default_factory=dict)
     train_from: Mapping[str, int] = field(default_factory=dict)
-    twin: Twin | None = None
+    momentum: Momentum | None = None
     targets: Sequence[TargetSource] = ()
     views: Mapping[str, ViewMaker] = field(default_factory=dict)
     evaluators: Sequence[Evaluator] = (Retrieval(),)
     solver: Solver | None = None
     betas: tuple[float, float] = (0.9, 0.999)
+
+    @cached_property
+    def twin(self) -> Twin | None:
+        """The slow copy of the retriever, made when it is first asked for: when training begins.
+
+        Until then the parts of the retriever may be replaced.
+        """
+        return None if self.momentum is None else self.momentum.twin_of(self.retriever)
 
     def modules(self) -> dict[str, nn.Module]:
         """Everything whose state belongs in a checkpoint."""
