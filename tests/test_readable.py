@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import csv
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from bombs import transparent_png
 from commands import diptych, refused
+from dual_folders import vit_folder
 from PIL import Image
+from small import bert_folder, photos
 
-from diptych.data.captions import StoredImage
-from diptych.data.readable import first_readable, holds_pictures, undecodable, unopenable
+from diptych.data import files
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import (
+    Joined,
+    StoredImage,
+    StoreRows,
+    first_readable,
+    holds_features,
+    holds_pictures,
+)
+from diptych.data.files import FileImages
+from diptych.data.readable import undecodable, unopenable
 from diptych.errors import DataError, ImageError
 from diptych.evaluation.report import Report
+from diptych.recipes import RECIPES
 from diptych.runs.teach import readable_splits
+from diptych.runs.train import run_recipe
 from diptych.training.log import read_log
 
 FLAGS = (
@@ -233,3 +249,57 @@ def test_the_first_that_can_be_read_speaks_for_a_store() -> None:
         first_readable(Faulty())
     with pytest.raises(DataError, match=r"\b2\b.*\b0\b"):
         first_readable(Faulty(False, False))
+
+
+def test_a_store_that_says_nothing_is_asked_once() -> None:
+    opened = []
+
+    class Own(Faulty):
+        def __getitem__(self, index: int) -> StoredImage:
+            opened.append(index)
+            return super().__getitem__(index)
+
+    store = Own(False, True, True)
+    split = StoreRows(store, np.array([2, 1]))
+    assert [holds_pictures(one) for one in (store, split, Joined([store, split]), store)] == [True] * 4
+    assert opened == [0, 1]
+
+
+def test_files_are_not_opened_to_know_that_they_are_pictures(tmp_path: Path) -> None:
+    store = FileImages(tmp_path, ["absent.jpg"])
+    assert not holds_features(store)
+    assert not holds_features(Joined([store, ArrayStore(np.zeros((2, 4), np.float32))]))
+    assert holds_features(ArrayStore(np.zeros((2, 4), np.float16)))
+    assert holds_features([np.zeros((3, 4), np.float32)])
+    assert not holds_features([np.zeros((3, 4, 3), np.uint8)])
+    assert not holds_features([])
+
+
+@pytest.mark.parametrize("name", ["vse-infinity", "cusa-vse-infinity"])
+def test_a_frozen_backbone_decodes_every_photo_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Five and seven times the first one, when each question about the data decoded it."""
+    opened: Counter[str] = Counter()
+    real = files.open_image
+
+    def noted(source: Any, *given: Any, **named: Any) -> Any:
+        opened[str(source)] += 1
+        return real(source, *given, **named)
+
+    monkeypatch.setattr(files, "open_image", noted)
+    data, vit, bert = (
+        photos(tmp_path / "photos"),
+        vit_folder(tmp_path / "vit"),
+        bert_folder(tmp_path / "bert"),
+    )
+    teachers = {"text_teacher": str(bert), "image_teacher": str(vit)} if name.startswith("cusa") else {}
+    recipe = RECIPES[name]
+    settings = recipe.settings(
+        dim=8, batch_size=4, min_count=1, word_dim=4, epochs=1, image_encoder=str(vit), image_size=32, **teachers
+    )  # type: ignore[call-arg]  # fmt: skip
+    run_recipe(
+        recipe, settings, str(data), tmp_path / "run", cache_dir=tmp_path / "cache", show_progress=False
+    )
+    assert len(opened) == 12
+    assert set(opened.values()) == {1}

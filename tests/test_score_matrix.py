@@ -21,6 +21,7 @@ from diptych.errors import DataError, StorageError
 from diptych.evaluation import score_matrix
 from diptych.evaluation.score_matrix import stored_scores
 from diptych.interaction.saf import SAF
+from diptych.interaction.scorer import PairScorer
 from diptych.interaction.sgr import SGR
 from diptych.model.scores import MeanScores, PairScores, Where
 from diptych.types import Features, Ragged
@@ -65,6 +66,29 @@ def test_the_file_holds_the_scores(tmp_path: Path) -> None:
     assert stored.kind == "sgr"
     torch.testing.assert_close(whole(stored), whole(scores), rtol=0, atol=1e-6)
     np.testing.assert_array_equal(np.load(tmp_path / "s.npy"), whole(stored).numpy())
+
+
+class Own(PairScorer):
+    """A scorer of a plugin: the cosine of the means; it says whether single pairs can be scored again."""
+
+    kind = "own"
+
+    def __init__(self, refines: bool) -> None:
+        super().__init__()
+        self.refines = refines
+
+    def forward(self, images: Features, texts: Features) -> Tensor:
+        return (images.values.mean(1) @ texts.values.mean(1).T).bfloat16().float()
+
+    def pairs(self, images: Features, texts: Features) -> Tensor:
+        return torch.full((len(images.mask),), 7.0)
+
+
+@pytest.mark.parametrize("refines", [True, False])
+def test_a_scorer_says_whether_it_is_refined(tmp_path: Path, refines: bool) -> None:
+    scores = PairScores(Own(refines), ragged(3, 1), ragged(4, 2), torch.device("cpu"), "bf16")
+    found = whole(stored_scores(scores, tmp_path / "s.npy", WHO))
+    assert bool((found == 7).all()) == refines
 
 
 class Killed:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diptych.data.captions import ImageStore, Joined, StoredImage, StoreRows
+from diptych.data.captions import ImageStore, Joined, StoredImage, StoreRows, holds_features
 from diptych.errors import DataError
 
 # what numpy's reader of headers, which evaluates a literal, raises for a damaged one
@@ -67,6 +67,11 @@ class ArrayStore:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    @property
+    def features(self) -> bool:
+        """Whether the rows are vectors, (N, R, D) or (N, D); bytes are pictures."""
+        return self.dtype != np.uint8
 
     def __getitem__(self, index: int) -> NDArray[Any]:
         """One row, copied."""
@@ -175,24 +180,9 @@ def read_items(
     return [items[i] for i in back]
 
 
-def holds_features(store: Any) -> bool:
-    """Whether a store is rows of arrays of vectors (N, R, D) or (N, D), which are read in blocks."""
-    if isinstance(store, StoreRows):
-        return holds_features(store.store)
-    if isinstance(store, Joined):
-        return all(holds_features(part) for part in store.stores)
-    return (
-        isinstance(store, ArrayStore)
-        and len(store.shape) in (2, 3)
-        and np.issubdtype(store.dtype, np.floating)
-    )
-
-
 def are_features(store: Any) -> bool:
-    """Whether a store or a list of images holds features rather than pictures."""
-    if isinstance(store, list | tuple):
-        return len(store) > 0 and isinstance(store[0], np.ndarray) and store[0].dtype != np.uint8
-    return holds_features(store)
+    """Whether a list, or a store that says so, holds features; no item is read to know it."""
+    return holds_features(store) if isinstance(store, list | tuple) else getattr(store, "features", False)
 
 
 def flat_index(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:

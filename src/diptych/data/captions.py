@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from PIL import Image
 from diptych import notebook
 from diptych.data.order import TextOrder
 from diptych.data.thumbnails import make_thumbnail
-from diptych.errors import DataError
+from diptych.errors import DataError, ImageError
 from diptych.progress import counted
 
 SHOWN = 6  # images that a notebook shows
@@ -25,7 +26,11 @@ StoredImage = Image.Image | NDArray[Any]
 
 
 class ImageStore(Protocol):
-    """Where images come from: files, tar members, rows of an array on disk. Read on access, never held."""
+    """Where images come from: files, tar members, rows of an array on disk. Read on access, never held.
+
+    A store may say what it gives with an attribute ``features``: True for features, False for pictures. One that does
+    not is asked for its first item (``holds_features``).
+    """
 
     def __len__(self) -> int: ...
 
@@ -34,6 +39,45 @@ class ImageStore(Protocol):
     def content_key(self, index: int) -> str:
         """A string that changes when the bytes of this image change (a hash, or path + size + time)."""
         ...
+
+
+_ASKED: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # what stores gave that do not say it
+
+
+def holds_features(store: Any) -> bool:
+    """Whether a store, or a list of images, gives features rather than pictures; no picture is decoded twice for it."""
+    said = getattr(store, "features", None)
+    if said is None:
+        try:
+            said = _ASKED.get(store)
+        except TypeError:  # a list, or another store that cannot be a key
+            return _gives_features(store)
+        if said is None:
+            said = _ASKED[store] = _gives_features(store)
+    return bool(said)
+
+
+def holds_pictures(store: ImageStore) -> bool:
+    """Whether a store gives pictures; an empty one gives nothing."""
+    return len(store) > 0 and not holds_features(store)
+
+
+def first_readable(store: ImageStore) -> StoredImage:
+    """The first item of a store that can be read."""
+    fault: Exception | None = None
+    for row in range(len(store)):
+        try:
+            return store[row]
+        except (ImageError, OSError) as error:
+            fault = fault or error
+    if fault is None:
+        raise DataError("there is no image: give data with at least one.")
+    raise DataError(f"none of the {len(store)} images can be read; the first: {fault}") from fault
+
+
+def _gives_features(store: Any) -> bool:
+    first = first_readable(store) if len(store) else None
+    return isinstance(first, np.ndarray) and first.dtype != np.uint8
 
 
 @dataclass(frozen=True)
@@ -204,6 +248,11 @@ class StoreRows:
     def __getitem__(self, index: int) -> StoredImage:
         return self.store[int(self.rows[index])]
 
+    @property
+    def features(self) -> bool:
+        """Whether the store below gives features."""
+        return holds_features(self.store)
+
     def content_key(self, index: int) -> str:
         """The key of the row in the store below."""
         return self.store.content_key(int(self.rows[index]))
@@ -222,6 +271,11 @@ class Joined:
     def __getitem__(self, index: int) -> StoredImage:
         store, row = self._place(index)
         return store[row]
+
+    @property
+    def features(self) -> bool:
+        """Whether every store gives features."""
+        return all(holds_features(store) for store in self.stores)
 
     def content_key(self, index: int) -> str:
         """The key of the row in the store that holds it."""

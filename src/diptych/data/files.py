@@ -151,6 +151,8 @@ def content_hash(handle: BinaryIO, start: int, size: int, suffix: str) -> str:
 class FileImages:
     """Images in files, opened on access."""
 
+    features = False
+
     def __init__(self, root: Path, names: Sequence[str]) -> None:
         self.root, self.names = root, names
         self._keys: dict[int, str] = {}

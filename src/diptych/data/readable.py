@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from diptych.data.ahead import read_ahead
-from diptych.data.captions import Captions, ImageStore, StoredImage
+from diptych.data.captions import Captions, ImageStore
 from diptych.data.problems import Problems
 from diptych.errors import DataError, ImageError
 from diptych.progress import counted, track
@@ -97,24 +95,6 @@ class ToBeLeftOut(Problems):
         """Nothing, unless that is all."""
         if len(files) == total:
             super().missing(files, total, where, hint)
-
-
-def first_readable(store: ImageStore) -> StoredImage:
-    """The first item of a store that can be read."""
-    fault: Exception | None = None
-    for row in range(len(store)):
-        try:
-            return store[row]
-        except (ImageError, OSError) as error:
-            fault = fault or error
-    if fault is None:
-        raise DataError("there is no image: give data with at least one.")
-    raise DataError(f"none of the {len(store)} images can be read; the first: {fault}") from fault
-
-
-def holds_pictures(store: ImageStore) -> bool:
-    """Whether a store gives pictures, not features."""
-    return len(store) > 0 and not isinstance(first_readable(store), np.ndarray)
 
 
 def unopenable(store: ImageStore) -> dict[int, str]:

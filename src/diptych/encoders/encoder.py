@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import nn
 
+from diptych.encoders.backbone import Backbone
 from diptych.errors import DataError
 from diptych.types import Features, Inputs
 
@@ -31,6 +32,11 @@ class Encoder(nn.Module):
         the place of its own inputs.
         """
         return None
+
+    def frozen_backbone(self) -> Backbone | None:
+        """The frozen part, where it reads pictures: its cells of a picture may be computed once and cached."""
+        part = self.frozen_part()
+        return part if isinstance(part, Backbone) else None
 
     def pretrained(self) -> tuple[str, ...]:
         """Names of the submodules that are trained from pretrained weights, which learn with a rate of their own."""

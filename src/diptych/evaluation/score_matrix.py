@@ -16,7 +16,6 @@ from diptych.cache.rows import RowFile
 from diptych.devices import autocast
 from diptych.errors import DataError
 from diptych.interaction.refine import pairs_at_once
-from diptych.interaction.similarity_scorer import TiledScorer
 from diptych.model.reranking import candidates
 from diptych.model.scores import MatrixScores, MeanScores, PairScores, Scores, Where, check_scores, evaluating
 from diptych.progress import track
@@ -45,7 +44,7 @@ def stored_scores(
     """
     path = path if path.suffix == ".npy" else path.with_name(f"{path.name}.npy")
     rough = _rough(scores)
-    precision = "+".join(part.precision for part, _ in rough) or "no"
+    precision = "+".join(part.precision for part in rough) or "no"
     key = {**identity, "score": scores.kind, "shape": list(scores.shape), "precision": precision}
     logged = RowFile(path, key).held_key()
     found, done, refined = _read_card(path, logged is not None)
@@ -133,33 +132,31 @@ def _fill(
         file.append(block, len(block))
 
 
-def _rough(scores: Scores) -> list[tuple[PairScores, TiledScorer]]:
+def _rough(scores: Scores) -> list[PairScores]:
     """The members of pair scores in half precision that can score single pairs; none where one cannot."""
     parts = scores.parts if isinstance(scores, MeanScores) else [scores]
     found = [
-        (part, part.scorer)
+        part
         for part in parts
-        if isinstance(part, PairScores) and part.precision != "no" and isinstance(part.scorer, TiledScorer)
+        if isinstance(part, PairScores) and part.precision != "no" and part.scorer.refines
     ]
     return found if len(found) == len(parts) else []
 
 
-def _refine(
-    members: list[tuple[PairScores, TiledScorer]], matrix: NDArray[np.float32], show_progress: bool
-) -> None:
+def _refine(members: list[PairScores], matrix: NDArray[np.float32], show_progress: bool) -> None:
     """The best pairs of every image and of every text again, in float32."""
     rows, columns = candidates(MatrixScores(torch.from_numpy(matrix)), EXACT)
-    first = members[0][0].texts
+    first = members[0].texts
     sizes = (first.bounds[1:] - first.bounds[:-1])[columns]
     order = sizes.argsort(stable=True)  # texts of one length side by side
-    size = pairs_at_once(members[0][0].device)
+    size = pairs_at_once(members[0].device)
     parts = [order[start : start + size] for start in range(0, len(order), size)]
     for part in track(parts, "refine", len(parts), show_progress):
         image, text = rows[part], columns[part]
         found = torch.zeros(len(part))
-        for scores, scorer in members:
-            with torch.inference_mode(), evaluating(scorer), autocast(scores.device, "no"):
-                found += scorer.pairs(
+        for scores in members:
+            with torch.inference_mode(), evaluating(scores.scorer), autocast(scores.device, "no"):
+                found += scores.scorer.pairs(
                     scores.images.take(image).to(scores.device), scores.texts.take(text).to(scores.device)
                 ).cpu()
         matrix[image.numpy(), text.numpy()] = (found / len(members)).numpy()

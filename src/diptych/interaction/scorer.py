@@ -19,6 +19,13 @@ class PairScorer(nn.Module):
     """None: every pair is scored. A number: the towers propose so many items for each query, and the scorer judges
     them; in training it compares chosen pairs of a batch (``compare``) instead of scoring all of them."""
 
+    refines = False
+    """Whether ``pairs`` scores single pairs in float32, so that the best of a matrix in half precision are refined."""
+
+    def pairs(self, images: Features, texts: Features) -> Tensor:
+        """Scores (P,) of image p with text p, in float32, without gradients."""
+        raise NotImplementedError
+
     def compare(self, seen: Embeddings, batch: Batch) -> Matches:
         """What a scorer of candidates makes of a batch in training."""
         raise NotImplementedError

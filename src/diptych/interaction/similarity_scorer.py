@@ -33,6 +33,7 @@ class TiledScorer(PairScorer):
     """
 
     dim: int
+    refines = True
     ahead = 0  # elements before the local ones: the global vector of a side
 
     def locals_of(self, features: Features, dtype: torch.dtype) -> Locals:

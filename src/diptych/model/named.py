@@ -10,10 +10,9 @@ import torch
 
 from diptych import aggregators
 from diptych.aggregators import Aggregator
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, first_readable, holds_features
 from diptych.data.glove import word_vectors
 from diptych.data.images import ImageInput, PixelInput, RegionInput
-from diptych.data.readable import first_readable
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import build_vocabulary, read_vocabulary
 from diptych.encoders.backbone import Backbone
@@ -75,13 +74,12 @@ class Choices(Protocol):
 
 def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, ImageInput]:
     """The image encoder and the input it reads."""
-    first = first_readable(captions.images)
-    stored = isinstance(first, np.ndarray)
+    stored = holds_features(captions.images)
     name = settings.image_encoder
     if name == "auto":
         name = "regions" if stored else "lite0"
     if name in ("regions", "grid"):
-        if not isinstance(first, np.ndarray):
+        if not stored:
             raise SettingsError(
                 f"--image_encoder {name} reads stored features, {captions.name} holds pictures: "
                 "use --image_encoder lite0, or run 'diptych extract' first."
@@ -92,7 +90,7 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Enco
             )
         if settings.unit_input and name != "grid":
             raise SettingsError("--unit_input is for stored CNN vectors: give --image_encoder grid too.")
-        width = int(first.shape[-1])
+        width = int(np.asarray(first_readable(captions.images)).shape[-1])
         encoder: Encoder = (
             Regions(width, settings.dim, drop=drop)
             if name == "regions"
@@ -138,7 +136,7 @@ def _plugin_image_side(
 
 def check_pictures(captions: Captions, model: str) -> None:
     """Refuse stored features where a model reads pictures."""
-    if len(captions.images) and isinstance(first_readable(captions.images), np.ndarray):
+    if holds_features(captions.images):
         raise SettingsError(
             f"{model} reads pictures, {captions.name} holds features: give the data set with its pictures."
         )

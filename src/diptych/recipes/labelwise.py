@@ -11,19 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from diptych.aggregators import Mean
 from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.labels import ClassScores, CommonLayer, CommonSpace, LabelHead
 from diptych.branches.branch import Branch
 from diptych.branches.labels import ContextPrediction, FrontView, LabelView, PooledView
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, holds_features
 from diptych.data.labels.vocabulary import COLUMN, Labels
-from diptych.data.readable import first_readable
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN
-from diptych.encoders.backbone import Backbone
 from diptych.encoders.bert_blocks import start_from_bert
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.sharing import SharedBlocks, SharingEncoder
@@ -151,9 +147,8 @@ def build(settings: Settings, captions: Captions) -> Method:
     targets: list[TargetSource] = [LabelTargets(labels)]
     if settings.masks:
         classes = detector_classes(captions)
-        frozen = image.frozen_part()
-        backbone = frozen if isinstance(frozen, Backbone) else None
-        targets.append(RegionTargets(settings.region_clusters, image_input, backbone, settings.seed))
+        frozen = image.frozen_backbone()
+        targets.append(RegionTargets(settings.region_clusters, image_input, frozen, settings.seed))
         words = text_input.vocabulary_size  # type: ignore[attr-defined]  # both kinds of text input have it
         branches["context"] = ContextPrediction(settings.dim, words, classes or settings.region_clusters)
     retriever = Retriever(*towers, image_input, text_input, branches)
@@ -271,7 +266,7 @@ def _checked(settings: Settings, captions: Captions) -> Settings:
     """The settings with the image encoder named; combinations that cannot work are refused."""
     if not settings.columns:
         raise SettingsError("--label_columns is empty: name the columns that hold the labels.")
-    if settings.image_encoder == "auto" and isinstance(first_readable(captions.images), np.ndarray):
+    if settings.image_encoder == "auto" and holds_features(captions.images):
         settings = replace(settings, image_encoder="grid")  # the paper's linear layer
     if settings.blocks_from and settings.baseline == "dscmr":
         raise SettingsError(

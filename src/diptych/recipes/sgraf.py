@@ -17,8 +17,7 @@ import torch
 
 from diptych.aggregators import First
 from diptych.branches.branch import Branch
-from diptych.data.captions import Captions
-from diptych.data.readable import first_readable
+from diptych.data.captions import Captions, first_readable, holds_features
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
 from diptych.encoders.cnn import Grid
 from diptych.encoders.encoder import Encoder
@@ -127,7 +126,7 @@ def host(
         raise SettingsError(
             "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
         )
-    stored = isinstance(first_readable(captions.images), np.ndarray)
+    stored = holds_features(captions.images)
     # published SGRAF projects regions with one linear layer, which is what 'grid' does
     chosen = (
         replace(settings, image_encoder="grid") if stored and settings.image_encoder == "auto" else settings
@@ -156,9 +155,8 @@ def host(
 
 def regions_of(encoder: Encoder, captions: Captions, size: int) -> int:
     """How many elements the encoder makes of an image."""
-    first = first_readable(captions.images)
-    if isinstance(first, np.ndarray):
-        return len(first)
+    if holds_features(captions.images):
+        return len(np.asarray(first_readable(captions.images)))
     assert isinstance(encoder, Grid)
     with torch.inference_mode():
         cells: torch.Tensor = encoder.backbone(torch.zeros(1, 3, size, size))

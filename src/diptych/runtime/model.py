@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.ahead import read_ahead
-from diptych.data.arrays import are_features, holds_features, read_items
+from diptych.data.arrays import are_features, read_items
+from diptych.data.captions import holds_features
 from diptych.data.batches import Arrays, Sets
 from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput, ImageLike, PixelInput, RegionInput, as_item

@@ -15,10 +15,9 @@ from torch import Tensor
 from diptych.branches.labels import REGION_TARGET, UNKNOWN_CLASS
 from diptych.cache.features import cache_image_features
 from diptych.data.arrays import read_items
-from diptych.data.captions import Captions, ImageStore
+from diptych.data.captions import Captions, ImageStore, holds_pictures
 from diptych.data.images import ImageInput
 from diptych.data.labels.vocabulary import Labels
-from diptych.data.readable import holds_pictures
 from diptych.data.readers.label_arrays import REGION_CLASSES, LazyRow
 from diptych.encoders.backbone import Backbone
 from diptych.errors import DataError

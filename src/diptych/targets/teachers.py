@@ -23,9 +23,8 @@ from diptych.cache.cells import compute_cells
 from diptych.cache.features import cached_image_features, content_name, contents_of
 from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, read_items
-from diptych.data.captions import ImageStore
+from diptych.data.captions import ImageStore, holds_pictures
 from diptych.data.images import ImageInput, as_item
-from diptych.data.readable import holds_pictures
 from diptych.data.text import TextInput
 from diptych.encoders.backbone import Backbone
 from diptych.encoders.transformer import TransformerText

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from diptych.data.arrays import holds_features
+from diptych.data.captions import holds_features
 from diptych.data.text import CachedTexts
 from diptych.evaluation.evaluator import Retrieval
 from diptych.evaluation.prepared import Prepared

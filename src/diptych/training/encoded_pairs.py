@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from PIL import Image
 
-from diptych.data.arrays import holds_features
-from diptych.data.captions import ImageStore, StoredImage
+from diptych.data.captions import ImageStore, StoredImage, holds_features
 from diptych.errors import ImageError
 from diptych.evaluation.prepared import Prepared
 from diptych.model.encoding import collect, encoded_images, encoded_texts
@@ -57,6 +56,8 @@ def encode_pairs(retriever: Retriever, training: Prepared, *, show_progress: boo
 
 class _Noting:
     """A store that gives a white picture where it cannot read one, and notes the reason by its row."""
+
+    features = False
 
     def __init__(self, store: ImageStore, unreadable: dict[int, str]) -> None:
         self.store, self.unreadable = store, unreadable

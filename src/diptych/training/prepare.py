@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from diptych.cache.features import cache_image_features, cache_text_states
-from diptych.data.captions import Captions
-from diptych.data.readable import holds_pictures, undecodable
-from diptych.encoders.backbone import Backbone
+from diptych.data.captions import Captions, holds_pictures
+from diptych.data.readable import undecodable
 from diptych.encoders.transformer import TransformerText
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
@@ -31,9 +30,8 @@ def prepare(
 
     ``pad_to_multiple`` rounds text lengths up, which leaves few shapes to compile or to record.
     """
-    frozen = retriever.image.encoder.frozen_part()
-    pictures = holds_pictures(captions.images)
-    if pictures and isinstance(frozen, Backbone):
+    frozen = retriever.image.encoder.frozen_backbone()
+    if frozen is not None and holds_pictures(captions.images):
         store = cache_image_features(
             frozen.to(device),
             retriever.image_input,
@@ -67,8 +65,8 @@ def unreadable_images(
     """
     if captions.unreadable == "skip" or not len(captions.images) or not holds_pictures(captions.images):
         return {}
-    frozen = retriever.image.encoder.frozen_part()
-    if not isinstance(frozen, Backbone):
+    frozen = retriever.image.encoder.frozen_backbone()
+    if frozen is None:
         return undecodable(captions.images, show_progress=show_progress)
     found = cache_image_features(
         frozen.to(device),
@@ -90,9 +88,8 @@ def ready_views(
     show_progress: bool = True,
 ) -> Mapping[str, ViewMaker]:
     """The view makers of a method, where a frozen backbone reads pictures: with copies that it has read once."""
-    frozen = method.retriever.image.encoder.frozen_part()
-    pictures = holds_pictures(captions.images)
-    if not pictures or not isinstance(frozen, Backbone):
+    frozen = method.retriever.image.encoder.frozen_backbone()
+    if frozen is None or not holds_pictures(captions.images):
         return method.views
     found: dict[str, ViewMaker] = {}
     for name, maker in method.views.items():

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from diptych.branches.heads import UniModalHeads
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, holds_features
 from diptych.data.cleaning import CleanedInput, clean_caption
-from diptych.data.readable import first_readable
 from diptych.errors import SettingsError
 from diptych.model import named
 from diptych.model.retriever import Retriever
@@ -88,9 +86,8 @@ class Teachers:
             return read_vectors(
                 name, captions.image_ids, cache_dir, project=self.project, show_progress=show_progress
             )
-        stored = len(captions.images) > 0 and isinstance(first_readable(captions.images), np.ndarray)
         if name == "auto":
-            name = "stored" if stored else "lite0"
+            name = "stored" if holds_features(captions.images) else "lite0"
         teacher: ImageTeacher | StoredTeacher
         if name == "stored":
             teacher = StoredTeacher(self.project)

@@ -27,6 +27,8 @@ class AugmentedImages:
     For a frozen backbone: its outputs of some copies are computed once and kept, since each epoch cannot run it again.
     """
 
+    features = False
+
     def __init__(self, store: ImageStore, augmentation: PictureAugmentation, number: int) -> None:
         self.store, self.augmentation, self.number = store, augmentation, number
 

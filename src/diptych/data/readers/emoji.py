@@ -97,6 +97,8 @@ def read(path: Path = Path("emoji"), *, size: int = SIZE) -> Captions:
 class EmojiImages:
     """Pictures drawn from the font on access, about a millisecond each."""
 
+    features = False
+
     def __init__(self, codes: Sequence[str], size: int) -> None:
         self.codes, self.size = codes, size
 

@@ -46,6 +46,8 @@ def checked_frames(frames: int) -> int:
 class FrameFiles:
     """One ``.npy`` file per video."""
 
+    features = True
+
     def __init__(self, paths: Sequence[Path], frames: int = FRAMES) -> None:
         self.paths, self.frames = paths, checked_frames(frames)
 
@@ -68,6 +70,8 @@ class FrameFiles:
 
 class HDF5Frames:
     """Data sets of one HDF5 file, one per video."""
+
+    features = True
 
     def __init__(self, path: Path, names: Sequence[str], frames: int = FRAMES) -> None:
         self.path, self.names, self.frames = path, names, checked_frames(frames)
@@ -110,6 +114,8 @@ class HDF5Frames:
 
 class FrameRows:
     """Rows of one array, some for each video."""
+
+    features = True
 
     def __init__(self, store: ArrayStore, rows: Sequence[NDArray[np.int64]], frames: int = FRAMES) -> None:
         self.store, self.rows, self.frames = store, rows, checked_frames(frames)

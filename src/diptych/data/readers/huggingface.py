@@ -28,6 +28,8 @@ Table = Any
 class TableImages:
     """Images in the rows of tables: encoded bytes or paths, opened on access."""
 
+    features = False
+
     def __init__(
         self, tables: Sequence[Table], column: str, places: Sequence[tuple[int, int]], name: str
     ) -> None:

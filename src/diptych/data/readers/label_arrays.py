@@ -124,6 +124,8 @@ def best_regions(scores: NDArray[Any], most: int = REGIONS) -> NDArray[np.intp]:
 class BestRegions:
     """The regions (N, R, D) that the detector is surest of, chosen on access."""
 
+    features = True
+
     def __init__(self, store: ArrayStore, classes: RegionClasses) -> None:
         self.store, self.classes = store, classes
 

@@ -94,6 +94,8 @@ class Shard:
 class ShardImages:
     """Images in indexed tars, read by their offset on access."""
 
+    features = False
+
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.paths = [shard.path for shard in shards]
         self.digests = [shard.digest() for shard in shards]

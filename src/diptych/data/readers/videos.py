@@ -70,6 +70,8 @@ class FrameImages:
     The video that was read last stays open: frames asked for in order are decoded once.
     """
 
+    features = False
+
     sequential = True  # frames of a video are quickest one after the other
 
     def __init__(self, root: Path, names: Sequence[str], times: Sequence[float | None]) -> None:

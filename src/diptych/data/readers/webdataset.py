@@ -87,6 +87,8 @@ class Sample:
 class TarImages:
     """Images in tars, read by offset on access."""
 
+    features = False
+
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
         self._keys: dict[int, str] = {}
