@@ -93,8 +93,8 @@ def test_half_precision_is_refined_without_a_file_too(
     refine, errors = score_matrix._refine, []
 
     def watched(members: Any, matrix: Any, show_progress: bool) -> None:
-        ((rough, scorer),) = members
-        exact = PairScores(scorer, rough.images, rough.texts, rough.device, "no")
+        (rough,) = members
+        exact = PairScores(rough.scorer, rough.images, rough.texts, rough.device, "no")
         expected = exact.tile(slice(None), slice(None)).numpy()
         errors.append(np.abs(matrix - expected).max())
         refine(members, matrix, show_progress)

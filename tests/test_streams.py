@@ -31,7 +31,7 @@ from diptych.training.loading import PairLoader
 from diptych.training.method import Method
 from diptych.training.step import Step
 from diptych.training.streams import beside
-from diptych.types import Batch, Embeddings, Features, Sides
+from diptych.types import Batch, Embeddings, Features, Sides, as_inputs
 
 CPU = torch.device("cpu")
 
@@ -186,7 +186,7 @@ def test_a_pooling_of_every_size_waits_for_no_encoder(order: Order, monkeypatch:
 
     retriever.image.aggregator.rows_of_every_size = noted
     values = Features.whole(torch.randn(5, 3, 4))
-    words = retriever.text_input.prepare(["a b"] * 5).collate(range(5))
+    words = as_inputs(retriever.text_input.prepare(["a b"] * 5).collate(range(5)))
     ids = torch.arange(5)
     batch = Batch(values, words, ids, ids, views={"again": Sides(images=values)})
     method = Method(retriever, InfoNCE())
@@ -202,7 +202,7 @@ def test_towers_of_shared_weights_stay_on_one_stream(order: Order) -> None:
     knew = watched(order, retriever.text, "text")
     watched(order, retriever.image, "image")
     values = Features.whole(torch.randn(5, 3, 4))
-    words = retriever.text_input.prepare(["a b"] * 5).collate(range(5))
+    words = as_inputs(retriever.text_input.prepare(["a b"] * 5).collate(range(5)))
     ids = torch.arange(5)
     with beside(Method(retriever, InfoNCE()), _Seeing()):
         retriever(Batch(values, words, ids, ids))

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from diptych.devices import autocast
-from diptych.encoders.backbone import Backbone
 from diptych.interaction.scorer import PairScorer
 from diptych.model.protocol import CellCache, Local, Rows
 from diptych.model.retriever import Retriever
@@ -64,8 +63,8 @@ class TorchModel:
 
     def cell_cache(self, folder: Path | None = None) -> CellCache | None:
         """The shared cache of the frozen image backbone, None where the encoder has none."""
-        frozen = self.retriever.image.encoder.frozen_part()
-        if not isinstance(frozen, Backbone):
+        frozen = self.retriever.image.encoder.frozen_backbone()
+        if frozen is None:
             return None
         from diptych.cache.features import PictureCache  # searches need none of it
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ GALLERIES = (10, 100, 1_000, 10_000, 100_000)
 TOP = 10  # answers of a query
 CHUNK = 512  # images a pair scorer sees at a time
 LEAST = 3  # queries timed, the fastest counts
+Query = Callable[[str, int], None]  # a text and the number of images in the gallery
 
 
 def show_speed(
@@ -67,15 +68,29 @@ def show_speed(
     sizes = [n for n in GALLERIES if n <= most]
     if not sizes:
         raise SettingsError(f"--most {most} leaves no gallery to time: give {GALLERIES[0]} or more.")
-    duals = [n for n, model in enumerate(models) if model.scorer is None]
+    contestants = [
+        _timed(name, query, scores, views[0], sizes, patience, show_progress)
+        for name, query, scores in _contestants(names, models, ready, rerank, show_progress)
+    ]
+    places = [output.with_stem(f"{output.stem}-{end}") for end in ("queries", "recall")]
+    save_picture(picture_of_queries(contestants), places[0])
+    save_picture(picture_of_recall(contestants), places[1])
+    return _table(contestants, sizes, views[0], places)
+
+
+def _contestants(
+    names: Sequence[str],
+    models: Sequence[Retriever],
+    ready: Sequence[Prepared],
+    rerank: int,
+    show_progress: bool,
+) -> Iterator[tuple[str, Query, Scores]]:
+    """The name of each way to search, a query in it, and its scores of the whole split."""
     scorers = [n for n, model in enumerate(models) if model.scorer is not None]
     judges = [_Pairs(models[n], ready[n], show_progress) for n in scorers]
-    quick = [_Vectors(models[n], ready[n], show_progress) for n in duals]
-    contestants = []
-    for n, vectors in zip(duals, quick, strict=True):
-        contestants.append(
-            _timed(names[n], vectors.query, vectors.scores(), views[0], sizes, patience, show_progress)
-        )
+    duals = [n for n in range(len(models)) if n not in scorers]
+    for n, vectors in [(n, _Vectors(models[n], ready[n], show_progress)) for n in duals]:
+        yield names[n], vectors.query, vectors.scores()
         if judges:
             name = f"{names[n]}, top {rerank} by {' + '.join(names[m] for m in scorers)}"
             scores = _mean([judge.reranked(vectors.scores(), rerank) for judge in judges])
@@ -85,15 +100,9 @@ def show_speed(
                 for judge in judges:
                     judge.query(text, min(rerank, images))
 
-            contestants.append(_timed(name, query, scores, views[0], sizes, patience, show_progress))
+            yield name, query, scores
     for n, judge in zip(scorers, judges, strict=True):
-        contestants.append(
-            _timed(names[n], judge.query, judge.scores(), views[0], sizes, patience, show_progress)
-        )
-    places = [output.with_stem(f"{output.stem}-{end}") for end in ("queries", "recall")]
-    save_picture(picture_of_queries(contestants), places[0])
-    save_picture(picture_of_recall(contestants), places[1])
-    return _table(contestants, sizes, views[0], places)
+        yield names[n], judge.query, judge.scores()
 
 
 class _Vectors:
@@ -157,7 +166,7 @@ class _Pairs:
 
 def _timed(
     name: str,
-    query: Callable[[str, int], None],
+    query: Query,
     scores: Scores,
     captions: Captions,
     sizes: Sequence[int],
@@ -179,7 +188,7 @@ def _timed(
     return Contestant(name, timings, report.metrics["rsum"], speed)
 
 
-def _seconds(query: Callable[[str, int], None], text: str, images: int) -> float:
+def _seconds(query: Query, text: str, images: int) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     start = time.perf_counter()

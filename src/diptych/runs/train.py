@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +21,6 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.devices import pick_device
-from diptych.encoders.backbone import Backbone
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.named_grid import with_names
 from diptych.errors import CheckpointError, DataError, SettingsError
@@ -41,6 +39,7 @@ from diptych.training import checkpoint, loop
 from diptych.training.baseline import Baseline, ridge_baseline
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.loading import check_batch_size
+from diptych.training.method import Method
 from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.ridge import Names, names_of
 from diptych.training.start import check_settings
@@ -50,9 +49,8 @@ from diptych.types import Batch, Embeddings, Terms
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 
 FEW_SHAPES = 8  # text lengths are rounded up to a multiple of it where each length is compiled or recorded
-FEW_PACKED_SHAPES = (
-    32  # the same where texts are packed: padding costs little there, and packed lengths vary too
-)
+FEW_PACKED_SHAPES = 32  # the same where texts are packed: padding costs little, and packed lengths vary too
+Splits = tuple[Captions, Captions]  # training, validation
 
 
 def run_recipe(
@@ -102,20 +100,54 @@ def _run(
             f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
             "or choose another --output_dir."
         )
-    if isinstance(data, Captions):
-        captions = data
-    else:
-        captions = open_captions(data, problems=None if settings.strict_images else ToBeLeftOut())
-    left_out, total = LeftOut(), len(captions.images)
-    training, validation = training_splits(captions)
-    if not settings.strict_images:  # what has no content to name has no fingerprint either
-        training, validation = (
-            left_out.add(part, unopenable(part.images)) for part in (training, validation)
-        )
+    left_out, strict = LeftOut(), settings.strict_images
+    captions = data if isinstance(data, Captions) else _opened(data, strict)
+    parts = training_splits(captions)
+    if not strict:  # what has no content to name has no fingerprint either
+        first, second = (left_out.add(part, unopenable(part.images)) for part in parts)
+        parts = first, second
     written = captions.name if isinstance(data, Captions) else data
-    card = RunCard(recipe.name, settings, written, captions_fingerprint(training, validation))
+    card = RunCard(recipe.name, settings, written, captions_fingerprint(*parts))
     if resume:
         checkpoint.check_resumable(folder, card)
+    method, device = _built(recipe, settings, parts, given, where)
+    with storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    how: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "show_progress": show_progress}
+    if not strict:
+        parts = _readable(method, parts, left_out, how)
+    speaks = os.environ.get("RANK", "0") == "0"  # only rank 0 prints
+    if speaks:
+        left_out.save(folder)
+        left_out.tell(len(captions.images), folder / FILE)
+        print("".join(f"{note}\n" for note in captions.notes), end="", file=sys.stderr, flush=True)
+    multiple = _multiple(settings, method.retriever, device)
+    training, validation = (
+        prepare(method.retriever, part, pad_to_multiple=multiple, **how) for part in parts
+    )
+    method.views = ready_views(method, parts[0], **how)
+    targets = fill_targets(method.targets, parts[0], **{**how, "device": torch.device(device)})
+    if speaks and show_progress:
+        print(header(recipe, settings, method, *parts, device), flush=True)
+    wanted = baseline and settings.ridge_baseline and method.solver is None
+    if speaks and wanted and Baseline.load(folder) is None:
+        names = _names(settings, method.retriever)
+        ridge_baseline(method, training, validation, names, show_progress=show_progress).save(folder)
+    return loop.train(
+        method, card, training, validation, folder,
+        on_cpu=device == "cpu", targets=targets, resume=resume, show_progress=show_progress,
+    )  # fmt: skip
+
+
+def _opened(data: str, strict: bool) -> Captions:
+    return open_captions(data, problems=None if strict else ToBeLeftOut())
+
+
+def _built(
+    recipe: Recipe, settings: TrainingSettings, parts: Splits, given: Objective | None, where: str
+) -> tuple[Method, str]:
+    """The method and its device, with everything refused that can be before what takes time."""
+    training, validation = parts
     seed_everything(settings.seed)
     if given is None:
         method = recipe.build(settings, training)
@@ -123,82 +155,30 @@ def _run(
         method = recipe.build(replace(settings, objective=OWN), training)
         method = with_teachers(replace(method, objective=given))
     check_data(method.evaluators, method.retriever, validation)
-    seed_everything(
-        settings.seed
-    )  # what building drew (a vocabulary, random rows) does not move the first batch
-    device = training_device(where)
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    check_settings(settings, device, processes)  # before what takes time
+    seed_everything(settings.seed)  # reseed after building
+    device, processes = training_device(where), int(os.environ.get("WORLD_SIZE", "1"))
+    check_settings(settings, device, processes)
     if method.solver is None:  # a method that solves can do without steps
         check_batch_size(training, settings.batch_size, processes)
-    with storing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not settings.strict_images:
-        find = partial(
-            unreadable_images,
-            method.retriever,
-            device=device,
-            cache_dir=cache_dir,
-            show_progress=show_progress,
-        )
-        validation = left_out.add(validation, find(validation))
-        frozen = isinstance(method.retriever.image.encoder.frozen_part(), Backbone)
-        if frozen or any(isinstance(one, Teachers) and one.opens_every_picture for one in method.targets):
-            training = left_out.add(training, find(training))
-        else:  # the loader skips what it cannot read: nothing is opened twice
-            training = replace(training, unreadable="skip")
-    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
-        left_out.save(folder)
-        left_out.tell(total, folder / FILE)
-        print("".join(f"{note}\n" for note in captions.notes), end="", file=sys.stderr, flush=True)
-    multiple = 1
-    if settings.compile or settings.cuda_graphs:
-        packed = method.retriever.text.encoder.packs(torch.device(device))
-        multiple = FEW_PACKED_SHAPES if packed else FEW_SHAPES
-    prepared = [
-        prepare(
-            method.retriever,
-            part,
-            device=device,
-            cache_dir=cache_dir,
-            pad_to_multiple=multiple,
-            show_progress=show_progress,
-        )
-        for part in (training, validation)
-    ]
-    method.views = ready_views(
-        method, training, device=device, cache_dir=cache_dir, show_progress=show_progress
-    )
-    targets = fill_targets(
-        method.targets,
-        training,
-        device=torch.device(device),
-        cache_dir=cache_dir,
-        show_progress=show_progress,
-    )
-    if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
-        if show_progress:
-            print(header(recipe, settings, method, training, validation, device), flush=True)
-        if baseline and settings.ridge_baseline and method.solver is None and Baseline.load(folder) is None:
-            found = ridge_baseline(
-                method,
-                prepared[0],
-                prepared[1],
-                _names(settings, method.retriever),
-                show_progress=show_progress,
-            )
-            found.save(folder)
-    return loop.train(
-        method,
-        card,
-        prepared[0],
-        prepared[1],
-        folder,
-        on_cpu=device == "cpu",
-        targets=targets,
-        resume=resume,
-        show_progress=show_progress,
-    )
+    return method, device
+
+
+def _readable(method: Method, parts: Splits, left_out: LeftOut, how: dict[str, Any]) -> Splits:
+    """The splits without the pictures that cannot be read, which are noted."""
+    training, validation = parts
+    validation = left_out.add(validation, unreadable_images(method.retriever, validation, **how))
+    frozen = method.retriever.image.encoder.frozen_backbone() is not None
+    if frozen or any(isinstance(one, Teachers) and one.opens_every_picture for one in method.targets):
+        return left_out.add(training, unreadable_images(method.retriever, training, **how)), validation
+    # the loader skips what it cannot read: nothing is opened twice
+    return replace(training, unreadable="skip"), validation
+
+
+def _multiple(settings: TrainingSettings, retriever: Retriever, device: str) -> int:
+    """What text lengths are rounded up to."""
+    if not settings.compile and not settings.cuda_graphs:
+        return 1
+    return FEW_PACKED_SHAPES if retriever.text.encoder.packs(torch.device(device)) else FEW_SHAPES
 
 
 def _names(settings: TrainingSettings, retriever: Retriever) -> Names | None:
