@@ -98,7 +98,7 @@ def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Enco
         )
         return encoder, RegionInput(width)
     if _is_plugin(IMAGE_ENCODERS, name):
-        return _plugin_image_side(settings, first, captions, drop)
+        return _plugin_image_side(settings, captions, drop)
     if stored:
         raise SettingsError(
             f"--image_encoder {name} reads pictures, {captions.name} holds features: use regions or grid."
@@ -114,13 +114,11 @@ def _grid(network: Backbone, settings: Choices, drop: float) -> tuple[Encoder, I
     return encoder, PixelInput(**network.pixel_format)
 
 
-def _plugin_image_side(
-    settings: Choices, first: object, captions: Captions, drop: float
-) -> tuple[Encoder, ImageInput]:
+def _plugin_image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, ImageInput]:
     """An encoder from another package and its input; stored features tell it their ``width``."""
     name, given = settings.image_encoder, {}
-    if isinstance(first, np.ndarray):
-        given = {"width": int(first.shape[-1])}
+    if holds_features(captions.images):
+        given = {"width": int(np.asarray(first_readable(captions.images)).shape[-1])}
     encoder = IMAGE_ENCODERS.make(name, settings, size=settings.image_size, **given)
     if given and not isinstance(encoder, Backbone):
         return encoder, RegionInput(given["width"])
