@@ -171,7 +171,7 @@ def test_parts_of_a_batch_are_what_several_gpus_compute() -> None:
     )
     embeddings, batch, leaves = seen(slice(None))
     parted = Parted(losses, 3)
-    terms = parted(embeddings, parted.prepare(batch))
+    terms = parted(embeddings, batch)
     torch.stack(list(terms.values())).sum().backward()
     means = dict.fromkeys(terms, 0.0)
     for start in (0, 4, 8):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diptych.data.ahead import read_ahead
 from diptych.data.arrays import are_features, read_items
-from diptych.data.captions import StoredImage, holds_features
+from diptych.data.captions import StoredImage
 from diptych.data.files import is_image
 from diptych.data.images import ImageInput, as_item
 from diptych.data.text import CachedTexts, TextInput, TextStore
@@ -176,7 +176,7 @@ def collect(found: Iterable[tuple[slice | RowNumbers, Tensor]], out: Tensor) -> 
 def _image_inputs(store: Any, job: slice, image_input: ImageInput, pinned: bool) -> Inputs:
     rows = np.arange(job.start, job.stop)
     listed = isinstance(store, list | tuple)  # by a user: checked one by one
-    if _are_features(store) and not listed:
+    if are_features(store) and not listed:
         return as_inputs(image_input(read_items(store, rows, pin_memory=pinned)))
     items: list[StoredImage] = []
     parts: list[Tensor] = []

@@ -112,6 +112,7 @@ class SwitchAt(Combined):
         """That of the objective in force."""
         return self.current.collapsed_value(pairs)
 
+
 class Parted(Combined):
     """The mean of an objective over equal parts of a batch: what GPUs compute that do not see each other's rows.
 

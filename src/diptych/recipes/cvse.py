@@ -10,14 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
-
 from diptych.aggregators import First
 from diptych.branches.consensus import CONCEPT, FUSED, WEIGHTS, ConsensusBranch
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, holds_features
 from diptych.data.concepts import count_concepts, find_concepts, read_cvse
 from diptych.data.glove import word_vectors
-from diptych.data.readable import first_readable
 from diptych.data.text import WordInput
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
 from diptych.encoders.concept_words import ConceptWords
@@ -94,7 +91,7 @@ class Settings(TrainingSettings):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
-    stored = isinstance(first_readable(captions.images), np.ndarray)
+    stored = holds_features(captions.images)
     # one linear layer on stored regions, which is what 'grid' does
     chosen = (
         replace(settings, image_encoder="grid") if stored and settings.image_encoder == "auto" else settings

@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-import numpy as np
-
 from diptych.aggregators import Mean
-from diptych.data.captions import Captions
-from diptych.data.readable import first_readable
+from diptych.data.captions import Captions, holds_features
 from diptych.errors import SettingsError
 from diptych.interaction.scan import SCAN, Direction, Pooling
 from diptych.model import named
@@ -90,7 +87,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         raise SettingsError(
             "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
         )
-    stored = isinstance(first_readable(captions.images), np.ndarray)
+    stored = holds_features(captions.images)
     # one linear layer on stored regions, which is what 'grid' does
     chosen = (
         replace(settings, image_encoder="grid") if stored and settings.image_encoder == "auto" else settings

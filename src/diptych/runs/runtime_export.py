@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from diptych.branches.labels import LabelView, label_view
 from diptych.data.batches import Sets
 from diptych.data.images import RegionInput, as_item
-from diptych.encoders.backbone import Backbone
 from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import DiptychError, MissingExtra, RuntimeFault, SettingsError, StorageError
 from diptych.model.retriever import Retriever
@@ -189,14 +188,14 @@ def _labels(model: Retriever) -> tuple[str, LabelView] | None:
 def _facts(
     model: Retriever, fingerprint: str, texts: dict[str, Any], largest: dict[str, int | None]
 ) -> Facts:
-    frozen, labels = model.image.encoder.frozen_part(), _labels(model)
+    frozen, labels = model.image.encoder.frozen_backbone(), _labels(model)
     told = None
     if labels is not None:
         name, view = labels
         told = {"view": name, "names": view.labels.names, "thresholds": view.thresholds.tolist()}
     return Facts(
         fingerprint, model.dim, describe(model.image_input), texts, largest,
-        backbone=frozen.fingerprint() if isinstance(frozen, Backbone) else None, labels=told,
+        backbone=frozen.fingerprint() if frozen is not None else None, labels=told,
     )  # fmt: skip
 
 
@@ -260,14 +259,14 @@ def _largest(run: Callable[[int], object]) -> int | None:
 def _parts(model: Retriever, probes: Probes, largest: dict[str, int | None]) -> Iterator[Part]:
     outputs = ["vectors"] if _labels(model) is None else ["vectors", "labels"]
     prepared = model.image_input([as_item(one) for one in probes.images])
-    frozen, batches = model.image.encoder.frozen_part(), list[tuple[Tensor, ...]]()
+    frozen, batches = model.image.encoder.frozen_backbone(), list[tuple[Tensor, ...]]()
     if isinstance(prepared, Sets):
         assert isinstance(model.image_input, RegionInput)
         batches = _set_batches(model.image_input.dim, largest["image"])
     else:
         pixels = as_inputs(prepared)
         batches = [(pixels,), (pixels[:1],), (pixels[1:],)]
-        if isinstance(frozen, Backbone):
+        if frozen is not None:
             yield Part(BACKBONE, frozen, ["images"], ["cells"], batches)
             cells = frozen(pixels)
             whole = torch.ones(cells.shape[:2], dtype=torch.bool)

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from diptych.data.ahead import read_ahead
 from diptych.data.arrays import are_features, read_items
-from diptych.data.captions import holds_features
 from diptych.data.batches import Arrays, Sets
-from diptych.data.captions import ImageStore
+from diptych.data.captions import ImageStore, holds_features
 from diptych.data.images import ImageInput, ImageLike, PixelInput, RegionInput, as_item
 from diptych.data.processors import ProcessedPixels
 from diptych.data.text import TextInput
