@@ -97,7 +97,7 @@ def test_a_jpeg_of_many_scans_is_refused_unread(monkeypatch: pytest.MonkeyPatch,
 def test_a_decoder_that_is_kept_busy_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit on scans lifted, in a process that takes its limits from here."""
     pool = Decoders()
-    busy = "from diptych.data import decoders, opening; opening.MAX_SCANS = 10**9; decoders.CPU_SECONDS = 0.5"
+    busy = "from diptych.data.decode import opening, processes; opening.MAX_SCANS = 10**9; processes.CPU_SECONDS = 0.5"
     start = decoders.subprocess.Popen
 
     def patched(command: list[str], **rest: object) -> object:

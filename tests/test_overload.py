@@ -217,7 +217,7 @@ def test_a_signal_ends_the_service_while_a_filter_runs(tmp_path: Path) -> None:
 import sys, time
 sys.path[:0] = {path!r}
 from colours import ColourModel
-from diptych.index import filters
+from diptych.index.query import filters
 from diptych.web import serve
 class Slow:
     def __init__(self, pattern): pass

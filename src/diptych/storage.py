@@ -185,7 +185,7 @@ class Entries:
         """The path of the file that something below the folder calls ``name``; it need not be there."""
         if not isinstance(name, str) or not self.names.fullmatch(name):
             shown = ascii(name)
-            shown = shown if len(shown) <= NAME_SHOWN else f"{shown[:NAME_SHOWN]}…"
+            shown = shown if len(shown) <= NAME_SHOWN else f"…{shown[-NAME_SHOWN:]}"
             raise self.fault(f"{folder} refers to a file {shown}, which is not one of its own: {self.remedy}")
         self.check(folder / name)
         return folder / name
