@@ -97,15 +97,25 @@ class _Sides(click.Command):
     """A command whose ``--with`` takes every result that follows it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``--with B1 B2`` read as ``--with B1 --with B2``."""
+        """``--with B1 B2`` read as ``--with B1 --with B2``; a result that stands elsewhere behind it has no side."""
+        valued = {name for option in self.get_params(ctx) if not getattr(option, "is_flag", False)
+                  for name in option.opts if name != "--with"}  # fmt: skip
         read: list[str] = []
-        after = False
+        before = ""
         for arg in args:
             if arg.startswith("-"):
-                after = arg == "--with"
-                read += [] if after else [arg]
+                read += [] if arg == "--with" else [arg]
+            elif before == "--with":
+                read += ["--with", arg]
+                continue
+            elif before not in valued and any(one.startswith("--with") for one in read):
+                ctx.fail(
+                    f"{arg} does not stand behind --with: write all results of the other side behind it, as in "
+                    "--with b1.json b2.json."
+                )
             else:
-                read += ["--with", arg] if after else [arg]
+                read.append(arg)
+            before = arg
         if "--with" in args and "--with" not in read:
             ctx.fail("--with has no result behind it: give those of the other side.")
         return super().parse_args(ctx, read)
