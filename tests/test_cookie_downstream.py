@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from diptych.data.labels.hash_centres import hash_centres
 from diptych.data.labels.hash_labels import class_names, class_rows, class_sets
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.hash_retrieval import HashRetrieval
+from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Report
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES, cookie_hash, cookie_video
-from diptych.runs.downstream import database_of
+from diptych.runs.reading import database_of
 from diptych.targets.hashing import HashTargets
 
 SMALL = ["--dim=16", "--heads=2", "--batch_size=12", "--min_count=1", "--word_dim=8"]
@@ -103,6 +105,20 @@ def test_hashing_learns_the_classes_and_the_codes_travel(lists: Path, hashed: Pa
     assert model.encode_text("red", view="hash").shape == (1, 16)
 
 
+def test_unreadable_queries_and_database_are_on_the_card(hashed: Path, lists: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "lists"
+    shutil.copytree(lists, damaged)
+    for name in ("p1.png", "p30.png", "p31.png"):  # a query, and two of the database
+        (damaged / name).write_text("this is not a picture")
+    asked = ("evaluate", hashed, "--split=test", "--data", damaged)
+    done = diptych(*asked, "--protocol=hashing")
+    assert "queries 11" in done.stdout
+    assert "pictures that could not be read 3" in done.stdout
+    done = diptych(*asked)  # beside retrieval, it is measured as while the run trains
+    assert "database the other queries" in done.stdout
+    assert "pictures that could not be read 1" in done.stdout
+
+
 def test_the_value_is_that_of_the_codes(lists: Path, hashed: Path) -> None:
     from diptych.evaluation.hashing import hashing_map
 
@@ -110,7 +126,8 @@ def test_the_value_is_that_of_the_codes(lists: Path, hashed: Path) -> None:
     queries = whole.split("test")
     database = database_of(whole, queries)
     assert len(database.images) == 42
-    group = HashRetrieval().ranked(model, queries, database)
+    ready = Prepared(queries, model.text_input.prepare(queries.texts), others=database)
+    group = HashRetrieval()(model, ready)
     sets = [class_sets(part) for part in (queries, database)]
     names = class_names([*sets[0], *sets[1]])
     found = hashing_map(

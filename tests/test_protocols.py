@@ -24,7 +24,7 @@ from diptych.errors import DataError, SettingsError
 from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.metrics import retrieval_metrics
 from diptych.evaluation.protocols import EvaluationProtocol, protocol_named
-from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
+from diptych.evaluation.retrieval import evaluate_scores
 from diptych.model.retriever import Retriever, Tower
 from diptych.model.scores import EmbeddingScores, Scores, vector_scores
 from diptych.registries import PROTOCOLS
@@ -134,16 +134,16 @@ def test_prepared_texts_take_the_place_of_strings() -> None:
 
 def test_an_ensemble_ranks_by_the_mean_of_the_scores() -> None:
     captions, models = data(40), [Dice(0), Dice(1), Dice(2)]
-    report = evaluate_ensemble(models, captions, bootstrap=0)
+    report = evaluate(models, captions, bootstrap=0)
     scores = [m.encode_image(Numbers(40)) @ m.encode_text(captions.texts).T for m in models]
     assert report.metrics == pytest.approx(retrieval_metrics(torch.stack(scores).mean(0), captions.image_of))
     assert report.card.model == "dice0 + dice1 + dice2"
     assert report.card.score == "dot"
     assert report.metrics["rsum"] > evaluate(models[0], captions, bootstrap=0).metrics["rsum"]
-    with pytest.raises(SettingsError, match=r"\b2\b.*\b3\b"):
-        evaluate_ensemble(models, captions, text_stores=[None, None])
+    with pytest.raises(SettingsError, match=r"\b3\b"):
+        evaluate(models, captions, text_store=Prepared(captions.texts))
     with pytest.raises(SettingsError):
-        evaluate_ensemble([], captions)
+        evaluate([], captions)
 
 
 def test_five_folds_are_five_evaluations_averaged() -> None:

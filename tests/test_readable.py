@@ -81,7 +81,10 @@ def test_training_and_evaluation_leave_them_out_and_say_so(table: Path, tmp_path
     assert "left out 5 of 11 pictures, which cannot be read, with 10 texts:" in done.stderr
     assert "6 (5 more could not be read) images, 12 texts" in done.stdout
     assert Report.load(tmp_path / "report.json").card.left_out == 5
-    assert diptych("evaluate", run, "--protocol", "four-directions", "--bootstrap", 0).exit_code == 0
+    for protocol in ("four-directions", "video"):
+        done = diptych("evaluate", run, "--protocol", protocol, "--bootstrap", 0)
+        assert "pictures that could not be read 5" in done.stdout, protocol
+    assert "(5 more could not be read)" in diptych("evaluate", run, "--protocol", "four-directions").stdout
 
     sentence = refused("evaluate", run, "--split", "test", "--strict_images")
     assert "3 of 39" in sentence

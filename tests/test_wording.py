@@ -188,6 +188,12 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "spearman."),
         (lambda _: evaluate_scores(np.eye(2), [0, 1], judgements=["eccv"]),
          "judgements need the captions, for their ids: pass them in place of image_of."),
+        (lambda _: evaluate_scores(np.eye(2), [0, 1], protocol=["plain", "plain"]),
+         "the protocol plain is named twice: name it once."),
+        (lambda _: evaluate_scores(np.eye(2), [0, 1], protocol=[]),
+         "the list of protocols is empty: name one, such as plain."),
+        (lambda p: evaluate_vectors(p / "out", protocol=["plain", "coco-5k"]),
+         "vectors are ranked under one protocol at a time: give one."),
         (lambda p: evaluate_vectors(p / "out", protocol="coco-1k"),
          "the protocol coco-1k ranks 5 folds by themselves, these ranks are of the whole gallery: use plain."),
         (lambda p: EmbeddedIndex.create(p / "new", 0),
@@ -608,6 +614,13 @@ COMMANDS = {
     "embed lite0+minilm FOLDER/nowhere FOLDER/out":
         "FOLDER/nowhere does not exist: give the path of a data set, or 'emoji' for the built-in one.",
     "evaluate FOLDER --rerank 3": "--rerank N and --reranker RUN go together: give both, or neither.",
+    "evaluate FOLDER --protocol sts": "the protocol sts needs --data: give SentEval's data folder.",
+    "evaluate FOLDER --protocol sts --data emoji":
+        "the protocol sts does not read emoji: give SentEval's data folder.",
+    "evaluate FOLDER --protocol hashing --ties strict":
+        "the protocol hashing has no rule for ties: leave out --ties.",
+    "evaluate FOLDER --ray auto":
+        "--ray evaluates a folder of vectors: run diptych embed first, and give its folder.",
     "compare a.json": "1 results and no --with: give two, or those of one side, then --with and the others.",
     "compare a.json --with=b.json c.json":
         "c.json does not stand behind --with: write all results of the other side behind it, as in --with b1.json "

@@ -115,7 +115,7 @@ PROTOCOLS = Registry(
         Entry(
             "four-directions",
             "image and text, each against each",
-            "diptych.runs.uni_modal:evaluate_uni_modal",
+            "diptych.evaluation.uni_modal:FourDirections",
         ),
     ],
 )

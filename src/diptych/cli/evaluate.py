@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import column_flags, device_flags, given, say_device, with_columns
+from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
 from diptych.registries import JUDGEMENTS, PROTOCOLS
 
 
@@ -19,9 +19,10 @@ from diptych.registries import JUDGEMENTS, PROTOCOLS
 @click.option("--split", help="split to evaluate (default: val; of vectors, everything)")
 @click.option(
     "--protocol",
-    default="plain",
+    multiple=True,
+    default=("plain",),
     show_default=True,
-    help=f"what is measured, and how: {PROTOCOLS.choices}",
+    help=f"what is measured, and how (may be repeated): {PROTOCOLS.choices}",
 )
 @click.option(
     "--judgements",
@@ -75,20 +76,8 @@ def evaluate(
 
     A folder that diptych embed wrote is evaluated from its vectors, a few shards in memory at a time.
     """
-    from diptych.vectors.manifest import is_vectors
-
-    if any(is_vectors(run) for run in runs):
-        from diptych.runs.evaluate_vectors import evaluate_folder
-
-        click.echo(evaluate_folder(runs, **given(options)).render())
-        return
     from diptych.runs.evaluate import evaluate_runs
 
-    if options.pop("ray"):
-        raise click.UsageError(
-            "--ray evaluates a folder of vectors: run diptych embed first, and give its folder."
-        )
-    options["split"] = options["split"] or "val"
     options["data"] = [with_columns(path, image_column, text_column) for path in options["data"]]
     click.echo(evaluate_runs(runs, **options, say=say_device).render())
 

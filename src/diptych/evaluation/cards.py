@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 EQUAL = "own pairs, and images of an equal text"
@@ -39,6 +39,10 @@ class Card:
         "protocol", "split", "folds", "images", "texts", "texts_per_image", "ties", "score", "data_hash",
         "equal_texts",
     )  # fmt: skip
+
+    def leaving_out(self, count: int) -> Card:
+        """The card, which says how many pictures were left out."""
+        return replace(self, left_out=count)
 
     def protocol_fields(self) -> dict[str, Any]:
         """What must be equal for two results to be comparable."""
@@ -106,6 +110,12 @@ class Facts:
     protocol: Mapping[str, Any]
     other: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""  # a warning, if there is one
+
+    def leaving_out(self, count: int) -> Facts:
+        """The card, which says how many pictures were left out, if any were."""
+        if not count:
+            return self
+        return replace(self, other={**self.other, "pictures that could not be read": count})
 
     def protocol_fields(self) -> dict[str, Any]:
         """What must be equal for two results to be comparable."""

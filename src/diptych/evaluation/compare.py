@@ -127,13 +127,20 @@ def _differences(first: Sequence[Group], second: Sequence[Group], draws: int, se
     if len(outcomes[0]) == len(first) and len(outcomes[1]) == len(second) and draws:
         told = paired(outcomes[0], outcomes[1], draws=draws, seed=seed)
     several = len(first) > 1 and len(second) > 1
+    protocol = (
+        f"{first[0].card.described().get('protocol', '')}_"  # before each name, where there are several
+    )
     rows = []
     for name in first[0].metrics:
         if not all(name in group.metrics for group in (*first, *second)):
             continue
         a, b = ([group.metrics[name] for group in side] for side in (first, second))
         seeds = welch(a, b) if several else None
-        rows.append(Difference(name, mean(a), mean(b), mean(b) - mean(a), told.get(name), seeds))
+        rows.append(
+            Difference(
+                name, mean(a), mean(b), mean(b) - mean(a), told.get(name.removeprefix(protocol)), seeds
+            )
+        )
     return rows
 
 

@@ -9,28 +9,34 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.splits import canonical_split
 from diptych.data.text import TextStore
 from diptych.data.vectors import as_rows, check_rows, unit_rows
-from diptych.errors import DataError
+from diptych.errors import DataError, SettingsError
 from diptych.evaluation.judgements import Judgements
-from diptych.evaluation.protocols import EvaluationProtocol
+from diptych.evaluation.prepared import Scored
 from diptych.evaluation.report import Report
-from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
+from diptych.evaluation.retrieval import check_captions, evaluate_scores, report_scored, scored_by
+from diptych.evaluation.rules import Protocols, rules_of
+from diptych.evaluation.score_matrix import read_scores
 from diptych.model.protocol import Scorer
 from diptych.model.retriever import Retriever
-from diptych.model.scores import EmbeddingScores
+from diptych.model.scores import EmbeddingScores, MatrixScores, Scores
+
+Model = Scorer | str | Path
+"""A model: a retriever, or the folder or name of one."""
 
 
 def evaluate(
-    model: Scorer | str | Path,
+    model: Model | Sequence[Model] | Scored | Scores | Tensor | NDArray[Any],
     data: Captions | str | Path,
     *,
     split: str | None = None,
-    protocol: str | EvaluationProtocol = "plain",
+    protocol: Protocols = "plain",
     ties: str = "index",
     judgements: Sequence[str | Judgements] = (),
     text_store: TextStore | None = None,
@@ -44,11 +50,14 @@ def evaluate(
 ) -> Report:
     """Encode every image and text of the data once, and report retrieval in both directions.
 
-    ``model`` is a retriever, or the folder or name of one. ``data`` is a path, of which the split "test" is measured
-    unless ``split`` names another, or captions, which are measured whole unless ``split`` names a part of them.
+    ``model`` is a retriever, or the folder or name of one; several are an ensemble, the mean of their scores. In place
+    of a model, give the scores (images, texts) of these captions: a matrix, its ``.npy`` file, or any ``Scores``, such
+    as those of a TREC run (``evaluation.trec``). ``data`` is a path, of which the split "test" is measured unless
+    ``split`` names another, or captions, which are measured whole unless ``split`` names a part of them.
 
-    ``protocol`` names the data that a published number stands for (``evaluation.protocols``), ``ties`` the rule for
-    equal scores. ``text_store`` holds the texts already prepared for this model. ``bootstrap`` is the number of
+    ``protocol`` names the data that a published number stands for (``evaluation.protocols``). Of several, each is a
+    group of the report, and the names of its metrics begin with the protocol: ``coco-1k_rsum``. ``ties`` is the rule
+    for equal scores. ``text_store`` holds the texts already prepared for this model. ``bootstrap`` is the number of
     resamples of the intervals, 0 for none. Scores are computed on ``device``, by default where the model is. With
     ``equal_texts``, every image that has a text is right for it, and every equal text for the image.
 
@@ -61,30 +70,44 @@ def evaluate(
         data = open_captions(data, split=split or "test")
     elif split is not None:
         data = data.split(canonical_split(split))
-    if isinstance(model, str | Path):
-        model = Retriever.from_pretrained(model, device)
-    return evaluate_ensemble(
-        [model],
-        data,
-        protocol=protocol,
-        ties=ties,
-        judgements=judgements,
-        text_stores=[text_store],
-        image_batch_size=image_batch_size,
-        text_batch_size=text_batch_size,
-        bootstrap=bootstrap,
-        seed=seed,
-        equal_texts=equal_texts,
-        device=device,
+    rules = rules_of(
+        protocol=protocol, ties=ties, judgements=judgements, bootstrap=bootstrap, seed=seed, equal_texts=equal_texts
+    )  # fmt: skip
+    check_captions(data, rules)
+    if (given := _given_scores(model)) is not None:
+        return report_scored(given, data, rules)
+    several = [model] if isinstance(model, str | Path) or not isinstance(model, Sequence) else model
+    if text_store is not None and len(several) > 1:
+        raise SettingsError(
+            f"a text store is prepared for one model: leave it out for the {len(several)} models."
+        )
+    models: list[Any] = [
+        Retriever.from_pretrained(one, device) if isinstance(one, str | Path) else one for one in several
+    ]
+    ready = [(data.images, data.texts if text_store is None else text_store)] * len(models)
+    with scored_by(
+        models, data, ready, image_batch_size=image_batch_size, text_batch_size=text_batch_size, device=device,
         show_progress=show_progress,
-    )
+    ) as scored:  # fmt: skip
+        return report_scored(scored, data, rules)
+
+
+def _given_scores(model: Any) -> Scored | None:
+    """Scores that exist already; None for a model."""
+    if isinstance(model, str | Path) and Path(model).suffix == ".npy":
+        return Scored(read_scores(Path(model)), str(model))
+    if isinstance(model, Tensor | np.ndarray):
+        return Scored(MatrixScores(model))
+    if isinstance(model, Scored):
+        return model
+    return Scored(model) if hasattr(model, "tile") else None
 
 
 def evaluate_embeddings(
     images: Any,
     texts: Any,
     image_of: Sequence[int] | NDArray[np.int64] | None = None,
-    protocol: str | EvaluationProtocol = "plain",
+    protocol: Protocols = "plain",
     *,
     ties: str = "index",
     bootstrap: int = 1000,

@@ -9,7 +9,9 @@ from typing import Protocol, runtime_checkable
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
 from diptych.evaluation.evaluate import evaluate
+from diptych.evaluation.judgements import Judgements
 from diptych.evaluation.prepared import Prepared
+from diptych.evaluation.protocols import EvaluationProtocol
 from diptych.evaluation.report import Group, Report
 from diptych.model.retriever import Retriever
 
@@ -26,19 +28,23 @@ class Evaluator(Protocol):
 class Retrieval:
     """Recall in both directions, RSUM; see ``evaluate``. ``bootstrap`` is the number of resamples, 0 for none."""
 
-    protocol: str = "plain"
+    protocol: str | EvaluationProtocol = "plain"
     ties: str = "index"
     bootstrap: int = 0
+    judgements: Sequence[str | Judgements] = ()
+    equal_texts: bool = False
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
         """The group ``retrieval``; its primary metric is ``rsum``."""
         report = evaluate(
-            model,
+            model if data.scored is None else data.scored,
             data.captions,
             protocol=self.protocol,
             ties=self.ties,
+            judgements=self.judgements,
             text_store=data.texts,
             bootstrap=self.bootstrap,
+            equal_texts=self.equal_texts,
             show_progress=show_progress,
         )
         return report.groups[0]

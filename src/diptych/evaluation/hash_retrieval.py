@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,8 +28,8 @@ VIEW = "hash"  # the name of the hash head among a model's branches
 class HashRetrieval:
     """MAP@top of codes; the primary metric is ``map``, ties decided by the index in the database.
 
-    As an evaluator of one split, every image of it asks for the others. ``ranked`` names queries and database apart.
-    ``bootstrap`` is the number of resamples of the intervals, by query; 0 for none.
+    The images of the split ask for the other images of the data, or where there are none (while a run trains) each
+    for the others of the split. ``bootstrap`` is the number of resamples of the intervals, by query; 0 for none.
     """
 
     column: str = COLUMN
@@ -36,59 +38,69 @@ class HashRetrieval:
     missing: Missing = "zero"
     bootstrap: int = 0
     seed: int = 0
+    reads_others: ClassVar[bool] = True
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
-        """The group ``hashing``: each image of the split against the others."""
-        return self._group(model, data.captions, None, show_progress)
-
-    def check(self, model: Retriever, captions: Captions) -> None:
-        """Refuse data without classes."""
-        class_sets(captions, self.column)
-
-    def ranked(
-        self, model: Retriever, queries: Captions, database: Captions, *, show_progress: bool = False
-    ) -> Group:
-        """The group ``hashing``: queries against a database."""
-        return self._group(model, queries, database, show_progress)
-
-    def _group(
-        self, model: Retriever, queries: Captions, database: Captions | None, show_progress: bool
-    ) -> Group:
+        """The group ``hashing``."""
         began = time.perf_counter()
         if self.view not in model.branches:
             raise SettingsError(
                 f"this model has no hash head '{self.view}': train one with the recipe 'cookie-hash', or use another "
                 "protocol."
             )
-        sets = [class_sets(part, self.column) for part in (queries, database or queries)]
-        names = class_names([*sets[0], *sets[1]])
+        queries, database = data.captions, data.others
+        ranked = [queries] if database is None else [queries, database]
+        sets = [class_sets(part, self.column) for part in ranked]
+        names = class_names([one for part in sets for one in part])
         rows = [class_rows(one, names) for one in sets]
         codes = [
             model.encode_image(part.images, view=self.view, show_progress=show_progress).numpy()
-            for part in ((queries, database) if database is not None else (queries,))
+            for part in ranked
         ]
         found = hashing_map(
             codes[0],
             codes[-1],
-            *rows,
+            rows[0],
+            rows[-1],
             top=self.top,
             missing=self.missing,
             leave_one_out=database is None,
         )
-        facts = Facts(
+        bits = int(codes[0].shape[1])
+        table = Layout(
+            ["", f"MAP@{self.top}", "ties averaged"], [(f"{bits} bits", ["map", "map_tie_averaged"])]
+        )
+        return Group(
+            "hashing",
+            {"map": found.map, "map_tie_averaged": found.map_tie_averaged},
+            "map",
+            self._card(model, ranked, found, bits, len(names)),
+            self._intervals(found),
+            {"seconds": time.perf_counter() - began},
+            (table,),
+        )
+
+    def check(self, model: Retriever, captions: Captions) -> None:
+        """Refuse data without classes."""
+        class_sets(captions, self.column)
+
+    def _card(
+        self, model: Retriever, ranked: Sequence[Captions], found: HashingScores, bits: int, classes: int
+    ) -> Facts:
+        queries = ranked[0]
+        return Facts(
             {
                 "data": queries.name,
                 "queries": len(queries.images),
                 "query split": "+".join(sorted(set(queries.splits))),
-                "database": "the other queries" if database is None else len(database.images),
-                "bits": int(codes[0].shape[1]),
-                "classes": len(names),
+                "database": "the other queries" if len(ranked) == 1 else len(ranked[1].images),
+                "bits": bits,
+                "classes": classes,
                 "label column": self.column,
                 "top": found.top,
                 "without relevant": self.missing,
                 "ties": "database index",
-                "data hash": queries.fingerprint()
-                + ("" if database is None else f"-{database.fingerprint()}"),
+                "data hash": "-".join(part.fingerprint() for part in ranked),
             },
             {
                 "queries averaged": found.queries,
@@ -100,13 +112,6 @@ class HashRetrieval:
                 "date": datetime.now(UTC).isoformat(timespec="seconds"),
             },
         )
-        metrics = {"map": found.map, "map_tie_averaged": found.map_tie_averaged}
-        table = Layout(
-            ["", f"MAP@{self.top}", "ties averaged"],
-            [(f"{codes[0].shape[1]} bits", ["map", "map_tie_averaged"])],
-        )
-        speed = {"seconds": time.perf_counter() - began}
-        return Group("hashing", metrics, "map", facts, self._intervals(found), speed, (table,))
 
     def _intervals(self, found: HashingScores) -> dict[str, tuple[float, float]]:
         if not self.bootstrap:

@@ -58,27 +58,7 @@ def hashing_map(
     (HashNet). Queries without a label are left out. Numbers are binarised at 0: h ≥ 0 is +1. With
     ``leave_one_out`` the queries are the database itself, and none is ranked for itself.
     """
-    if missing not in get_args(Missing):
-        raise SettingsError(f"missing='{missing}' is unknown: choose {' or '.join(get_args(Missing))}.")
-    if top < 1:
-        raise SettingsError(f"top={top} ranks no item: give at least 1 ({TOP} is usual).")
-    values = [np.asarray(rows) for rows in (query, database)]
-    if any(rows.ndim != 2 for rows in values) or values[0].shape[1] != values[1].shape[1]:
-        raise DataError(
-            f"codes of shape {values[0].shape} cannot be ranked against {values[1].shape}: both must be (items, "
-            "bits) with the same number of bits."
-        )
-    labels = [
-        _checked_labels(one, len(rows))
-        for one, rows in zip((query_labels, database_labels), values, strict=True)
-    ]
-    if labels[0].shape[1] != labels[1].shape[1]:
-        raise DataError(
-            f"the queries have {labels[0].shape[1]} classes and the database {labels[1].shape[1]}: "
-            "both need the same columns."
-        )
-    if not len(values[1]):
-        raise DataError("the database is empty: give at least one code to rank.")
+    values, labels = _checked(query, database, query_labels, database_labels, top, missing)
     if leave_one_out and (len(values[0]) != len(values[1]) or len(values[1]) < 2):
         raise DataError(
             f"leaving one out needs the same two or more items on both sides, not {len(values[0])} queries and "
@@ -156,6 +136,39 @@ class _Ranking:
         if expected == 0:
             return float("nan")
         return float((share * (before[block] + 1 + others) / self.ranks).sum() / expected)
+
+
+def _checked(
+    query: ArrayLike,
+    database: ArrayLike,
+    query_labels: ArrayLike,
+    database_labels: ArrayLike,
+    top: int,
+    missing: str,
+) -> tuple[list[NDArray[Any]], list[NDArray[np.bool_]]]:
+    """Codes and labels of the queries and of the database that fit together."""
+    if missing not in get_args(Missing):
+        raise SettingsError(f"missing='{missing}' is unknown: choose {' or '.join(get_args(Missing))}.")
+    if top < 1:
+        raise SettingsError(f"top={top} ranks no item: give at least 1 ({TOP} is usual).")
+    values = [np.asarray(rows) for rows in (query, database)]
+    if any(rows.ndim != 2 for rows in values) or values[0].shape[1] != values[1].shape[1]:
+        raise DataError(
+            f"codes of shape {values[0].shape} cannot be ranked against {values[1].shape}: both must be (items, "
+            "bits) with the same number of bits."
+        )
+    labels = [
+        _checked_labels(one, len(rows))
+        for one, rows in zip((query_labels, database_labels), values, strict=True)
+    ]
+    if labels[0].shape[1] != labels[1].shape[1]:
+        raise DataError(
+            f"the queries have {labels[0].shape[1]} classes and the database {labels[1].shape[1]}: "
+            "both need the same columns."
+        )
+    if not len(values[1]):
+        raise DataError("the database is empty: give at least one code to rank.")
+    return values, labels
 
 
 def _checked_labels(labels: ArrayLike, count: int) -> NDArray[np.bool_]:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from diptych.data.captions import Captions
 from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.evaluation.leading import leading
 from diptych.evaluation.metrics import KS
 from diptych.model.scores import Scores, checked_tile
 from diptych.registries import JUDGEMENTS
@@ -38,14 +39,17 @@ FILES = {"eccv": "eccv", "cxc": "cxc", "coco": "original"}  # our name -> the pa
 _SIDES = ("image_to_caption", "caption_to_image")
 CHUNK = 256  # queries ranked at a time
 _TRAILING_NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
+Ids = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""The ids of the images and of the texts that judgements name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgements:
     """Relevant items by id: image id -> text ids, text id -> image ids. Only listed queries are averaged.
 
-    ``images`` and ``texts`` are the size of the gallery they were made for (None: any). A relevant id outside
-    the gallery counts in R and is never found, as in the published numbers (ECCV Caption has two).
+    Ids are COCO's, or with ``rows`` the rows of the images and of the texts in the data. ``images`` and ``texts`` are
+    the size of the gallery they were made for (None: any). A relevant id outside the gallery counts in R and is never
+    found, as in the published numbers (ECCV Caption has two).
     """
 
     name: str
@@ -53,6 +57,13 @@ class Judgements:
     text_to_image: Mapping[int, frozenset[int]]
     images: int | None = None
     texts: int | None = None
+    rows: bool = False
+
+    def ids_of(self, captions: Captions) -> Ids:
+        """The ids of the images and of the texts of ``captions``, of the kind that these judgements name."""
+        if self.rows:
+            return np.arange(len(captions.images)), np.arange(len(captions.texts))
+        return coco_ids(captions)
 
     def check(self, images: int, texts: int) -> None:
         """Refuse a gallery of another size: fewer wrong answers would flatter the model."""
@@ -95,7 +106,7 @@ def _published(name: str, folder: str | Path | None = None) -> Judgements:
 eccv, cxc, coco = (partial(_published, name) for name in FILES)
 
 
-def coco_ids(captions: Captions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def coco_ids(captions: Captions) -> Ids:
     """COCO ids of the images and of the texts (annotation ids).
 
     An image id may be a number or a COCO file name. Without text ids (precomputed folders have none) the
@@ -181,15 +192,7 @@ def top_lists(scores: Scores, queries: Tensor, depth: int, gallery_dim: int) -> 
             block = checked_tile(scores, chunk, slice(None))
         else:
             block = checked_tile(scores, slice(None), chunk).T.contiguous()
-        values, rows = block.topk(depth, dim=1)
-        rows, by_row = rows.sort(dim=1)  # topk leaves equal scores in any order
-        by_score = values.gather(1, by_row).sort(dim=1, descending=True, stable=True).indices
-        rows = rows.gather(1, by_score)
-        last = values[:, -1:]
-        cut = torch.nonzero((block == last).sum(1) > (values == last).sum(1))[:, 0]  # ties across the end
-        if len(cut):
-            rows[cut] = block[cut].sort(dim=1, descending=True, stable=True).indices[:, :depth]
-        found.append(rows.cpu())
+        found.append(leading(block, depth).cpu())
     return torch.cat(found).numpy()
 
 

@@ -87,7 +87,7 @@ class LabelRetrieval:
         heads = model.image.aggregator is view.image_head and model.text.aggregator is view.text_head
         if heads and model.scorer is None and model.dim == view.dim:
             return EmbeddingScores(ops.unit(told["image"]), ops.unit(told["text"]))
-        return model.scores(data.captions.images, data.texts, show_progress=show_progress)
+        return data.scores_of(model, show_progress)
 
     def _ranked(
         self,

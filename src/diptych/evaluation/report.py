@@ -81,6 +81,28 @@ class Group:
                     f"are {known}."
                 )
 
+    def under(self, protocol: str) -> Group:
+        """The group as one of several protocols: each name begins with the protocol's, as in ``coco-1k_rsum``."""
+
+        def named(name: str) -> str:
+            return name and f"{protocol}_{name}"
+
+        tables = [
+            Layout(
+                [table.head[0] or protocol, *table.head[1:]],
+                [(label, [named(cell) for cell in row]) for label, row in table.rows],
+            )
+            for table in self.tables
+        ]
+        return replace(
+            self,
+            name=named(self.name),
+            metrics={named(name): value for name, value in self.metrics.items()},
+            primary=named(self.primary),
+            intervals={named(name): value for name, value in self.intervals.items()},
+            tables=tuple(tables),
+        )
+
     def interval_text(self, name: str) -> str:
         """``38.3–44.1``, or nothing where a metric has no interval."""
         if name not in self.intervals:

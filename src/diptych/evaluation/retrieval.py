@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -20,11 +21,10 @@ from diptych import __version__
 from diptych.data.captions import Captions, ImageStore
 from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation import protocols
 from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Card
 from diptych.evaluation.equal_texts import right_pairs, text_groups
-from diptych.evaluation.judgements import Judgements, coco_ids, judge_scores
+from diptych.evaluation.judgements import Ids, Judgements, judge_scores
 from diptych.evaluation.metrics import (
     DIRECTIONS,
     KS,
@@ -34,80 +34,95 @@ from diptych.evaluation.metrics import (
     count_shared_ranks,
     summary,
 )
+from diptych.evaluation.prepared import Scored, Timed
 from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
-from diptych.evaluation.rules import Rules, rules_of_ranks
+from diptych.evaluation.rules import Options, Rules, rules_of, rules_of_ranks
 from diptych.evaluation.score_matrix import refinable, stored_scores
 from diptych.model.protocol import Scorer
-from diptych.model.scores import Fold, MeanScores, Scores, Where, as_scores
+from diptych.model.scores import Fold, MeanScores, Scores, as_scores
 
 
-def evaluate_ensemble(
-    retrievers: Sequence[Scorer],
-    captions: Captions,
+def evaluate_scores(
+    scores: Scores | Tensor | NDArray[Any],
+    data: Captions | Sequence[int] | NDArray[np.int64],
     *,
-    protocol: str | protocols.EvaluationProtocol = "plain",
-    ties: str = "index",
-    judgements: Sequence[str | Judgements] = (),
-    image_stores: Sequence[ImageStore] | None = None,
-    text_stores: Sequence[TextStore | None] | None = None,
-    image_batch_size: int | None = None,
-    text_batch_size: int | None = None,
-    bootstrap: int = 1000,
-    seed: int = 0,
-    equal_texts: bool = False,
-    score_matrix: Path | None = None,
-    device: torch.device | str | None = None,
-    show_progress: bool = False,
+    model: str = "unknown",
+    **options: Unpack[Options],
 ) -> Report:
-    """``evaluate`` for the mean of the scores of several models, which is never held whole.
+    """Report scores (images, texts) that exist already, or that a pair scorer computes tile by tile.
 
-    ``image_stores`` holds the same images once per model where models read different features of them.
-    With ``score_matrix``, the scores are computed once into that ``.npy`` file, resumed after a kill, and ranked
-    from there. Pair scores in half precision go through a temporary file, so that their best can be refined.
+    ``data`` are the captions scored, or only ``image_of`` (M,); judgements and equal texts need the captions.
+    ``model`` is its name on the card. ``options`` are those of ``evaluate``: ``protocol``, ``ties``, ``judgements``,
+    ``bootstrap``, ``seed``, ``equal_texts``.
     """
-    rules = Rules.of(protocol, ties, judgements, bootstrap, seed, equal_texts)
-    source = _Source.of(captions, rules)
-    stores = [None] * len(retrievers) if text_stores is None else text_stores
-    galleries = [captions.images] * len(retrievers) if image_stores is None else image_stores
-    for gallery in galleries:
-        if len(gallery) != len(captions.images):
+    return report_scored(Scored(as_scores(scores), model), data, rules_of(**options))
+
+
+def report_scored(
+    scored: Scored, data: Captions | Sequence[int] | NDArray[np.int64], every: Sequence[Rules]
+) -> Report:
+    """A group for each of the rules. Of several, the names of metrics begin with the protocol: ``coco-1k_rsum``."""
+    digest = data.fingerprint() if isinstance(data, Captions) else ""
+    groups = [_group(scored, _Source.of(data, rules, scored.scores.shape, digest), rules) for rules in every]
+    if len(groups) > 1:
+        groups = [group.under(rules.protocol.name) for group, rules in zip(groups, every, strict=True)]
+    return Report(tuple(groups))
+
+
+def check_captions(captions: Captions, every: Sequence[Rules]) -> None:
+    """Refuse captions that the rules do not accept, before anything is encoded."""
+    for rules in every:
+        _Source.of(captions, rules, (len(captions.images), len(captions.texts)), "")
+
+
+Ready = tuple[ImageStore, TextStore | Sequence[str]]
+"""The images and the texts of captions as one model reads them."""
+
+
+@contextmanager
+def scored_by(
+    models: Sequence[Scorer],
+    captions: Captions,
+    ready: Sequence[Ready],
+    *,
+    score_matrix: Path | None = None,
+    show_progress: bool = False,
+    **options: Any,
+) -> Iterator[Scored]:
+    """The scores of a model, or the mean of those of several, which is never held whole.
+
+    ``ready`` has what each model reads: models may read different features of the same images. With ``score_matrix``,
+    the scores are computed once into that ``.npy`` file, resumed after a kill, and ranked from there. Pair scores in
+    half precision go through a temporary file, so that their best can be refined.
+    """
+    for images, texts in ready:
+        if len(images) != len(captions.images):
             raise DataError(
-                f"a model's store has {len(gallery)} images, the data {len(captions.images)}: give the same images."
+                f"a model's store has {len(images)} images, the data {len(captions.images)}: give the same images."
             )
-    if len(stores) != len(retrievers):
-        raise SettingsError(
-            f"{len(stores)} text stores for {len(retrievers)} models: give one each, or none."
-        )
-    if not retrievers:
+        if len(texts) != len(captions.texts):
+            raise DataError(
+                f"the text store has {len(texts)} texts, the data {len(captions.texts)}: prepare these."
+            )
+    if not models:
         raise SettingsError("an ensemble needs at least one member: give a model.")
     began = time.perf_counter()
-    members: list[Scores] = []
-    for retriever, gallery, store in zip(retrievers, galleries, stores, strict=True):
-        if store is not None and len(store) != len(captions.texts):
-            raise DataError(
-                f"the text store has {len(store)} texts, the data {len(captions.texts)}: prepare these."
-            )
-        members.append(
-            retriever.scores(
-                gallery,
-                captions.texts if store is None else store,
-                image_batch_size=image_batch_size,
-                text_batch_size=text_batch_size,
-                device=device,
-                show_progress=show_progress,
-            )
-        )
+    members = [
+        model.scores(*stores, show_progress=show_progress, **options)
+        for model, stores in zip(models, ready, strict=True)
+    ]
     scores = members[0] if len(members) == 1 else MeanScores(members)
     encoding = _encoding_speed(members, len(captions.images), len(captions.texts))
-    model = " + ".join(retriever.fingerprint() for retriever in retrievers)
+    name = " + ".join(model.fingerprint() for model in models)
     if score_matrix is None and not refinable(scores):
-        return _report(scores, source, rules, model, began, encoding)
+        yield Scored(scores, name, encoding, time.perf_counter() - began)
+        return
     with TemporaryDirectory() as folder:  # what is computed again in float32 must be kept until it is ranked
         path = Path(folder) / "scores.npy" if score_matrix is None else score_matrix
-        computed = _Timed(scores)
-        identity = {"model": model, "data": source.data_hash}
-        stored = stored_scores(scores, path, identity, computed.tile, show_progress=show_progress)
-        return _report(stored, source, rules, model, began, encoding, computed)
+        timed = Timed(scores)
+        identity = {"model": name, "data": captions.fingerprint()}
+        stored = stored_scores(scores, path, identity, timed.tile, show_progress=show_progress)
+        yield Scored(stored, name, encoding, time.perf_counter() - began, timed)
 
 
 def _encoding_speed(members: Sequence[Scores], images: int, texts: int) -> dict[str, float]:
@@ -122,42 +137,6 @@ def _encoding_speed(members: Sequence[Scores], images: int, texts: int) -> dict[
     }
 
 
-def evaluate_scores(
-    scores: Scores | Tensor | NDArray[Any],
-    data: Captions | Sequence[int] | NDArray[np.int64],
-    *,
-    protocol: str | protocols.EvaluationProtocol = "plain",
-    ties: str = "index",
-    judgements: Sequence[str | Judgements] = (),
-    bootstrap: int = 1000,
-    seed: int = 0,
-    equal_texts: bool = False,
-    model: str = "unknown",
-) -> Report:
-    """Report scores (images, texts) that exist already, or that a pair scorer computes tile by tile.
-
-    ``data`` are the captions scored, or only ``image_of`` (M,); judgements need the captions, for their ids.
-    """
-    scores, began = as_scores(scores), time.perf_counter()
-    rules = Rules.of(protocol, ties, judgements, bootstrap, seed, equal_texts)
-    if isinstance(data, Captions):
-        source = _Source.of(data, rules)
-        if scores.shape != (source.images, len(source.image_of)):
-            raise DataError(
-                f"scores are {scores.shape}, but the data have {source.images} images and "
-                f"{len(source.image_of)} texts: score these captions, in this order."
-            )
-    else:
-        if rules.equal_texts:
-            raise SettingsError("equal texts are found in the captions: pass them in place of image_of.")
-        if rules.judgements:
-            raise SettingsError(
-                "judgements need the captions, for their ids: pass them in place of image_of."
-            )
-        source = _Source.bare(checked_pairing(data, *scores.shape), scores.shape[0], rules)
-    return _report(scores, source, rules, model, began, {})
-
-
 @dataclass(frozen=True, slots=True)
 class _Source:
     """What the card says of the data, with the pairing and, for judgements, the ids."""
@@ -167,59 +146,50 @@ class _Source:
     name: str
     split: str
     data_hash: str
-    ids: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    ids: Sequence[Ids] = ()  # of images and texts, for each set of judgements
     group_of: NDArray[np.int64] | None = None  # (M,) equal texts share a number; only where that counts
 
     @staticmethod
-    def of(captions: Captions, rules: Rules) -> _Source:
-        """Captions, once the protocol and the judgements have accepted them."""
-        images, texts = len(captions.images), len(captions.texts)
-        image_of = checked_pairing(captions.image_of, images, texts)
+    def of(
+        data: Captions | Sequence[int] | NDArray[np.int64], rules: Rules, shape: tuple[int, int], digest: str
+    ) -> _Source:
+        """What was scored, once the protocol and the judgements have accepted it; ``shape`` is that of the scores."""
+        if not isinstance(data, Captions):
+            return _Source._bare(data, rules, shape)
+        images, texts = len(data.images), len(data.texts)
+        if shape != (images, texts):
+            raise DataError(
+                f"scores are {shape}, but the data have {images} images and {texts} texts: score these captions, in "
+                "this order."
+            )
+        image_of = checked_pairing(data.image_of, images, texts)
         rules.protocol.check(image_of, images)
         for judgements in rules.judgements:
             judgements.check(images, texts)
-        split = "+".join(sorted(set(captions.splits)))
-        ids = coco_ids(captions) if rules.judgements else None
-        groups = text_groups(captions.texts) if rules.equal_texts else None
-        return _Source(image_of, images, captions.name, split, captions.fingerprint(), ids, groups)
+        split = "+".join(sorted(set(data.splits)))
+        ids = [judgements.ids_of(data) for judgements in rules.judgements]
+        groups = text_groups(data.texts) if rules.equal_texts else None
+        return _Source(image_of, images, data.name, split, digest, ids, groups)
 
     @staticmethod
-    def bare(image_of: NDArray[np.int64], images: int, rules: Rules) -> _Source:
+    def _bare(data: Sequence[int] | NDArray[np.int64], rules: Rules, shape: tuple[int, int]) -> _Source:
         """Only a pairing: its hash stands for the data."""
+        if rules.equal_texts:
+            raise SettingsError("equal texts are found in the captions: pass them in place of image_of.")
+        if rules.judgements:
+            raise SettingsError(
+                "judgements need the captions, for their ids: pass them in place of image_of."
+            )
+        image_of, images = checked_pairing(data, *shape), shape[0]
         rules.protocol.check(image_of, images)
         digest = hashlib.sha256(f"{images}\0".encode() + image_of.tobytes()).hexdigest()[:16]
         return _Source(image_of, images, "scores", "unknown", digest)
 
 
-class _Timed:
-    """Scores that remember how many pairs they computed in how much time."""
-
-    def __init__(self, scores: Scores) -> None:
-        self.scores, self.pairs, self.seconds = scores, 0, 0.0
-        self.kind, self.shape, self.device = scores.kind, scores.shape, scores.device
-
-    def tile(self, images: Where, texts: Where) -> Tensor:
-        """The tile, timed to its end."""
-        start = time.perf_counter()
-        part = self.scores.tile(images, texts)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.seconds += time.perf_counter() - start
-        self.pairs += part.numel()
-        return part
-
-
-def _report(
-    scores: Scores,
-    source: _Source,
-    rules: Rules,
-    model: str,
-    began: float,
-    encoding: dict[str, float],
-    computed: _Timed | None = None,
-) -> Report:
-    """``computed`` timed the computation where ``scores`` are only read from a file."""
-    timed = _Timed(scores)
+def _group(scored: Scored, source: _Source, rules: Rules) -> Group:
+    """Scores ranked under one protocol."""
+    began = time.perf_counter()
+    timed = Timed(scored.scores)
 
     def ranked(images: NDArray[np.int64], texts: NDArray[np.int64]) -> Ranks:
         whole = rules.protocol.folds == 1
@@ -229,12 +199,12 @@ def _report(
             return count_ranks(part, image_of)
         return count_shared_ranks(part, *right_pairs(image_of, source.group_of[texts]))
 
-    judged = _judged(timed, source, rules.judgements) if source.ids is not None else {}
-    measured = _measure(ranked, judged, source, rules)
-    clock = timed if computed is None else computed
+    measured = _measure(ranked, _judged(timed, source, rules.judgements), source, rules)
+    clock = scored.computed or timed
     pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
-    speed = encoding | pairs | {"seconds": time.perf_counter() - began}
-    return _filled(measured, source, rules, scores.kind, model, speed)
+    seconds = scored.seconds + time.perf_counter() - began
+    speed = {**scored.encoding, **pairs, "seconds": seconds}
+    return _filled(measured, source, rules, scored.scores.kind, scored.model, speed)
 
 
 def evaluate_ranks(
@@ -247,17 +217,15 @@ def evaluate_ranks(
     data_hash: str,
     model: str,
     score: str = "dot",
-    protocol: str | protocols.EvaluationProtocol = "plain",
-    ties: str = "index",
-    bootstrap: int = 1000,
-    seed: int = 0,
     speed: dict[str, float] | None = None,
+    **options: Unpack[Options],
 ) -> Report:
     """Report ranks that were counted elsewhere, over shards of the data; ``data`` and what follows fill the card."""
-    rules = rules_of_ranks(protocol, ties, bootstrap, seed)
+    rules = rules_of_ranks(**options)
     rules.protocol.check(image_of, images)
     source = _Source(image_of, images, data, split, data_hash)
-    return _filled(_measure(lambda *_: ranks, {}, source, rules), source, rules, score, model, speed or {})
+    measured = _measure(lambda *_: ranks, {}, source, rules)
+    return Report((_filled(measured, source, rules, score, model, speed or {}),))
 
 
 _Measured = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, int], int, Outcomes]
@@ -266,7 +234,7 @@ _Measured = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, in
 
 def _filled(
     measured: _Measured, source: _Source, rules: Rules, score: str, model: str, speed: dict[str, float]
-) -> Report:
+) -> Group:
     """What was measured, with its card."""
     metrics, intervals, tied, at_top, outcomes = measured
     sizes = np.bincount(source.image_of, minlength=source.images)
@@ -291,7 +259,7 @@ def _filled(
         equal_texts=rules.equal_texts,
     )
     tables = retrieval_tables(metrics)
-    return Report((Group("retrieval", metrics, "rsum", card, intervals, speed, tables, outcomes=outcomes),))
+    return Group("retrieval", metrics, "rsum", card, intervals, speed, tables, outcomes=outcomes)
 
 
 def _measure(
@@ -346,11 +314,10 @@ def _queries(ranks: Ranks, image_of: NDArray[np.int64], ties: str) -> dict[str, 
 
 def _judged(scores: Scores, source: _Source, judgements: Sequence[Judgements]) -> dict[str, Queries]:
     """Many-to-many metrics, query by query, as ``eccv_image_to_text_map@r``."""
-    assert source.ids is not None
     queries: dict[str, Queries] = {}
-    for one in judgements:
-        for direction, judged in judge_scores(scores, one, *source.ids).items():
-            ids = source.ids[DIRECTIONS.index(direction)]
+    for one, names in zip(judgements, source.ids, strict=True):
+        for direction, judged in judge_scores(scores, one, *names).items():
+            ids = names[DIRECTIONS.index(direction)]
             order = np.argsort(ids)
             rows = order[np.searchsorted(ids, judged.queries, sorter=order)]
             images = rows if direction == "image_to_text" else source.image_of[rows]

@@ -77,6 +77,25 @@ def stored_scores(
     return stored
 
 
+def read_scores(path: Path) -> MatrixScores:
+    """The scores (images, texts) of a ``.npy`` file, of ``stored_scores`` or of another program."""
+    try:
+        matrix = np.load(path, mmap_mode="c", allow_pickle=False)
+        card = path.with_suffix(".json")
+        known = json.loads(card.read_text("utf-8")) if card.exists() else {}
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}): give a .npy matrix of scores (images, texts)."
+        ) from error
+    if matrix.dtype.kind not in "fiu":
+        raise DataError(f"{path} holds {matrix.dtype}, not numbers: give scores as float32.")
+    if isinstance(known, dict) and known.get("done", len(matrix)) != len(matrix):
+        raise DataError(
+            f"{path} holds the scores of {known['done']} of {len(matrix)} images: finish it with --score_matrix first."
+        )
+    return MatrixScores(torch.from_numpy(matrix))
+
+
 def refinable(scores: Scores) -> bool:
     """Whether ``stored_scores`` computes the best of these scores again: those of pair scorers in half precision."""
     return bool(_rough(scores))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from diptych.errors import DataError, Unavailable
 from diptych.evaluation.metrics import Placement, Ranks
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_ranks
-from diptych.evaluation.rules import rules_of_ranks
+from diptych.evaluation.rules import Options, rules_of_ranks
 from diptych.evaluation.shard_ranks import ROWS, Block, Ints, Own, blocks, count_pair, own_scores, read_block
 from diptych.progress import track
 from diptych.vectors.files import Written, open_vectors
@@ -32,22 +32,19 @@ def evaluate_vectors(
     folder: str | Path,
     *,
     split: str | None = None,
-    protocol: str = "plain",
-    ties: str = "index",
-    bootstrap: int = 1000,
-    seed: int = 0,
     device: str = "auto",
     rows: int = ROWS,
     run: Run | None = None,
     show_progress: bool = False,
+    **options: Unpack[Options],
 ) -> Report:
-    """The report of what ``diptych embed`` wrote: of all of it, or of one split.
+    """The report of what ``diptych embed`` wrote: of all of it, or of one split. ``options`` are those of ``evaluate``.
 
     Each pair of blocks (of ``rows`` images and texts, or one larger shard) is counted by itself and the counts are
     added, so that the result is that of one process whatever the shards, and whoever counts. Memory: up to three
     blocks of vectors where pairs are counted, some 50 bytes an image or text here.
     """
-    rules_of_ranks(protocol, ties, bootstrap, seed)  # checked before any work
+    rules_of_ranks(**options)  # checked before any work
     began = time.perf_counter()
     opened = open_vectors(folder)
     opened.check_complete()
@@ -79,14 +76,11 @@ def evaluate_vectors(
         split=split or "+".join(sorted({name for own in owns for name in own.splits})),
         data_hash=hashlib.sha256("".join(h for own in owns for h in own.hashes).encode()).hexdigest()[:16],
         model=opened.manifest.fingerprint,
-        protocol=protocol,
-        ties=ties,
-        bootstrap=bootstrap,
-        seed=seed,
         speed={
             "thousand_pairs_per_second": image_starts[-1] * text_starts[-1] / seconds / 1000,
             "seconds": seconds,
         },
+        **options,
     )
 
 

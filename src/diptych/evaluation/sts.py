@@ -6,8 +6,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from diptych.data.cleaning import CleanedInput
@@ -15,10 +17,11 @@ from diptych.evaluation.cards import Facts
 from diptych.evaluation.correlation import agreement
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
-from diptych.evaluation.senteval import SEVEN, SentenceSet, SentEval, read_senteval, texts_of
+from diptych.evaluation.senteval import SEVEN, SentenceSet, SentEval, is_senteval, read_senteval, texts_of
 from diptych.evaluation.views import name_of_view, uni_view
 from diptych.model.retriever import Retriever
 from diptych.ops import unit
+from diptych.targets.teachers import TextTeacher
 
 Encode = Callable[[Sequence[str]], Tensor]
 """Texts to vectors (M, D)."""
@@ -33,6 +36,14 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
+class TextEncoder:
+    """A text encoder in place of a model: the mean of its token states."""
+
+    name: str
+    teacher: TextTeacher
+
+
+@dataclass(frozen=True)
 class Sts:
     """The STS sets of a SentEval folder, by the model's uni-modal text vectors (its own vectors without such heads).
 
@@ -40,15 +51,21 @@ class Sts:
     """
 
     folder: str | Path
+    reads_captions: ClassVar[bool] = False
+    reads = staticmethod(is_senteval)
+    wants: ClassVar[str] = "SentEval's data folder"
 
     def __call__(
-        self, model: Retriever, data: Prepared | None = None, *, show_progress: bool = False
+        self, model: Retriever | TextEncoder, data: Prepared | None = None, *, show_progress: bool = False
     ) -> Group:
         """The group ``sts``; ``data`` plays no part."""
-        view = uni_view(model)
         found = read_senteval(self.folder)
+        if isinstance(model, TextEncoder):
+            teacher = model.teacher
+            facts = {"vectors": "mean of the token states", "model": f"{model.name} {teacher.identity()}"}
+            return sts_group(lambda texts: torch.from_numpy(teacher(texts)), found, facts)
         facts = {"vectors": name_of_view(model), "model": model.fingerprint()}
-        reader = model.text_input
+        view, reader = uni_view(model), model.text_input
         if isinstance(reader, CleanedInput):
             reader = reader.inner
             facts["sentences"] = "as they are, not cleaned"

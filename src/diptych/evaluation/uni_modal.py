@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,17 @@ from torch import Tensor
 from diptych.data.captions import Captions
 from diptych.data.files import FileImages
 from diptych.data.readable import LeftOut, undecodable
-from diptych.errors import DataError
+from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Facts
-from diptych.evaluation.class_lists import ClassList, open_class_list
+from diptych.evaluation.class_lists import ClassList, is_class_list, open_class_list
 from diptych.evaluation.classes import class_recall
 from diptych.evaluation.correlation import FEWEST, neighbour_agreement
+from diptych.evaluation.evaluator import Evaluator, Retrieval
 from diptych.evaluation.metrics import KS
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
+from diptych.evaluation.senteval import is_senteval
+from diptych.evaluation.sts import Sts
 from diptych.evaluation.views import name_of_view, uni_view
 from diptych.model import named
 from diptych.model.retriever import Retriever
@@ -39,6 +42,9 @@ class ImageClasses:
 
     folders: Sequence[str | Path]
     strict_images: bool = False
+    reads_captions: ClassVar[bool] = False
+    reads = staticmethod(is_class_list)
+    wants: ClassVar[str] = "the folder of CUB, SOP, In-Shop or iNaturalist"
 
     def __call__(
         self, model: Retriever, data: Prepared | None = None, *, show_progress: bool = False
@@ -70,14 +76,8 @@ class ImageClasses:
             "image_classes_average",
             Facts(
                 {"protocol": "image-classes", "data": ", ".join(_digest(one) for one in lists)},
-                {
-                    "vectors": name_of_view(model),
-                    "model": model.fingerprint(),
-                    **(
-                        {"pictures that could not be read": len(left_out.reasons)} if left_out.reasons else {}
-                    ),
-                },
-            ),
+                {"vectors": name_of_view(model), "model": model.fingerprint()},
+            ).leaving_out(len(left_out.reasons)),
             tables=(Layout(["image → image by class", "R@1"], rows),),
         )
 
@@ -138,6 +138,32 @@ class UniModal:
         teacher.encoder.to(model.device)
         store = cache_text_vectors(teacher, captions.texts, self.cache_dir, show_progress=show_progress)
         return store.rows(np.arange(len(store))).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class FourDirections:
+    """Image ↔ text, text ↔ text and image ↔ image on one page, with the tables of SentEval's folder and class lists."""
+
+    folders: Sequence[str] = ()
+    bootstrap: int = 0
+    strict_images: bool = False
+
+    @staticmethod
+    def reads(path: str) -> bool:
+        """Whether a path is one of the folders."""
+        return is_senteval(path) or is_class_list(path)
+
+    @property
+    def members(self) -> list[Evaluator]:
+        """The evaluators that this protocol is made of."""
+        sentences = [path for path in self.folders if is_senteval(path)]
+        classes = [path for path in self.folders if is_class_list(path)]
+        if len(sentences) > 1:
+            raise SettingsError(
+                "four directions need one image-text data set and at most one SentEval folder."
+            )
+        found: list[Evaluator] = [Retrieval(bootstrap=self.bootstrap), UniModal(), *map(Sts, sentences)]
+        return [*found, ImageClasses(classes, self.strict_images)] if classes else found
 
 
 def text_recall(texts: Tensor, captions: Captions) -> dict[str, float]:

@@ -76,7 +76,7 @@ class VideoRetrieval:
         began = time.perf_counter()
         checked_ties(self.ties)
         captions = data.captions
-        scores = model.scores(captions.images, data.texts, show_progress=show_progress)
+        scores = data.scores_of(model, show_progress)
         plain = count_ranks(scores, captions.image_of)
         metrics = {f"{ALL}{_renamed(name)}": value for name, value in summary(plain, self.ties).items()}
         ranks, texts_of = plain, captions.image_of

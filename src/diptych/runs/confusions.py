@@ -16,7 +16,7 @@ from diptych.model.retriever import Retriever
 from diptych.model.scores import Scores
 from diptych.reports.grids import Shown
 from diptych.reports.page import Answer, QueryCard, cases_page
-from diptych.runs.evaluate import views_of
+from diptych.runs.reading import views_of
 from diptych.runs.show import shown_views
 from diptych.storage import write_text
 from diptych.training.prepare import prepare

@@ -1,236 +1,237 @@
-"""Evaluate runs on a split under a protocol: what ``diptych evaluate`` does."""
+"""The one pipeline of ``diptych evaluate``: open, load, leave out what cannot be read, prepare, measure, card, save."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from diptych.data.captions import Captions
-from diptych.data.problems import Problems
+from diptych.data.formats import open_captions
 from diptych.data.readable import LeftOut, ToBeLeftOut
-from diptych.errors import DataError, SettingsError
+from diptych.devices import pick_device
+from diptych.encoders.dual import is_dual_encoder
+from diptych.encoders.known_names import CLASS_WORDS, is_open_clip
+from diptych.encoders.pretrained import load_config
+from diptych.errors import SettingsError
 from diptych.evaluation.cards import Card
-from diptych.evaluation.evaluator import Evaluator, Retrieval
-from diptych.evaluation.prepared import Prepared
-from diptych.evaluation.protocols import EvaluationProtocol
+from diptych.evaluation.evaluator import Retrieval
+from diptych.evaluation.prepared import Prepared, Scored
 from diptych.evaluation.report import Group, Report
-from diptych.evaluation.retrieval import evaluate_ensemble, evaluate_scores
+from diptych.evaluation.retrieval import check_captions, scored_by
+from diptych.evaluation.rules import rules_of
+from diptych.evaluation.sts import Sts, TextEncoder
+from diptych.model.named import text_teacher
 from diptych.model.reranking import RerankedScores
 from diptych.model.retriever import Retriever
 from diptych.model.scores import MeanScores, Scores
-from diptych.recipes import find_recipe
-from diptych.registries import PROTOCOLS
-from diptych.runs import downstream, uni_modal
-from diptych.runs.reading import open_split, places_of, readable_views
-from diptych.settings import from_saved
-from diptych.training.checkpoint import read_run
+from diptych.runs.measures import Asked, Measure, measures_of
+from diptych.runs.reading import database_of, places_of, readable_views, split_of, views_of
 from diptych.training.prepare import prepare
+from diptych.vectors.manifest import is_vectors
+
+NOT_OF_VECTORS = (
+    "data",
+    "depth",
+    "judgements",
+    "rerank",
+    "reranker",
+    "score_matrix",
+    "equal_texts",
+    "strict_images",
+)
+"""Options that need the data, a model, or all scores at once."""
 
 
-def evaluate_runs(
-    runs: Sequence[Path],
-    *,
-    data: Sequence[str] = (),
-    split: str = "val",
-    protocol: str = "plain",
-    judgements: Sequence[str] = (),
-    ties: str = "index",
-    bootstrap: int = 1000,
-    depth: int | None = None,
-    rerank: int = 0,
-    reranker: Sequence[Path] = (),
-    score_matrix: Path | None = None,
-    output: Path | None = None,
-    device: str = "auto",
-    compute_precision: str = "no",
-    strict_images: bool = False,
-    equal_texts: bool = False,
-    say: Callable[[torch.device], None] | None = None,
-    show_progress: bool = True,
-) -> Report:
-    """The report of one model, or of several as an ensemble: the mean of their score matrices.
+def evaluate_runs(runs: Sequence[Path], **options: Any) -> Report:
+    """The report of one model, of several as an ensemble (the mean of their scores), or of a folder of vectors.
 
-    With ``rerank`` and ``reranker``, the pair scorers of other runs judge the best of each query. ``score_matrix``
-    is a file that the scores are computed into first (see ``stored_scores``). What the recipe of a run measures
-    beside retrieval comes first. ``say`` is told the device. Protocols of one modality, and of all four directions,
-    are those of ``runs.uni_modal``. Pictures that cannot be read are left out, told and counted on the card, or with
-    ``strict_images`` an error. ``equal_texts``: see ``evaluation.evaluate.evaluate``.
+    ``options`` are the fields of ``Asked``. What the recipe of a run measures beside retrieval is measured too, in the
+    order of its training, so that the first metric is the one that chose the best epoch.
     """
-    if bool(rerank) != bool(reranker):
-        raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
-    if rerank and score_matrix is not None:
-        raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
-    if depth is not None and protocol != "hashing":
-        raise SettingsError(f"--depth is for the protocol hashing, not {protocol}: leave it out.")
-    special = not isinstance(PROTOCOLS.find(protocol), EvaluationProtocol)
-    if special and (rerank or score_matrix is not None or judgements or equal_texts):
+    asked = Asked(**options)
+    of_vectors = any(is_vectors(run) for run in runs)
+    report = _vectors(runs, asked) if of_vectors else _models(runs, asked)
+    if asked.output is not None:
+        report.save(asked.output)
+    return report
+
+
+def _vectors(folders: Sequence[Path], asked: Asked) -> Report:
+    """The report of a folder of vectors; options that mean nothing for vectors are refused."""
+    from diptych.evaluation.shards import evaluate_vectors
+    from diptych.vectors.on_ray import connected
+
+    if len(folders) > 1:
         raise SettingsError(
-            f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements "
-            "and --equal_texts."
+            "a folder of vectors is evaluated alone: give one folder, or runs for an ensemble."
         )
-    if protocol in uni_modal.PROTOCOLS:
-        if ties != "index":
-            raise SettingsError(f"the protocol {protocol} ranks ties by index: leave out --ties.")
-        report = uni_modal.evaluate_uni_modal(
-            runs,
-            data,
-            protocol,
-            lambda paths: views_of(runs, paths, split, None if strict_images else ToBeLeftOut())[0],
-            bootstrap=bootstrap,
-            device=device,
-            compute_precision=compute_precision,
-            strict_images=strict_images,
-            show_progress=show_progress,
-        )
-        return _saved(report, output, runs)
-    if special:
-        report = downstream.evaluate_downstream(
-            runs,
-            protocol,
-            data=data,
-            split=split,
-            ties=ties,
-            bootstrap=bootstrap,
-            depth=depth,
-            device=device,
-            compute_precision=compute_precision,
-            strict_images=strict_images,
-            say=say,
-            show_progress=show_progress,
-        )
-        return _saved(report, output, runs)
-    every = [*runs, *reranker]
-    left_out = LeftOut()
-    views = views_of(every, data, split, None if strict_images else ToBeLeftOut())
-    print("".join(f"{note}\n" for note in views[0].notes), end="", file=sys.stderr, flush=True)
-    models = [Retriever.from_pretrained(run, device, compute_precision) for run in every]
-    for run, model in zip(reranker, models[len(runs) :], strict=True):
+    for name in NOT_OF_VECTORS:
+        if getattr(asked, name):
+            raise SettingsError(f"--{name} needs a model, {folders[0]} holds vectors: leave it out.")
+    if asked.compute_precision != "no":
+        raise SettingsError("--compute_precision is for encoding, and these vectors exist: leave it out.")
+    rules: dict[str, Any] = {
+        "split": asked.split, "protocol": asked.protocol, "ties": asked.ties, "bootstrap": asked.bootstrap,
+        "device": asked.device,
+    }  # fmt: skip
+    if asked.ray is None:
+        return evaluate_vectors(folders[0], **rules, show_progress=asked.show_progress)
+    with connected(asked.ray) as cluster:
+        return evaluate_vectors(folders[0].expanduser().resolve(), **rules, run=cluster.run)
+
+
+def _models(runs: Sequence[Path], asked: Asked) -> Report:
+    """The report of one model or of an ensemble."""
+    measures, data = measures_of(runs, asked)
+    every = [*runs, *asked.reranker]
+    views, others = _opened(every, data, measures, asked)
+    models = [_loaded(run, measures, asked) for run in every]
+    for run, model in zip(asked.reranker, models[len(runs) :], strict=True):
         if model.scorer is None:
             raise SettingsError(
                 f"{run} has no pair scorer to re-rank with: give a run of 'sgr' or 'saf', for instance."
             )
-    if say is not None:
-        say(models[0].device)
-    if not strict_images:
-        views = readable_views(models, views, left_out, show_progress=show_progress)
-    prepared = [
-        prepare(model, view, device=str(model.device), show_progress=show_progress)
-        for model, view in zip(models, views, strict=True)
-    ]
-    rules: dict[str, Any] = {
-        "protocol": protocol, "ties": ties, "judgements": judgements, "bootstrap": bootstrap,
-        "equal_texts": equal_texts,
-    }  # fmt: skip
-    if reranker:
-        scores = _reranked(models, prepared, len(runs), rerank, show_progress)
-        names = [
-            " + ".join(model.fingerprint() for model in some)
-            for some in (models[: len(runs)], models[len(runs) :])
-        ]
-        report = evaluate_scores(scores, views[0], model=f"{names[0]}, best {rerank} by {names[1]}", **rules)
+    if asked.say is not None and isinstance(models[0], Retriever):
+        asked.say(models[0].device)
+    views, left_out = _readable(models, views, asked)
+    others, more_left_out = _readable(models, others, asked)
+    prepared = _prepared(models, views, asked)
+    database = _prepared(models, others, asked)
+    groups: list[Group] = []
+    with _scored(models, prepared, len(runs), measures, asked) as scored:
+        for one in measures:
+            ranked = database[0].captions if one.others else None
+            ready: Any = replace(prepared[0], others=ranked, scored=scored) if prepared else None
+            group = one.evaluator(models[0], ready, show_progress=asked.show_progress)
+            if one.captions:
+                group = replace(group, card=group.card.leaving_out(left_out + more_left_out * one.others))
+            groups.append(group)
+    return Report(tuple(_told_apart(groups, measures, " + ".join(map(str, runs)))))
+
+
+# --- open, load, leave out, prepare
+
+
+def _opened(
+    runs: Sequence[Path], data: Sequence[str], measures: Sequence[Measure], asked: Asked
+) -> tuple[Sequence[Captions], Sequence[Captions]]:
+    """What each run reads of the split, and the other images of the data where an evaluator ranks them."""
+    if not any(one.captions for one in measures):
+        return [], []
+    problems, split = None if asked.strict_images else ToBeLeftOut(), asked.split or "val"
+    others: list[Captions] = []
+    if any(one.others for one in measures):
+        whole = open_captions(places_of(runs, data)[0], problems=problems)
+        views = [split_of(whole, split)]
+        others = [database_of(whole, views[0])]
     else:
-        report = evaluate_ensemble(
-            models,
-            views[0],
-            image_stores=[ready.captions.images for ready in prepared],
-            text_stores=[ready.texts for ready in prepared],
-            score_matrix=score_matrix,
-            show_progress=show_progress,
-            **rules,
-        )
-    own = own_evaluators(runs[0]) if len(every) == 1 else ()
-    groups = [
-        _under(evaluator, protocol=protocol, bootstrap=bootstrap)(
-            models[0], prepared[0], show_progress=show_progress
-        )
-        for evaluator in own
+        views = views_of(runs, data, split, problems)
+    print("".join(f"{note}\n" for note in views[0].notes), end="", file=sys.stderr, flush=True)
+    return views, others
+
+
+def _loaded(run: Path, measures: Sequence[Measure], asked: Asked) -> Any:
+    """The model; for text matching alone, a text encoder will do."""
+    if all(isinstance(one.evaluator, Sts) for one in measures) and not _is_model(run):
+        teacher = text_teacher(str(run))
+        teacher.encoder.to(pick_device(asked.device))
+        return TextEncoder(str(run), teacher)
+    return Retriever.from_pretrained(run, asked.device, asked.compute_precision)
+
+
+def _is_model(run: Path) -> bool:
+    """Whether it is a model of two towers: a run, a model folder, or a pretrained dual encoder."""
+    if (run / "run.json").is_file() or str(run) == CLASS_WORDS:
+        return True
+    config = run / "config.json"
+    if config.is_file() and b'"retriever"' in config.read_bytes():
+        return True
+    return is_dual_encoder(run) and (is_open_clip(run) or hasattr(load_config(str(run)), "vision_config"))
+
+
+def _readable(
+    models: Sequence[Retriever], views: Sequence[Captions], asked: Asked
+) -> tuple[Sequence[Captions], int]:
+    """What can be read of it, and the number of pictures that cannot."""
+    if asked.strict_images or not views:
+        return views, 0
+    left_out = LeftOut()
+    views = readable_views(models[: len(views)], views, left_out, show_progress=asked.show_progress)
+    return views, len(left_out.reasons)
+
+
+def _prepared(models: Sequence[Retriever], views: Sequence[Captions], asked: Asked) -> list[Prepared]:
+    return [
+        prepare(model, view, device=str(model.device), show_progress=asked.show_progress)
+        for model, view in zip(models, views, strict=False)
     ]
-    groups += [_counted(group, len(left_out.reasons)) for group in report.groups]
-    return _saved(Report(tuple(groups)), output, runs)
 
 
-def _counted(group: Group, left_out: int) -> Group:
-    """A group whose card says how many pictures were left out."""
-    if not left_out or not isinstance(group.card, Card):
-        return group
-    return dataclasses.replace(group, card=dataclasses.replace(group.card, left_out=left_out))
+# --- score
 
 
-def _saved(report: Report, output: Path | None, runs: Sequence[Path]) -> Report:
-    """The report with the folders of the runs on its cards, written where the user wants it."""
-    name = " + ".join(map(str, runs))
-    groups = (
-        dataclasses.replace(group, card=dataclasses.replace(group.card, run=name))
-        if isinstance(group.card, Card)
-        else group
-        for group in report.groups
-    )
-    report = Report(tuple(groups))
-    if output is not None:
-        report.save(output)
-    return report
+@contextmanager
+def _scored(
+    models: Sequence[Retriever],
+    prepared: Sequence[Prepared],
+    quick: int,
+    measures: Sequence[Measure],
+    asked: Asked,
+) -> Iterator[Scored | None]:
+    """The scores of the first ``quick`` models, re-ranked by the others, where retrieval is measured."""
+    retrieval = [one.evaluator for one in measures if isinstance(one.evaluator, Retrieval)]
+    if not retrieval:
+        yield None
+        return
+    for one in retrieval:
+        check_captions(prepared[0].captions, rules_of(protocol=one.protocol, judgements=one.judgements))
+    if asked.reranker:
+        yield _reranked(models, prepared, quick, asked)
+        return
+    ready = [(one.captions.images, one.texts) for one in prepared]
+    with scored_by(
+        models, prepared[0].captions, ready, score_matrix=asked.score_matrix, show_progress=asked.show_progress
+    ) as scored:  # fmt: skip
+        yield scored
 
 
-def _reranked(
-    models: Sequence[Retriever], prepared: Sequence[Prepared], quick: int, k: int, show_progress: bool
-) -> Scores:
-    """The scores of the first ``quick`` models, the best k of each query judged by the pair scorers of the others."""
+def _reranked(models: Sequence[Retriever], prepared: Sequence[Prepared], quick: int, asked: Asked) -> Scored:
+    """The scores of the first ``quick`` models, the best of each query judged by the pair scorers of the others."""
+    began, show = time.perf_counter(), asked.show_progress
     first: list[Scores] = [
-        model.scores(ready.captions.images, ready.texts, show_progress=show_progress)
+        model.scores(ready.captions.images, ready.texts, show_progress=show)
         for model, ready in zip(models[:quick], prepared, strict=False)
     ]
     proposing = first[0] if quick == 1 else MeanScores(first)
     judged: list[Scores] = []
     for model, ready in zip(models[quick:], prepared[quick:], strict=True):
         assert model.scorer is not None
-        images = model.encode_image_features(ready.captions.images, show_progress=show_progress)
-        texts = model.encode_text_features(ready.texts, show_progress=show_progress)
+        images = model.encode_image_features(ready.captions.images, show_progress=show)
+        texts = model.encode_text_features(ready.texts, show_progress=show)
         judged.append(
             RerankedScores(
-                proposing, model.scorer, images, texts, k,
-                device=model.device, precision=model.precision, show_progress=show_progress,
+                proposing, model.scorer, images, texts, asked.rerank,
+                device=model.device, precision=model.precision, show_progress=show,
             )
         )  # fmt: skip
-    return judged[0] if len(judged) == 1 else MeanScores(judged)
+    names = [" + ".join(one.fingerprint() for one in side) for side in (models[:quick], models[quick:])]
+    scores = judged[0] if len(judged) == 1 else MeanScores(judged)
+    name = f"{names[0]}, best {asked.rerank} by {names[1]}"
+    return Scored(scores, name, seconds=time.perf_counter() - began)
 
 
-def own_evaluators(run: Path) -> Sequence[Evaluator]:
-    """What the recipe of a run measures beside retrieval."""
-    if not (run / "run.json").is_file():
-        return ()
-    found = read_run(run)
-    recipe = find_recipe(found["recipe"])
-    if recipe is None or recipe.evaluators is None:
-        return ()
-    evaluators = recipe.evaluators(from_saved(recipe.settings, found["settings"]))
-    return [evaluator for evaluator in evaluators if not isinstance(evaluator, Retrieval)]
+# --- card
 
 
-def _under(evaluator: Evaluator, **rules: Any) -> Evaluator:
-    """The evaluator with the rules that the user gave, those of them it has."""
-    known: dict[str, Any] = getattr(evaluator, "__dataclass_fields__", {})
-    chosen = {name: value for name, value in rules.items() if name in known}
-    return dataclasses.replace(evaluator, **chosen) if chosen else evaluator  # type: ignore[type-var]
-
-
-def views_of(
-    runs: Sequence[Path], data: Sequence[str], split: str, problems: Problems | None = None
-) -> list[Captions]:
-    """What each run reads of one split: the same texts in the same order.
-
-    ``data`` is one data set for all, one per run (region and grid features of the same images), or none: what the
-    first run was trained on.
-    """
-    data = places_of(runs, data)
-    if len(data) not in (1, len(runs)):
-        raise SettingsError(f"{len(data)} data sets for {len(runs)} models: give one for all, or one each.")
-    views = [open_split(path, split, problems) for path in data]
-    for other in views[1:]:
-        if list(other.texts) != list(views[0].texts) or list(other.image_of) != list(views[0].image_of):
-            raise DataError(f"{other.name} and {views[0].name} do not hold the same texts in the same order.")
-    return views if len(views) == len(runs) else views * len(runs)
+def _told_apart(groups: Sequence[Group], measures: Sequence[Measure], run: str) -> Iterator[Group]:
+    """The groups with the folders of the runs on their cards; where two have one name, each names its protocol."""
+    names = [group.name for group in groups]
+    for one, group in zip(measures, groups, strict=True):
+        card = replace(group.card, run=run) if isinstance(group.card, Card) else group.card
+        group = replace(group, card=card)
+        yield group.under(one.protocol) if names.count(group.name) > 1 else group

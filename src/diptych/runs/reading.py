@@ -9,9 +9,10 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions, separate_splits
 from diptych.data.problems import Problems
 from diptych.data.readable import LeftOut, unopenable
+from diptych.data.readers.hashing_lists import RANKED
 from diptych.data.splits import canonical_split
 from diptych.encoders.dual import is_dual_encoder
-from diptych.errors import CheckpointError, SettingsError
+from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.runs.train import training_splits
 from diptych.training.checkpoint import read_run
@@ -41,6 +42,40 @@ def open_split(path: str, name: str, problems: Problems | None = None) -> Captio
     if name in alone or (alone and name != "val"):  # a split that is not there gets the reader's own sentence
         return open_captions(path, split=name, problems=problems)
     return split_of(open_captions(path, problems=problems), name)
+
+
+def views_of(
+    runs: Sequence[Path], data: Sequence[str], split: str, problems: Problems | None = None
+) -> list[Captions]:
+    """What each run reads of one split: the same texts in the same order.
+
+    ``data`` is one data set for all, one per run (region and grid features of the same images), or none: what the
+    first run was trained on.
+    """
+    data = places_of(runs, data)
+    if len(data) not in (1, len(runs)):
+        raise SettingsError(f"{len(data)} data sets for {len(runs)} models: give one for all, or one each.")
+    views = [open_split(path, split, problems) for path in data]
+    for other in views[1:]:
+        if list(other.texts) != list(views[0].texts) or list(other.image_of) != list(views[0].image_of):
+            raise DataError(f"{other.name} and {views[0].name} do not hold the same texts in the same order.")
+    return views if len(views) == len(runs) else views * len(runs)
+
+
+def database_of(whole: Captions, queries: Captions) -> Captions:
+    """The images that queries are ranked against: those that the data marks, in other data all but the queries."""
+    asked = set(queries.image_ids)
+    marked = whole.labels.get(RANKED, [True] * len(whole.images))
+    rows = [
+        n
+        for n, (id, ranked) in enumerate(zip(whole.image_ids, marked, strict=True))
+        if ranked and id not in asked
+    ]
+    if not rows:
+        raise DataError(
+            f"{whole.name} has no images beside the {len(asked)} queries: hashing needs a database to rank."
+        )
+    return whole.subset(rows)
 
 
 def readable_views(

@@ -28,9 +28,8 @@ from diptych.reports.charts import (
 )
 from diptych.reports.grids import Compared, has_pictures
 from diptych.reports.page import QueryComparison, comparison_page
-from diptych.runs.evaluate import views_of
 from diptych.runs.poolings import learned_poolings
-from diptych.runs.reading import readable_views
+from diptych.runs.reading import readable_views, views_of
 from diptych.runs.train import captions_fingerprint, resumed_settings, seed_everything, training_splits
 from diptych.storage import write_text
 from diptych.training.checkpoint import read_run

@@ -22,7 +22,7 @@ from diptych.model.scores import EmbeddingScores, MeanScores, PairScores, Scores
 from diptych.progress import track
 from diptych.reports.charts import check_output, save_picture
 from diptych.reports.speed import Contestant, Timing, picture_of_queries, picture_of_recall
-from diptych.runs.evaluate import views_of
+from diptych.runs.reading import views_of
 from diptych.runs.show import names_of, shown_views
 from diptych.training.prepare import prepare
 from diptych.types import Features, Ragged

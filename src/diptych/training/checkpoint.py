@@ -100,6 +100,15 @@ def read_run(folder: Path) -> dict[str, Any]:
     return content
 
 
+def deciding_metric(folder: Path) -> str | None:
+    """The metric that chose the best epoch of a run; None where its state says nothing."""
+    try:
+        content = parse_json((folder / "last" / "progress.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return str(content.get("metric", "rsum")) if isinstance(content, dict) else None
+
+
 def read_run_of(folder: Path, recipe: str) -> dict[str, Any]:
     """The content of ``run.json`` of a run of this recipe."""
     found = read_run(folder)

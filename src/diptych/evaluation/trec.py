@@ -1,0 +1,190 @@
+"""TREC runs and qrels: ranked lists and judgements as text files, read and written.
+
+======  ==================================================================================
+run     ``query Q0 item rank score tag`` in each line; items rank by descending score
+qrels   ``query 0 item relevance`` in each line; relevant where the last number is above 0
+======  ==================================================================================
+
+Queries and items go by the ids of the images and of the texts. Texts without ids are called ``IMAGE#0``, ``IMAGE#1``, …
+in the order of the texts of their image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.data.captions import Captions
+from diptych.errors import DataError
+from diptych.evaluation.judgements import CHUNK, Judgements
+from diptych.evaluation.leading import leading
+from diptych.evaluation.metrics import KS
+from diptych.model.scores import MatrixScores, Scores, checked_tile
+from diptych.storage import write_text
+
+ROUNDING = 1e-5  # by which the scores of a pair in two runs may differ
+Queries = Literal["images", "texts"]
+"""The side that asks; the other side is ranked."""
+
+
+def text_ids(captions: Captions) -> list[str]:
+    """The id of each text."""
+    if captions.text_ids is not None:
+        return [str(id) for id in captions.text_ids]
+    ids = [""] * len(captions.texts)
+    for image, rows in zip(captions.image_ids, captions.texts_of(), strict=True):
+        for number, row in enumerate(rows):
+            ids[row] = f"{image}#{number}"
+    return ids
+
+
+def write_run(
+    path: str | Path,
+    scores: Scores,
+    captions: Captions,
+    queries: Queries,
+    *,
+    depth: int = 100,
+    tag: str = "diptych",
+) -> None:
+    """Write the first ``depth`` items of each query of one side; ties rank by index."""
+    names = _names(captions)
+    ranked = names["texts" if queries == "images" else "images"]
+    lines: list[str] = []
+    for start in range(0, len(names[queries]), CHUNK):
+        asked = slice(start, start + CHUNK)
+        if queries == "images":
+            block = checked_tile(scores, asked, slice(None))
+        else:
+            block = checked_tile(scores, slice(None), asked).T
+        items = leading(block.contiguous(), min(depth, len(ranked)))
+        found = block.gather(1, items.to(block.device))
+        for query, row, values in zip(names[queries][asked], items.tolist(), found.tolist(), strict=True):
+            lines += [
+                f"{query} Q0 {ranked[item]} {place} {score!r} {tag}\n"
+                for place, (item, score) in enumerate(zip(row, values, strict=True), 1)
+            ]
+    write_text(Path(path), "".join(lines))
+
+
+def read_runs(
+    captions: Captions, *, image_to_text: str | Path | None = None, text_to_image: str | Path | None = None
+) -> MatrixScores:
+    """The scores of one or two runs over these captions; pairs that no run lists score −∞.
+
+    Both directions are ranked, so a single run must list every pair. Of two runs, each query needs its first ten: what
+    is not listed then stands behind, and recall up to 10 is exact; ranks behind the lists are not. A pair that both
+    list must have one score.
+    """
+    matrix = np.full((len(captions.images), len(captions.texts)), np.nan)
+    given: dict[Queries, str | Path | None] = {"images": image_to_text, "texts": text_to_image}
+    for queries, path in given.items():
+        if path is None:
+            continue
+        found = np.full_like(matrix, np.nan)
+        for row, column, score, where in _pairs(Path(path), captions, queries, 6, 4):
+            if not math.isnan(found[row, column]):
+                raise DataError(f"{where}: the pair is listed twice: keep one line for each pair.")
+            found[row, column] = score
+        known = ~np.isnan(found)
+        _check_depth(Path(path), known if queries == "images" else known.T, captions, queries)
+        both = known & ~np.isnan(matrix)
+        if not np.allclose(matrix[both], found[both], rtol=ROUNDING, atol=ROUNDING):
+            raise DataError(
+                f"{image_to_text} and {path} give a pair two scores: write both from the same scores."
+            )
+        matrix[known] = found[known]
+    if None in given.values() and np.isnan(matrix).any():
+        raise DataError(
+            f"{image_to_text or text_to_image} lists some of the pairs, and both directions are ranked: give a run of "
+            "each direction, or one that lists every pair."
+        )
+    scores = MatrixScores(np.nan_to_num(matrix, nan=-np.inf, neginf=-np.inf, posinf=np.inf))
+    scores.kind = "run"
+    return scores
+
+
+def write_qrels(path: str | Path, captions: Captions, queries: Queries) -> None:
+    """Write the pairs of the captions as judgements."""
+    names = _names(captions)
+    lines = []
+    for row, image in enumerate(captions.image_of.tolist()):
+        pair = names["images"][image], names["texts"][row]
+        query, item = pair if queries == "images" else pair[::-1]
+        lines.append(f"{query} 0 {item} 1\n")
+    write_text(Path(path), "".join(lines))
+
+
+def read_qrels(path: str | Path, captions: Captions, queries: Queries, *, name: str = "qrels") -> Judgements:
+    """The judgements of a file; what is relevant one way is relevant the other way."""
+    images: dict[int, set[int]] = {}
+    texts: dict[int, set[int]] = {}
+    for row, column, relevance, _ in _pairs(Path(path), captions, queries, 4, 3):
+        if relevance > 0:
+            images.setdefault(row, set()).add(column)
+            texts.setdefault(column, set()).add(row)
+    if not images:
+        raise DataError(f"{path} has no relevant pair: give lines 'query 0 item 1'.")
+    image_to_text, text_to_image = (
+        {query: frozenset(items) for query, items in side.items()} for side in (images, texts)
+    )
+    return Judgements(name, image_to_text, text_to_image, rows=True)
+
+
+def _names(captions: Captions) -> dict[str, list[str]]:
+    names = {"images": [str(id) for id in captions.image_ids], "texts": text_ids(captions)}
+    for side, ids in names.items():
+        spaced = next((id for id in ids if not id or id.split() != [id]), None)
+        if spaced is not None:
+            raise DataError(
+                f"the id '{spaced}' of the {side} holds a space, which TREC files cannot: rename it."
+            )
+    return names
+
+
+def _pairs(
+    path: Path, captions: Captions, queries: Queries, fields: int, value: int
+) -> Iterator[tuple[int, int, float, str]]:
+    """(image row, text row, value, where it stands) of each line of ``fields`` words."""
+    rows = {side: {id: row for row, id in enumerate(ids)} for side, ids in _names(captions).items()}
+    asked, ranked = ("images", "texts") if queries == "images" else ("texts", "images")
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): give a text file.") from error
+    for number, line in enumerate(lines, 1):
+        words, where = line.split(), f"{path}, line {number}"
+        if not words:
+            continue
+        try:
+            score = float(words[value]) if len(words) == fields else math.nan
+        except ValueError:
+            score = math.nan
+        if math.isnan(score):
+            raise DataError(
+                f"{where} is not {fields} words with a number at place {value + 1}: correct the line."
+            )
+        for side, id in ((asked, words[0]), (ranked, words[2])):
+            if id not in rows[side]:
+                raise DataError(
+                    f"{where}: there is no '{id}' among the {side} of {captions.name}: give its own ids."
+                )
+        pair = rows[asked][words[0]], rows[ranked][words[2]]
+        yield *(pair if queries == "images" else pair[::-1]), score, where
+
+
+def _check_depth(path: Path, known: NDArray[np.bool_], captions: Captions, queries: Queries) -> None:
+    """Refuse lists of a query that are too short: what is not listed would count as right or wrong by chance."""
+    needed, listed = min(max(KS), known.shape[1]), known.sum(axis=1)
+    asked = np.unique(captions.image_of) if queries == "images" else np.arange(len(known))
+    short = asked[listed[asked] < needed]
+    if len(short):
+        query = _names(captions)[queries][short[0]]
+        raise DataError(
+            f"{path} lists {listed[short[0]]} items for '{query}': list at least {needed} for each query."
+        )
