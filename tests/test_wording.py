@@ -619,6 +619,10 @@ COMMANDS = {
         "the protocol sts does not read emoji: give SentEval's data folder.",
     "evaluate FOLDER --protocol hashing --ties strict":
         "the protocol hashing has no rule for ties: leave out --ties.",
+    "evaluate FOLDER --hubness val":
+        "--hubness val is the split that is evaluated: give another one, such as train.",
+    "evaluate FOLDER --hubness train --rerank 3 --reranker FOLDER":
+        "--hubness needs the vectors: leave out --rerank and --score_matrix.",
     "evaluate FOLDER --ray auto":
         "--ray evaluates a folder of vectors: run diptych embed first, and give its folder.",
     "compare a.json": "1 results and no --with: give two, or those of one side, then --with and the others.",

@@ -56,6 +56,12 @@ from diptych.registries import JUDGEMENTS, PROTOCOLS
     help="compute all scores into this .npy file first; a killed run continues from it",
 )
 @click.option(
+    "--hubness",
+    metavar="SPLIT",
+    help="score down items that are near to many queries of this other split (inverted softmax)",
+)
+@click.option("--hubness_beta", default=20.0, show_default=True, help="β of --hubness")
+@click.option(
     "--equal_texts",
     is_flag=True,
     help="count every picture with the same text as right; case and punctuation do not matter",

@@ -40,7 +40,8 @@ class Scored:
     """Scores (images, texts), and what a card says of where they come from.
 
     ``encoding`` has ``images_per_second`` and ``texts_per_second``, ``seconds`` is what it took to get the scores, and
-    ``computed`` timed their computation where ``scores`` are only read from a file.
+    ``computed`` timed their computation where ``scores`` are only read from a file. With ``directions``, image → text
+    and text → image are ranked by scores of their own.
     """
 
     scores: Scores
@@ -48,6 +49,7 @@ class Scored:
     encoding: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     computed: Timed | None = None
+    directions: tuple[Scores, Scores] | None = None
 
 
 class Timed:

@@ -189,22 +189,25 @@ class _Source:
 def _group(scored: Scored, source: _Source, rules: Rules) -> Group:
     """Scores ranked under one protocol."""
     began = time.perf_counter()
-    timed = Timed(scored.scores)
+    sides = [Timed(one) for one in scored.directions or (scored.scores,)]
 
     def ranked(images: NDArray[np.int64], texts: NDArray[np.int64]) -> Ranks:
-        whole = rules.protocol.folds == 1
-        part = timed if whole else Fold(timed, torch.from_numpy(images), torch.from_numpy(texts))
-        image_of = source.image_of[texts] - images[0]
-        if source.group_of is None:
-            return count_ranks(part, image_of)
-        return count_shared_ranks(part, *right_pairs(image_of, source.group_of[texts]))
+        image_of, found = source.image_of[texts] - images[0], []
+        for side in sides:
+            whole = rules.protocol.folds == 1
+            part = side if whole else Fold(side, torch.from_numpy(images), torch.from_numpy(texts))
+            if source.group_of is None:
+                found.append(count_ranks(part, image_of))
+            else:
+                found.append(count_shared_ranks(part, *right_pairs(image_of, source.group_of[texts])))
+        return Ranks(found[0].image_to_text, found[-1].text_to_image)
 
-    measured = _measure(ranked, _judged(timed, source, rules.judgements), source, rules)
-    clock = scored.computed or timed
+    measured = _measure(ranked, _judged(sides, source, rules.judgements), source, rules)
+    clock = scored.computed or sides[0]
     pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
     seconds = scored.seconds + time.perf_counter() - began
     speed = {**scored.encoding, **pairs, "seconds": seconds}
-    return _filled(measured, source, rules, scored.scores.kind, scored.model, speed)
+    return _filled(measured, source, rules, sides[0].kind, scored.model, speed)
 
 
 def evaluate_ranks(
@@ -312,12 +315,13 @@ def _queries(ranks: Ranks, image_of: NDArray[np.int64], ties: str) -> dict[str, 
     return queries
 
 
-def _judged(scores: Scores, source: _Source, judgements: Sequence[Judgements]) -> dict[str, Queries]:
-    """Many-to-many metrics, query by query, as ``eccv_image_to_text_map@r``."""
+def _judged(sides: Sequence[Scores], source: _Source, judgements: Sequence[Judgements]) -> dict[str, Queries]:
+    """Many-to-many metrics, query by query, as ``eccv_image_to_text_map@r``; ``sides`` are one, or one a direction."""
     queries: dict[str, Queries] = {}
     for one, names in zip(judgements, source.ids, strict=True):
-        for direction, judged in judge_scores(scores, one, *names).items():
-            ids = names[DIRECTIONS.index(direction)]
+        both = [judge_scores(side, one, *names) for side in sides]
+        for direction, found, ids in zip(DIRECTIONS, (both[0], both[-1]), names, strict=True):
+            judged = found[direction]
             order = np.argsort(ids)
             rows = order[np.searchsorted(ids, judged.queries, sorter=order)]
             images = rows if direction == "image_to_text" else source.image_of[rows]

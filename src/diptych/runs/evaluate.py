@@ -20,6 +20,7 @@ from diptych.encoders.pretrained import load_config
 from diptych.errors import SettingsError
 from diptych.evaluation.cards import Card
 from diptych.evaluation.evaluator import Retrieval
+from diptych.evaluation.hubness import bank_of, inverted_softmax
 from diptych.evaluation.prepared import Prepared, Scored
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import check_captions, scored_by
@@ -35,15 +36,8 @@ from diptych.training.prepare import prepare
 from diptych.vectors.manifest import is_vectors
 
 NOT_OF_VECTORS = (
-    "data",
-    "depth",
-    "judgements",
-    "rerank",
-    "reranker",
-    "score_matrix",
-    "equal_texts",
-    "strict_images",
-)
+    "data", "depth", "judgements", "rerank", "reranker", "score_matrix", "hubness", "equal_texts", "strict_images",
+)  # fmt: skip
 """Options that need the data, a model, or all scores at once."""
 
 
@@ -104,6 +98,8 @@ def _models(runs: Sequence[Path], asked: Asked) -> Report:
     database = _prepared(models, others, asked)
     groups: list[Group] = []
     with _scored(models, prepared, len(runs), measures, asked) as scored:
+        if asked.hubness and scored is not None:
+            scored = _rescored(models, scored, every, data, asked)
         for one in measures:
             ranked = database[0].captions if one.others else None
             ready: Any = replace(prepared[0], others=ranked, scored=scored) if prepared else None
@@ -198,6 +194,22 @@ def _scored(
         models, prepared[0].captions, ready, score_matrix=asked.score_matrix, show_progress=asked.show_progress
     ) as scored:  # fmt: skip
         yield scored
+
+
+def _rescored(
+    models: Sequence[Retriever], scored: Scored, runs: Sequence[Path], data: Sequence[str], asked: Asked
+) -> Scored:
+    """The scores with hubs scored down, by the images and texts of another split."""
+    assert asked.hubness
+    problems = None if asked.strict_images else ToBeLeftOut()
+    drawn = [bank_of(view) for view in views_of(runs, data, asked.hubness, problems)]
+    views, _ = _readable(models, drawn, asked)
+    parts = [
+        model.scores(ready.captions.images, ready.texts, show_progress=asked.show_progress)
+        for model, ready in zip(models, _prepared(models, views, asked), strict=True)
+    ]
+    bank = parts[0] if len(parts) == 1 else MeanScores(parts)
+    return inverted_softmax(scored, bank, asked.hubness, beta=asked.hubness_beta)
 
 
 def _reranked(models: Sequence[Retriever], prepared: Sequence[Prepared], quick: int, asked: Asked) -> Scored:

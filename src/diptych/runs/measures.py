@@ -25,8 +25,10 @@ from typing import Any
 import torch
 
 from diptych.data.labels.hash_labels import COLUMN
+from diptych.data.splits import canonical_split
 from diptych.errors import SettingsError
 from diptych.evaluation.evaluator import Evaluator, Retrieval
+from diptych.evaluation.hubness import BETA
 from diptych.evaluation.protocols import EvaluationProtocol
 from diptych.evaluation.rules import rules_of
 from diptych.names import called
@@ -42,7 +44,8 @@ class Asked:
 
     ``protocol`` is one name or several. ``depth`` is the K of hashing's MAP@K. With ``rerank`` and ``reranker``, the
     pair scorers of other runs judge the best of each query. ``score_matrix`` is a file that the scores are computed
-    into first (see ``scored_by``). Pictures that cannot be read are left out, told and counted on the card, or with
+    into first (see ``scored_by``). ``hubness`` names the split whose images and texts are the bank of
+    ``inverted_softmax``. Pictures that cannot be read are left out, told and counted on the card, or with
     ``strict_images`` an error. ``equal_texts``: see ``evaluate``. ``ray`` is the address of a cluster that counts the
     ranks of vectors. ``say`` is told the device.
     """
@@ -57,6 +60,8 @@ class Asked:
     rerank: int = 0
     reranker: Sequence[Path] = ()
     score_matrix: Path | None = None
+    hubness: str | None = None
+    hubness_beta: float = BETA
     output: Path | None = None
     device: str = "auto"
     compute_precision: str = "no"
@@ -88,6 +93,12 @@ def measures_of(runs: Sequence[Path], asked: Asked) -> tuple[list[Measure], list
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
     if asked.rerank and asked.score_matrix is not None:
         raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
+    if asked.hubness and (asked.rerank or asked.score_matrix is not None):
+        raise SettingsError("--hubness needs the vectors: leave out --rerank and --score_matrix.")
+    if asked.hubness and canonical_split(asked.hubness) == canonical_split(asked.split or "val"):
+        raise SettingsError(
+            f"--hubness {asked.hubness} is the split that is evaluated: give another one, such as train."
+        )
     if asked.depth is not None and "hashing" not in asked.protocols:
         raise SettingsError(
             f"--depth is for the protocol hashing, not {' and '.join(asked.protocols)}: leave it out."
@@ -153,10 +164,11 @@ def own_evaluators(run: Path) -> Sequence[Evaluator]:
 
 def _evaluators(protocol: str, runs: Sequence[Path], asked: Asked) -> list[Measure]:
     """The evaluators of a protocol with a measure of its own; a class gets the options that it has arguments for."""
-    if asked.rerank or asked.score_matrix is not None or asked.judgements or asked.equal_texts:
+    given = (asked.rerank, asked.score_matrix, asked.judgements, asked.equal_texts, asked.hubness)
+    if any(given):
         raise SettingsError(
-            f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements "
-            "and --equal_texts."
+            f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements, "
+            "--equal_texts and --hubness."
         )
     if len(runs) != 1:
         raise SettingsError(
