@@ -114,7 +114,7 @@ def test_a_content_whose_owner_changed_in_the_same_run_is_encoded(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "diptych.index.ingest.build.CHUNK", 1
+        "diptych.index.ingest.pipeline.CHUNK", 1
     )  # each image is committed before the next is examined
     model = ColourModel()
     index_collection(model, photos, tmp_path / "i", texts=False)

@@ -22,6 +22,7 @@ from small import photos
 
 from diptych.errors import DataError, SettingsError, StorageError
 from diptych.index.engines.opening import open_index
+from diptych.index.ingest import pipeline
 from diptych.index.ingest.build import index_collection
 from diptych.index.models import open_model
 from diptych.vectors import embed as embedding
@@ -113,7 +114,7 @@ def test_row_groups_are_bounded_and_change_nothing(
     tars: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "GROUP", 4)
-    monkeypatch.setattr(embedding, "CHUNK", 2)
+    monkeypatch.setattr(pipeline, "CHUNK", 2)
     monkeypatch.setattr(embedding, "TEXTS", 5)
     embed(ColourModel(), open_sources(tars), tmp_path, batch_size=3)
     import pyarrow.parquet

@@ -12,10 +12,11 @@ from colour_model import ColourModel, colour_photos
 from PIL import Image
 
 from diptych.data.captions import Captions
+from diptych.data.thumbnails import make_thumbnail
 from diptych.errors import DataError, IndexFault, SettingsError
 from diptych.index.engines.opening import open_index
-from diptych.index.ingest import build
-from diptych.index.ingest.build import index_collection, make_thumbnail
+from diptych.index.ingest import pipeline
+from diptych.index.ingest.build import index_collection
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_a_name_that_is_not_utf8_is_skipped(photos: Path, model: ColourModel, tm
 def test_a_killed_run_continues_where_it_was(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "CHUNK", 1)
+    monkeypatch.setattr(pipeline, "CHUNK", 1)
 
     class Dying(ColourModel):
         def encode_text(self, texts, *, batch_size: int = 256):  # type: ignore[no-untyped-def]
@@ -134,7 +135,7 @@ def test_large_pictures_are_encoded_a_few_at_a_time(
         return whole(images, batch_size=batch_size)
 
     monkeypatch.setattr(model, "encode_image", count)
-    monkeypatch.setattr(build, "PIXELS", 128)
+    monkeypatch.setattr(pipeline, "PIXELS", 16)
     index_collection(model, photos, tmp_path / "i")
     assert sizes == [2, 2]
 
@@ -228,7 +229,7 @@ def test_an_id_of_another_collection_is_not_taken_over(
 def test_an_image_and_a_text_of_one_id_do_not_replace_each_other(
     model: ColourModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "CHUNK", 1)
+    monkeypatch.setattr(pipeline, "CHUNK", 1)
     clashing = drawn()
     clashing.image_ids[2] = "d0#text1"
     built = index_collection(model, clashing, tmp_path / "i")

@@ -20,10 +20,10 @@ from small import photos
 
 from diptych.errors import DataError, IndexFault, SettingsError
 from diptych.index.engines.opening import empty_index, open_index
+from diptych.index.ingest import target
 from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import Item
 from diptych.vectors import files
-from diptych.vectors import load as loading
 from diptych.vectors.embed import embed
 from diptych.vectors.load import load
 from diptych.vectors.manifest import MANIFEST
@@ -70,7 +70,7 @@ def test_parts_make_the_whole(out: Path, tmp_path: Path) -> None:
 
 
 def test_several_loaders_at_once(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "PAUSE", 0.001)
+    monkeypatch.setattr(target, "PAUSE", 0.001)
     failures: list[BaseException] = []
 
     def run(part: tuple[int, int]) -> None:

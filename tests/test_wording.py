@@ -10,6 +10,7 @@ import errno
 import io
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,9 @@ from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.opening import open_index
 from diptych.index.engines.postgres.database import Database
-from diptych.index.protocol import Item
+from diptych.index.ingest.collection_files import CollectionFiles
+from diptych.index.ingest.target import Target, check_clash
+from diptych.index.protocol import Item, Precision
 from diptych.index.query.filters import parse_filter
 from diptych.index.query.parse import parse_query
 from diptych.interaction.sgr import SGR
@@ -131,6 +134,21 @@ def regions(folder: Path, name: str, content: bytes | None) -> Captions:
     return open_captions(place)
 
 
+def vanished(folder: Path) -> CollectionFiles:
+    """The files of a folder of pictures that is gone by now."""
+    put(folder / "gone", "a.png", png())
+    captions = open_captions(folder / "gone")
+    shutil.rmtree(folder / "gone")
+    return CollectionFiles(captions)
+
+
+def filled(folder: Path, dimension: int, precision: Precision | None = None) -> None:
+    """Open an index of three dimensions to be filled with other vectors."""
+    index(folder).close()
+    with Target(folder / "x.index", dimension, "f00d", precision=precision).open():
+        pass
+
+
 def index(folder: Path) -> EmbeddedIndex:
     """An index of one item, 'a', with a price."""
     with EmbeddedIndex.create(folder / "x.index", 3, model="mine", fingerprint="f00d") as made:
@@ -150,6 +168,8 @@ def raising(error: Exception) -> None:
 # fmt: off
 SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
     SettingsError: [
+        (lambda p: filled(p, 3, "float16"),
+         "FOLDER/x.index stores float32 vectors, not float16: leave the precision out, or use another place."),
         (lambda _: GPO(temperature=0.0), "GPO divides by its temperature, and 0.0 is not above 0: raise it."),
         (lambda _: LabelHead(8, 0), "a label head needs at least one label: the training data have none."),
         (lambda _: KMax(0), "KMax averages the k largest values, and k is 0: give at least 1."),
@@ -276,6 +296,14 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: TrainingSettings(learning_rate=float("nan")), "--learning_rate is nan: give a number."),
     ],
     DataError: [
+        (lambda p: vanished(p).check_there(),
+         "FOLDER/gone disappeared while it was read; nothing was removed: bring it back and run the same "
+         "command again, it continues."),
+        (lambda p: filled(p, 4),
+         "these vectors have 4 dimensions, FOLDER/x.index holds vectors of 3: they are not those of its "
+         "model; embed again, or use another place."),
+        (lambda _: check_clash(["b", "a"]),
+         "the index already has another item with the id 'a': index it into another place."),
         (lambda p: ArrayStore(p / "o.npy"), "FOLDER/o.npy does not exist: check the path."),
         (lambda p: ArrayStore(p),
          "FOLDER is not a numpy array file ([Errno 21] Is a directory: 'FOLDER'): write it with numpy.save."),

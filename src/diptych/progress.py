@@ -11,10 +11,13 @@ T = TypeVar("T")
 PATIENCE = 2.0  # seconds without an answer before a bar appears
 
 
-def track(items: Iterable[T], label: str, total: int | None = None, show: bool = True) -> Iterator[T]:
+def track(
+    items: Iterable[T], label: str, total: int | None = None, show: bool = True, unit: str = ""
+) -> Iterator[T]:
     """Iterate with a bar on standard error once ``PATIENCE`` seconds have passed.
 
-    On a terminal the bar moves in place; elsewhere (a log file) one line is written every tenth of the way.
+    On a terminal the bar moves in place; elsewhere (a log file) one line is written every tenth of the way. With
+    ``unit``, the name of one item, both say how many are done per second; the time left is always shown.
     """
     if not show:
         yield from items
@@ -22,31 +25,40 @@ def track(items: Iterable[T], label: str, total: int | None = None, show: bool =
     if total is None and isinstance(items, Sized):
         total = len(items)
     if sys.stderr.isatty():
-        yield from _bar(items, label, total)
+        yield from _bar(items, label, total, unit)
     else:
-        yield from _lines(items, label, total)
+        yield from _lines(items, label, total, unit)
 
 
-def _bar(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
+def _bar(items: Iterable[T], label: str, total: int | None, unit: str) -> Iterator[T]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    rate = [TextColumn("{task.fields[rate]}")] if unit else []
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), *rate, TimeRemainingColumn())
     start = time.monotonic()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(label, total=total, visible=False)
-        for item in items:
+        task = progress.add_task(label, total=total, visible=False, rate="")
+        for done, item in enumerate(items, 1):
             yield item
-            progress.update(task, advance=1, visible=time.monotonic() - start > PATIENCE)
+            seconds = time.monotonic() - start
+            progress.update(task, advance=1, visible=seconds > PATIENCE, rate=_rate(done, seconds, unit))
 
 
-def _lines(items: Iterable[T], label: str, total: int | None) -> Iterator[T]:
+def _lines(items: Iterable[T], label: str, total: int | None, unit: str) -> Iterator[T]:
     start, tenth = time.monotonic(), 0
     for done, item in enumerate(items, 1):
         yield item
-        if total and done * 10 // total > tenth and time.monotonic() - start > PATIENCE:
+        seconds = time.monotonic() - start
+        if total and done * 10 // total > tenth and seconds > PATIENCE:
             tenth = done * 10 // total
-            print(f"{label}: {done}/{total}", file=sys.stderr, flush=True)
+            rate = f", {_rate(done, seconds, unit)}" if unit else ""
+            left = f", {(total - done) * seconds / done:.0f} s left" if done < total else ""
+            print(f"{label}: {done}/{total}{rate}{left}", file=sys.stderr, flush=True)
+
+
+def _rate(done: int, seconds: float, unit: str) -> str:
+    return f"{done / max(seconds, 1e-3):.3g} {unit}s/s"
 
 
 def counted(number: int, noun: str) -> str:

@@ -104,7 +104,7 @@ def build(
     MODEL, an index keeps its model, and a new one takes lite0+minilm (from the packages of the extra 'demo').
     """
     from diptych.index.engines.opening import shown
-    from diptych.index.ingest.build import APPROXIMATE_ABOVE
+    from diptych.index.ingest.target import APPROXIMATE_ABOVE
     from diptych.index.places import bring_up_to_date, default_place, model_for
 
     if codes and approximate is False:

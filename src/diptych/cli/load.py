@@ -35,7 +35,7 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
     """
     from diptych.errors import DataError
     from diptych.index.engines.opening import shown
-    from diptych.index.ingest.build import APPROXIMATE_ABOVE
+    from diptych.index.ingest.target import APPROXIMATE_ABOVE
     from diptych.vectors.embed import parse_part
     from diptych.vectors.load import load as load_vectors
 

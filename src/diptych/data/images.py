@@ -49,7 +49,12 @@ def as_item(image: ImageLike) -> StoredImage:
 
 
 class ImageInput(ABC):
-    """Turns the items of an image store into what an image encoder reads."""
+    """Turns the items of an image store into what an image encoder reads.
+
+    ``side`` is the length in pixels that the short side of a picture is resized to, at most; None: not known.
+    """
+
+    side: int | None = None
 
     @abstractmethod
     def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Arrays:
@@ -139,7 +144,7 @@ class PixelInput(ImageInput):
             augmentation in ("window", "x-vlm"),
             f"augmentation='{augmentation}' is unknown: choose window or x-vlm.",
         )
-        self.resize, self.filter = resize, FILTERS[interpolation]
+        self.resize, self.filter, self.side = resize, FILTERS[interpolation], size
         self.operations = RandAugment() if augmentation == "x-vlm" else None
         # (x·unit − mean) / std as one multiplication and one addition
         unit = 1.0 if bgr else 1.0 / 255.0

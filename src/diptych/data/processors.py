@@ -49,7 +49,7 @@ class ProcessedPixels(ImageInput):
         if isinstance(size, int) and crop is None:
             raise SettingsError("a short side alone leaves pictures of many shapes: give crop as well.")
         self.size, self.crop, self.round = size, crop, centre == "round"
-        self.filter = _filter(resample)
+        self.filter, self.side = _filter(resample), max(sides)
         self._mean, self._std, self._scale = _colours(mean), _colours(std), np.float32(scale)
 
     def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Arrays:
@@ -99,6 +99,7 @@ class PatchedPixels(ImageInput):
         if patch_size < 1 or max_patches < 1:
             raise SettingsError(f"{max_patches} patches of {patch_size} pixels: give positive numbers.")
         self.patch_size, self.max_patches, self.filter = patch_size, max_patches, _filter(resample)
+        self.side = patch_size * math.ceil(math.sqrt(max_patches))
         self._mean, self._std, self._scale = _colours(mean), _colours(std), np.float32(scale)
 
     def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Sets:

@@ -40,6 +40,11 @@ class TorchModel:
         return self.retriever.precision
 
     @property
+    def picture_side(self) -> int | None:
+        """Pixels that the short side of a picture is resized to."""
+        return self.retriever.image_input.side
+
+    @property
     def pairs(self) -> TorchPairs | None:
         """The pair scorer, None where the retriever has none."""
         scorer = self.retriever.scorer

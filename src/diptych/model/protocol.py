@@ -86,6 +86,12 @@ def pairs_of(model: Any) -> PairScoring | None:
     return found
 
 
+def picture_side(model: Any) -> int | None:
+    """Pixels that a model resizes the short side of a picture to, at most; None where it does not say."""
+    found: int | None = getattr(model, "picture_side", None)
+    return found
+
+
 class Scorer(Protocol):
     """A model as evaluation sees it: scores of images against texts, tile by tile, and a name for its weights."""
 

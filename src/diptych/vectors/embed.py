@@ -7,31 +7,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from diptych.data.ahead import read_ahead
-from diptych.data.captions import StoredImage
-from diptych.data.thumbnails import make_thumbnail
 from diptych.errors import DataError, SettingsError
-from diptych.index.ingest.collection_files import (
-    CollectionFiles,
-    check_writable,
-    content_of,
-    metadata_of,
-    text_items,
-)
-from diptych.index.ingest.overlap import Overlap, decoders
-from diptych.index.ingest.photos import EXIF, PhotoColumns
-from diptych.index.ingest.works import NOT_FINITE, reason_of
-from diptych.index.protocol import Item, Vectors
-from diptych.model.protocol import Model
+from diptych.index.ingest.collection_files import CollectionFiles
+from diptych.index.ingest.encoding import Encoder
+from diptych.index.ingest.pipeline import take_in
+from diptych.index.ingest.reading import Reader
+from diptych.index.ingest.works import ABSENT, NOT_FINITE, Work
+from diptych.index.protocol import Item
+from diptych.model.protocol import Model, picture_side
 from diptych.progress import track
 from diptych.vectors.files import ShardWriter, shard_writer
 from diptych.vectors.manifest import (
@@ -45,21 +36,7 @@ from diptych.vectors.manifest import (
 )
 from diptych.vectors.sources import Opened, Sources
 
-CHUNK = 256  # images written together
-PIXELS = 64_000_000  # decoded pixels of a batch; one batch is encoded while the next is read
 TEXTS = 4096  # encoded together
-ABSENT = "it is named by the data but not on disk."
-
-
-@dataclass(slots=True)
-class _Picture:
-    """An image on its way into a file; ``reason`` says why it cannot be."""
-
-    item: Item
-    texts: list[Item] = field(default_factory=list)
-    picture: StoredImage | None = None
-    vector: Vectors | None = None
-    reason: str = ""
 
 
 def embed_shard(
@@ -79,15 +56,16 @@ def embed_shard(
     none can be read is refused.
     """
     with shard_writer(shard_file(out, name), model.dim) as writer:
-        shard = _Shard(model, opened, writer, thumbnails, batch_size)
-        shard.write_images()
+        shard, files = ShardEnd(writer), CollectionFiles(opened.captions)
+        reader = Reader(opened.captions, files, shard, picture_side(model), thumbnails=thumbnails)
+        take_in(reader, Encoder(model, batch_size), shard)
         if not shard.kept:
             id, reason = shard.unreadable[0] if shard.unreadable else (name, "it is empty.")
             raise DataError(
                 f"none of the {len(opened.captions.images)} images could be read; the first, {id}: {reason}"
             )
         if texts:
-            shard.write_texts()
+            shard.write_texts(model)
     receipt = Receipt(
         name=name,
         images=len(shard.kept),
@@ -101,103 +79,49 @@ def embed_shard(
     return receipt
 
 
-class _Shard:
-    """One shard on its way into one file."""
+class ShardEnd:
+    """A file of vectors that is written from the beginning to the end: every image is new, texts follow the images."""
 
-    def __init__(
-        self, model: Model, opened: Opened, writer: ShardWriter, thumbnails: bool, batch_size: int
-    ) -> None:
-        self.model, self.captions, self.writer = model, opened.captions, writer
-        self.thumbnails, self.batch_size = thumbnails, batch_size
-        self.files, self.texts_of = CollectionFiles(self.captions), self.captions.texts_of()
-        self.photos, self.further = PhotoColumns(), [EXIF] * self.files.has_photos
+    collection = 0
+
+    def __init__(self, writer: ShardWriter) -> None:
+        self.writer = writer
         self.kept: list[list[Item]] = []  # the texts of each image that has a vector
         self.unreadable: list[tuple[str, str]] = []
         self.texts = 0
 
-    def write_images(self) -> None:
-        """Pictures are read ahead in threads, encoded in another, and written in this one."""
-        waiting: list[_Picture] = []
-        pending: list[_Picture] = []  # of those waiting, the ones that are not being encoded
-        pixels = 0
-        with Overlap(self.encode, lambda _: None, self.commit) as overlap:
-            for read in read_ahead(range(len(self.captions.images)), self.read, decoders(self.files.store)):
-                overlap.commit_if_ready()
-                waiting.append(read)
-                if not read.reason:
-                    pending.append(read)
-                    picture = read.picture
-                    pixels += picture.width * picture.height if isinstance(picture, Image.Image) else 0
-                full = len(waiting) >= CHUNK
-                if full or len(pending) >= self.batch_size or pixels >= PIXELS:
-                    overlap.encode(pending)
-                    pending, pixels = [], 0
-                if full:
-                    overlap.close_chunk(waiting)
-                    waiting = []
-            overlap.encode(pending)
-            overlap.close_chunk(waiting)
-            overlap.commit()
+    def key_before(self, id: str) -> str:
+        """A new file has seen nothing."""
+        return ""
 
-    def read(self, row: int) -> _Picture:
-        """What a thread finds of one image."""
-        id = str(self.captions.image_ids[row])
-        lines = [self.captions.texts[n] for n in self.texts_of[row]]
-        metadata = metadata_of(self.captions, row)
-        found = _Picture(Item(id=id, metadata=metadata))
-        try:
-            check_writable(id, lines, metadata)
-            content = content_of(self.files.key(row, ""), lines, metadata, self.further)
-            texts = text_items(id, lines, metadata, self.further)
-            metadata = {**self.photos.of(id, self.files.photo(row)), **metadata}  # its own columns win
-            found.texts = [replace(text, metadata=metadata) for text in texts]
-            found.picture = self.captions.images[row]
-            found.item = Item(
-                id=id,
-                path=self.files.relative(row),
-                text="\n".join(lines),
-                metadata=metadata,
-                content=content,
-                thumbnail=self.thumbnail(row, found.picture),
-            )
-        except (UnicodeError, DataError, OSError) as error:
-            found.reason, found.picture = reason_of(error), None
-        return found
+    def compare(self, work: Work) -> None:
+        """Everything is to be written."""
 
-    def thumbnail(self, row: int, picture: StoredImage) -> bytes | None:
-        """A small picture of an image that has no file of its own to make one from later."""
-        if not self.thumbnails or self.files.own_file(row) or not isinstance(picture, Image.Image):
-            return None
-        return make_thumbnail(picture)
+    def accept(self, work: Work, look: Callable[[Work], None]) -> bool:
+        """Every image, so that the chunks depend on the data alone."""
+        return True
 
-    def encode(self, pending: list[_Picture]) -> None:
-        """Turn pictures into vectors, and let go of them."""
-        if not pending:
-            return
-        rows = self.model.encode_image([one.picture for one in pending], batch_size=self.batch_size)
-        for one, vector in zip(pending, rows, strict=True):
-            one.vector, one.picture = vector, None
+    def finish(self, works: list[Work]) -> None:
+        """Texts wait until all images are written."""
 
-    def commit(self, pictures: list[_Picture], _: None) -> None:
+    def commit(self, works: list[Work], finished: None) -> None:
         """Write a chunk of images in the order of the data."""
-        good = []
-        for one in pictures:
-            if not one.reason and (one.vector is None or not np.isfinite(one.vector).all()):
-                one.reason = NOT_FINITE
-            if one.reason:
-                self.unreadable.append((one.item.id.encode("utf-8", "replace").decode(), one.reason))
-            else:
-                good.append(one)
+        for work in works:
+            if not work.is_encoded:
+                work.reason = work.reason or NOT_FINITE
+                self.unreadable.append(work.skipped())
+        good = [work for work in works if work.is_encoded]
         if good:
-            self.writer.write(
-                [one.item for one in good], np.stack([one.vector for one in good if one.vector is not None])
-            )
-        self.kept += [one.texts for one in good]
+            rows = np.stack([work.vector for work in good if work.vector is not None])
+            self.writer.write([work.item for work in good], rows)
+        self.kept += [work.texts for work in good]
 
-    def write_texts(self) -> None:
+    def write_texts(self, model: Model) -> None:
         """Encode and write the texts of the images that were kept, in their order."""
-        for items in _chunks(chain.from_iterable(self.kept), TEXTS):
-            rows = self.model.encode_text([item.text for item in items])
+        texts = list(chain.from_iterable(self.kept))
+        for start in range(0, len(texts), TEXTS):
+            items = texts[start : start + TEXTS]
+            rows = model.encode_text([item.text for item in items])
             finite = np.asarray(np.isfinite(rows).all(axis=1))
             self.unreadable += [
                 (item.id, NOT_FINITE) for item, good in zip(items, finite, strict=True) if not good
@@ -314,14 +238,3 @@ def _is_there(out: Path, receipt: Receipt) -> bool:
         return shard_file(out, receipt.name).stat().st_size == receipt.bytes
     except OSError:
         return False
-
-
-def _chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    chunk: list[Item] = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

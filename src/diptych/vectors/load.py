@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import filelock
 import numpy as np
 
-from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError
-from diptych.index.engines.opening import empty_index, index_exists, open_index
-from diptych.index.ingest.build import APPROXIMATE_ABOVE
-from diptych.index.protocol import KINDS, Index, Item, Precision
+from diptych.errors import DataError
+from diptych.index.ingest.collection_files import collection_id
+from diptych.index.ingest.target import APPROXIMATE_ABOVE, Target, add_approximate, held_items
+from diptych.index.protocol import Item, Precision
 from diptych.progress import track
 from diptych.vectors.files import GROUP, VectorFolder, Written, open_vectors
-from diptych.vectors.manifest import Manifest
 
-PAUSE, PATIENCE = 0.1, 600.0  # seconds between two tries for an index that another writes, and of all tries
+PATIENCE = 600.0  # seconds for which an index that another loader writes is waited for
 
 
 @dataclass(slots=True)
@@ -64,13 +61,16 @@ def load(
             f"{folder.path} has no whole shard to load yet: run diptych embed to its end first, or wait for it."
         )
     done, begin = Loaded(missing=len(folder.missing)), time.monotonic()
-    _ensure(folder.manifest, place, precision)
+    manifest = folder.manifest
+    target = Target(place, manifest.dim, manifest.fingerprint, manifest.model, precision, PATIENCE)
+    with target.open():  # an index that cannot take these vectors is refused before a file is read
+        pass
     batches = sum(-(-shard.receipt.rows // GROUP) for shard in chosen)
-    for _ in track(_batches(chosen, place, folder.manifest, done), "batches", batches, show_progress):
+    for _ in track(_batches(chosen, target, folder, done), "batches", batches, show_progress):
         pass
     if approximate_above is not None and not done.failed:
-        with _writer(place, folder.manifest) as index:
-            _build(index, max(1, approximate_above), done, show_progress)
+        with target.open() as index:
+            done.notes += add_approximate(index, approximate_above, show_progress=show_progress)
     done.seconds = time.monotonic() - begin
     return done
 
@@ -81,51 +81,7 @@ def _of_part(folder: VectorFolder, part: tuple[int, int]) -> list[Written]:
     return [shard for shard in folder.written if shard.name in names]
 
 
-def _ensure(manifest: Manifest, place: str | Path, precision: Precision | None) -> None:
-    """An index at a place that takes these vectors: made if there is none, by whichever loader is first."""
-    if not index_exists(place):
-        try:
-            empty_index(
-                place,
-                manifest.dim,
-                model=manifest.model,
-                fingerprint=manifest.fingerprint,
-                precision=precision or "float32",
-            ).close()
-        except IndexFault:
-            if not index_exists(place):  # another loader was quicker otherwise
-                raise
-    with open_index(place, fingerprint=manifest.fingerprint, model=manifest.model) as index:
-        info = index.info
-    if precision is not None and info.precision != precision:
-        raise SettingsError(
-            f"{info.path} stores {info.precision} vectors, not {precision}: leave the precision out, or load into "
-            "another place."
-        )
-    if info.dimension != manifest.dim:
-        raise DataError(
-            f"the manifest says {manifest.dim} dimensions, {info.path} holds vectors of {info.dimension}: embed again, "
-            "the manifest is not that of its files."
-        )
-
-
-@contextmanager
-def _writer(place: str | Path, manifest: Manifest) -> Iterator[Index]:
-    """The index, open for writing; an embedded one that another loader writes is waited for."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            index = open_index(place, writable=True, fingerprint=manifest.fingerprint, model=manifest.model)
-            break
-        except IndexFault as error:
-            if not isinstance(error.__context__, filelock.Timeout) or time.monotonic() > until:
-                raise
-            time.sleep(PAUSE)
-    with index:
-        yield index
-
-
-def _batches(chosen: list[Written], place: str | Path, manifest: Manifest, done: Loaded) -> Iterator[None]:
+def _batches(chosen: list[Written], target: Target, folder: VectorFolder, done: Loaded) -> Iterator[None]:
     """Load shards, batch by batch; the index is held for one shard at a time."""
     for shard in chosen:
         try:
@@ -133,11 +89,12 @@ def _batches(chosen: list[Written], place: str | Path, manifest: Manifest, done:
         except DataError as error:
             done.failed.append((shard.name, str(error)))
             continue
-        with _writer(place, manifest) as index:
-            number = index.collection(manifest.name, manifest.root).number
+        with target.open() as index:
+            number = index.collection(folder.manifest.name, folder.manifest.root).number
             for items, vectors in shard.batches(GROUP):
                 mine = [_of_collection(item, number) for item in items]
-                new = _differing(index, mine)
+                held = held_items(index, [item.id for item in mine], number)
+                new = [n for n, item in enumerate(mine) if _differs(item, held[n])]
                 if new:
                     index.update([mine[n] for n in new], np.ascontiguousarray(vectors[new]))
                 done.written += len(new)
@@ -149,30 +106,10 @@ def _batches(chosen: list[Written], place: str | Path, manifest: Manifest, done:
 
 
 def _of_collection(item: Item, number: int) -> Item:
-    """An item as ``diptych index`` names those of a collection: a later one's number stands before every id."""
-    if number == 0:
-        return replace(item, collection=0)
-    linked = f"{number}/{item.image_id}" if item.image_id else ""
-    return replace(item, id=f"{number}/{item.id}", image_id=linked, collection=number)
+    """An item under the ids that ``diptych index`` gives those of a collection."""
+    linked = collection_id(item.image_id, number) if item.image_id else ""
+    return replace(item, id=collection_id(item.id, number), image_id=linked, collection=number)
 
 
-def _differing(index: Index, items: list[Item]) -> list[int]:
-    """Which items the index does not hold as they are; one of another collection stands in the way of the same id."""
-    new = []
-    for n, (item, held) in enumerate(zip(items, index.get([item.id for item in items]), strict=True)):
-        if held is None or (held.content, held.path) != (item.content, item.path):
-            new.append(n)
-        if held is not None and held.collection != item.collection:
-            raise DataError(
-                f"the index already has another item with the id '{item.id}': load these vectors into another place."
-            )
-    return new
-
-
-def _build(index: Index, above: int, done: Loaded, show_progress: bool) -> None:
-    for kind in KINDS:
-        if index.count(kind) >= above:
-            try:
-                index.build_graph(kind, show_progress=show_progress)
-            except (MissingExtra, SettingsError) as error:  # nothing that an exact search needs
-                done.notes.append(f"the {index.count(kind):,} {kind} items are searched one by one: {error}")
+def _differs(item: Item, held: Item | None) -> bool:
+    return held is None or (held.content, held.path) != (item.content, item.path)

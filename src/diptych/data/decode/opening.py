@@ -6,6 +6,7 @@ import io
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -48,6 +49,20 @@ def open_image(
     its built-in scales that is not below it, several times faster for large photographs. The first frame of an
     animation is taken; colour profiles are ignored.
     """
+    with undecoded(source, name=name, max_pixels=max_pixels) as (image, label):
+        if size_hint is not None:
+            image.draft("RGB", (size_hint, size_hint))
+        return to_rgb(image, label)
+
+
+@contextmanager
+def undecoded(
+    source: str | Path | bytes | BinaryIO, *, name: str | None = None, max_pixels: int = MAX_PIXELS
+) -> Iterator[tuple[Image.Image, str]]:
+    """A picture of which only the header is read and checked, and what errors call it.
+
+    Whatever goes wrong, while it is decoded inside the ``with`` block too, is an ``ImageError``.
+    """
     label = name or (str(source) if isinstance(source, str | Path) else "an image given as bytes")
     handle: BinaryIO | None = None
     stream: BinaryIO
@@ -58,9 +73,7 @@ def open_image(
             stream = io.BytesIO(source) if isinstance(source, bytes) else source
         image = open_extra(stream, label, max_pixels) or open_header(stream, label)
         _check_cost(image, stream, label, max_pixels)
-        if size_hint is not None:
-            image.draft("RGB", (size_hint, size_hint))
-        return to_rgb(image, label)
+        yield image, label
     except ImageError:
         raise
     except FileNotFoundError as error:

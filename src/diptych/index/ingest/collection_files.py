@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from diptych.data.captions import Captions, StoreRows
 from diptych.data.decode.video_files import is_video
 from diptych.data.readers.webdataset import Member
+from diptych.errors import DataError
+from diptych.index.ingest.photos import PhotoFile
 from diptych.index.metadata import check_storable
 from diptych.index.protocol import Item
 
@@ -35,11 +38,12 @@ class CollectionFiles:
             return None
         return Path(self.store.path(self._stored(row)))
 
-    def photo(self, row: int) -> Path | Member | None:
-        """Where the bytes of an image lie, in a file or in a tar; None for images that have none of their own."""
-        if self.root:
-            return self.path(row)
-        return self.store.member(self._stored(row)) if self.has_photos else None
+    def open(self, row: int) -> AbstractContextManager[PhotoFile | None]:
+        """The file or the member of a tar that an image is all of; None for images that have none of their own."""
+        photo: Path | Member | None = self.path(row)
+        if photo is None and self.has_photos:
+            photo = self.store.member(self._stored(row))
+        return nullcontext() if photo is None or is_video(photo.name) else PhotoFile(photo)
 
     @property
     def has_photos(self) -> bool:
@@ -65,14 +69,29 @@ class CollectionFiles:
         """The part of a key that depends on the content alone."""
         return key.rsplit(":", 1)[-1] if self.root else key
 
-    def key(self, row: int, before: str) -> str:
+    def key(self, row: int, before: str, photo: PhotoFile | None = None) -> str:
         """size:time:hash of a file (hashed again only when size or time differ), else the store's key."""
-        path = self.path(row)
-        if path is None:
-            return self.captions.images.content_key(row)
-        stat = path.stat()
-        start = f"{stat.st_size}:{stat.st_mtime_ns}:"
-        return before if before.startswith(start) else start + self.captions.images.content_key(row)
+        path, start = self.path(row), ""
+        if path is not None:
+            stat = path.stat()
+            start = f"{stat.st_size}:{stat.st_mtime_ns}:"
+            if before.startswith(start):
+                return before
+        return start + (self.captions.images.content_key(row) if photo is None else photo.content())
+
+    def check_there(self) -> None:
+        """Raise when the folder of the files is gone, or empty as the place of a drive that is not mounted."""
+        _, folders, names = next(os.walk(self.root), ("", [], []))
+        if self.root and not folders and not names:
+            raise DataError(
+                f"{self.root} disappeared while it was read; nothing was removed: bring it back and run the same "
+                "command again, it continues."
+            )
+
+
+def collection_id(id: str, collection: int) -> str:
+    """The id of an item in an index: its own, with the number of any later collection in front."""
+    return id if collection == 0 else f"{collection}/{id}"
 
 
 def own_name(captions: Captions) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
+from contextlib import nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from PIL import ExifTags
 
 from diptych.data.decode.opening import exif_tags, open_header
-from diptych.data.readers.webdataset import Member
 
 DATE, CAMERA, LATITUDE, LONGITUDE = "date", "camera", "latitude", "longitude"
 PHOTOS = frozenset(
@@ -23,21 +22,19 @@ LONGEST_NAME = 100  # characters of a camera's name
 DIGITS = 6  # decimal places of a coordinate: about ten centimetres
 
 
-def photo_facts(photo: Path | Member) -> tuple[dict[str, Any], str]:
-    """The columns that a photo's EXIF fills, and the date it claims where that is none; both empty without EXIF.
+def photo_facts(photo: Path | BinaryIO, name: str = "") -> tuple[dict[str, Any], str]:
+    """The columns that a photo's EXIF fills, and its date where that is invalid; both empty without EXIF.
 
-    A photo is a file, or a member of a tar.
+    Only the header of the photo is read. ``name`` is that of an open file.
 
     ``date`` is local time as ``2024-06-01T12:30:00``, ``camera`` its maker and model, ``latitude`` and ``longitude``
     are degrees, north and east positive.
     """
     try:
-        opened = photo.open("rb") if isinstance(photo, Path) else io.BytesIO(photo.bytes())
-        with opened as stream, open_header(stream, str(photo)) as image:
+        opened = photo.open("rb") if isinstance(photo, Path) else nullcontext(photo)
+        with opened as stream, open_header(stream, name or str(photo)) as image:
             tags, gps = exif_tags(image)
-    except (
-        Exception
-    ):  # a damaged file can make its reader raise anything, and says so when its picture is opened
+    except Exception:  # a damaged file can raise anything here, and says so when its picture is opened
         return {}, ""
     facts: dict[str, Any] = {}
     date, nonsense = _date(tags)
@@ -105,6 +102,6 @@ def _text(value: Any) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in value).split())
 
 
-def is_photo(photo: Path | Member) -> bool:
+def is_photo(name: str) -> bool:
     """Whether a file is of a kind that carries EXIF."""
-    return Path(photo.name).suffix.lower() in PHOTOS
+    return Path(name).suffix.lower() in PHOTOS

@@ -1,44 +1,92 @@
-"""What a collection's files tell beside their pixels, and features of them that another command has computed."""
+"""A photo is opened once: the hash of its content, its EXIF columns and its pixels come from the same open file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from diptych.data.captions import StoredImage
+from diptych.data.decode.opening import to_rgb, undecoded
+from diptych.data.files import content_hash
 from diptych.data.readers.webdataset import Member
-from diptych.errors import DataError, StorageError
+from diptych.data.thumbnails import THUMBNAIL
+from diptych.errors import ImageError
 from diptych.index.ingest.exif import is_photo, photo_facts
-from diptych.model.protocol import CellCache
 
-EXIF = (
-    "exif 1"  # part of an item's digest: an item that was indexed before its EXIF was read is written again
-)
+EXIF = "exif 1"  # part of an item's digest: an item indexed before its EXIF was read is written again
+DECODING = 40_000_000  # pixels that all threads together decode at a time, unless one picture has more
+MARGIN = 4  # a picture keeps this many times the side that the model resizes it to: vectors stay within 1e-3
+
+
+class PhotoFile:
+    """The file of a photo, or its place in a tar; opened when it is first needed."""
+
+    def __init__(self, photo: Path | Member) -> None:
+        self.photo, self.name = photo, str(photo)
+        self._handle: BinaryIO | None = None
+        self._bytes: BinaryIO | None = None
+
+    def __enter__(self) -> PhotoFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._handle.close()
+
+    def content(self) -> str:
+        """The hash of its bytes."""
+        handle, suffix = self._opened(), os.path.splitext(self.photo.name)[1]
+        if isinstance(self.photo, Member):
+            return content_hash(handle, self.photo.offset, self.photo.size, suffix)
+        return content_hash(handle, 0, os.fstat(handle.fileno()).st_size, suffix)
+
+    def stream(self) -> BinaryIO:
+        """Its bytes from the first one on."""
+        handle = self._opened()
+        if isinstance(self.photo, Path):
+            self._bytes = handle
+        elif self._bytes is None:
+            handle.seek(self.photo.offset)
+            self._bytes = io.BytesIO(handle.read(self.photo.size))
+        self._bytes.seek(0)
+        return self._bytes
+
+    def _opened(self) -> BinaryIO:
+        if self._handle is None:
+            try:
+                path = self.photo if isinstance(self.photo, Path) else self.photo.tar
+                self._handle = open(path, "rb")  # noqa: SIM115  closed at the end of the ``with`` block
+            except FileNotFoundError as error:
+                raise ImageError(f"{self.name} is not on disk: check the path.") from error
+            except (OSError, ValueError) as error:
+                raise ImageError(f"{self.name} cannot be read ({error}): check the file.") from error
+        return self._handle
 
 
 @dataclass
 class PhotoColumns:
-    """The EXIF columns of photos; dates that are none are counted."""
+    """The EXIF columns of photos; photos with an invalid date are counted."""
 
     nonsense: dict[str, str] = field(default_factory=dict)
 
-    def of(self, id: str, photo: Path | Member | None) -> dict[str, Any]:
+    def of(self, id: str, photo: PhotoFile | None) -> dict[str, Any]:
         """The columns of one photo, none for what is not a file."""
-        if photo is None or not is_photo(photo):
+        if photo is None or not is_photo(photo.name):
             return {}
-        facts, claimed = photo_facts(photo)
+        facts, claimed = photo_facts(photo.stream(), photo.name)
         if claimed:
             self.nonsense[id] = claimed
         return facts
 
     def notes(self) -> list[str]:
-        """A sentence about dates that are none."""
+        """A sentence about invalid dates."""
         if not self.nonsense:
             return []
         count, (id, claimed) = len(self.nonsense), next(iter(self.nonsense.items()))
@@ -46,44 +94,43 @@ class PhotoColumns:
         return [f"{photos} an EXIF date that is none, which is ignored: {id} says '{claimed[:40]}'."]
 
 
-class SharedFeatures:
-    """The feature cache as an index uses it: cells that are known are read, others are computed and added.
+class Decoder:
+    """Decodes photos no larger than a model needs them.
 
-    The cache is a convenience here: where it cannot be written, the index is made without it.
+    ``side`` is what the model resizes the short side of a picture to (None: pictures keep their size). A JPEG is
+    decoded at a reduced scale; other pictures are reduced once they are decoded. Whatever the number of threads, they
+    decode at most ``DECODING`` pixels at a time, or one picture.
     """
 
-    def __init__(self, cache: CellCache) -> None:
-        self.cache, self.writing = cache, True
-        self.note = ""
+    def __init__(self, side: int | None) -> None:
+        self.side = None if side is None else max(MARGIN * side, THUMBNAIL)
+        self._pixels, self._change = 0, threading.Condition()
 
-    @staticmethod
-    def of(model: Any) -> SharedFeatures | None:
-        """The cache of a model whose image encoder has a frozen backbone, else None."""
-        opening = getattr(model, "cell_cache", None)
-        cache = None if opening is None else opening()
-        return None if cache is None else SharedFeatures(cache)
+    def decode(self, photo: PhotoFile) -> tuple[Image.Image, bool]:
+        """The RGB picture of a photo, and whether it has fewer pixels than the photo."""
+        with undecoded(photo.stream(), name=photo.name) as (image, label):
+            whole = image.width * image.height
+            if self.side is not None:
+                image.draft("RGB", (self.side, self.side))
+            # a progressive JPEG keeps numbers for every pixel, at whatever scale it is decoded
+            needed = whole if image.info.get("progressive") else image.width * image.height
+            with self._room(needed):
+                picture = self.reduce(to_rgb(image, label))
+            return picture, picture.width * picture.height < whole
 
-    def known(self, key: str) -> NDArray[Any] | None:
-        """The cells of a picture that some command has computed."""
+    def reduce(self, picture: Image.Image) -> Image.Image:
+        """A picture divided by the largest whole number that leaves enough of it."""
+        factor = 1 if self.side is None else min(picture.size) // self.side
+        return picture.reduce(factor) if factor > 1 else picture
+
+    @contextmanager
+    def _room(self, pixels: int) -> Iterator[None]:
+        with self._change:
+            self._change.wait_for(lambda: not self._pixels or self._pixels + pixels <= DECODING)
+            self._pixels += pixels
         try:
-            return self.cache.known(key)
-        except DataError:  # it was cleared meanwhile
-            return None
-
-    def items(self, keys: Sequence[str], pictures: Sequence[StoredImage]) -> Sequence[StoredImage]:
-        """Cells in the place of pictures; what is cells already stays."""
-        new = [n for n, picture in enumerate(pictures) if isinstance(picture, Image.Image)]
-        if not new or not self.writing:
-            return pictures if not new else self._computed(keys, pictures, new, store=False)
-        try:
-            return self._computed(keys, pictures, new, store=True)
-        except StorageError as error:
-            self.writing, self.note = False, f"features are not cached: {error}"
-            return self._computed(keys, pictures, new, store=False)
-
-    def _computed(
-        self, keys: Sequence[str], pictures: Sequence[StoredImage], new: Sequence[int], store: bool
-    ) -> Sequence[StoredImage]:
-        cells = self.cache.compute([keys[n] for n in new], [pictures[n] for n in new], store=store)
-        made: dict[int, NDArray[np.float16]] = dict(zip(new, cells, strict=True))
-        return [made.get(n, picture) for n, picture in enumerate(pictures)]
+            yield
+        finally:
+            with self._change:
+                self._pixels -= pixels
+                self._change.notify_all()

@@ -16,7 +16,7 @@ BATCH = 10_000  # ids removed in one transaction
 def remove_items(index: Index, ids: Sequence[str]) -> dict[str, int]:
     """Remove items by id, images with their texts; how many of each kind went."""
     before = {kind: index.count(kind) for kind in KINDS}
-    for some in _batches(ids):
+    for some in batches(ids):
         index.delete(some)
     return {kind: before[kind] - index.count(kind) for kind in KINDS}
 
@@ -65,13 +65,14 @@ def missing_ids(index: Index) -> list[str]:
                 f"the folder {one.root} is not there, perhaps a drive that is not mounted, nothing was removed: bring "
                 f"it back, or remove all its items with --collection {one.root}."
             )
-        for some in _batches(ids):
+        for some in batches(ids):
             for item in index.get(some):
                 if item is not None and item.path and index.file(item) is None:
                     missing.append(item.id)
     return missing
 
 
-def _batches(ids: Sequence[str]) -> Iterator[list[str]]:
+def batches(ids: Sequence[str]) -> Iterator[list[str]]:
+    """Ids, as many at a time as one transaction removes."""
     for start in range(0, len(ids), BATCH):
         yield list(ids[start : start + BATCH])
