@@ -19,6 +19,7 @@ from colour_model import ColourModel, colour_photos
 from numpy.typing import NDArray
 from PIL import Image
 
+from diptych.data.images import PixelInput
 from diptych.errors import DataError, IndexFault
 from diptych.index.engines.opening import empty_index, open_index
 from diptych.index.ingest import photos as photo_files
@@ -145,7 +146,7 @@ def test_pixels_in_flight_are_limited(threads: int, tmp_path: Path, monkeypatch:
 class Caching(ColourModel):
     """Says what it resizes pictures to, and has a cache of features."""
 
-    picture_side = 64
+    image_input = PixelInput(64)
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from diptych.cli.flags import device_flags, say_device
+from diptych.errors import DataError
 from diptych.progress import counted
+
+if TYPE_CHECKING:
+    from diptych.vectors.embed import Embedded
 
 SHOWN = 20  # unreadable pictures that are named; the receipts list all
 
@@ -71,7 +75,6 @@ def embed(
     --ray, the workers of a Ray cluster do it, one model each.
     """
     from diptych.encoders.known_names import recorded_name
-    from diptych.errors import DataError
     from diptych.index.models import open_model
     from diptych.vectors import embed as embedding
     from diptych.vectors.on_ray import connected
@@ -89,20 +92,19 @@ def embed(
         done = embedding.embed(retriever, sources, out, **run, show_progress=True)
     else:
         task = Task(
-            recorded_name(model),
-            retriever.fingerprint(),
-            absolute(data),
-            rows,
-            out,
-            device,
-            compute_precision,
+            recorded_name(model), retriever.fingerprint(), absolute(data), rows, out, device, compute_precision,
             **options,
-        )
+        )  # fmt: skip
         with connected(address, cpus) as cluster:
             click.echo(str(cluster), err=True)
             done = embedding.embed(
                 retriever, sources, out, **run, run=lambda names: embed_on(cluster, task, names, True)
             )
+    _report(done, out, f" (part {part} of {len(sources.names)})" if part else "")
+
+
+def _report(done: Embedded, out: Path, share: str) -> None:
+    """Say what was embedded, what was skipped, and what to do next."""
     for item, reason in done.unreadable[:SHOWN]:
         click.echo(f"skipped {item}: {reason}", err=True)
     if len(done.unreadable) > SHOWN:
@@ -110,7 +112,6 @@ def embed(
             f"skipped {len(done.unreadable) - SHOWN:,} more: see 'unreadable' in {out}/shards/*.json",
             err=True,
         )
-    share = f" (part {part} of {len(sources.names)})" if part else ""
     click.echo(
         f"{out}: {counted(len(done.receipts), 'shard')}{share}, {counted(done.images, 'image')}, "
         f"{counted(done.texts, 'text')} ({done.before} shards were there, "

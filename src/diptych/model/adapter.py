@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from diptych.data.images import ImageInput
 from diptych.devices import autocast
 from diptych.interaction.scorer import PairScorer
 from diptych.model.protocol import CellCache, Local, Rows
@@ -40,9 +41,9 @@ class TorchModel:
         return self.retriever.precision
 
     @property
-    def picture_side(self) -> int | None:
-        """Pixels that the short side of a picture is resized to."""
-        return self.retriever.image_input.side
+    def image_input(self) -> ImageInput:
+        """How pictures are prepared."""
+        return self.retriever.image_input
 
     @property
     def pairs(self) -> TorchPairs | None:

@@ -87,8 +87,8 @@ def pairs_of(model: Any) -> PairScoring | None:
 
 
 def picture_side(model: Any) -> int | None:
-    """Pixels that a model resizes the short side of a picture to, at most; None where it does not say."""
-    found: int | None = getattr(model, "picture_side", None)
+    """Pixels that the ``image_input`` of a model resizes the short side of a picture to; None where it has none."""
+    found: int | None = getattr(getattr(model, "image_input", None), "side", None)
     return found
 
 

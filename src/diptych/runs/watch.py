@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from diptych.errors import DiptychError
 from diptych.index.ingest.works import Built
@@ -15,15 +14,9 @@ Seen = dict[str, tuple[int, int]]
 """Each file below a folder: its size and time."""
 
 
-class Bring(Protocol):
-    """Brings an index in line with a folder."""
-
-    def __call__(self) -> Built: ...
-
-
 def watch_folder(
     folder: Path,
-    bring: Bring,
+    bring: Callable[[], Built],
     *,
     interval: float,
     say: Callable[[str], None],

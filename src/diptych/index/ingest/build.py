@@ -52,15 +52,13 @@ def index_collection(
 ) -> Built:
     """Bring an index in line with a collection, creating it if need be.
 
-    ``batch_size`` None suits the device.
-
-    New items are added, changed ones encoded again, those that vanished from the collection removed.
-    Unreadable images are skipped and listed. Work is committed every few hundred images: a run that was
-    killed continues where it was. With ``texts``, the texts are items of their own beside being the full text
-    of their image, so that an image finds texts and a text finds texts. A collection is told from others in
-    the same index by its ``name`` and root. From ``approximate_above`` items of a kind on, the index is given
-    an approximate index of them (None: never): a graph, with ``codes`` a table of binary codes. ``precision`` is
-    that of a new index, float32 unless given. With ``labels``, the labels that the model predicts of an image are
+    New items are added, changed ones encoded again, those that vanished from the collection removed. Unreadable
+    images are skipped and listed. Work is committed every few hundred images: a run that was killed continues where
+    it was. With ``texts``, the texts are items of their own beside being the full text of their image, so that an
+    image finds texts and a text finds texts. A collection is told from others in the same index by its ``name`` and
+    root. ``batch_size`` None suits the device. From ``approximate_above`` items of a kind on, the index is given an
+    approximate index of them (None: never): a graph, with ``codes`` a table of binary codes. ``precision`` is that
+    of a new index, float32 unless given. With ``labels``, the labels that the model predicts of an image are
     columns of it and of its texts: ``predicted_labels`` and, in the same order, ``label_scores``. With
     ``local_features``, those that the model's pair scorer reads are stored beside the index, for re-ranking. With
     ``exif``, date, camera and place of photos are columns; with ``cache``, features of a frozen backbone are shared
@@ -70,11 +68,7 @@ def index_collection(
     captions = source if isinstance(source, Captions) else open_captions(source, problems=absent)
     if len(captions.images) == 0:
         raise DataError(f"{captions.name} has no images: an index needs at least one.")
-    labeller = _checked_labeller(model, labels)
-    if local_features and pairs_of(model) is None:
-        raise SettingsError(
-            "this model has no pair scorer, which local features are for: index without --local_features."
-        )
+    labeller = _labeller(model, labels, bool(local_features))
     beside = features_place(place) if local_features is True and isinstance(place, str | Path) else None
     with _opened(model, place, model_name, precision) as index:
         if beside is not None:
@@ -90,8 +84,7 @@ def index_collection(
         )  # fmt: skip
         take_in(reader, encoder, end, show_progress)
         built = end.close()
-        built.notes += reader.photos.notes() if reader.photos is not None else []
-        built.notes += [shared.note] if shared is not None and shared.note else []
+        built.notes += reader.notes()
         built.notes += add_approximate(index, approximate_above, codes=codes, show_progress=show_progress)
     built.skipped = [(file, ABSENT) for file in absent.files] + built.skipped
     built.notes += captions.notes
@@ -106,7 +99,12 @@ def _opened(
     return Target(place, model.dim, model.fingerprint(), model_name, precision).open()
 
 
-def _checked_labeller(model: Model, labels: bool) -> Labeller | None:
+def _labeller(model: Model, labels: bool, local_features: bool) -> Labeller | None:
+    """What predicts labels, None unless they are wanted; a model that cannot give what is wanted is refused."""
+    if local_features and pairs_of(model) is None:
+        raise SettingsError(
+            "this model has no pair scorer, which local features are for: index without --local_features."
+        )
     found: Labeller | None = getattr(model, "predict_labels", None) if labels else None
     if labels and found is None:
         raise SettingsError(

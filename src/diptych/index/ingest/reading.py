@@ -76,6 +76,11 @@ class Reader:
             work.picture, work.reason = None, NOT_UNICODE if isinstance(error, UnicodeError) else str(error)
         return work
 
+    def notes(self) -> list[str]:
+        """Sentences about EXIF and about the feature cache, for the user."""
+        of_photos = [] if self.photos is None else self.photos.notes()
+        return of_photos + ([self.shared.note] if self.shared is not None and self.shared.note else [])
+
     def look(self, work: Work) -> None:
         """The picture of an image that cannot keep a vector after all."""
         with self.files.open(work.row) as photo:
