@@ -15,6 +15,7 @@ import pytest
 from colour_model import WORDS, ColourModel
 from PIL import Image
 
+from diptych import addresses
 from diptych.errors import AddressError, ImageError, IndexFault, QueryError, SettingsError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Hit, Hits, Item, Query, Term
@@ -235,8 +236,11 @@ def test_what_cannot_be_searched_says_so(searcher: Searcher, tmp_path: Path) -> 
         searcher.more_like("red", 0)
 
 
-def test_an_allowed_address_is_fetched(searcher: Searcher, tmp_path: Path) -> None:
+def test_an_allowed_address_is_fetched(
+    searcher: Searcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     picture(tmp_path, "red")
+    monkeypatch.setattr(addresses, "find_public", lambda host, port: "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=tmp_path)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
@@ -248,8 +252,11 @@ def test_an_allowed_address_is_fetched(searcher: Searcher, tmp_path: Path) -> No
         server.shutdown()
 
 
-def test_an_allowed_address_that_does_not_answer(searcher: Searcher) -> None:
+def test_an_allowed_address_that_does_not_answer(searcher: Searcher, monkeypatch: pytest.MonkeyPatch) -> None:
     searcher.allow_urls = True
+    with pytest.raises(AddressError, match=r"127\.0\.0\.1 is not"):
+        searcher.search("http://127.0.0.1:9/a.jpg")
+    monkeypatch.setattr(addresses, "find_public", lambda host, port: "127.0.0.1")
     with pytest.raises(AddressError, match=r"a\.jpg"):
         searcher.search("http://127.0.0.1:9/a.jpg")
 

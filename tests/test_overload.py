@@ -25,12 +25,12 @@ import pytest
 from colours import ColourModel, draw, make_index, running
 from fastapi.testclient import TestClient
 
+from diptych.addresses import is_public
 from diptych.data.decode.processes import Decoders
 from diptych.errors import DataError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 from diptych.web import bodies, connections
-from diptych.web.addresses import is_public
 from diptych.web.app import create_app
 from diptych.web.limits import Limits
 
@@ -317,12 +317,3 @@ def test_a_malformed_address_is_a_400(index: EmbeddedIndex, address: str) -> Non
         assert answer.status_code in (400, 422), answer.text
         assert answer.status_code == 400 or "\x00" in address
         assert answer.json()["error"]
-
-
-@pytest.mark.parametrize("address", ["http://a b/", "http://[", "http://host:x/", "http://127.0.0.1:1/x.png"])
-def test_an_address_on_the_command_line_is_one_sentence(index: EmbeddedIndex, address: str) -> None:
-    from diptych.errors import AddressError
-    from diptych.index.query.search import _download
-
-    with pytest.raises(AddressError, match=re.escape(address)):
-        _download(address)

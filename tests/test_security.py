@@ -23,10 +23,11 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from written import icon, one_bit_png
 
+from diptych import addresses
 from diptych.errors import AddressError, SettingsError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
-from diptych.web import addresses, uploads
+from diptych.web import uploads
 from diptych.web.app import create_app
 from diptych.web.auth import is_loopback
 from diptych.web.limits import Limits

@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from PIL import Image
 
+from diptych import addresses
 from diptych.data.thumbnails import make_thumbnail
 from diptych.errors import DataError, DiptychError, QueryError, SettingsError, Unavailable
 from diptych.index import deadline
@@ -23,7 +24,6 @@ from diptych.index.query.frames import one_per_video
 from diptych.index.query.parse import parse_query
 from diptych.index.query.search import HitScorer, Searcher
 from diptych.model.protocol import Model
-from diptych.web import addresses
 from diptych.web.batching import BatchedIndex, BatchedModel, Traffic
 from diptych.web.limits import Limits
 from diptych.web.monitoring import Metrics

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from diptych.addresses import download
 from diptych.data.decode.opening import MAX_PIXELS
 from diptych.data.decode.processes import WALL_SECONDS, Decoders
 from diptych.data.decode.video_files import is_video
@@ -19,7 +20,6 @@ from diptych.errors import ImageError
 from diptych.index import deadline
 from diptych.index.protocol import Index, Item
 from diptych.index.query.frames import frame_of
-from diptych.web.addresses import download
 from diptych.web.limits import Limits
 
 LONGEST = 2048  # side of a picture handed to the model: models read a few hundred pixels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,9 +12,10 @@ from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
+from diptych.addresses import PATIENCE, download
 from diptych.data.decode.opening import open_image
 from diptych.data.images import ImageLike, as_item
-from diptych.errors import AddressError, IndexFault, QueryError
+from diptych.errors import IndexFault, QueryError
 from diptych.index.base import check_k, other_model
 from diptych.index.exact import rescore
 from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Query, Term, Vectors
@@ -29,7 +31,6 @@ DEEPER = 4  # times as many items are asked for when those found are frames of t
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
 MAX_DOWNLOAD = 20_000_000  # bytes of an image fetched from an address
 SAMPLE = 4096  # items whose scores are a query's background
-PATIENCE = 10  # seconds for such a download
 
 
 class HitScorer(Protocol):
@@ -338,7 +339,9 @@ class Searcher:
                 f"{term.value} is a web address: download the image and give its path, or allow addresses "
                 "(--allow_urls)."
             )
-        return open_image(_download(str(term.value)), name=str(term.value))
+        address = str(term.value)
+        data = download(address, MAX_DOWNLOAD, time.monotonic() + PATIENCE)
+        return open_image(data, name=address)
 
 
 def _own_scorer(model: Model) -> HitScorer | None:
@@ -365,17 +368,3 @@ def as_query(query: str | Query | ImageLike) -> Query:
 
 def _unit(vector: Vectors) -> Vectors:
     return np.asarray(vector / max(float(np.linalg.norm(vector)), 1e-12), np.float32)
-
-
-def _download(address: str) -> bytes:
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
-    try:
-        with urlopen(address, timeout=PATIENCE) as answer:  # the parser lets only http and https through
-            data: bytes = answer.read(MAX_DOWNLOAD + 1)
-    except (OSError, ValueError, HTTPException) as error:
-        raise AddressError(f"{address} cannot be fetched ({error}): check the address.") from error
-    if len(data) > MAX_DOWNLOAD:
-        raise QueryError(f"{address} is larger than {MAX_DOWNLOAD // 1_000_000} MB: give a smaller image.")
-    return data

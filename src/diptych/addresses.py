@@ -1,4 +1,8 @@
-"""Images fetched from web addresses: of the public internet only, and never from the network the service is in."""
+"""Images fetched from web addresses: of the public internet only, and never from the network this machine is in.
+
+Every download of the package goes through ``download``. The table of reserved networks is our own: the one of Python's
+``ipaddress`` differs from version to version.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,42 @@ from urllib.parse import SplitResult, urlsplit
 from diptych.errors import AddressError
 
 PATIENCE = 10  # seconds to fetch the images that a query names by address, all together
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # an IPv4 address in its last 32 bits
-_REFUSED = [
-    ipaddress.ip_network(network)
+REGISTRY = "2024-10-22"  # state of IANA's registries of special-purpose addresses behind the tables below
+RESERVED_4 = [
+    ipaddress.IPv4Network(network)
     for network in (
-        "64:ff9b:1::/48",  # NAT64 of a local network
-        "2001::/32",  # Teredo, whose address is hidden in it
-        "::/96",  # IPv4-compatible, given up in 2006
-        "::ffff:0:0:0/96",  # IPv4-translated
-        "100::/64",  # discarded
-        "5f00::/16",  # segment routing
-        "fec0::/10",  # site-local, given up in 2004
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # shared by customers of a provider
+        "127.0.0.0/8",  # this machine
+        "169.254.0.0/16",  # link-local
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocols; two anycast addresses of it are reachable, and serve no image
+        "192.0.2.0/24",  # documentation
+        "192.31.196.0/24",  # AS112, name servers
+        "192.52.193.0/24",  # multicast tunnels
+        "192.88.99.0/24",  # 6to4 relays, given up in 2015
+        "192.168.0.0/16",  # private
+        "192.175.48.0/24",  # AS112, name servers
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and broadcast
     )
 ]
+UNICAST_6 = ipaddress.IPv6Network("2000::/3")  # all that was ever given to hosts of the public internet
+RESERVED_6 = [
+    ipaddress.IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocols: Teredo, benchmarks, ORCHID, drones
+        "2001:db8::/32",  # documentation
+        "2620:4f:8000::/48",  # AS112, name servers
+        "3ffe::/16",  # the 6bone, given back in 2006
+        "3fff::/20",  # documentation
+    )
+]
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # an IPv4 address in its last 32 bits
 _ISATAP = 0x5EFE  # in bits 32 to 63, with any of the flags before it; an IPv4 address behind it
 
 
@@ -36,14 +63,12 @@ def is_public(address: str) -> bool:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = _embedded(ip)
-        if inner is not None:
-            return is_public(str(inner))
-        if any(ip in network for network in _REFUSED):
-            return False
-    special = ip.is_multicast or ip.is_reserved or ip.is_loopback or ip.is_link_local or ip.is_unspecified
-    return ip.is_global and not special
+    if isinstance(ip, ipaddress.IPv4Address):
+        return not any(ip in network for network in RESERVED_4)
+    inner = _embedded(ip)
+    if inner is not None:
+        return is_public(str(inner))
+    return ip in UNICAST_6 and not any(ip in network for network in RESERVED_6)
 
 
 def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
@@ -53,7 +78,7 @@ def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
         return ip.ipv4_mapped
     if ip.sixtofour is not None:
         return ip.sixtofour
-    if ip in _NAT64 or number >> 32 & 0xFFFF == _ISATAP:
+    if ip in _NAT64 or (ip in UNICAST_6 and number >> 32 & 0xFFFF == _ISATAP):
         return ipaddress.IPv4Address(number & 0xFFFFFFFF)
     return None
 
@@ -62,14 +87,14 @@ def find_public(host: str, port: int) -> str:
     """The number of a host, all of whose numbers must be on the public internet."""
     found = [str(row[4][0]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not found or not all(is_public(number) for number in found):
-        raise AddressError(f"{host[:200]} is not on the public internet: upload the image instead.")
+        raise AddressError(f"{host[:200]} is not on the public internet: give the image itself instead.")
     return found[0]
 
 
 def download(address: str, limit: int, until: float) -> bytes:
     """The bytes at an address of the public internet; no redirect is followed, no private network reached."""
     parts, host, port = _divided(address)
-    late = AddressError(f"{address[:200]} took more than {PATIENCE} seconds: upload the image instead.")
+    late = AddressError(f"{address[:200]} took more than {PATIENCE} seconds: give the image itself instead.")
     try:
         found = find_public(host, port)
         left = until - time.monotonic()
