@@ -5,36 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import process, refused
+from resealed import VECTORS, make, reseal
 
 from diptych.errors import IndexFault
-from diptych.index.engines.embedded import checksums
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.embedded.segments import FILES
 from diptych.index.protocol import Item, Precision
 
-D = 16
-VECTORS = np.random.default_rng(0).normal(size=(40, D)).astype(np.float32)
-VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 OUTSIDE = b"the only copy of a thesis\n" * 400
 SEGMENT, GRAPH, CODES = "vectors-000099-image.f32", "graph-000099-text.usearch", "graph-000099-text.codes"
 TABLES = [("segments", SEGMENT), ("graphs", GRAPH), ("graphs", CODES)]
-
-
-def make(path: Path, precision: Precision = "float32") -> Path:
-    with EmbeddedIndex.create(path, D, precision=precision) as index:
-        index.add([Item(f"image {n}", text=f"number {n}") for n in range(32)], VECTORS[:32])
-        index.add([Item(f"text {n}", "text", text=f"text {n}") for n in range(8)], VECTORS[32:])
-        index.delete(["image 3"])
-        index.build_graph("image", codes=True)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +56,6 @@ def impatient() -> Iterator[None]:
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
-
-
-def reseal(folder: Path, statement: str, *values: object) -> None:
-    """Change a catalog and give it the checksums of what it says now."""
-    with closing(sqlite3.connect(folder / "index.db", isolation_level=None)) as db:
-        db.execute("BEGIN")
-        db.execute(statement, values)
-        checksums.seal(db)
-        db.execute("COMMIT")
 
 
 def name_it(folder: Path, table: str, name: object, rows: int = 0) -> None:

@@ -63,9 +63,16 @@ class Engine(Index):
         root = self._root(item.collection) if item.path else ""
         if not root:
             return None
-        folder = Path(root).resolve()
-        path = (folder / item.path).resolve()
-        return path if path.is_relative_to(folder) and path.is_file() else None
+        try:
+            folder = Path(root).resolve()
+            path = (folder / item.path).resolve()
+            return path if path.is_relative_to(folder) and path.is_file() else None
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ):  # no path of a file system: too long, a NUL, links in a circle
+            return None
 
     def __len__(self) -> int:
         return self.count()

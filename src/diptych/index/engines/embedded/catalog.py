@@ -14,46 +14,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from diptych.errors import IndexFault, StorageError
-from diptych.index import deadline
-from diptych.index.engines.embedded import checksums
+from diptych.errors import IndexFault
+from diptych.index.engines.embedded import checksums, schema
+from diptych.index.engines.embedded.connections import (
+    FILE,
+    PATIENCE,
+    Frozen,
+    connect,
+    connect_checked,
+    connect_reader,
+    limited,
+    translating,
+)
 from diptych.index.engines.embedded.known_columns import record_columns
 from diptych.index.engines.embedded.segments import FILES
 from diptych.index.metadata import record
 from diptych.index.protocol import Item
+from diptych.storage import parse_json
 
-FILE = "index.db"
-FORMAT = 2  # version of the index folder; raised when an old folder can no longer be read
 _ANEW = "copy the whole index again, or index the collection again."
-# steps of SQLite's machine between two looks at the clock, each of which waits for the interpreter
-STEPS = 1_000_000
-PATIENCE = 30  # seconds that a connection waits for a lock
-_SCHEMA = """
-CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE segments(
-  number INTEGER PRIMARY KEY, kind TEXT NOT NULL, rows INTEGER NOT NULL, file TEXT NOT NULL);
-CREATE TABLE blocks(
-  segment INTEGER, start INTEGER, rows INTEGER NOT NULL, checksum INTEGER NOT NULL,
-  PRIMARY KEY(segment, start)) WITHOUT ROWID;
-CREATE TABLE items(
-  slot INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, path TEXT NOT NULL,
-  text TEXT NOT NULL, image_id TEXT NOT NULL, metadata TEXT NOT NULL, content TEXT NOT NULL,
-  collection INTEGER NOT NULL, checksum INTEGER NOT NULL, metadata_checksum INTEGER NOT NULL);
-CREATE INDEX texts_of_image ON items(image_id) WHERE image_id != '';
-CREATE TABLE thumbnails(slot INTEGER PRIMARY KEY, jpeg BLOB NOT NULL, checksum INTEGER NOT NULL);
-CREATE TABLE dead(serial INTEGER PRIMARY KEY, slot INTEGER NOT NULL UNIQUE);
-CREATE TABLE columns(name TEXT PRIMARY KEY, kinds TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE collections(number INTEGER PRIMARY KEY, name TEXT NOT NULL, root TEXT NOT NULL);
-CREATE TABLE graphs(
-  kind TEXT PRIMARY KEY, file TEXT NOT NULL, rows INTEGER NOT NULL, size INTEGER NOT NULL,
-  checksum INTEGER NOT NULL, covers TEXT NOT NULL) WITHOUT ROWID;
-"""
-# one full-text table a kind: document frequencies of images do not mix with those of their single texts
-_WORDS = """
-CREATE VIEW {kind}_texts AS SELECT slot, text FROM items WHERE kind = '{kind}';
-CREATE VIRTUAL TABLE {kind}_words USING fts5(text, content='{kind}_texts', content_rowid='slot',
-  tokenize='porter unicode61 remove_diacritics 2');
-"""
 COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection, checksum, metadata_checksum"
 
 
@@ -72,32 +51,23 @@ class Catalog:
         try:
             with self.translating():
                 if writable:
-                    self._writer = connect(self.path, "rw")
+                    self._writer = connect_checked(self.path, "rw")
                     self._writer.execute("PRAGMA synchronous = FULL")
-                with self.reading() as db:
-                    found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
         except BaseException:
             self.close()
             raise
-        if found is None or found[0] != str(FORMAT):
-            self.close()
-            raise IndexFault(
-                f"{folder} has index format {found and found[0]}, this version reads {FORMAT}: "
-                "update diptych, or index the collection again."
-            )
 
     @staticmethod
     def create(folder: Path, meta: dict[str, str]) -> None:
         """Write an empty database with its ``meta`` rows."""
         path = folder / FILE
-        with _translating(folder):
+        with translating(folder):
             db = connect(path, "rwc")
             try:
                 db.execute("PRAGMA journal_mode = WAL")
-                script = _SCHEMA + "".join(_WORDS.format(kind=kind) for kind in ("image", "text"))
-                db.executescript(f"BEGIN IMMEDIATE; {script}")
+                db.executescript(f"BEGIN IMMEDIATE; {schema.SCRIPT}")
                 base = {
-                    "format": str(FORMAT),
+                    "format": str(schema.FORMAT),
                     "generation": "0",
                     "epoch": "0",
                     "next_segment": "1",
@@ -115,20 +85,13 @@ class Catalog:
         with self.translating():
             db = self._borrow()
             try:
-                limit = deadline.current()
-                if limit is not None:
-                    db.set_progress_handler(lambda: limit.passed, STEPS)
-                try:
-                    db.execute("BEGIN")
-                    yield db
-                except sqlite3.OperationalError:
-                    if limit is not None and limit.passed:
-                        limit.check()
-                    raise
-                finally:
-                    db.set_progress_handler(None, 0)
-                    if db.in_transaction:  # SQLite ends it by itself on some failures
-                        db.execute("ROLLBACK")
+                with limited(db, self.path):
+                    try:
+                        db.execute("BEGIN")
+                        yield db
+                    finally:
+                        if db.in_transaction:  # SQLite ends it by itself on some failures
+                            db.execute("ROLLBACK")
             finally:
                 self._give_back(db)
 
@@ -142,7 +105,7 @@ class Catalog:
         db = self._writer
         if _identity(self.path) != self._file:  # what this connection writes is no longer what lies there
             raise replaced(self.folder)
-        with self.translating():
+        with self.translating(), limited(db, self.path):
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -157,7 +120,7 @@ class Catalog:
     @contextmanager
     def translating(self) -> Iterator[None]:
         """Turn SQLite's errors into one sentence each."""
-        with _translating(self.folder):
+        with translating(self.folder):
             yield
 
     def shrink(self) -> None:
@@ -198,7 +161,7 @@ class Catalog:
 
     def _give_back(self, db: sqlite3.Connection) -> None:
         with self._lock:
-            if not self._closed and not isinstance(db, _Frozen):
+            if not self._closed and not isinstance(db, Frozen):
                 self._idle.append(db)
                 return
         db.close()
@@ -230,11 +193,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return stat.st_dev, stat.st_ino
-
-
-def meta(db: sqlite3.Connection) -> dict[str, str]:
-    """All the facts about the index itself."""
-    return dict(db.execute("SELECT key, value FROM meta").fetchall())
 
 
 def items_at(db: sqlite3.Connection, slots: Sequence[int]) -> list[Item | None]:
@@ -291,6 +249,8 @@ def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
     checksums.count_dead(db, slots)
     for slot in slots:
         kind, text = db.execute("SELECT kind, text FROM items WHERE slot = ?", (slot,)).fetchone()
+        if not schema.kind(kind) or not schema.text(text):
+            raise IndexFault(f"an item of the index (slot {slot}) is damaged: {_ANEW}")
         db.execute(
             f"INSERT INTO {kind}_words({kind}_words, rowid, text) VALUES ('delete', ?, ?)", (slot, text)
         )
@@ -312,22 +272,26 @@ def _listed(keys: Sequence[Any]) -> str:
 def item_of(row: tuple[Any, ...]) -> Item:
     """The item of a row of ``COLUMNS``, compared with its checksums."""
     slot, id, kind, path, text, image_id, metadata, content, collection = row[:9]
-    if _sums(slot, row[1:9]) != row[9:]:
-        raise IndexFault(f"the item '{id}' of the index is damaged: {_ANEW}")
-    return Item(id, kind, path, text, image_id, json.loads(metadata), content, collection)
+    if not schema.fits(row, schema.ITEM) or _sums(slot, row[1:9]) != row[9:]:
+        raise IndexFault(f"the item {str(id)[:200]!a} of the index is damaged: {_ANEW}")
+    columns = parse_json(metadata)
+    if not isinstance(columns, dict):
+        raise IndexFault(f"the metadata of '{id}' of the index is damaged: {_ANEW}")
+    return Item(id, kind, path, text, image_id, columns, content, collection)
 
 
 def metadata_of(slot: int, metadata: str, checksum: int) -> str:
     """The metadata of a slot as JSON, compared with its checksum."""
-    if checksums.sum_of(slot, metadata) != checksum:
+    # a JSON object, so that several of them make a list of as many
+    if not isinstance(metadata, str) or checksums.sum_of(slot, metadata) != checksum or metadata[:1] != "{":
         raise IndexFault(f"the metadata of an item of the index (slot {slot}) is damaged: {_ANEW}")
     return metadata
 
 
 def jpeg_of(row: tuple[int, bytes, int]) -> bytes:
     """The thumbnail of (slot, bytes, checksum)."""
-    slot, data, checksum = row[0], bytes(row[1]), row[2]
-    if checksums.sum_of_bytes(slot, data) != checksum:
+    slot, data, checksum = row
+    if not isinstance(data, bytes) or checksums.sum_of_bytes(slot, data) != checksum:  # bytes(n) allocates n
         raise IndexFault(f"a thumbnail of the index (slot {slot}) is damaged: {_ANEW}")
     return data
 
@@ -344,72 +308,3 @@ def _fold_log(writer: sqlite3.Connection) -> None:
         writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         writer.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
-
-
-class _Frozen(sqlite3.Connection):
-    """A connection that takes the database for immutable, which may be true for one answer only: never kept."""
-
-
-def connect(path: Path, mode: str, kind: type[sqlite3.Connection] = sqlite3.Connection) -> sqlite3.Connection:
-    """A connection that begins no transaction by itself."""
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}",
-        uri=True,
-        timeout=PATIENCE,
-        isolation_level=None,
-        check_same_thread=False,
-        factory=kind,
-    )
-
-
-def connect_reader(path: Path) -> sqlite3.Connection:
-    """A reading connection, also where nothing can be written and SQLite cannot index its log."""
-    db = connect(path, "ro")
-    try:
-        db.execute("SELECT 1 FROM meta").fetchone()
-        return db
-    except sqlite3.Error as error:
-        db.close()
-        if not _name(error).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_FULL")):
-            raise
-    log = path.with_name(path.name + "-wal")
-    if log.exists() and log.stat().st_size:
-        raise IndexFault(
-            f"{path.parent} was not closed by its last writer and cannot be written here: "
-            "open it once where it is writable, or copy it to such a folder."
-        )
-    return connect(path, "ro&immutable=1", _Frozen)
-
-
-@contextmanager
-def _translating(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise checksums.damaged(folder, str(error)) from error
-    except sqlite3.Error as error:
-        name = _name(error)
-        if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
-            raise StorageError(
-                f"the disk is full or failing while using {folder} ({error}): free some space and run again; "
-                "what was saved is intact."
-            ) from error
-        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
-            raise StorageError(
-                f"{folder} cannot be written ({error}): choose a folder you may write."
-            ) from error
-        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-            raise IndexFault(
-                f"{folder} is being written by another process: try again when it has finished."
-            ) from error
-        if isinstance(error, sqlite3.ProgrammingError | sqlite3.IntegrityError):
-            raise
-        raise IndexFault(
-            f"{folder / FILE} is damaged or half copied ({error}): copy the whole index again, "
-            "or index the collection again."
-        ) from error
-
-
-def _name(error: sqlite3.Error) -> str:
-    """SQLite's name of an error, empty where it has none."""
-    return getattr(error, "sqlite_errorname", "") or ""

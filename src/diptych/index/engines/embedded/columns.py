@@ -17,13 +17,16 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.errors import IndexFault
 from diptych.index import deadline
 from diptych.index.engines.embedded.catalog import COLUMNS, item_of, metadata_of
+from diptych.index.engines.embedded.known_columns import column_kinds
 from diptych.index.engines.embedded.segments import slot_of
 from diptych.index.engines.embedded.state import Segment, Selection, State
 from diptych.index.metadata import EXACT_INTEGER
 from diptych.index.protocol import Kind
 from diptych.index.query.filters import ITEM_COLUMNS, And, Condition, Filter, Not, parse_filter
+from diptych.storage import parse_json
 
 MASKS = 32  # selections remembered
 PIECE = 20_000  # rows read from the catalog at once
@@ -191,7 +194,8 @@ class MetadataColumns:
 
 def known_columns(db: sqlite3.Connection) -> dict[str, list[str]]:
     """The metadata columns and the kinds of value each has held."""
-    return {name: json.loads(kinds) for name, kinds in db.execute("SELECT name, kinds FROM columns")}
+    found = db.execute("SELECT name, kinds FROM columns").fetchall()
+    return {name: column_kinds(kinds) for name, kinds in found}
 
 
 def _cells(
@@ -204,7 +208,12 @@ def _cells(
     )
     piece, first = rows.fetchall(), slot_of(segment, 0)
     if metadata:  # one parse for the piece: several times faster than one for each row
-        parsed = json.loads(f"[{','.join(metadata_of(*row) for row in piece)}]")
+        parsed = parse_json(f"[{','.join(metadata_of(*row) for row in piece)}]")
+        if len(parsed) != len(piece) or not all(isinstance(one, dict) for one in parsed):
+            raise IndexFault(
+                "the metadata of some items of the index is damaged: copy the whole index again, or index the "
+                "collection again."
+            )
         yield from ((row[0] - first, one.get(name)) for row, one in zip(piece, parsed, strict=True))
     else:
         yield from ((row[0] - first, getattr(item_of(row), name) or None) for row in piece)

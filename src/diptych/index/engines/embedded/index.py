@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from diptych.index.base import Engine, Samples, check_k, check_limit
-from diptych.index.engines.embedded import catalog, checksums, known_columns, writing
+from diptych.index.engines.embedded import catalog, checksums, known_columns, schema, writing
 from diptych.index.engines.embedded.approximate import Graphs, is_codes, is_stale
 from diptych.index.engines.embedded.columns import MetadataColumns
 from diptych.index.engines.embedded.scan import fetch, scan
@@ -83,8 +82,8 @@ class EmbeddedIndex(Engine):
             lambda state, db: (
                 state,
                 (
-                    db.execute("SELECT name, kinds FROM columns ORDER BY name").fetchall(),
-                    db.execute("SELECT number, name, root FROM collections ORDER BY number").fetchall(),
+                    schema.rows(db, self.path, "columns"),
+                    schema.rows(db, self.path, "collections"),
                 ),
             )
         )
@@ -93,7 +92,7 @@ class EmbeddedIndex(Engine):
             counts={kind: state.count(kind) for kind in KINDS},
             deleted=sum(len(s.gone) for s in state.segments),
             size=self._store.size(),
-            columns={name: tuple(json.loads(kinds)) for name, kinds in columns},
+            columns={name: tuple(known_columns.column_kinds(kinds)) for name, kinds in columns},
             collections=tuple(Collection(*row) for row in collections),
             approximate={graph.kind: graph.rows for graph in state.graphs},
             coded=tuple(graph.kind for graph in state.graphs if is_codes(graph)),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from typing import Any
 
+from diptych.errors import IndexFault
 from diptych.index.metadata import check_column_count, held_kinds
 from diptych.index.protocol import Item
 from diptych.index.query.filters import kind_of
+from diptych.storage import parse_json
 
 _KINDS = {  # kinds of metadata, by SQLite's names of JSON types
     "integer": "number", "real": "number", "text": "text", "true": "boolean", "false": "boolean",
@@ -20,7 +23,8 @@ def record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
     """Add the columns of new items to those that are known."""
     values = ((str(name), value) for item in items for name, value in item.metadata.items())
     bare = ((name, value.tolist() if hasattr(value, "tolist") else value) for name, value in values)
-    known = {name: set(json.loads(kinds)) for name, kinds in db.execute("SELECT name, kinds FROM columns")}
+    found = db.execute("SELECT name, kinds FROM columns").fetchall()
+    known = {name: set(column_kinds(kinds)) for name, kinds in found}
     held = held_kinds((name, kind_of(value)) for name, value in bare)
     if held.keys() - known.keys():
         check_column_count(len(held.keys() | known.keys()))
@@ -30,10 +34,24 @@ def record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
             db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
 
 
+def column_kinds(kinds: str) -> list[str]:
+    """The kinds of value that a column has held, from their record."""
+    try:
+        found: Any = parse_json(kinds)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(kind in _KINDS.values() for kind in found):
+        raise IndexFault(
+            f"the record of a metadata column of the index is damaged ({kinds[:40]!a}): copy the whole index again, "
+            "or index the collection again."
+        )
+    return [str(kind) for kind in found]
+
+
 def recount_columns(db: sqlite3.Connection) -> None:
     """Record the columns that items have now, and forget those of items that are gone."""
     found = db.execute("SELECT DISTINCT key, type FROM items, json_each(metadata)")
-    kinds = held_kinds((name, _KINDS[kind]) for name, kind in found)
+    kinds = held_kinds((name, _KINDS.get(kind, "null")) for name, kind in found)  # no object is written
     db.execute("DELETE FROM columns")
     rows = ((name, json.dumps(sorted(held))) for name, held in kinds.items())
     db.executemany("INSERT INTO columns VALUES (?, ?)", rows)

@@ -159,7 +159,11 @@ class Blocks:
 
     def extend(self, blocks: Iterable[tuple[int, int, int]]) -> None:
         """Note (start, rows, checksum) of blocks behind those that are known."""
-        self.known += blocks
+        for start, count, crc in blocks:
+            have = self.known[-1][0] + self.known[-1][1] if self.known else 0
+            if start != have or start + count > len(self._mapped.rows):
+                raise IndexFault(f"{self.path} has no checksum for some of its rows: {_ANEW}")
+            self.known.append((start, count, crc))
         self._ends = np.array([start + count for start, count, _ in self.known], np.int64)
 
     def check(self, start: int, stop: int) -> None:

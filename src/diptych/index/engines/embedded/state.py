@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.index.engines.embedded import schema
 from diptych.index.engines.embedded.catalog import replaced
 from diptych.index.engines.embedded.checksums import damaged, slot_sum, small_digest
 from diptych.index.engines.embedded.segments import FILES, ROW_BITS, Blocks, Mapped, RowLayout, attach
 from diptych.index.protocol import Kind
+from diptych.storage import parse_json
 
 RowNumbers = NDArray[np.int64]
 Selection = dict[int, RowNumbers]
@@ -108,57 +109,77 @@ def read_state(
 
     Raises when the index here is another than the one of this ``id``.
     """
-    keys = "('generation', 'epoch', 'id', 'created', 'dead_sum', 'digest')"
-    facts = dict(db.execute(f"SELECT key, value FROM meta WHERE key IN {keys}").fetchall())
+    keys = "('generation', 'epoch', 'id', 'next_segment', 'dead_sum', 'digest')"
+    facts: dict[str, str] = dict(db.execute(f"SELECT key, value FROM meta WHERE key IN {keys}").fetchall())
     if facts.get("id") != id:
         raise replaced(folder)
-    if before is not None and str(before.generation) == facts["generation"]:
+    if before is not None and str(before.generation) == facts.get("generation"):
         return before
-    if facts["digest"] != small_digest(db):
+    if facts.get("digest") != small_digest(db):
         raise damaged(folder)
-    generation, epoch = int(facts["generation"]), int(facts["epoch"])
+    generation, epoch = (schema.number(folder, facts, name) for name in ("generation", "epoch"))
     if before is not None and before.generation > generation:  # another thread is ahead of this snapshot
         before = None
     known = {s.number: s for s in before.segments} if before is not None and before.epoch == epoch else {}
     last = before.last_dead if before is not None and known else 0
-    dead = np.fromiter(
-        (slot for (slot,) in db.execute("SELECT slot FROM dead WHERE serial > ?", (last,))), dtype=np.int64
-    )
+    dead = np.array([slot for (slot,) in schema.rows(db, folder, "dead", (last,))], np.int64)
     last = db.execute("SELECT coalesce(max(serial), 0) FROM dead").fetchone()[0]
     total = slot_sum(dead) + (before.dead_sum if before is not None and known else 0)
-    if str(total) != facts["dead_sum"]:
+    if str(total) != facts.get("dead_sum"):
         raise damaged(folder)
-    segments = []
-    for number, kind, rows, file in db.execute(
-        "SELECT number, kind, rows, file FROM segments ORDER BY number"
-    ):
-        path = FILES.path(folder, file)
-        old = known.get(number)
-        whole = old is not None and len(old) == rows
-        mapped = old.mapped if old is not None and whole else attach(path, layout, rows)
-        fresh = dead[dead >> ROW_BITS == number] & ((1 << ROW_BITS) - 1)
-        gone = old.gone if old is not None else fresh[:0]
-        if len(fresh):
-            gone = np.union1d(gone, fresh)
-        if old is None or mapped is not old.mapped or gone is not old.gone:
-            blocks = old.blocks if old is not None and whole else None
-            if blocks is None:
-                blocks = Blocks(path, layout, mapped, None if old is None else old.blocks)
-                found = (
-                    "SELECT start, rows, checksum FROM blocks WHERE segment = ? AND start >= ? ORDER BY start"
-                )
-                have = 0 if old is None else len(old)
-                blocks.extend(db.execute(found, (number, have)).fetchall())
-            old = Segment(number, kind, file, layout, mapped, blocks, gone)
-        segments.append(old)
+    segments = [
+        _segment(db, folder, layout, row, known.get(row[0]), dead)
+        for row in schema.rows(db, folder, "segments")
+    ]
+    if segments and segments[-1].number >= schema.number(folder, facts, "next_segment"):
+        raise damaged(folder, "the number of its next segment is taken")
     return State(generation, epoch, tuple(segments), last, total, _read_graphs(db, folder))
+
+
+def _segment(
+    db: sqlite3.Connection,
+    folder: Path,
+    layout: RowLayout,
+    row: tuple[int, Kind, int, str],
+    old: Segment | None,
+    dead: RowNumbers,
+) -> Segment:
+    """A segment as the catalog has it now, and what is known of it; ``dead`` are the slots removed since."""
+    number, kind, rows, file = row
+    path = FILES.path(folder, file)
+    if file != layout.file(number, kind):  # two would share a file, or read one of other rows
+        raise damaged(folder, f"its segment {number} claims the file {file}")
+    whole = old is not None and len(old) == rows
+    if old is not None and len(old) > rows:
+        raise damaged(folder, f"its segment {number} has lost rows")
+    mapped = old.mapped if old is not None and whole else attach(path, layout, rows)
+    fresh = dead[dead >> ROW_BITS == number] & ((1 << ROW_BITS) - 1)
+    if len(fresh) and fresh.max() >= rows:
+        raise damaged(folder, f"its segment {number} has fewer rows than were removed")
+    gone = old.gone if old is not None else fresh[:0]
+    if len(fresh):
+        gone = np.union1d(gone, fresh)
+    if old is not None and mapped is old.mapped and gone is old.gone:
+        return old
+    blocks = old.blocks if old is not None and whole else None
+    if blocks is None:
+        blocks = Blocks(path, layout, mapped, None if old is None else old.blocks)
+        have = 0 if old is None else len(old)
+        blocks.extend(schema.rows(db, folder, "blocks", (number, have)))
+    return Segment(number, kind, file, layout, mapped, blocks, gone)
 
 
 def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:
     graphs = []
-    query = "SELECT kind, file, rows, size, covers, checksum FROM graphs"
-    for kind, file, rows, size, covers, checksum in db.execute(query):
+    for kind, file, rows, size, covers, checksum in schema.rows(db, folder, "graphs"):
         name = FILES.path(folder, file).name
-        covered = {int(number): count for number, count in json.loads(covers).items()}
-        graphs.append(Graph(kind, name, rows, size, covered, checksum))
+        covered = parse_json(covers)
+        if not isinstance(covered, dict) or not all(
+            key.isdecimal() and len(key) < 12 and type(count) is int and 0 <= count <= schema.MAX_ROWS
+            for key, count in covered.items()
+        ):
+            raise damaged(folder, f"the rows that {name} covers")
+        graphs.append(
+            Graph(kind, name, rows, size, {int(key): count for key, count in covered.items()}, checksum)
+        )
     return tuple(graphs)

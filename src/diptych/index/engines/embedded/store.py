@@ -14,8 +14,9 @@ from filelock import FileLock, Timeout
 
 from diptych.errors import DiptychError, IndexFault, SettingsError
 from diptych.index.base import new_facts
-from diptych.index.engines.embedded import catalog, checksums
+from diptych.index.engines.embedded import catalog, checksums, schema
 from diptych.index.engines.embedded.catalog import Catalog
+from diptych.index.engines.embedded.connections import FILE
 from diptych.index.engines.embedded.segments import FILES, RowLayout
 from diptych.index.engines.embedded.state import State, read_state
 from diptych.index.protocol import PRECISIONS, Precision
@@ -38,9 +39,11 @@ class Store:
             self._catalog = Catalog(path, writable)
             try:
                 with self._catalog.reading() as db:
-                    self.meta = catalog.meta(db)
-                    if self.meta.get("digest") != checksums.small_digest(db):
+                    self.meta = schema.facts(db, path)
+                    if self.meta["digest"] != checksums.small_digest(db):
                         raise checksums.damaged(path)
+                    for table in ("collections", "columns"):
+                        schema.rows(db, path, table)
                 self._id = self.meta["id"]
                 self.layout = RowLayout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
                 state = self.state  # a half-copied index is refused here, not at the first query
@@ -62,7 +65,7 @@ class Store:
         if precision not in PRECISIONS:
             raise SettingsError(f"precision '{precision}' is unknown: choose {', '.join(PRECISIONS)}.")
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            what = "is already an index" if (path / catalog.FILE).is_file() else "exists and is not empty"
+            what = "is already an index" if (path / FILE).is_file() else "exists and is not empty"
             raise IndexFault(f"{path} {what}: open it, or choose another folder.")
         try:
             with create_folder(path) as new:

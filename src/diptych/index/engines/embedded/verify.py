@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from diptych.errors import IndexFault
-from diptych.index.engines.embedded import catalog, checksums
+from diptych.index.engines.embedded import catalog, checksums, connections, schema
 from diptych.index.engines.embedded.segments import FILES, RowLayout, checksum, slot_of
 from diptych.index.engines.embedded.state import State
 from diptych.index.protocol import KINDS
@@ -72,7 +72,7 @@ def _sums(state: State, db: sqlite3.Connection, folder: Path) -> list[str]:
     stray = _count(db, "SELECT count(*) FROM thumbnails WHERE slot NOT IN (SELECT slot FROM items)")
     if stray:
         faults.append(f"{stray} thumbnails belong to no item.")
-    facts = catalog.meta(db)
+    facts = schema.facts(db, folder)
     if facts.get("columns_digest") != checksums.columns_digest(db):
         faults.append("the list of metadata columns is damaged.")
     return faults + _word_faults(folder)
@@ -83,24 +83,27 @@ def _word_faults(folder: Path) -> list[str]:
 
     To ask for it, SQLite wants a database that may be written: this one, or a copy in memory. Nothing is written.
     """
-    source = catalog.connect_reader(folder / catalog.FILE)
+    path = folder / connections.FILE
+    source = connections.connect_reader(path)
     db = source
     try:
         faults = []
         try:
-            db = catalog.connect(folder / catalog.FILE, "rw")
+            db = connections.connect_checked(path, "rw")
             db.execute("PRAGMA busy_timeout = 1000")
             db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error:
-            db.close()
+            if db is not source:
+                db.close()
             db = sqlite3.connect(":memory:", isolation_level=None)
             source.backup(db)
             db.execute("BEGIN IMMEDIATE")
-        for kind in ("image", "text"):
-            try:
-                db.execute(f"INSERT INTO {kind}_words({kind}_words, rank) VALUES ('integrity-check', 1)")
-            except sqlite3.DatabaseError as error:
-                faults.append(f"the full text of {kind} items is damaged ({error}).")
+        with connections.limited(db, path):
+            for kind in KINDS:
+                try:
+                    db.execute(f"INSERT INTO {kind}_words({kind}_words, rank) VALUES ('integrity-check', 1)")
+                except sqlite3.DatabaseError as error:
+                    faults.append(f"the full text of {kind} items is damaged ({error}).")
         if db.in_transaction:
             db.execute("ROLLBACK")
         return faults

@@ -1,0 +1,240 @@
+"""A catalog from a stranger: other tables, values of other types and sizes, statements that never end."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import refused
+from resealed import VECTORS, make, reseal
+
+from diptych.errors import DiptychError, IndexFault
+from diptych.index.engines.embedded import checksums, connections, schema
+from diptych.index.engines.embedded.index import EmbeddedIndex
+from diptych.index.protocol import Item
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("catalog") / "index")
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound, tmp_path / "index")
+    return tmp_path / "index"
+
+
+def rewrite(folder: Path, script: str) -> None:
+    """Change the schema of a catalog."""
+    with closing(sqlite3.connect(folder / "index.db", isolation_level=None)) as db:
+        db.executescript(script)
+
+
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT"
+USE = """
+import sys
+from diptych.errors import DiptychError
+from diptych.index.engines.embedded.index import EmbeddedIndex
+for writable in (False, True):
+    try:
+        EmbeddedIndex.open(sys.argv[1], writable=writable).close()
+    except DiptychError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"DROP TABLE columns; CREATE VIEW columns AS {ENDLESS} 'a' AS name, '[]' AS kinds FROM n WHERE x < 0",
+        f"DROP TABLE meta; CREATE VIEW meta AS {ENDLESS} 'format' AS key, '2' AS value FROM n WHERE x < 0",
+        f"CREATE TRIGGER t AFTER UPDATE ON meta BEGIN INSERT INTO dead(slot) {ENDLESS} x FROM n WHERE x < 0; END",
+        "CREATE TRIGGER t AFTER INSERT ON items BEGIN DELETE FROM items; END",
+        "CREATE TABLE more(x)",
+        "CREATE INDEX more ON items(text)",
+        "CREATE VIEW more AS SELECT 1",
+        "ALTER TABLE items ADD COLUMN more TEXT",
+        "DROP TABLE collections; CREATE TABLE collections(number INTEGER PRIMARY KEY, name TEXT NOT NULL, root TEXT "
+        "NOT NULL, more TEXT GENERATED ALWAYS AS (zeroblob(1000000000)) VIRTUAL)",
+        "DROP INDEX texts_of_image; CREATE INDEX texts_of_image ON items(image_id, zeroblob(9)) WHERE image_id != ''",
+        "DROP VIEW image_texts; CREATE VIEW image_texts AS SELECT slot, text FROM items",
+        "DROP TABLE dead",
+    ],
+)  # fmt: skip
+def test_a_catalog_of_other_tables_is_refused(script: str, folder: Path) -> None:
+    """In a process of its own: SQLite does not hear an interrupt while it waits for a view without end."""
+    rewrite(folder, script)
+    done = subprocess.run(
+        [sys.executable, "-c", USE, str(folder)], capture_output=True, text=True, timeout=60, check=True
+    )
+    said = done.stdout.splitlines()
+    assert len(said) == 2, done.stdout
+    assert all("index.db" in line for line in said)
+    assert "index.db" in refused("index", "info", folder)
+
+
+def test_an_older_format_is_told_by_its_number(folder: Path) -> None:
+    rewrite(folder, "UPDATE meta SET value = '1' WHERE key = 'format'; DROP TABLE graphs")
+    with pytest.raises(IndexFault, match=r"format '1'.* 2:"):
+        EmbeddedIndex.open(folder)
+
+
+def test_the_schema_is_not_trusted(folder: Path) -> None:
+    with closing(connections.connect_reader(folder / "index.db")) as db:
+        assert db.execute("PRAGMA trusted_schema").fetchone() == (0,)
+        if hasattr(db, "getconfig"):
+            assert db.getconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_statement_has_an_end(folder: Path, writable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STEPS_ALLOWED", 20_000_000)
+    with EmbeddedIndex.open(folder, writable=writable) as index:
+        catalog = index._store._catalog
+        with (
+            pytest.raises(IndexFault, match="longer than its size explains"),
+            catalog.writing() if writable else catalog.reading() as db,
+        ):
+            db.execute(f"{ENDLESS} x FROM n WHERE x < 0").fetchone()
+        assert index.search(VECTORS[0], 1).ids == ["image 0"]
+
+
+# ---------------------------------------------------------------------- values
+
+BAD: list[Any] = [
+    None, -1, 0, 1, 2**31, 2**40, 2**62, 2**63 - 1, 1.5, float("inf"), "", "x", "-1", "1e3", "1" * 30, "٣", "null",
+    "[]", "{}", '{"1": -5}', '{"1": "x"}', '{"x": 1}', '{"1": 1e300}', "[" * 5000, '{"99": 4294967295}', '["list", 3]',
+    b"x", "image", "text", "\x1b[2J", "a\x00b", "../x", "/etc/passwd", "vectors-000001-image.f32", "binary",
+]  # fmt: skip
+CELLS = {
+    "segments": ("number", "kind", "rows", "file"),
+    "blocks": ("segment", "start", "rows", "checksum"),
+    "graphs": ("kind", "file", "rows", "size", "checksum", "covers"),
+    "collections": ("number", "name", "root"),
+    "columns": ("name", "kinds"),
+    "dead": ("serial", "slot"),
+    "items": ("slot", "id", "kind", "path", "text", "image_id", "metadata", "content", "collection"),
+    "thumbnails": ("slot", "jpeg"),
+}
+FACTS = (
+    "dimension",
+    "precision",
+    "generation",
+    "epoch",
+    "next_segment",
+    "dead_sum",
+    "id",
+    "model",
+    "created",
+)
+
+
+def use(folder: Path) -> None:
+    """Everything that one does with an index; each of it works or is refused in one sentence."""
+    with suppress(DiptychError), EmbeddedIndex.open(folder, writable=True) as index:
+        for work in (
+            lambda: index.info,
+            lambda: index.search(VECTORS[0], 5),
+            lambda: index.search(VECTORS[0], 5, filter="price < 9"),
+            lambda: index.search(VECTORS[0], 5, filter='text contains "number"'),
+            lambda: index.search_words("number", 5),
+            lambda: [index.thumbnail(f"image {n}") for n in range(5)],
+            lambda: [index.file(item) for item in index.get([f"image {n}" for n in range(32)]) if item],
+            lambda: index.vectors(["image 1"]),
+            lambda: index.values("price"),
+            lambda: list(index.contents(0)),
+            lambda: index.near_duplicates(limit=3),
+            lambda: index.verify(),
+            lambda: index.add([Item("new", metadata={"price": 1})], VECTORS[:1]),
+            lambda: index.delete(["image 5"]),
+            lambda: index.compact(),
+            lambda: index.build_graph("image", codes=True),
+            lambda: index.search(VECTORS[0], 5),
+        ):
+            with suppress(DiptychError):
+                work()
+
+
+def reseal_all(db: sqlite3.Connection) -> None:
+    """Give the big tables the checksums of what they hold, too."""
+    for row in db.execute(f"SELECT rowid, {', '.join(CELLS['items'])} FROM items").fetchall():
+        rowid, slot, *rest = row
+        with suppress(TypeError, ValueError, AttributeError):
+            sums = checksums.sum_of(slot, *rest[:5], *rest[6:]), checksums.sum_of(slot, rest[5])
+            db.execute("UPDATE items SET checksum = ?, metadata_checksum = ? WHERE rowid = ?", (*sums, rowid))
+    with suppress(TypeError, ValueError, OverflowError):
+        checksums.recount_dead(db)
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [(table, column) for table, columns in CELLS.items() for column in columns]
+)
+def test_a_value_of_another_type_or_size(table: str, column: str, sound: Path, tmp_path: Path) -> None:
+    original = tmp_path / "original"
+    shutil.copytree(sound, original)
+    with EmbeddedIndex.open(original, writable=True) as index:
+        index.collection("photos", str(tmp_path / "photos"))
+        index.update([Item("image 4", metadata={"price": 4}, thumbnail=b"jpeg", path="a.png")], VECTORS[4:5])
+    for number, value in enumerate(BAD):
+        folder = tmp_path / f"index{number}"
+        shutil.copytree(original, folder)
+        with closing(sqlite3.connect(folder / "index.db", isolation_level=None)) as db:
+            db.execute("BEGIN")
+            try:
+                db.execute(
+                    f"UPDATE {table} SET {column} = ? WHERE {column} IN (SELECT {column} FROM {table} LIMIT 1)",
+                    (value,),
+                )
+            except sqlite3.IntegrityError:
+                continue
+            reseal_all(db)
+            checksums.seal(db)
+            db.execute("COMMIT")
+        use(folder)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_a_fact_of_another_type_or_size(fact: str, sound: Path, tmp_path: Path) -> None:
+    for number, value in enumerate(BAD):
+        folder = tmp_path / f"index{number}"
+        shutil.copytree(sound, folder)
+        with suppress(sqlite3.IntegrityError):
+            reseal(folder, f"UPDATE meta SET value = ? WHERE key = '{fact}'", value)
+            use(folder)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("fact", [*FACTS, "digest", "format", "version", "fingerprint"])
+def test_a_fact_that_is_missing(fact: str, folder: Path) -> None:
+    reseal(folder, f"DELETE FROM meta WHERE key = '{fact}'")
+    if fact == "digest":
+        with closing(sqlite3.connect(folder / "index.db", isolation_level=None)) as db:
+            db.execute("DELETE FROM meta WHERE key = 'digest'")
+    with pytest.raises(IndexFault):
+        EmbeddedIndex.open(folder)
+
+
+def test_two_segments_that_name_one_file(folder: Path) -> None:
+    reseal(folder, "INSERT INTO segments VALUES (2147483, 'image', 32, 'vectors-000001-image.f32')")
+    assert "vectors-000001-image.f32" in refused("index", "info", folder)
+
+
+def test_a_thumbnail_that_is_a_number_allocates_nothing(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "index.db", isolation_level=None)) as db:
+        slot = db.execute("SELECT slot FROM items WHERE id = 'image 4'").fetchone()[0]
+        db.execute("INSERT INTO thumbnails VALUES (?, ?, 0)", (slot, 2**40))
+    with EmbeddedIndex.open(folder) as index, pytest.raises(IndexFault, match="thumbnail"):
+        index.thumbnail("image 4")
+
+
+def test_the_tables_are_those_of_the_format() -> None:
+    assert {name for kind, name, _ in schema._expected() if kind == "view"} == {"image_texts", "text_texts"}
+    assert not [name for kind, name, _ in schema._expected() if kind == "trigger"]
