@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw
 
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Index, Item
+from diptych.machine import record_root
 from diptych.web.connections import PatientProtocol
 
 COLOURS = {
@@ -122,6 +123,7 @@ def make_index(folder: Path, model: ColourModel) -> EmbeddedIndex:
         folder / "index", model.dim, model="/models/colours", fingerprint=model.fingerprint()
     )
     fill(index, folder / "pictures", model)
+    record_root(folder / "pictures")
     return index
 
 

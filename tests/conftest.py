@@ -25,6 +25,7 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "diptych-cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DIPTYCH_CACHE", str(folder))
+        patch.setenv("DIPTYCH_HOME", str(folder.with_name("diptych-home")))
         yield folder
 
 

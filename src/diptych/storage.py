@@ -224,6 +224,11 @@ class Entries:
             raise self._not_plain(path)
         return handle
 
+    def read(self, path: Path) -> bytes:
+        """All bytes of a plain file."""
+        with os.fdopen(self.open(path), "rb") as file:
+            return file.read()
+
     def _not_plain(self, path: Path) -> DiptychError:
         return self.fault(f"{path} is a link, a pipe, a device or a folder, not a plain file: {self.remedy}")
 
@@ -281,13 +286,14 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
             sync(target.parent)
 
 
-def create_file(target: Path, content: bytes) -> bool:
+def create_file(target: Path, content: bytes, mode: int = 0o666) -> bool:
     """Write a small file in one piece unless it is there; whether it was this process that wrote it."""
     new = _beside(target)
     with storing(target, but=FileExistsError):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            new.write_bytes(content)
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as handle:
+                handle.write(content)
             sync(new)
             os.link(new, target)  # unlike a renaming, the system refuses it over another
             sync(target.parent)

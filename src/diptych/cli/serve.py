@@ -51,7 +51,7 @@ def limit_flags(command: Command) -> Command:
     "roots",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="serve pictures only from below this folder (default: the indexed ones); repeatable",
+    help="serve pictures from below this folder (default: the folders that you indexed on this machine); repeatable",
 )
 @click.option(
     "--reranker",

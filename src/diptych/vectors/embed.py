@@ -22,6 +22,7 @@ from diptych.index.ingest.pipeline import take_in
 from diptych.index.ingest.reading import Reader
 from diptych.index.ingest.works import ABSENT, NOT_FINITE, Work
 from diptych.index.protocol import Item
+from diptych.machine import record_root
 from diptych.model.protocol import Model, picture_side
 from diptych.progress import track
 from diptych.vectors.files import ShardWriter, shard_writer
@@ -178,6 +179,8 @@ def embed(
     A shard that fails leaves the others alone. ``retry`` embeds again what has unreadable pictures. ``run`` embeds
     shards elsewhere, by their names; without it this process does it.
     """
+    if sources.root:
+        record_root(sources.root)
     manifest = join_manifest(
         out,
         Manifest(

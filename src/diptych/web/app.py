@@ -108,9 +108,9 @@ def create_app(
     """The service as an ASGI application; the index stays the caller's to close.
 
     ``token`` is needed for changes (none are taken without one) and, when ``private``, for everything but the
-    page's own files. ``roots`` narrows the folders files are served from; without it, those of the index's
-    collections. ``hosts`` are the host names it answers to (None: any), ``origins`` the sites that may call
-    it from a browser (CORS). ``writer`` opens the index for a change; without it, ``index`` itself is used.
+    page's own files. ``roots`` are the folders that files may be served from; without it, those that this
+    person indexed on this machine. ``hosts`` are the host names it answers to (None: any), ``origins`` the sites that
+    may call it from a browser (CORS). ``writer`` opens the index for a change; without it, ``index`` itself is used.
     ``chance`` sets the cut-off of a search; without it, captions of the collection do, where they can. ``local`` says
     that clients are people of this machine: only they are told where a file lies.
     """
@@ -251,7 +251,7 @@ def _add_items(app: FastAPI, service: Service, local: bool) -> None:
         """null where there is none."""
         with service.limited():
             return [
-                None if item is None else item_reply(item, service.index.file(item) if local else None)
+                None if item is None else item_reply(item, service.pictures.file(item) if local else None)
                 for item in service.items(id)
             ]
 

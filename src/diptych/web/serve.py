@@ -14,6 +14,7 @@ from pathlib import Path
 from diptych.errors import MissingExtra, SettingsError
 from diptych.index.engines.opening import open_index
 from diptych.index.models import open_model
+from diptych.index.places import tell
 from diptych.index.protocol import Index
 from diptych.model.protocol import Model
 
@@ -88,6 +89,11 @@ def serve(
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
             _announce(index, listening)
+            for root in app.state.service.pictures.withheld():
+                tell(
+                    f"the pictures below {root} are not served, only stored thumbnails: you did not index them on this "
+                    f"machine. To allow them, give --root {root}, or index them again."
+                )
             logging.getLogger("uvicorn.error").setLevel(log_level.upper())
             config = uvicorn.Config(
                 app,

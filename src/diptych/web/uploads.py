@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from diptych.errors import ImageError
 from diptych.index import deadline
 from diptych.index.protocol import Index, Item
 from diptych.index.query.frames import frame_of
+from diptych.machine import known_roots
 from diptych.web.limits import Limits
 
 LONGEST = 2048  # side of a picture handed to the model: models read a few hundred pixels
@@ -106,12 +108,28 @@ class Pictures:
         return None if path is None else (path, PLAYED.get(path.suffix.lower(), "application/octet-stream"))
 
     def file(self, item: Item) -> Path | None:
-        """The file of an item, None without one below the roots; links are followed before the check."""
+        """The file of an item, None without one below the roots; links are followed before the check.
+
+        The index says which folder was indexed, but not that it may be served: an index may come from a stranger.
+        Without roots of the command, those are served that this person indexed on this machine.
+        """
         path = self.index.file(item)
-        if path is None or self.roots is None:
-            return path
+        if path is None:
+            return None
         resolved = path.resolve()
-        return resolved if any(resolved.is_relative_to(root) for root in self.roots) else None
+        roots = known_roots() if self.roots is None else self.roots
+        return resolved if any(resolved.is_relative_to(root) for root in roots) else None
+
+    def withheld(self) -> list[str]:
+        """The folders of the index that are here and not served."""
+        roots = known_roots() if self.roots is None else self.roots
+        named = {one.root for one in self.index.info.collections if one.root}
+        folders = {os.path.realpath(root) for root in named if "\x00" not in root}
+        return sorted(
+            folder
+            for folder in folders
+            if os.path.isdir(folder) and not any(Path(folder).is_relative_to(root) for root in roots)
+        )
 
     def close(self) -> None:
         """End the processes that decode; idempotent."""

@@ -29,6 +29,7 @@ from diptych.index.ingest.target import (
 )
 from diptych.index.ingest.works import ABSENT, NOT_FINITE, Built, Work
 from diptych.index.protocol import Index, Item, Precision, Vectors
+from diptych.machine import record_root
 from diptych.model.protocol import Model, pairs_of, picture_side
 
 
@@ -128,6 +129,8 @@ class IndexEnd:
     ) -> None:
         self.index, self.files, self.model, self.labeller = index, files, model, labeller
         self.local, self.stored = local, local.contents() if local is not None else {}
+        if files.root:
+            record_root(files.root)
         found, note = settle(index, captions, files, name or own_name(captions))
         self.collection, self.size = found.number, len(captions.images)
         self.known = dict(index.contents(found.number))

@@ -4,10 +4,16 @@ Either is called a graph here. A graph is derived data: it can be deleted and bu
 there when it was built. Rows added since are scanned exactly and merged in; removed rows are dropped from its
 proposals; and where it proposes fewer than k live rows the whole collection is scanned. Proposals are scored from the
 stored vectors, so the scores that come out are those of an exact search. Compaction renames the rows in it.
+
+usearch believes what its file says: a forged one ends the process, whatever its checksum. So a usearch graph is signed
+with the key of the user who builds it, and one that this user did not sign is not loaded. Code tables are arrays, which
+are checked.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import logging
 import sqlite3
@@ -26,6 +32,7 @@ from diptych.index.engines.embedded.segments import FILES, ROW_BITS, RowLayout, 
 from diptych.index.engines.embedded.state import Graph, RowNumbers, Segment, Selection, State
 from diptych.index.engines.embedded.writing import Moves
 from diptych.index.protocol import Kind, Vectors
+from diptych.machine import own_key
 from diptych.progress import track
 from diptych.storage import storing, sync
 
@@ -112,6 +119,10 @@ class Graphs:
 
     def record(self, db: sqlite3.Connection, graph: Graph) -> None:
         """Put a graph in the place of the one of its kind."""
+        name = f"signature-{graph.kind}"
+        db.execute("DELETE FROM meta WHERE key = ?", (name,))
+        if graph.signature:
+            db.execute("INSERT INTO meta VALUES (?, ?)", (name, graph.signature))
         record = (
             graph.kind, graph.file, graph.rows, graph.size, graph.checksum, json.dumps(graph.covers),
         )  # fmt: skip
@@ -121,6 +132,7 @@ class Graphs:
         view = self._view(graph)
         if view is None:  # gone since it was found: then everything is scanned
             return [np.zeros(0, np.int64) for _ in queries]
+        wanted = max(1, min(wanted, len(view)))
         if isinstance(view, CodeTable):
             return view.propose(queries, wanted)
         with self._lock:  # usearch keeps a fixed number of search contexts
@@ -137,12 +149,12 @@ class Graphs:
                 if path.stat().st_size != graph.size:
                     return None
                 if graph.file not in self._open:
-                    view = None
-                    if checksum(path, 0, graph.size) == graph.checksum:  # usearch believes what a file says
+                    view, fault = None, _fault(graph, path)
+                    if not fault:
                         view = _opened(path, self.layout.dimension)
                     else:
                         LOG.warning(
-                            "%s is damaged: every item is scanned until 'diptych index' builds it again", path
+                            "%s %s: every item is scanned until 'diptych index' builds it again", path, fault
                         )
                     others = {file: one for file, one in self._open.items() if graph.kind not in file}
                     self._open = {graph.file: view, **others}
@@ -174,7 +186,26 @@ class Graphs:
             sync(path)
             sync(self.folder)
         size = path.stat().st_size
-        return Graph(kind, path.name, len(graph), size, covers, checksum(path, 0, size) or 0)
+        crc, signature = signed(path, size, own_key(make=True))
+        return Graph(kind, path.name, len(graph), size, covers, crc or 0, signature)
+
+
+def _fault(graph: Graph, path: Path) -> str:
+    """Why the file of a graph is not loaded; empty for one that is."""
+    crc, signature = signed(path, graph.size, None if is_codes(graph) else own_key())
+    if crc != graph.checksum:
+        return "is damaged"
+    if is_codes(graph) or (signature and hmac.compare_digest(signature, graph.signature)):
+        return ""
+    return "was not made by you on this machine"
+
+
+def signed(path: Path, size: int, key: bytes | None) -> tuple[int | None, str]:
+    """The checksum of a file and its signature, empty without a key."""
+    if key is None:
+        return checksum(path, 0, size), ""
+    signing = hashlib.blake2b(path.name.encode(), key=key, digest_size=32)
+    return checksum(path, 0, size, signing), signing.hexdigest()
 
 
 def is_codes(graph: Graph) -> bool:

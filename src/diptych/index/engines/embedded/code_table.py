@@ -83,9 +83,16 @@ class CodeTable:
         try:
             with os.fdopen(FILES.open(Path(path)), "rb") as file:
                 facts, mean, rotation, keys, codes = (_read(file) for _ in range(5))
-        except (ValueError, OSError, EOFError) as error:
+        except (ValueError, OSError, EOFError, MemoryError, OverflowError, SyntaxError) as error:
             raise RuntimeError(f"{path} holds no codes ({error})") from error
-        if facts.tolist() != [_FORMAT, self.dimension] or codes.shape[1:] != keys.shape:
+        shapes = [(array.shape, array.dtype) for array in (mean, rotation, keys, codes)]
+        count, floats, words = keys.size, np.dtype(np.float32), np.dtype(np.uint64)
+        full = [
+            ((self.dimension,), floats), ((self.dimension, self.bits), floats), ((count,), words),
+            ((self.bits // WORD, count), words),
+        ]  # fmt: skip
+        empty = [((0,), floats), ((self.dimension, 0), floats), ((0,), words), ((0, 0), words)]
+        if facts.tolist() != [_FORMAT, self.dimension] or shapes not in (full, empty):
             raise RuntimeError(f"{path} holds codes of another kind")
         self.mean = mean if len(mean) else None
         self.rotation, self.keys, self._codes = rotation, keys, codes.T

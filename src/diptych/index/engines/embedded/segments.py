@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,14 @@ _STORED: dict[str, np.dtype[Any]] = {
     "float16": np.dtype("<f2"),
     "binary": np.dtype("u1"),
 }
+
+
+class Hashing(Protocol):
+    """Something that reads bytes, such as a hash."""
+
+    def update(self, data: bytes, /) -> None:
+        """Read more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +214,11 @@ def cut_short(path: Path, size: int, wanted: int) -> IndexFault:
     return IndexFault(f"{path.parent} is incomplete: {path.name} has {size} of {wanted} bytes; {_ANEW}")
 
 
-def checksum(path: Path, start: int, size: int) -> int | None:
-    """The checksum of ``size`` bytes as they are on disk now; None when the file is gone or ends before."""
+def checksum(path: Path, start: int, size: int, beside: Hashing | None = None) -> int | None:
+    """The checksum of ``size`` bytes as they are on disk now; None when the file is gone or ends before.
+
+    ``beside`` reads the same bytes.
+    """
     try:
         handle = FILES.open(path)
     except FileNotFoundError:
@@ -220,6 +231,8 @@ def checksum(path: Path, start: int, size: int) -> int | None:
             if not piece:
                 return None
             crc, size = zlib.crc32(piece, crc), size - len(piece)
+            if beside is not None:
+                beside.update(piece)
     return crc
 
 

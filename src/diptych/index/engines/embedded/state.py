@@ -80,6 +80,7 @@ class Graph:
     size: int
     covers: dict[int, int]
     checksum: int
+    signature: str = ""  # by the key of whoever made it
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def _segment(
 
 def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:
     graphs = []
+    signed = dict(db.execute("SELECT key, value FROM meta WHERE key LIKE 'signature-%'").fetchall())
     for kind, file, rows, size, covers, checksum in schema.rows(db, folder, "graphs"):
         name = FILES.path(folder, file).name
         covered = parse_json(covers)
@@ -180,6 +182,9 @@ def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:
         ):
             raise damaged(folder, f"the rows that {name} covers")
         graphs.append(
-            Graph(kind, name, rows, size, {int(key): count for key, count in covered.items()}, checksum)
-        )
+            Graph(
+                kind, name, rows, size, {int(key): count for key, count in covered.items()}, checksum,
+                str(signed.get(f"signature-{kind}", "")),
+            )
+        )  # fmt: skip
     return tuple(graphs)

@@ -1,0 +1,76 @@
+"""What this person did on this machine: the folders they indexed, and a key that signs what was made here.
+
+An index may come from a stranger, so it cannot say which folders may be served, nor that its approximate index is
+harmless. Both are decided by what lies in the data folder of the user:
+
+::
+
+    key          32 random bytes, readable by the user alone; copy it to trust what was made on another machine
+    roots/HASH   the path of a folder whose pictures were indexed here
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from diptych.errors import DiptychError, StorageError
+from diptych.storage import Entries, create_file
+
+KEY, ROOTS = "key", "roots"
+KEY_BYTES = 32
+_FILES = Entries(
+    re.compile(r"key|[0-9a-f]{32}"),
+    StorageError,
+    "move it away; diptych makes a new one.",
+)
+
+
+def data_folder() -> Path:
+    """Where the above is kept: ``DIPTYCH_HOME``, else ``~/.local/share/diptych``.
+
+    ``XDG_DATA_HOME`` takes the place of ``~/.local/share`` where it is set.
+    """
+    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(os.environ.get("DIPTYCH_HOME") or f"{home}/diptych").expanduser()
+
+
+def own_key(make: bool = False) -> bytes | None:
+    """The key of this user, made if there is none and ``make`` says so; None without one."""
+    folder = data_folder()
+    try:
+        if make and not (folder / KEY).exists():
+            create_file(folder / KEY, os.urandom(KEY_BYTES), mode=0o600)
+        found = _FILES.read(folder / KEY)
+    except (OSError, DiptychError):  # no home, or one that cannot be written: nothing is signed
+        return None
+    return found if len(found) == KEY_BYTES else None
+
+
+def record_root(root: str | Path) -> None:
+    """Remember that this person indexed the pictures below a folder; where that cannot be written, it is not."""
+    name = os.fsencode(os.path.realpath(root))
+    try:
+        create_file(data_folder() / ROOTS / hashlib.sha256(name).hexdigest()[:32], name)
+    except (OSError, DiptychError):
+        return
+
+
+def known_roots() -> list[Path]:
+    """The folders that this person indexed on this machine."""
+    folder = data_folder() / ROOTS
+    try:
+        files = sorted(folder.iterdir())
+    except OSError:
+        return []
+    found = []
+    for file in files:
+        try:
+            name = _FILES.read(_FILES.path(folder, file.name))
+        except (OSError, DiptychError):
+            continue
+        if hashlib.sha256(name).hexdigest()[:32] == file.name:
+            found.append(Path(os.fsdecode(name)))
+    return found
