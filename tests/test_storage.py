@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
+from diptych import storage
 from diptych.errors import DataError, StorageError
 from diptych.storage import Entries, recover_folder, replace_folder, storing, write_text
 
@@ -63,7 +64,7 @@ def test_a_renaming_that_fails_puts_the_old_folder_back(
         return rename(self, to)
 
     monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(OSError, match="broken disk"), replace_folder(target) as new:
+    with pytest.raises(StorageError, match="Input/output"), replace_folder(target) as new:
         fill(new, "second")
     assert content(target) == "first"
 
@@ -133,7 +134,7 @@ def test_failures_are_one_sentence(error: Exception, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.EIO, "broken"), SafetensorError("header too large"), KeyError("x")]
+    "error", [OSError(errno.EXDEV, "broken"), SafetensorError("header too large"), KeyError("x")]
 )
 def test_other_errors_pass_as_they_are(error: Exception) -> None:
     with pytest.raises(type(error)), storing(Path("somewhere")):
@@ -209,3 +210,16 @@ def test_plain_files_are_opened_with_or_without_the_calls(
     (tmp_path / "real" / "rows-2").symlink_to(path)
     with pytest.raises(DataError, match="rows-2"):
         ENTRIES.open(tmp_path / "link" / "rows-2")
+
+
+def test_a_small_file_is_durable_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(storage, "sync", synced.append)
+    storage.write_bytes(tmp_path / "run.json", b"{}")
+    assert synced[-1] == tmp_path
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_failing_disk_is_one_sentence(number: int, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"x.*what was saved is intact"), storage.storing(tmp_path / "x"):
+        raise OSError(number, "failing")

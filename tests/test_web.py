@@ -761,3 +761,15 @@ def test_an_address_of_ten_megabytes_is_answered_and_the_service_goes_on(
         assert client.get("/api/search", params={"text": "red"}).status_code == 200
 
     serving(asks, folder / "index", ColourModel(), capfd, limits=Limits(query=200, filter=200, items=8))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status"), [("bytes=9-2", 400), ("lines=1", 400), ("bytes=99999999-", 416)]
+)
+def test_a_wrong_range_is_a_sentence(client: TestClient, wanted: str, status: int) -> None:
+    answer = client.get("/api/image", params={"id": "red/circle.png"}, headers={"Range": wanted})
+    assert answer.status_code == status
+    assert "range" in answer.json()["error"]
+    part = client.get("/api/image", params={"id": "red/circle.png"}, headers={"Range": "bytes=0-3"})
+    assert part.status_code == 206
+    assert part.content == b"\x89PNG"

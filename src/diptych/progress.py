@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
 
 T = TypeVar("T")
+_CONTROL = re.compile(
+    "[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
 PATIENCE = 2.0  # seconds without an answer before a bar appears
 
 
@@ -59,6 +64,26 @@ def _lines(items: Iterable[T], label: str, total: int | None, unit: str) -> Iter
 
 def _rate(done: int, seconds: float, unit: str) -> str:
     return f"{done / max(seconds, 1e-3):.3g} {unit}s/s"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """A text with its control characters written out, except those to ``keep``: a file may be called anything.
+
+    These are the ones that move a cursor, break a line or turn the direction of writing, and halves of characters.
+    """
+    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else f"\\u{ord(found[0]):04x}", text)
+
+
+class _Printable(logging.Filter):
+    """Makes the control characters of a message visible."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = printable(record.getMessage()), None
+        return True
+
+
+LOG = logging.getLogger("diptych")
+LOG.addFilter(_Printable())
 
 
 def counted(number: int, noun: str) -> str:

@@ -24,6 +24,7 @@ from diptych.errors import DiptychError, StorageError
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+FAILING = {errno.EIO, errno.ENXIO, errno.ESTALE}
 NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (also on BSD), a pipe, a folder
 NAME_SHOWN = 80  # characters of a refused name in a message
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
@@ -264,6 +265,7 @@ def write_bytes(target: Path, content: bytes) -> None:
             new.write_bytes(content)
             sync(new)
             os.replace(new, target)
+            sync(target.parent)
         finally:
             new.unlink(missing_ok=True)
 
@@ -326,6 +328,11 @@ def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
         if number in IN_THE_WAY:
             raise StorageError(
                 f"{target} cannot be written, a file or folder of that name is in the way: choose another name."
+            ) from error
+        if number in FAILING:
+            raise StorageError(
+                f"{target} cannot be written, the disk fails ({os.strerror(number)}): check the disk and run again; "
+                "what was saved is intact."
             ) from error
         raise
 

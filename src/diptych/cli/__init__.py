@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 import click
 
 from diptych import __version__
+from diptych.cli.echo import echo
 from diptych.cli.groups import Registered
 from diptych.cli.hints import advice
 from diptych.errors import DiptychError, Interrupted
+from diptych.progress import printable
 from diptych.registries import COMMANDS
 
 
@@ -38,14 +40,12 @@ class Verbs(Registered):
             see = f" (see '{error.ctx.command_path} --help')" if error.ctx is not None else ""
             _end(f"error: {advice(error)}{see}", 2)
         except (DiptychError, click.ClickException) as error:
-            _end(f"error: {error}", 2)
+            _end(f"error: {printable(str(error))}", 2)
         except OSError as error:
             if error.filename is None:
                 raise
-            _end(
-                f"error: {error.filename} ({error.strerror}): check that it is there and that you may use it.",
-                2,
-            )
+            file = printable(str(error.filename))
+            _end(f"error: {file} ({error.strerror}): check that it is there and that you may use it.", 2)
         except Interrupted as note:
             _end(str(note), 130)
         except (KeyboardInterrupt, click.Abort):
@@ -54,7 +54,7 @@ class Verbs(Registered):
 
 
 def _end(sentence: str, status: int) -> NoReturn:
-    click.echo(sentence, err=True)
+    echo(sentence, err=True)
     _leave(status)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
+from diptych.cli.echo import echo
+from diptych.progress import printable
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -26,7 +27,7 @@ def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
         passed = {hit.item.id for hit in hits.matches}
         for hit in chosen(hits, everything):
             cells = [f"{hit.score:.4f}", _name(index, hit.item), _text(hit.item)]
-            click.echo("\t".join([*cells, *([] if hit.item.id in passed else [BELOW])]))
+            echo("\t".join([*cells, *([] if hit.item.id in passed else [BELOW])]))
     else:
         passed = {hit.item.id for hit in hits.matches}
         heads = ["score", "item", "text", *(["made of"] if any(hit.details for hit in hits) else [])]
@@ -41,7 +42,7 @@ def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
 def print_paths(index: Index, hits: Hits, *, everything: bool) -> None:
     """The path of each hit (a text's is that of its image), or its id where there is no file."""
     for hit in chosen(hits, everything):
-        click.echo(path_of(index, hit.item) or hit.item.id)
+        echo(printable(path_of(index, hit.item) or hit.item.id))
     _print_rest(index, hits, everything)
 
 
@@ -60,7 +61,7 @@ def print_json(index: Index, hits: Hits, *, everything: bool) -> None:
         "matched": hits.matched, "cutoff": hits.cutoff, "strength": hits.strength, "exact": hits.exact,
         "note": hits.note,
     }  # fmt: skip
-    click.echo(json.dumps({**facts, "hits": answers}, ensure_ascii=False))
+    echo(json.dumps({**facts, "hits": answers}, ensure_ascii=False))
 
 
 def print_pairs(index: Index, pairs: Sequence[Pair]) -> None:
@@ -70,7 +71,7 @@ def print_pairs(index: Index, pairs: Sequence[Pair]) -> None:
         _table(["score", "first", "second"], [(row, "") for row in rows])
     else:
         for row in rows:
-            click.echo("\t".join(row))
+            echo("\t".join(row))
 
 
 def gallery(
@@ -143,19 +144,19 @@ def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
     if not hits:
         return
     if hits.cutoff is None and hits.note and not everything:
-        click.echo(f"--matches leaves nothing out here: {hits.note}. --chance 0.2 sets one.", err=True)
+        echo(f"--matches leaves nothing out here: {hits.note}. --chance 0.2 sets one.", err=True)
     if not hits.matched and everything:
-        click.echo("nothing matches clearly: these are the nearest.", err=True)
+        echo("nothing matches clearly: these are the nearest.", err=True)
     elif not hits.matched:
         best = f"{_name(index, hits[0].item)}, {hits[0].score:.3f}"
-        click.echo(
+        echo(
             f"nothing in the collection matches (the best is {best}; leave --matches out to see it).",
             err=True,
         )
     elif below and sys.stdout.isatty():
         what = "dimmed" if everything else "left out"
         reliable = f" ({hits.note})" if hits.note else ""
-        click.echo(
+        echo(
             f"{below} of {len(hits)} are below the cut-off of {hits.cutoff:.3f} and {what}{reliable}.",
             err=True,
         )
@@ -192,20 +193,15 @@ def _name(index: Index, item: Item) -> str:
 
     file, frame = index.file(item), frame_of(item)
     if file is None:
-        return _printable(item.id)
+        return printable(item.id)
     short = os.path.relpath(file)
     name = str(file) if short.startswith("..") else short
-    return _printable(name if frame is None else f"{name} at {clock(frame.time)}")
+    return printable(name if frame is None else f"{name} at {clock(frame.time)}")
 
 
 def _text(item: Item) -> str:
     """The first line of an item's text."""
-    return _printable(item.text.strip().split("\n", 1)[0])
-
-
-def _printable(text: str) -> str:
-    """A text without what would move the cursor or break a line."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return printable(item.text.strip().split("\n", 1)[0])
 
 
 def _picture(index: Index, item: Item) -> Image.Image | None:

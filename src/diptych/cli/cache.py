@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from diptych.cli.echo import echo
+
 if TYPE_CHECKING:
     from diptych.cache.contents import Entry
 
@@ -24,10 +26,10 @@ def info() -> None:
     from diptych.storage import cache_folder
 
     entries = contents()
-    click.echo(f"{cache_folder()} (another folder: set DIPTYCH_CACHE)")
+    echo(f"{cache_folder()} (another folder: set DIPTYCH_CACHE)")
     for line in _table(entries):
-        click.echo(line)
-    click.echo(f"total {in_words(sum(entry.bytes for entry in entries))}; features are float16")
+        echo(line)
+    echo(f"total {in_words(sum(entry.bytes for entry in entries))}; features are float16")
 
 
 @cache.command()
@@ -42,16 +44,16 @@ def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | N
 
     found = chosen(contents(), backbone=backbone, old=old, older_than=older_than, keep=keep)
     for line in _table(found):
-        click.echo(line)
+        echo(line)
     size = sum(entry.bytes for entry in found)
     if dry_run:
-        click.echo(f"would remove {in_words(size)}; nothing was removed (--dry_run)")
+        echo(f"would remove {in_words(size)}; nothing was removed (--dry_run)")
         return
     busy = [entry for entry in found if not entry.remove()]
-    click.echo(f"removed {in_words(size - sum(entry.bytes for entry in busy))}")
+    echo(f"removed {in_words(size - sum(entry.bytes for entry in busy))}")
     if busy:
         left = in_words(sum(entry.bytes for entry in busy))
-        click.echo(f"left {left} that another process is reading: run it again when that is done")
+        echo(f"left {left} that another process is reading: run it again when that is done")
 
 
 def _table(entries: Sequence[Entry]) -> list[str]:

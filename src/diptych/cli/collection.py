@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.progress import counted
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def say(sentence: str) -> None:
     """Tell the user something beside the answers."""
-    click.echo(sentence, err=True)
+    echo(sentence, err=True)
 
 
 def summary(place: str, built: Built) -> str:

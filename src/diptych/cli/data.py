@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
 from diptych.registries import BACKBONES
 
@@ -25,7 +26,7 @@ def check(path: str, image_column: str | None, text_column: str | None) -> None:
     from diptych.data.check import check as run
 
     report = run(with_columns(path, image_column, text_column))
-    click.echo(report.render())
+    echo(report.render())
     sys.exit(0 if report.ok else 1)
 
 
@@ -35,7 +36,7 @@ def formats() -> None:
     from diptych.data.formats import formats as known
 
     for entry in known():
-        click.echo(f"{entry.name:14} {entry.description}")
+        echo(f"{entry.name:14} {entry.description}")
 
 
 @click.command()
@@ -81,7 +82,7 @@ def extract(
     with autocast(place, compute_precision):
         captions = open_captions(with_columns(path, image_column, text_column), problems=ToBeLeftOut())
         for note in captions.notes:
-            click.echo(note, err=True)
+            echo(note, err=True)
         run = extract_frames if frames else partial(extract_grid, cache=cache)
         report = run(
             captions,
@@ -90,4 +91,4 @@ def extract(
             output_dir,
             batch_size=batch_size,
         )
-    click.echo(report)
+    echo(report)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.cli.flags import device_flags, say_device
 from diptych.errors import DataError
 from diptych.progress import counted
@@ -96,7 +97,7 @@ def embed(
             **options,
         )  # fmt: skip
         with connected(address, cpus) as cluster:
-            click.echo(str(cluster), err=True)
+            echo(str(cluster), err=True)
             done = embedding.embed(
                 retriever, sources, out, **run, run=lambda names: embed_on(cluster, task, names, True)
             )
@@ -106,13 +107,13 @@ def embed(
 def _report(done: Embedded, out: Path, share: str) -> None:
     """Say what was embedded, what was skipped, and what to do next."""
     for item, reason in done.unreadable[:SHOWN]:
-        click.echo(f"skipped {item}: {reason}", err=True)
+        echo(f"skipped {item}: {reason}", err=True)
     if len(done.unreadable) > SHOWN:
-        click.echo(
+        echo(
             f"skipped {len(done.unreadable) - SHOWN:,} more: see 'unreadable' in {out}/shards/*.json",
             err=True,
         )
-    click.echo(
+    echo(
         f"{out}: {counted(len(done.receipts), 'shard')}{share}, {counted(done.images, 'image')}, "
         f"{counted(done.texts, 'text')} ({done.before} shards were there, "
         f"{counted(len(done.unreadable), 'picture')} skipped)"
@@ -125,6 +126,6 @@ def _report(done: Embedded, out: Path, share: str) -> None:
         )
     if done.complete:
         named = shlex.quote(str(out))
-        click.echo(f"next: diptych evaluate {named}   |   diptych index load {named} --index {named}.index")
+        echo(f"next: diptych evaluate {named}   |   diptych index load {named} --index {named}.index")
     else:
-        click.echo("not all parts are done yet: the last one to finish completes the manifest")
+        echo("not all parts are done yet: the last one to finish completes the manifest")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
 from diptych.registries import JUDGEMENTS, PROTOCOLS
 
@@ -85,7 +86,7 @@ def evaluate(
     from diptych.runs.evaluate import evaluate_runs
 
     options["data"] = [with_columns(path, image_column, text_column) for path in options["data"]]
-    click.echo(evaluate_runs(runs, **options, say=say_device).render())
+    echo(evaluate_runs(runs, **options, say=say_device).render())
 
 
 class _Sides(click.Command):
@@ -146,4 +147,4 @@ def compare(results: tuple[Path, ...], other: tuple[Path, ...], draws: int, **op
     """
     from diptych.runs.compare import compare_runs
 
-    click.echo(compare_runs(results, other, draws=draws, **options).render())
+    echo(compare_runs(results, other, draws=draws, **options).render())

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.cli.flags import device_flags, say_device
 from diptych.cli.groups import Registered
 from diptych.progress import counted
@@ -35,10 +36,8 @@ def import_vse_infinity(
         raise click.UsageError(f"{output_dir} is already there: choose another folder for the model.")
     model = run(checkpoint, vocabulary=vocabulary, text_model=text_model)
     model.save_pretrained(output_dir)
-    click.echo(
-        f"{output_dir}: {model.dim} dimensions, {sum(p.numel() for p in model.parameters()):,} weights"
-    )
-    click.echo(f"next: diptych evaluate {output_dir} --data PATH --split test")
+    echo(f"{output_dir}: {model.dim} dimensions, {sum(p.numel() for p in model.parameters()):,} weights")
+    echo(f"next: diptych evaluate {output_dir} --data PATH --split test")
 
 
 @import_.command("embeddings")
@@ -88,8 +87,8 @@ def import_embeddings(
         check=not unchecked,
     )  # fmt: skip
     for note in done.notes:
-        click.echo(note, err=True)
-    click.echo(f"{shown(place)}: {counted(done.images, 'image')} imported from {source}")
+        echo(note, err=True)
+    echo(f"{shown(place)}: {counted(done.images, 'image')} imported from {source}")
 
 
 of_kind = click.option(
@@ -118,7 +117,7 @@ def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
     from diptych.runs.embeddings import export_vectors as run
 
     with open_index(place) as opened:
-        click.echo(f"{output_dir}: {run(opened, output_dir, kind)} vectors")
+        echo(f"{output_dir}: {run(opened, output_dir, kind)} vectors")
 
 
 @click.command("faiss")
@@ -131,7 +130,7 @@ def export_faiss(place: str, output: Path, kind: Any) -> None:
     from diptych.runs.embeddings import export_faiss as run
 
     with open_index(place) as opened:
-        click.echo(f"{output}: {run(opened, output, kind)} vectors")
+        echo(f"{output}: {run(opened, output, kind)} vectors")
 
 
 @click.command("runtime")
@@ -146,7 +145,7 @@ def export_runtime(model: str, output_dir: Path | None) -> None:
     from diptych.runs.runtime_export import place_runtime
 
     for line in place_runtime(model, output_dir)[1]:
-        click.echo(line)
+        echo(line)
 
 
 @click.command("onnx")
@@ -157,4 +156,4 @@ def export_onnx(model: str, output_dir: Path) -> None:
     from diptych.runs.runtime_export import copy_onnx
 
     for file in copy_onnx(model, output_dir):
-        click.echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")
+        echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")

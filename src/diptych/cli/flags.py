@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.settings import TrainingSettings, literal_choices, plain_type
 
 Command = Callable[..., Any]
@@ -81,7 +82,7 @@ def say_device(device: Any) -> None:
         from diptych.devices import describe_device
 
         name = describe_device(name)
-    click.echo(f"device: {name}", err=True)
+    echo(f"device: {name}", err=True)
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import click
 
 from diptych.cli import answers
 from diptych.cli.collection import pictures_alone, say, summary
+from diptych.cli.echo import echo
 from diptych.cli.flags import column_flags, device_flags, with_columns
 from diptych.cli.load import load
 from diptych.progress import counted
@@ -122,14 +123,14 @@ def build(
         cache=cache, device=device,
         compute_precision=compute_precision, say=say,
     )  # fmt: skip
-    click.echo(summary(shown(place), built))
+    echo(summary(shown(place), built))
     if local_features:
         from diptych.cache.local_features import features_place
 
         file = features_place(place)
-        click.echo(f"{file}: local features, {file.stat().st_size / 1e6:.1f} MB")
+        echo(f"{file}: local features, {file.stat().st_size / 1e6:.1f} MB")
     named = shlex.quote(shown(place))
-    click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
+    echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
 
 
 index.add_command(load)
@@ -144,22 +145,20 @@ def info(place: str) -> None:
     with open_index(place) as opened:
         about = opened.info
     for field in ("path", "engine", "model", "fingerprint", "dimension", "precision", "version", "created"):
-        click.echo(f"{field:12} {getattr(about, field)}")
-    click.echo(f"{'items':12} " + ", ".join(f"{count} {kind}" for kind, count in about.counts.items()))
+        echo(f"{field:12} {getattr(about, field)}")
+    echo(f"{'items':12} " + ", ".join(f"{count} {kind}" for kind, count in about.counts.items()))
     graphs = ", ".join(
         f"{count} {kind}{' (binary codes)' if kind in about.coded else ''}"
         for kind, count in about.approximate.items()
     )
-    click.echo(f"{'approximate':12} {graphs or 'none: every search is exact'}")
-    click.echo(f"{'size':12} {about.size / 1e6:.1f} MB")
+    echo(f"{'approximate':12} {graphs or 'none: every search is exact'}")
+    echo(f"{'size':12} {about.size / 1e6:.1f} MB")
     compaction = " (diptych index compact gives their space back)" if about.deleted else ""
-    click.echo(f"{'removed':12} {about.deleted} rows{compaction}")
+    echo(f"{'removed':12} {about.deleted} rows{compaction}")
     columns = ", ".join(f"{name} ({'/'.join(kinds) or 'null'})" for name, kinds in about.columns.items())
-    click.echo(f"{'columns':12} {columns or 'none'}")
+    echo(f"{'columns':12} {columns or 'none'}")
     for collection in about.collections:
-        click.echo(
-            f"{'collection':12} {collection.name}" + (f" in {collection.root}" * bool(collection.root))
-        )
+        echo(f"{'collection':12} {collection.name}" + (f" in {collection.root}" * bool(collection.root)))
 
 
 @index.command()
@@ -171,8 +170,8 @@ def verify(place: str) -> None:
     with open_index(place) as opened:
         faults = opened.verify(show_progress=True)
     for fault in faults:
-        click.echo(fault)
-    click.echo("sound" if not faults else counted(len(faults), "fault"))
+        echo(fault)
+    echo("sound" if not faults else counted(len(faults), "fault"))
     sys.exit(1 if faults else 0)
 
 
@@ -183,7 +182,7 @@ def compact(place: str) -> None:
     from diptych.index.engines.opening import open_index
 
     with open_index(place, writable=True) as opened:
-        click.echo(f"freed {opened.compact(show_progress=True) / 1e6:.1f} MB")
+        echo(f"freed {opened.compact(show_progress=True) / 1e6:.1f} MB")
 
 
 @index.command()
@@ -220,14 +219,14 @@ def remove(
             chosen = removal.missing_ids(opened) if missing else removal.known_ids(opened, ids)
         if dry_run:
             for id in chosen:
-                click.echo(id)
-            click.echo(f"{counted(len(chosen), 'item')} would be removed.", err=True)
+                echo(id)
+            echo(f"{counted(len(chosen), 'item')} would be removed.", err=True)
             return
         gone = removal.remove_items(opened, chosen)
         if whole is not None:
             opened.forget_collection(whole.number)
         left = f"{counted(len(opened), 'item')} {'is' if len(opened) == 1 else 'are'} left"
-        click.echo(f"removed {counted(gone['image'], 'image')}, {counted(gone['text'], 'text')}; {left}")
+        echo(f"removed {counted(gone['image'], 'image')}, {counted(gone['text'], 'text')}; {left}")
 
 
 @index.command()
@@ -250,4 +249,4 @@ def duplicates(place: str, threshold: float | None, limit: int, kind: Any) -> No
         answers.print_pairs(opened, pairs)
         if not pairs:
             reach = "" if threshold is None else f" that reaches {threshold:g}"
-            click.echo(f"no pair among {opened.count(kind)} {kind} items{reach}.", err=True)
+            echo(f"no pair among {opened.count(kind)} {kind} items{reach}.", err=True)

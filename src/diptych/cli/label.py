@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from diptych.cli.echo import echo
+
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
@@ -30,4 +32,4 @@ def label(
     """Predict labels with a label-wise model. FOLDER is a folder of images or a data set in any known format."""
     from diptych.runs.label import label_collection
 
-    click.echo(label_collection(model, path, output, texts=texts, threshold=threshold, top=top))
+    echo(label_collection(model, path, output, texts=texts, threshold=threshold, top=top))

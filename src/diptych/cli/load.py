@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.progress import counted
 
 
@@ -45,16 +46,16 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
         out, place, part=chosen, precision=precision, approximate_above=above, show_progress=True
     )
     for note in done.notes:
-        click.echo(note, err=True)
+        echo(note, err=True)
     rows = done.written + done.unchanged
-    click.echo(
+    echo(
         f"{shown(place)}: {counted(done.shards, 'shard')}, {counted(done.images, 'image')}, "
         f"{counted(done.texts, 'text')} ({done.written:,} written, {done.unchanged:,} unchanged) "
         f"in {done.seconds:.1f} s, {rows / max(done.seconds, 1e-3):,.0f} rows/s"
     )
     if done.missing:
         verb = "is" if done.missing == 1 else "are"
-        click.echo(f"{counted(done.missing, 'shard')} {verb} not embedded yet: load again later.", err=True)
+        echo(f"{counted(done.missing, 'shard')} {verb} not embedded yet: load again later.", err=True)
     if done.failed:
         name, reason = done.failed[0]
         raise DataError(
@@ -62,4 +63,4 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
             f"{name}: {reason}"
         )
     named = shlex.quote(shown(place))
-    click.echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
+    echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')

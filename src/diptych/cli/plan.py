@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from diptych.cli.echo import echo
+
 
 def whole(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """A whole number that may be written with an exponent: 1e9."""
@@ -55,4 +57,4 @@ def plan(as_json: bool, **demand: Any) -> None:
     from diptych.runs import plan as planning
 
     asked = planning.Demand(**demand)
-    click.echo(json.dumps(planning.as_json(asked), indent=1) if as_json else planning.render(asked))
+    echo(json.dumps(planning.as_json(asked), indent=1) if as_json else planning.render(asked))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from diptych.cli.echo import echo
+
 
 @click.group()
 def reproduce() -> None:
@@ -20,4 +22,4 @@ def reproduce_vse_infinity(table: str, seeds: int, output: Path | None) -> None:
     """How well each design of GPO learns known poolings (VSE∞)."""
     from diptych.runs import synthetic_pooling
 
-    click.echo(synthetic_pooling.reproduce(seeds=seeds, output=output))
+    echo(synthetic_pooling.reproduce(seeds=seeds, output=output))

@@ -12,6 +12,7 @@ import click
 
 from diptych.cli import answers
 from diptych.cli.collection import pictures_of, say
+from diptych.cli.echo import echo
 from diptych.cli.flags import device_flags
 
 if TYPE_CHECKING:
@@ -136,9 +137,9 @@ def search(
         show = answers.print_json if as_json else answers.print_paths if paths else answers.print_hits
         show(opened, hits, everything=everything)
         if not hits and not as_json:
-            click.echo(answers.nothing_left(opened, kind, condition is not None), err=True)
+            echo(answers.nothing_left(opened, kind, condition is not None), err=True)
         if html is not None and not as_json and not paths:
-            click.echo(f"thumbnails: {html}", err=True)
+            echo(f"thumbnails: {html}", err=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.cli.flags import Command, device_flags
 
 
@@ -63,7 +64,7 @@ def space(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
     """
     from diptych.runs.show import show_space
 
-    click.echo(show_space(runs, output, **options))
+    echo(show_space(runs, output, **options))
 
 
 @show.command()
@@ -84,7 +85,7 @@ def grids(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
     """Two runs' answers to the same queries, as one page."""
     from diptych.runs.show import show_grids
 
-    click.echo(show_grids(runs, output, **options))
+    echo(show_grids(runs, output, **options))
 
 
 @show.command()
@@ -99,7 +100,7 @@ def pooling(runs: tuple[Path, ...], sizes: str, output: Path) -> None:
         numbers = [int(size) for size in sizes.split(",")]
     except ValueError:
         raise click.UsageError(f"--sizes {sizes}: give whole numbers with commas, as in 4,12,36.") from None
-    click.echo(show_pooling(runs, output, sizes=numbers))
+    echo(show_pooling(runs, output, sizes=numbers))
 
 
 @show.command()
@@ -119,7 +120,7 @@ def augmentation(data: str, output: Path, **options: Any) -> None:
     """Pictures and texts after every step of augmentation."""
     from diptych.runs.show_augmentation import show_augmentation
 
-    click.echo(show_augmentation(data, output, **options))
+    echo(show_augmentation(data, output, **options))
 
 
 @show.command()
@@ -134,7 +135,7 @@ def attention(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
     """
     from diptych.runs.show_attention import show_attention
 
-    click.echo(show_attention(runs, output, **options))
+    echo(show_attention(runs, output, **options))
 
 
 @show.command()
@@ -150,7 +151,7 @@ def knowledge(runs: tuple[Path, ...], texts: tuple[str, str], output: Path, **op
     """How alike two sentences are, and what each finds."""
     from diptych.runs.show_attention import show_knowledge
 
-    click.echo(show_knowledge(runs, texts, output, **options))
+    echo(show_knowledge(runs, texts, output, **options))
 
 
 @show.command()
@@ -189,7 +190,7 @@ def speed(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
     """
     from diptych.runs.show_speed import show_speed
 
-    click.echo(show_speed(runs, output, **options))
+    echo(show_speed(runs, output, **options))
 
 
 @show.command()
@@ -204,4 +205,4 @@ def confusions(run: Path, output: Path, **options: Any) -> None:
     """Labels a label-wise model confuses, with examples."""
     from diptych.runs.confusions import show_confusions
 
-    click.echo(show_confusions(run, output, **options))
+    echo(show_confusions(run, output, **options))

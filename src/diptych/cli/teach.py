@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.registries import IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 
@@ -54,4 +55,4 @@ def teach(data: str, **options: Any) -> None:
         clean=options["clean_captions"],
     )
     for taught in run(teachers, data):
-        click.echo(str(taught))
+        echo(str(taught))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from diptych.cli.echo import echo
 from diptych.cli.flags import column_flags, given, settings_flags, with_columns
 from diptych.names import import_plugins
 from diptych.recipes import RECIPES, find_recipe
@@ -87,8 +88,8 @@ def _train_command(recipe: Recipe) -> click.Command:
         if not no_runtime:
             from diptych.runs.runtime_export import add_runtime
 
-            click.echo(add_runtime(folder))
-        click.echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")
+            echo(add_runtime(folder))
+        echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")
 
     return command
 
@@ -98,13 +99,13 @@ def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> 
     from diptych.training.baseline import Baseline, verdict
     from diptych.training.validation import named, shown
 
-    click.echo(
+    echo(
         f"best validation {shown(progress.metric)} {progress.best:.1f} ({named(progress.best_epoch)}): "
         f"{folder / 'best'}"
     )
     said = verdict(progress, Baseline.load(folder) if baseline else None, data)
     if said:
-        click.echo(said)
+        echo(said)
 
 
 @click.group(cls=Recipes)
@@ -137,6 +138,6 @@ def _ablate_command(recipe: Recipe) -> click.Command:
     ) -> None:
         from diptych.runs.ablate import ablate as run
 
-        click.echo(run(recipe, table, data, output_dir, seeds=seeds, rows=row, changes=given(flags)))
+        echo(run(recipe, table, data, output_dir, seeds=seeds, rows=row, changes=given(flags)))
 
     return command

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from diptych.cli.collection import summary
+from diptych.cli.echo import echo
 from diptych.cli.flags import device_flags, say_device
 
 
@@ -70,9 +71,9 @@ def watch(
         return summary(shown(place), built) + skipped
 
     def say(sentence: str) -> None:
-        click.echo(f"{time.strftime('%H:%M:%S')} {sentence}")
+        echo(f"{time.strftime('%H:%M:%S')} {sentence}")
 
     try:
         watch_folder(folder, bring, interval=interval, say=say, told=told)
     except KeyboardInterrupt:
-        click.echo(f"stopped: {shown(place)} holds what was indexed last.", err=True)
+        echo(f"stopped: {shown(place)} holds what was indexed last.", err=True)

@@ -23,7 +23,7 @@ from diptych.data.duplicates import Look, across, groups, near_groups, normal_te
 from diptych.data.formats import Format, divided, find, located
 from diptych.data.problems import Found, Problem
 from diptych.errors import DataError
-from diptych.progress import track
+from diptych.progress import printable, track
 
 NAMED = 4  # images of a group a message names before it counts the rest
 
@@ -87,7 +87,7 @@ class CheckReport:
             of_kind = [problem for problem in problems if problem.kind == kind]
             yield f"{of_kind[0].severity}: {kind} ({count:,})"
             for problem in of_kind[:limit]:
-                yield f"  {problem}".replace(f"{self.path}: ", "", 1)
+                yield f"  {printable(str(problem))}".replace(f"{self.path}: ", "", 1)
             if limit is not None and count > limit:
                 yield f"  ... and {count - limit:,} more"
 

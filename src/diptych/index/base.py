@@ -55,8 +55,9 @@ class Engine(Index):
         exact: bool | None = None,
     ) -> Hits:
         """The k best items for one vector (dimension,)."""
-        row = np.asarray(vector, np.float32)
-        return self.search_many(row.reshape(1, -1), k, kind=kind, filter=filter, exact=exact)[0]
+        return self.search_many(np.asarray(vector).reshape(1, -1), k, kind=kind, filter=filter, exact=exact)[
+            0
+        ]
 
     def file(self, item: Item) -> Path | None:
         """The file of an item here, None when it has none or when its path would leave the collection's root."""
@@ -108,7 +109,10 @@ class Engine(Index):
 
     def _checked(self, vectors: Any, what: str) -> Vectors:
         """Rows (n, dimension) of finite numbers that can be scored, or an error that says what else they are."""
-        rows: Vectors = np.ascontiguousarray(np.asarray(vectors), np.float32)
+        given = np.asarray(vectors)
+        if given.dtype.kind not in "fiub":
+            raise DataError(f"{what} are of type {given.dtype}, not real numbers: give an array of floats.")
+        rows: Vectors = np.ascontiguousarray(given, np.float32)
         if rows.ndim != 2 or rows.shape[1] != self._dimension:
             raise IndexFault(
                 f"the shape of {what} is {'×'.join(map(str, rows.shape))}, but {self.path} holds vectors of "

@@ -18,6 +18,7 @@ from diptych.index.ingest.works import Built
 from diptych.index.models import open_model
 from diptych.index.protocol import Index, Item
 from diptych.model.protocol import OpenedModel
+from diptych.progress import printable
 
 Say = Callable[[str], None]
 """Told in sentences what the user should know: the device, what was skipped."""
@@ -25,7 +26,7 @@ Say = Callable[[str], None]
 
 def tell(sentence: str) -> None:
     """Print a sentence beside the answers."""
-    print(sentence, file=sys.stderr, flush=True)
+    print(printable(sentence), file=sys.stderr, flush=True)
 
 
 def index_folder(
@@ -120,7 +121,7 @@ def bring_up_to_date(
         retriever, path, place, model_name=recorded_name(model), show_progress=show_progress, **options
     )
     for item, reason in built.skipped:
-        say(f"skipped {item}: {reason}")
+        say(f"skipped {printable(str(item))}: {printable(str(reason))}")
     for note in built.notes:
         say(note)
     return built, retriever

@@ -216,6 +216,12 @@ def _receipt(content: Mapping[str, Any]) -> Receipt:
 
 def _name(name: object) -> str:
     """A name that is one file in the folder of shards: a manifest from elsewhere must not lead out of it."""
-    if not isinstance(name, str) or not name or Path(name).name != name or name in (".", ".."):
+    if (
+        not isinstance(name, str)
+        or not name
+        or Path(name).name != name
+        or name in (".", "..")
+        or "\x00" in name
+    ):
         raise ValueError(f"{name!r} is not a name of a shard")
     return name

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, File, Form, Query, Response, UploadFile
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -27,6 +27,7 @@ from diptych.web.replies import (
     Failure,
     PlacedReply,
     SearchReply,
+    SentFile,
     add_handlers,
     failure,
     item_reply,
@@ -306,7 +307,7 @@ def _add_items(app: FastAPI, service: Service, local: bool) -> None:
         if found is None:
             return failure(404, f"there is no video of '{id[:200]}': check the id.")
         path, media_type = found
-        return FileResponse(
+        return SentFile(
             path, headers={"Cache-Control": "private, max-age=600"}, media_type=media_type, filename=path.name,
             content_disposition_type="inline",
         )  # fmt: skip
@@ -359,5 +360,5 @@ def _picture(found: Served | None, id: str) -> Response:
         return failure(404, f"there is no picture of '{id[:200]}': check the id.")
     headers = {"Cache-Control": "private, max-age=600", "Content-Disposition": "inline"}
     if isinstance(found.data, Path):  # sent a piece at a time: it may be of any size
-        return FileResponse(found.data, media_type=found.media_type, headers=headers)
+        return SentFile(found.data, media_type=found.media_type, headers=headers)
     return Response(found.data, media_type=found.media_type, headers=headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import Scope, Send
+from starlette.responses import FileResponse, MalformedRangeHeader, RangeNotSatisfiable
+from starlette.types import Receive, Scope, Send
 
 from diptych.errors import (
     AddressError,
@@ -115,6 +118,30 @@ def failure(status: int, sentence: str, position: int | None = None) -> JSONResp
     content = {"error": shown} if position is None else {"error": shown, "position": position}
     headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}.get(status)
     return JSONResponse(content, status, headers)
+
+
+class SentFile(FileResponse):
+    """A file, or the part of it that a header ``Range`` asks for; a wrong one is refused like any other mistake."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        headers = Headers(scope=scope)
+        wanted = headers.get("range")
+        refusal = None if wanted is None or "if-range" in headers else self._refusal(wanted)
+        await (super().__call__ if refusal is None else refusal)(scope, receive, send)
+
+    def _refusal(self, wanted: str) -> JSONResponse | None:
+        size = os.stat(self.path).st_size
+        try:
+            self._parse_range_header(wanted, size)
+        except MalformedRangeHeader:
+            return failure(400, f"the range {wanted[:60]!a} is not one: write it as bytes=0-99.")
+        except RangeNotSatisfiable:
+            sentence = f"the range {wanted[:60]!a} is outside the file, which has {size} bytes: ask for less."
+            answer = failure(416, sentence)
+            answer.headers["Content-Range"] = f"bytes */{size}"
+            return answer
+        return None
 
 
 async def refuse(scope: Scope, send: Send, status: int, sentence: str) -> None:

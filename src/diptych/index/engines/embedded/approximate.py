@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import logging
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -33,10 +32,9 @@ from diptych.index.engines.embedded.state import Graph, RowNumbers, Segment, Sel
 from diptych.index.engines.embedded.writing import Moves
 from diptych.index.protocol import Kind, Vectors
 from diptych.machine import own_key
-from diptych.progress import track
+from diptych.progress import LOG, track
 from diptych.storage import storing, sync
 
-LOG = logging.getLogger("diptych")
 STALE = 0.2  # share of rows outside or removed from a graph at which it is brought up to date
 NEIGHBOURS = 16  # edges of a node
 WIDTH_ADD, WIDTH_SEARCH = 128, 256  # nodes kept in sight while adding and searching

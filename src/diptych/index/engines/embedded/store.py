@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from diptych.errors import DiptychError, IndexFault, SettingsError
+from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
 from diptych.index.base import new_facts
 from diptych.index.engines.embedded import catalog, checksums, schema
 from diptych.index.engines.embedded.catalog import Catalog
@@ -23,6 +24,7 @@ from diptych.index.protocol import PRECISIONS, Precision
 from diptych.storage import create_folder, storing
 
 LOCK = "writer.lock"
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 ATTEMPTS = 5  # attempts to read while a writer compacts
 T = TypeVar("T")
 
@@ -155,6 +157,19 @@ class Store:
                     os.close(handle)
 
 
+def _check_locks(path: Path) -> None:
+    """Raise an ``OSError`` where the system has no locks: filelock would take an old file for a lock that is held."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    handle = FILES.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # as harmless as asking gets
+    finally:
+        os.close(handle)
+
+
 def _take_lock(path: Path) -> FileLock:
     catalog.check_present(path)  # before a lock is left in a folder that is not an index
     FILES.check(path / LOCK)
@@ -162,10 +177,18 @@ def _take_lock(path: Path) -> FileLock:
     lock = FileLock(path / LOCK, thread_local=False)
     with storing(path):
         try:
+            _check_locks(path / LOCK)
             lock.acquire(timeout=0)
         except Timeout:
             raise IndexFault(
                 f"{path} is being written by another process: wait until it has finished, "
                 "or open it for reading."
             ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            raise StorageError(
+                f"{path} is on a file system without locks ({os.strerror(error.errno)}), so two writers could harm "
+                "each other: choose a folder on another one."
+            ) from error
     return lock
