@@ -18,6 +18,7 @@ column         what it holds (never null)
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from diptych.errors import DataError, MissingExtra
 from diptych.index.metadata import record
 from diptych.index.protocol import KINDS, Item, Vectors
 from diptych.storage import new_file, parse_json
-from diptych.vectors.manifest import Manifest, Receipt, read_manifest, read_receipt, shard_file
+from diptych.vectors.manifest import FILES, Manifest, Receipt, read_manifest, read_receipt, shard_file
 
 GROUP = 4096  # rows of a row group
 COLUMNS = ("id", "kind", "image_id", "path", "text", "metadata", "content", "thumbnail", "vector")
@@ -217,7 +218,8 @@ class Written:
         self._check_size()
         count = 0
         try:
-            with module.ParquetFile(self.path, page_checksum_verification=True) as file:
+            handle = os.fdopen(FILES.open(self.path), "rb")
+            with handle, module.ParquetFile(handle, page_checksum_verification=True) as file:
                 self._check_schema(file.schema_arrow, columns)
                 for batch in file.iter_batches(batch_size=rows, columns=list(columns)):
                     count += batch.num_rows
@@ -269,7 +271,7 @@ class Written:
         """Compare the file with the size and checksum of its receipt."""
         self._check_size()
         digest = hashlib.sha256()
-        with self.path.open("rb") as handle:
+        with os.fdopen(FILES.open(self.path), "rb") as handle:
             while piece := handle.read(PIECE):
                 digest.update(piece)
         if digest.hexdigest() != self.receipt.sha256:

@@ -14,17 +14,23 @@ holds a time or the name of a machine, so that the same data and model give the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from diptych.errors import DataError
-from diptych.storage import create_file, new_file, parse_json, sweep_files, write_text
+from diptych.storage import Entries, create_file, new_file, parse_json, sweep_files, write_text
 
 FORMAT, VERSION = "diptych-embeddings", 1
 MANIFEST = "manifest.json"
 SHARDS = "shards"  # folder of the files
+FILES = Entries(
+    re.compile(r"[^/\x00]{1,250}\.(json|parquet)"),
+    DataError,
+    "copy the folder again from where it was made, or embed into another folder.",
+)
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,8 @@ class Manifest:
 def is_vectors(folder: str | Path) -> bool:
     """Whether a folder is one that ``diptych embed`` wrote."""
     try:
-        content = parse_json((Path(folder).expanduser() / MANIFEST).read_bytes())
-    except (OSError, ValueError):
+        content = parse_json(FILES.read(Path(folder).expanduser() / MANIFEST))
+    except (OSError, ValueError, DataError):
         return False
     return isinstance(content, dict) and content.get("format") == FORMAT
 
@@ -106,7 +112,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a folder."""
     file = folder / MANIFEST
     try:
-        content = parse_json(file.read_bytes())
+        content = parse_json(FILES.read(file))
         found = content["format"], content["version"]
         if found[0] != FORMAT:
             raise ValueError(f"its format is {found[0]!r}")
@@ -176,20 +182,28 @@ def complete_manifest(folder: Path, manifest: Manifest) -> bool:
         return False
     sweep_files(folder / SHARDS)
     written = replace(manifest, receipts=receipts).to_json()
-    if (folder / MANIFEST).read_text("utf-8") != written:
+    if FILES.read(folder / MANIFEST) != written.encode():
         write_text(folder / MANIFEST, written)
     return True
 
 
 def shard_file(folder: Path, name: str) -> Path:
     """The file of a shard."""
-    return folder / SHARDS / f"{name}.parquet"
+    return FILES.path(_shards(folder), f"{name}.parquet")
+
+
+def _shards(folder: Path) -> Path:
+    """The folder of the files, which is a folder of its own and no link to another."""
+    shards = folder / SHARDS
+    if shards.is_symlink() or (shards.exists() and not shards.is_dir()):
+        raise DataError(f"{shards} is a link or no folder: copy the folder again from where it was made.")
+    return shards
 
 
 def read_receipt(folder: Path, name: str) -> Receipt | None:
     """The receipt of a shard; None when it is not whole yet, or a damaged one, whose shard is written again."""
     try:
-        return _receipt(parse_json((folder / SHARDS / f"{name}.json").read_bytes()))
+        return _receipt(parse_json(FILES.read(FILES.path(_shards(folder), f"{name}.json"))))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -198,7 +212,7 @@ def write_receipt(folder: Path, receipt: Receipt) -> None:
     """Say that a shard is whole."""
     content = asdict(receipt) | {"file": f"{SHARDS}/{receipt.name}.parquet", "rows": receipt.rows}
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    with new_file(folder / SHARDS / f"{receipt.name}.json") as handle:
+    with new_file(FILES.path(_shards(folder), f"{receipt.name}.json")) as handle:
         handle.write(text.encode())
 
 

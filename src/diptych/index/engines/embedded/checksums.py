@@ -7,6 +7,7 @@ and the few rows that say what the index is one. The slot is part of each: items
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import IndexFault
+from diptych.index.engines.embedded.segments import FILES
 
 _SMALL = (
     "SELECT * FROM meta WHERE key NOT IN ('digest', 'columns_digest') ORDER BY key",
@@ -41,7 +43,7 @@ def check_length(path: Path) -> None:
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size:
         return
-    with path.open("rb") as file:
+    with os.fdopen(FILES.open(path), "rb") as file:
         head = file.read(100)
         size = file.seek(0, 2)
     page = int.from_bytes(head[16:18], "big")
