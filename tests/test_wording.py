@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -159,6 +160,12 @@ def index(folder: Path) -> EmbeddedIndex:
 def saving(file: Path, error: Exception) -> None:
     with storing(file):
         raise error
+
+
+def saving_in_cache(file: Path, error: Exception) -> None:
+    """The same for a file in the cache folder."""
+    with mock.patch.dict("os.environ", {"DIPTYCH_CACHE": str(file.parent)}):
+        saving(file, error)
 
 
 def raising(error: Exception) -> None:
@@ -604,6 +611,9 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "intact."),
         (lambda p: saving(p / "file", OSError(errno.EROFS, "read only")),
          "FOLDER/file cannot be written (Read-only file system): choose a folder you may write."),
+        (lambda p: saving_in_cache(p / "file", OSError(errno.EROFS, "read only")),
+         "FOLDER/file cannot be written (Read-only file system): set DIPTYCH_CACHE or XDG_CACHE_HOME to "
+         "a folder you may write."),
     ],
     MissingExtra: [
         (lambda _: raising(MissingExtra("timm", "timm", "a timm: backbone")),
@@ -634,6 +644,15 @@ COMMANDS = {
     'search empty "a dog"':
         "empty is not an index (no such folder): give the folder that 'diptych index' wrote, or index a "
         "collection there.",
+    "search FOLDER dog":
+        "FOLDER holds no picture and no data set that is known: give a folder of pictures, a table of images and "
+        "texts, or what 'diptych data formats' lists.",
+    "search FOLDER dog --preview":
+        "--preview shows pictures in a terminal, and the output goes elsewhere: leave it out, or use --html FILE.",
+    "search FOLDER dog --preview --json":
+        "--json, --paths and --preview cannot be combined: choose one.",
+    "search x.index dog --index y.index":
+        "x.index holds no pictures to index: leave --index out, or give their folder.",
     "search hf:tiny/clip":
         "hf:tiny/clip is a model: give the pictures to search too, as in hf:tiny/clip ./photos.",
     "search x.index dog --k 5": "there is no option --k: did you mean -k?",

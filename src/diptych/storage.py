@@ -39,6 +39,12 @@ def cache_folder(folder: str | Path | None = None) -> Path:
     return Path(folder or os.environ.get("DIPTYCH_CACHE") or f"{home}/diptych").expanduser()
 
 
+def data_folder() -> Path:
+    """Where an index is kept that cannot lie beside its pictures: below ``XDG_DATA_HOME``, or ``~/.local/share``."""
+    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(home).expanduser() / "diptych"
+
+
 @contextmanager
 def replace_folder(target: Path) -> Iterator[Path]:
     """Fill a new folder, then put it in the place of ``target``; on any failure ``target`` stays as it was.
@@ -322,8 +328,10 @@ def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
                 f"the disk is full while saving {target}: free some space and run again; what was saved is intact."
             ) from error
         if number in REFUSED:
+            cached = target.is_relative_to(cache_folder())
+            remedy = "set DIPTYCH_CACHE or XDG_CACHE_HOME to" if cached else "choose"
             raise StorageError(
-                f"{target} cannot be written ({os.strerror(number)}): choose a folder you may write."
+                f"{target} cannot be written ({os.strerror(number)}): {remedy} a folder you may write."
             ) from error
         if number in IN_THE_WAY:
             raise StorageError(

@@ -26,7 +26,7 @@ def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
     if not sys.stdout.isatty():
         passed = {hit.item.id for hit in hits.matches}
         for hit in chosen(hits, everything):
-            cells = [f"{hit.score:.4f}", _name(index, hit.item), _text(hit.item)]
+            cells = [f"{hit.score:.4f}", name_of(index, hit.item), _text(hit.item)]
             echo("\t".join([*cells, *([] if hit.item.id in passed else [BELOW])]))
     else:
         passed = {hit.item.id for hit in hits.matches}
@@ -47,26 +47,28 @@ def print_paths(index: Index, hits: Hits, *, everything: bool) -> None:
 
 
 def print_json(index: Index, hits: Hits, *, everything: bool) -> None:
-    """One JSON object; the time of a frame is in its metadata."""
+    """One JSON object; the time of a frame is in its metadata. Without a cut-off, nothing says what matches: null."""
+    judged = hits.cutoff is not None
     passed = {hit.item.id for hit in hits.matches}
     answers = [
         {
-            "id": hit.item.id, "kind": hit.item.kind, "score": hit.score, "matches": hit.item.id in passed,
+            "id": hit.item.id, "kind": hit.item.kind, "score": hit.score,
+            "matches": hit.item.id in passed if judged else None,
             "text": hit.item.text, "path": path_of(index, hit.item), "image_id": hit.item.image_id,
             "metadata": dict(hit.item.metadata), "details": dict(hit.details),
         }
         for hit in chosen(hits, everything)
     ]  # fmt: skip
     facts = {
-        "matched": hits.matched, "cutoff": hits.cutoff, "strength": hits.strength, "exact": hits.exact,
-        "note": hits.note,
+        "matched": hits.matched if judged else None, "cutoff": hits.cutoff, "strength": hits.strength,
+        "exact": hits.exact, "note": hits.note,
     }  # fmt: skip
     echo(json.dumps({**facts, "hits": answers}, ensure_ascii=False))
 
 
 def print_pairs(index: Index, pairs: Sequence[Pair]) -> None:
     """Pairs of items as a table, or as lines with tabs in a pipe."""
-    rows = [(f"{pair.score:.4f}", _name(index, pair.first), _name(index, pair.second)) for pair in pairs]
+    rows = [(f"{pair.score:.4f}", name_of(index, pair.first), name_of(index, pair.second)) for pair in pairs]
     if sys.stdout.isatty():
         _table(["score", "first", "second"], [(row, "") for row in rows])
     else:
@@ -83,12 +85,12 @@ def gallery(
     passed = {hit.item.id for hit in hits.matches}
 
     def shown(hit: Hit) -> Answer:
-        file, name = path_of(index, hit.item), _name(index, hit.item)
+        file, name = path_of(index, hit.item), name_of(index, hit.item)
         weak = "" if not hits.matched or hit.item.id in passed else f" · {BELOW}"
         text, link = _text(hit.item), link_to(file, place) if file else ""
         note = (name if text else "") + weak
         return Answer(
-            text or name, hit.score, False, _picture(index, hit.item), link, note.removeprefix(" · ")
+            text or name, hit.score, False, picture_of(index, hit.item), link, note.removeprefix(" · ")
         )
 
     answers = [shown(hit) for hit in chosen(hits, everything)]
@@ -148,7 +150,7 @@ def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
     if not hits.matched and everything:
         echo("nothing matches clearly: these are the nearest.", err=True)
     elif not hits.matched:
-        best = f"{_name(index, hits[0].item)}, {hits[0].score:.3f}"
+        best = f"{name_of(index, hits[0].item)}, {hits[0].score:.3f}"
         echo(
             f"nothing in the collection matches (the best is {best}; leave --matches out to see it).",
             err=True,
@@ -164,7 +166,7 @@ def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
 
 def _row(index: Index, hit: Hit, cells: int) -> tuple[str, ...]:
     made = ", ".join(f"{name} {value:.3g}" for name, value in hit.details.items())
-    return (f"{hit.score:.3f}", _name(index, hit.item), _text(hit.item), made)[:cells]
+    return (f"{hit.score:.3f}", name_of(index, hit.item), _text(hit.item), made)[:cells]
 
 
 def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
@@ -186,7 +188,7 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> N
     Console().print(table)
 
 
-def _name(index: Index, item: Item) -> str:
+def name_of(index: Index, item: Item) -> str:
     """A short name for people: the path from where they stand, with the time of a frame, or the id."""
     from diptych.data.decode.video_files import clock
     from diptych.index.query.frames import frame_of
@@ -204,7 +206,7 @@ def _text(item: Item) -> str:
     return printable(item.text.strip().split("\n", 1)[0])
 
 
-def _picture(index: Index, item: Item) -> Image.Image | None:
+def picture_of(index: Index, item: Item) -> Image.Image | None:
     """A thumbnail: the stored one, or one from the file; none for a text or a file that cannot be read."""
     from diptych.data.decode.opening import open_image
     from diptych.errors import ImageError
@@ -226,4 +228,4 @@ def _asked_picture(index: Index, value: Any) -> Image.Image | None:
     if isinstance(value, Path):
         return open_image(value, size_hint=SIDE)
     (item,) = index.get([str(value)])
-    return None if item is None else _picture(index, item)
+    return None if item is None else picture_of(index, item)

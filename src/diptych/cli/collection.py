@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -37,6 +39,27 @@ def pictures_of(model: str, given: Sequence[str]) -> str:
             f"{model} is a model: give the pictures to search too, as in {model} ./photos."
         )
     return given[0]
+
+
+def place_first(place: str, query: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """The place and the query, also where the words came first: dog ./photos."""
+    from diptych.encoders.known_names import is_pretrained_name
+    from diptych.index.engines.opening import index_exists
+    from diptych.index.places import is_collection
+
+    if not query or is_path(place) or is_pretrained_name(place) or Path(place).exists():
+        return place, query
+    last = query[-1]
+    if is_pretrained_name(last) or not (index_exists(last) or (is_collection(last) and Path(last).is_dir())):
+        return place, query
+    words = (place, *query[:-1])
+    say(f"searching {last} for {' '.join(words)}; the folder usually comes first.")
+    return last, words
+
+
+def is_path(text: str) -> bool:
+    """Whether a text looks like a path or the address of a database, whatever is there."""
+    return "/" in text or os.sep in text or text.startswith((".", "~")) or text.endswith(".index")
 
 
 def pictures_alone(path: str) -> str:

@@ -42,6 +42,14 @@ def settings_flags(kind: type[TrainingSettings]) -> Callable[[Command], Command]
     return decorate
 
 
+def index_flag(command: Command) -> Command:
+    """``--index``: where the index of a collection is."""
+    return click.option(
+        "--index",
+        help="folder or database URL of the index (default: the pictures' path with .index behind it)",
+    )(command)
+
+
 def device_flags(command: Command) -> Command:
     """``--device`` and ``--compute_precision``: where a model runs, and in which precision its products are."""
     command = click.option(

@@ -13,7 +13,7 @@ import click
 from diptych.cli import answers
 from diptych.cli.collection import pictures_alone, say, summary
 from diptych.cli.echo import echo
-from diptych.cli.flags import column_flags, device_flags, with_columns
+from diptych.cli.flags import column_flags, device_flags, index_flag, with_columns
 from diptych.cli.load import load
 from diptych.progress import counted
 
@@ -40,9 +40,7 @@ def index() -> None:
 
 @index.command()
 @click.argument("given", metavar="[MODEL] PATH", nargs=-1, required=True)
-@click.option(
-    "--index", "place", help="folder or database URL of the index (default: PATH with .index behind it)"
-)
+@index_flag
 @click.option("--name", default="", help="name of the collection in the index (default: the data's own)")
 @click.option(
     "--texts/--no_texts", default=True, help="index the texts too, for image → text and text → text"
@@ -83,7 +81,7 @@ def index() -> None:
 @device_flags
 def build(
     given: tuple[str, ...],
-    place: str | None,
+    index: str | None,
     name: str,
     texts: bool,
     precision: Any,
@@ -115,7 +113,7 @@ def build(
         raise click.UsageError(f"one collection is indexed at a time: leave out {given[2]}.")
     path = given[1] if len(given) == 2 else pictures_alone(given[0])
     path = with_columns(path, image_column, text_column)
-    place = place or default_place(path)
+    place = index or default_place(path, say)
     run = given[0] if len(given) == 2 else model_for(place)
     built, _ = bring_up_to_date(
         run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli import answers
-from diptych.cli.collection import pictures_of, say
+from diptych.cli.collection import pictures_of, place_first, say
 from diptych.cli.echo import echo
-from diptych.cli.flags import device_flags
+from diptych.cli.flags import device_flags, index_flag
 
 if TYPE_CHECKING:
     from diptych.index.protocol import Query
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("place", metavar="INDEX")
 @click.argument("query", nargs=-1)
+@index_flag
 @click.option("-k", "k", default=10, show_default=True, help="number of answers")
 @click.option(
     "--kind",
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
 @click.option("--model", help="folder or name of the model (default: the model that the index records)")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 @click.option("--paths", is_flag=True, help="print paths only, for pipes")
+@click.option("--preview", is_flag=True, help="show the pictures in the terminal")
 @click.option(
     "--html", type=click.Path(path_type=Path), help="also write the answers with thumbnails to this file"
 )
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
 def search(
     place: str,
     query: tuple[str, ...],
+    index: str | None,
     k: int,
     kind: Any,
     condition: str | None,
@@ -88,31 +91,37 @@ def search(
     model: str | None,
     as_json: bool,
     paths: bool,
+    preview: bool,
     html: Path | None,
     device: str,
     compute_precision: str,
 ) -> None:
     """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'.
 
-    INDEX may also be a folder of pictures, which is indexed first: ./photos "two parrots"; or a model and a folder:
-    hf:ID ./photos "two parrots".
+    INDEX may also be a folder of pictures or a data set, which is indexed first: ./photos "two parrots"; or a model
+    and a folder: hf:ID ./photos "two parrots".
     """
     click.get_current_context().with_resource(_uncollected())
+    from diptych.cli.preview import check_terminal, show_pictures
     from diptych.encoders.known_names import is_pretrained_name
     from diptych.index.places import open_place
     from diptych.index.query.search import Searcher
 
-    if as_json and paths:
-        raise click.UsageError("--json and --paths cannot be combined: choose one.")
+    if as_json + paths + preview > 1:
+        raise click.UsageError("--json, --paths and --preview cannot be combined: choose one.")
+    if preview:
+        check_terminal()
     if reranker and not rerank:
         raise click.UsageError("--reranker re-ranks the top N hits: give --rerank N too.")
+    place, query = place_first(place, query)
     pictures = is_pretrained_name(place) or None
     if pictures:
         model, place, query = place, pictures_of(place, query[:1]), query[1:]
     asked = _query(" ".join(query), like)
     opened, retriever, name, place = open_place(
-        place, model, device, compute_precision, pictures=pictures, say=say
-    )
+        place, model, device, compute_precision, index=index, pictures=pictures,
+        encodes=bool(query or rerank), say=say,
+    )  # fmt: skip
     with opened:
         judge = None
         if rerank:
@@ -134,6 +143,8 @@ def search(
                     opened, title, asked, hits, html, condition=condition or "", everything=everything
                 ),
             )
+        if preview:
+            show_pictures(opened, answers.chosen(hits, everything))
         show = answers.print_json if as_json else answers.print_paths if paths else answers.print_hits
         show(opened, hits, everything=everything)
         if not hits and not as_json:

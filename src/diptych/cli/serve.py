@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from diptych.cli.collection import pictures_of, say
-from diptych.cli.flags import Command, device_flags, given
+from diptych.cli.flags import Command, device_flags, given, index_flag
 from diptych.web.limits import Limits
 
 TOKEN_VARIABLE = "DIPTYCH_TOKEN"
@@ -27,6 +27,7 @@ def limit_flags(command: Command) -> Command:
 @click.command()
 @click.argument("place", metavar="INDEX")
 @click.argument("pictures", nargs=-1)
+@index_flag
 @click.option("--model", help="folder or name of the model (default: the model that the index records)")
 @click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
 @click.option("--port", default=8000, show_default=True, help="port to listen on (0: a free one)")
@@ -69,6 +70,7 @@ def limit_flags(command: Command) -> Command:
 def serve(
     place: str,
     pictures: tuple[str, ...],
+    index: str | None,
     model: str | None,
     host: str,
     port: int,
@@ -99,7 +101,7 @@ def serve(
     elif pictures:
         raise click.UsageError(f"one index is served at a time: leave out {pictures[0]}.")
     opened, served, model, place = open_place(
-        place, model, device, compute_precision, pictures=collection, say=say
+        place, model, device, compute_precision, index=index, pictures=collection, say=say
     )
     opened.close()
     serve(

@@ -15,6 +15,7 @@ from diptych.data.decode.extra_formats import kind_of
 from diptych.data.decode.opening import open_image
 from diptych.data.problems import Problems
 from diptych.errors import ImageError
+from diptych.progress import counted
 from diptych.storage import parse_json
 
 COMPRESSED = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".avif"})
@@ -29,6 +30,9 @@ IMAGE_FOLDERS = (
     "flickr30k_images",
     "Flicker8k_Dataset",
 )
+CACHES = frozenset({"__pycache__", "node_modules"})  # beside hidden ones such as .cache
+ENVIRONMENT_FILE = "pyvenv.cfg"  # in the folder of a virtual environment
+SHOWN = 3  # names in a sentence about folders
 WHOLE = 64 * 1024  # content up to this size is hashed whole
 PAGE = 16 * 1024  # four pages of this size are hashed of larger compressed files
 
@@ -87,13 +91,34 @@ def find_images(folder: Path) -> list[str]:
     return sorted(name for name in find_files(folder) if is_image(name))
 
 
-def find_files(folder: Path) -> Iterator[str]:
-    """Names of every file below ``folder`` but those in hidden folders, relative, with forward slashes."""
+def find_files(folder: Path, left_out: list[str] | None = None) -> Iterator[str]:
+    """Names of every file below ``folder``, relative, with forward slashes; hidden files and folders are left out.
+
+    So are virtual environments and caches. ``left_out`` is told the names of the folders.
+    """
     for base, folders, files in os.walk(folder):
-        folders[:] = [f for f in folders if not f.startswith(".")]
         relative = os.path.relpath(base, folder).replace(os.sep, "/")
         prefix = "" if relative == "." else f"{relative}/"
+        foreign = {name for name in folders if _is_foreign(base, name)}
+        folders[:] = [name for name in folders if name not in foreign]
+        if left_out is not None:
+            left_out += [prefix + name for name in sorted(foreign)]
         yield from (prefix + name for name in files if not name.startswith("."))
+
+
+def _is_foreign(base: str, name: str) -> bool:
+    """Whether a folder belongs to programs, not to a person's pictures: hidden, a cache, a virtual environment."""
+    return (
+        name.startswith(".") or name in CACHES or os.path.isfile(os.path.join(base, name, ENVIRONMENT_FILE))
+    )
+
+
+def left_out_folders(names: Sequence[str]) -> list[str]:
+    """A sentence that counts the folders that ``find_files`` left out, none where there are none."""
+    if not names:
+        return []
+    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    return [f"left out {counted(len(names), 'folder')} of hidden files, caches or environments: {shown}."]
 
 
 def image_root(names: Sequence[str], beside: Path, given: str | Path | None) -> Path:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diptych import notebook
-from diptych.data.formats import divided, located
+from diptych.data.formats import divided, find, located
 from diptych.data.thumbnails import make_thumbnail
 from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name, recorded_name
-from diptych.errors import DiptychError, IndexFault
+from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
 from diptych.index.engines.opening import index_exists, open_index
 from diptych.index.ingest.build import index_collection
+from diptych.index.ingest.forecast import forecast
 from diptych.index.ingest.works import Built
-from diptych.index.models import open_model
+from diptych.index.models import StoredVectors, open_model
 from diptych.index.protocol import Index, Item
 from diptych.model.protocol import OpenedModel
 from diptych.progress import printable
+from diptych.storage import data_folder
 
 Say = Callable[[str], None]
 """Told in sentences what the user should know: the device, what was skipped."""
@@ -41,9 +45,9 @@ def index_folder(
 ) -> Index:
     """Make the pictures of a folder or data set searchable, or bring their index up to date; the index, opened.
 
-    ``index`` is the place of the index, a folder or a database URL; by default the folder's name with ``.index``
-    behind it. ``model`` is a run, a model folder or a name such as ``hf:ID``; by default the model that the index
-    records, and for a new index ``lite0+minilm``, which needs no training. ``options`` are those of
+    ``index`` is the place of the index, a folder or a database URL; by default that of ``default_place``. ``model``
+    is a run, a model folder or a name such as ``hf:ID``; by default the model that the index records, and for a new
+    index ``lite0+minilm``, which needs no training. ``options`` are those of
     ``index.ingest.build.index_collection``: ``texts``, ``name``, ``precision``, ``exif``, ``batch_size``, … Pictures
     that cannot be read are skipped; ``say`` is told which, and on which device the model runs.
 
@@ -52,7 +56,7 @@ def index_folder(
         index = diptych.index_folder("photos", model="runs/photos")
         print(len(index), index.info.model)
     """
-    place = default_place(str(folder)) if index is None else str(index)
+    place = default_place(str(folder), say) if index is None else str(index)
     chosen = model_for(place) if model is None else str(model)
     bring_up_to_date(
         chosen, str(folder), place, device=device, compute_precision=compute_precision, say=say, **options
@@ -75,32 +79,44 @@ def open_place(
     device: str = "auto",
     compute_precision: str = "no",
     *,
+    index: str | Path | None = None,
     pictures: bool | None = None,
+    encodes: bool = True,
     say: Say = tell,
 ) -> Opened:
-    """The index at a place, with its model; a folder of pictures is indexed first, into the index beside it.
+    """The index at a place, with its model; a folder of pictures is indexed first, into ``index``.
 
-    ``model`` replaces the model that the index records. ``pictures`` says that the place holds pictures or a data set;
-    None looks.
+    ``index`` None is the index of ``default_place``. ``model`` replaces the model that the index records.
+    ``pictures`` says that the place holds pictures or a data set; None looks. Without ``encodes`` an index is opened
+    for queries of stored vectors alone, which need no model.
     """
     place, name, ready = str(place), None if model is None else str(model), None
     if is_collection(place) if pictures is None else pictures:
-        path, place = place, default_place(place)
-        name = name or model_for(place)
-        ready = bring_up_to_date(
-            name, path, place, device=device, compute_precision=compute_precision, say=say
-        )[1]
-    index = open_index(place)
+        path, place = place, default_place(place, say) if index is None else str(index)
+        where, options = divided(path)
+        find(where, None, options)  # what cannot be read is refused before a model is opened
+        if index_exists(place) and not is_writable(place):
+            say(f"{place} cannot be written: it is searched as it is, without new pictures.")
+        else:
+            name = name or model_for(place)
+            ready = bring_up_to_date(
+                name, path, place, device=device, compute_precision=compute_precision, say=say
+            )[1]
+    elif index is not None:
+        raise SettingsError(f"{place} holds no pictures to index: leave --index out, or give their folder.")
+    opened = open_index(place)
     try:
+        if ready is None and not encodes and name is None:
+            ready = StoredVectors(opened.info)
         if ready is None:
-            name = model_place(index, name)
+            name = model_place(opened, name)
             ready = open_model(name, device, compute_precision)
             if ready.device != "cpu":
                 say_device(ready, say)
     except BaseException:
-        index.close()
+        opened.close()
         raise
-    return Opened(index, ready, name or "", place)
+    return Opened(opened, ready, name or "", place)
 
 
 def bring_up_to_date(
@@ -117,6 +133,8 @@ def bring_up_to_date(
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
     retriever = open_model(model, device, compute_precision)
     say_device(retriever, say)
+    if expected := forecast(retriever, located(divided(path)[0]), place):
+        say(expected)
     built = index_collection(
         retriever, path, place, model_name=recorded_name(model), show_progress=show_progress, **options
     )
@@ -154,20 +172,42 @@ def model_place(opened: Index, given: str | None) -> str:
     return given or recorded
 
 
-def default_place(path: str) -> str:
-    """Beside the data, with .index behind its name: ./photos → ./photos.index."""
+def default_place(path: str, say: Say = tell) -> str:
+    """Beside the data, with .index behind its name: ./photos → ./photos.index.
+
+    Where nothing can be written there (a camera's card, a disc), it is a folder below the user's data folder, and
+    ``say`` is told which.
+    """
     place = located(divided(path)[0])
     named = place if place.name not in ("", "..") else place.resolve()  # '.', '../..'
-    return f"{named}.index"
+    beside = Path(f"{named}.index")
+    if beside.exists() or not beside.parent.is_dir() or is_writable(beside.parent):
+        return str(beside)
+    whole = place.resolve()
+    digest = hashlib.blake2b(os.fsencode(whole), digest_size=4).hexdigest()
+    chosen = data_folder() / f"{whole.name or 'root'}-{digest}.index"
+    if not is_writable(chosen):
+        raise StorageError(
+            f"neither {beside} nor {chosen} can be written: give a place with --index, or set XDG_DATA_HOME."
+        )
+    say(f"{beside.parent} cannot be written: the index is {chosen}.")
+    return str(chosen)
+
+
+def is_writable(place: str | Path) -> bool:
+    """Whether a folder can be written, or made in the nearest folder above that exists; a database always."""
+    if "://" in str(place):
+        return True
+    folder = Path(place).expanduser().absolute()
+    return os.access(next(part for part in (folder, *folder.parents) if part.exists()), os.W_OK)
 
 
 def is_collection(place: str) -> bool:
-    """Whether a folder given in place of an index holds pictures to index: it is not an index, run or model."""
-    if "://" in place or not located(place).is_dir() or index_exists(place) or is_model_folder(place):
+    """Whether a path given in place of an index is one to index: it exists, and is no index, run or model."""
+    if "://" in place or index_exists(place) or is_model_folder(place):
         return False
-    from diptych.data.formats import recognise  # every reader, which an index needs none of
-
-    return recognise(located(place)) is not None
+    data = located(divided(place)[0])
+    return data.exists() and data.suffix != ".index"  # a damaged index keeps its own sentence
 
 
 def is_model_folder(path: str) -> bool:

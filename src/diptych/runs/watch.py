@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from diptych.data.files import find_files
 from diptych.errors import DiptychError
 from diptych.index.ingest.works import Built
 
@@ -57,19 +58,17 @@ def watch_folder(
 
 
 def look(folder: Path) -> Seen | None:
-    """Every file below a folder with its size and time; None where there is no folder. Hidden folders are left out."""
+    """Every file below a folder that indexing looks at, with its size and time; None where there is no folder."""
     seen: Seen = {}
     if not folder.is_dir():
         return None
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in files:
-            path = os.path.join(place, name)
-            try:
-                stat = os.stat(path)
-            except OSError:  # gone between the listing and the look
-                continue
-            seen[path] = (stat.st_size, stat.st_mtime_ns)
+    for name in find_files(folder):
+        path = os.path.join(folder, name)
+        try:
+            stat = os.stat(path)
+        except OSError:  # gone between the listing and the look
+            continue
+        seen[path] = (stat.st_size, stat.st_mtime_ns)
     return seen if folder.is_dir() else None
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 from PIL import Image
 
 from diptych.data.decode.opening import MAX_PIXELS
+from diptych.data.files import find_files
 from diptych.errors import ImageError, MissingExtra
 
 VIDEO_SUFFIXES = frozenset(
@@ -30,11 +31,7 @@ def is_video(name: str) -> bool:
 
 def find_videos(folder: Path) -> Iterator[str]:
     """Names of the videos below a folder, relative, with forward slashes, in no order."""
-    for base, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        relative = os.path.relpath(base, folder).replace(os.sep, "/")
-        prefix = "" if relative == "." else f"{relative}/"
-        yield from (prefix + name for name in files if is_video(name))
+    return filter(is_video, find_files(folder))
 
 
 def sample_times(duration: float, every: float, most: int) -> list[float]:

@@ -1,5 +1,7 @@
 """A folder of images and nothing else: every image below it, for indexing.
 
+Hidden folders, caches and virtual environments are left out, and counted.
+
 A file ``NAME.txt`` beside ``NAME.jpg`` holds its texts, one per line. Images below ``train/``, ``val/`` or
 ``test/`` belong to that split, all others to ``train``. The sub-folder of each image is kept as the label
 ``folder``.
@@ -12,7 +14,7 @@ from pathlib import Path
 from diptych.data.captions import Captions
 from diptych.data.decode.extra_formats import left_out_by_kind
 from diptych.data.decode.video_files import find_videos
-from diptych.data.files import FileImages, OnDisk, find_files, is_image, read_lines
+from diptych.data.files import FileImages, OnDisk, find_files, is_image, left_out_folders, read_lines
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft
 from diptych.data.readers.manifest import not_understood
@@ -40,7 +42,9 @@ def read(path: Path, *, problems: Problems | None = None) -> Captions:
             "not read", path, f"it holds videos ({video})", "read them with pip install 'diptych[video]'"
         )
     on_disk = OnDisk()
-    files = list(find_files(path))
+    left_out: list[str] = []
+    files = list(find_files(path, left_out))
+    draft.notes += left_out_folders(left_out)
     for note in left_out_by_kind(files):
         problems.warn("not read", path, note.rstrip("."))
         draft.notes.append(note)
