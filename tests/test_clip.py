@@ -334,9 +334,7 @@ def test_the_reason_of_a_missing_model_is_a_whole_sentence() -> None:
     unreachable = OSError(
         "We couldn't connect to 'HUB' to load the files. Check your internet connection or " * 3
     )
-    assert "(there is no connection, and it was not downloaded before): give" in _not_found(
-        "a/b", unreachable
-    )
+    assert "cannot be reached: run 'hf download a/b' where it can" in _not_found("a/b", unreachable)
     assert "(no file config.json): give" in _not_found(
         "", OSError("no file config.json. See the docs at ...")
     )

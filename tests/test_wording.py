@@ -626,6 +626,11 @@ COMMANDS = {
         "FOLDER/plain.json cannot be read (No such file or directory): give a report saved as JSON.",
     "evaluate hf:tiny/clip":
         "hf:tiny/clip was not trained here: give --data, the data set to evaluate it on.",
+    "index runs/nowhere FOLDER":
+        "runs/nowhere is not a model folder (no config.json): give the folder of a trained run, or hf:runs/nowhere for "
+        "a model of the hub.",
+    "evaluate somebody/clip":
+        "somebody/clip does not exist: give the folder of a trained run, or hf:somebody/clip for a model of the hub.",
     "evaluate FOLDER/nowhere": "FOLDER/nowhere does not exist: give the folder of a trained run.",
     "evaluate FOLDER": "FOLDER does not say what it was trained on: give --data.",
     "extract FOLDER/stills --frames --output_dir FOLDER/no":

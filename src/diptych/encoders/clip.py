@@ -18,6 +18,7 @@ from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import text_inputs
 from diptych.encoders.lora import add_lora
 from diptych.encoders.pretrained import (
+    asking,
     config_identity,
     free_name,
     load_config,
@@ -166,16 +167,17 @@ def clip_inputs(source: str | Path) -> tuple[ImageInput, TextInput]:
     images = processor_input(read_processor(source), int(size))
     length = int(config.text_config.max_position_embeddings)
     texts: FixedLengthInput | WordPieceInput
-    if config.model_type in FIXED_LENGTH:
-        _check_sentencepiece(source)
-        texts = FixedLengthInput(name, length)
-        if type(texts.tokenizer).__name__.startswith("Gemma"):
-            # SigLIP 2 read lower-cased texts; Gemma's tokenizer, which its files name, keeps the case
-            texts = FixedLengthInput(name, length, lower=True)
-    else:
-        texts = WordPieceInput(name, augment=0.0)
-        if texts.max_length > length:  # a tokenizer that does not know its model's limit
-            texts = WordPieceInput(name, augment=0.0, max_length=length)
+    with asking(name):
+        if config.model_type in FIXED_LENGTH:
+            _check_sentencepiece(source)
+            texts = FixedLengthInput(name, length)
+            if type(texts.tokenizer).__name__.startswith("Gemma"):
+                # SigLIP 2 read lower-cased texts; Gemma's tokenizer, which its files name, keeps the case
+                texts = FixedLengthInput(name, length, lower=True)
+        else:
+            texts = WordPieceInput(name, augment=0.0)
+            if texts.max_length > length:  # a tokenizer that does not know its model's limit
+                texts = WordPieceInput(name, augment=0.0, max_length=length)
     if texts.vocabulary_size > config.text_config.vocab_size:
         raise DataError(
             f"the tokenizer of {name} has {texts.vocabulary_size} tokens, its model reads "

@@ -5,26 +5,31 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import nn
 
-from diptych.encoders.known_names import HUGGING_FACE
+from diptych.encoders.known_names import HUGGING_FACE, known_name
 from diptych.errors import DataError, MissingExtra
 from diptych.storage import parse_json
 
+PATIENCE = 3.0  # seconds for the hub to take a connection
 PREPROCESSOR = "preprocessor_config.json"
 UNRELATED = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
 
 
 def source_name(source: str | Path) -> str:
     """A folder or hub id, without the optional ``hf:``."""
-    return str(source).removeprefix(HUGGING_FACE)
+    return known_name(source).removeprefix(HUGGING_FACE)
 
 
 def minilm_folder() -> str:
@@ -42,7 +47,7 @@ def load_config(source: str | Path) -> Any:
 
     name = source_name(source)
     try:
-        with quiet():
+        with asking(name):
             return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(_not_found(name, error)) from error
@@ -60,7 +65,7 @@ def load_model(source: str | Path, config: Any, pretrained: bool) -> nn.Module:
         )
     known = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
     options: dict[str, Any] = {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
-    with quiet():
+    with asking(name):
         if not pretrained:
             model: nn.Module = AutoModel.from_config(
                 config, dtype=torch.float32, trust_remote_code=False, **options
@@ -89,7 +94,7 @@ def read_json(source: str | Path, filename: str) -> dict[str, Any] | None:
 
     name = source_name(source)
     try:
-        with quiet():
+        with asking(name):
             path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
         found = None if path is None else parse_json(Path(path).read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -145,12 +150,46 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+@contextmanager
+def asking(name: str) -> Iterator[None]:
+    """Quietly, and for a hub id without a network at once: only what was downloaded before is looked at."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not (Path(name).is_dir() or _hub_answers(constants.ENDPOINT))
+    try:
+        with quiet():
+            yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+@cache
+def _hub_answers(endpoint: str) -> bool:
+    """Whether the hub takes a connection; the hub's library asks for half a minute. A proxy is left to the library."""
+    address = urlsplit(endpoint)
+    if address.hostname is None or getproxies().get(address.scheme):
+        return True
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname, port), timeout=PATIENCE).close()
+    except OSError:
+        return False
+    return True
+
+
 def _not_found(name: str, error: Exception) -> str:
     reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")[:160]  # the first sentence
-    if "connect" in reason:
-        reason = "there is no connection, and it was not downloaded before"
     if name and Path(name).is_dir():
         return f"the folder {name} is not a transformers model ({reason}): it needs config.json and weights."
+    if "connect" in reason or "offline" in reason:
+        from huggingface_hub import constants
+
+        folder = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+        return (
+            f"'{name}' is neither a local model folder nor downloaded, and the model hub cannot be reached: run "
+            f"'hf download {name}' where it can, and copy what that makes to {folder}."
+        )
     return (
         f"'{name}' is neither a local model folder nor found on the model hub ({reason}): give the path of a "
         "downloaded model, or check the name, the network and HF_HUB_OFFLINE."

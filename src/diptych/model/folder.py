@@ -8,6 +8,7 @@ from typing import TypeVar
 from safetensors import SafetensorError
 from torch import nn
 
+from diptych.encoders.known_names import hub_hint
 from diptych.errors import CheckpointError
 from diptych.parts import rebuild
 from diptych.storage import parse_json, recover_folder
@@ -24,7 +25,7 @@ def load_folder(folder: Path, kind: type[M]) -> M:
     recover_folder(folder)
     if not (folder / "config.json").is_file():
         raise CheckpointError(
-            f"{folder} is not a model folder (no config.json): give the folder of a trained run."
+            f"{folder} is not a model folder (no config.json): give the folder of a trained run{hub_hint(folder)}."
         )
     try:
         config = parse_json((folder / "config.json").read_bytes())

@@ -20,6 +20,7 @@ from diptych.encoders.bigru import BiGRU, UniGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.hub import HubBackbone
+from diptych.encoders.known_names import known_name
 from diptych.encoders.pretrained import minilm_folder
 from diptych.encoders.regions import Regions
 from diptych.encoders.timm_models import TimmBackbone
@@ -75,7 +76,7 @@ class Choices(Protocol):
 def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, ImageInput]:
     """The image encoder and the input it reads."""
     stored = holds_features(captions.images)
-    name = settings.image_encoder
+    name = known_name(settings.image_encoder)
     if name == "auto":
         name = "regions" if stored else "lite0"
     if name in ("regions", "grid"):
@@ -142,6 +143,7 @@ def check_pictures(captions: Captions, model: str) -> None:
 
 def backbone(name: str, image_size: int = 224, registry: Registry = BACKBONES) -> Backbone:
     """An image backbone by name: hf:ID, timm:NAME, a folder, or what the registry knows."""
+    name = known_name(name)
     if name.startswith("timm:"):
         return TimmBackbone(name, size=image_size)
     if name.startswith("hf:") or Path(name).is_dir():
@@ -161,7 +163,7 @@ def text_side(
 
     Texts are cut at ``max_length`` tokens, and at what a transformer can read.
     """
-    name = settings.text_encoder
+    name = known_name(settings.text_encoder)
     if name in GRUS:
         words = _vocabulary(settings, captions)
         size, width = len(words), settings.word_dim
@@ -199,6 +201,7 @@ def text_teacher(name: str, project: int = 0) -> TextTeacher:
     """A text teacher by the name of its transformer."""
     if name in GRUS:
         raise SettingsError(f"'{name}' is not pretrained and cannot teach: use {TEXT_TEACHERS.choices}.")
+    name = known_name(name)
     if name != "minilm" and not name.startswith("hf:") and not Path(name).is_dir():
         teacher: TextTeacher = TEXT_TEACHERS.make(name, project=project)
         return teacher
@@ -268,6 +271,7 @@ def _vocabulary(settings: Choices, captions: Captions) -> list[str]:
 
 def text_source(name: str) -> str:
     """The folder or hub id of a text transformer by name: minilm, hf:ID or a folder."""
+    name = known_name(name)
     if name == "minilm":
         return minilm_folder()
     if name.startswith("hf:"):

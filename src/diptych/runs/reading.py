@@ -12,6 +12,7 @@ from diptych.data.readable import LeftOut, unopenable
 from diptych.data.readers.hashing_lists import RANKED
 from diptych.data.splits import canonical_split
 from diptych.encoders.dual import is_dual_encoder
+from diptych.encoders.known_names import hub_hint
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.runs.train import training_splits
@@ -26,7 +27,9 @@ def places_of(runs: Sequence[Path], data: Sequence[str]) -> Sequence[str]:
     if is_dual_encoder(runs[0]):
         raise SettingsError(f"{runs[0]} was not trained here: give --data, the data set to evaluate it on.")
     if not runs[0].exists():
-        raise CheckpointError(f"{runs[0]} does not exist: give the folder of a trained run.")
+        raise CheckpointError(
+            f"{runs[0]} does not exist: give the folder of a trained run{hub_hint(runs[0])}."
+        )
     if not (runs[0] / "run.json").exists():
         raise SettingsError(f"{runs[0]} does not say what it was trained on: give --data.")
     return [str(read_run(runs[0])["data"])]
