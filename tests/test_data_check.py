@@ -11,6 +11,7 @@ from written import add_member, encoded, save_part, save_pictures
 
 from diptych.data.check import CheckReport, check
 from diptych.data.duplicates import Look, groups, near_groups, normal_text
+from diptych.data.formats import open_captions
 
 
 def run(path: Path | str, **options: object) -> CheckReport:
@@ -234,3 +235,36 @@ def test_vowel_signs_tell_words_apart(tmp_path: Path) -> None:
     save_pictures(tmp_path, ["a.png", "b.png"])
     (tmp_path / "m.csv").write_text("image,text\na.png,एक भालू।\nb.png,एक भाल।\n", "utf-8")
     assert not [p for p in run(tmp_path).problems if p.kind == "near-duplicate text"]
+
+
+def test_errors_come_last_where_they_are_seen(tmp_path: Path) -> None:
+    save_pictures(tmp_path, ["a.png", "b.png"])
+    (tmp_path / "m.csv").write_text("image,text\na.png,same\nb.png,same\ngone.png,x\n")
+    lines = run(tmp_path).render().splitlines()
+    severities = [line.split(":")[0] for line in lines if line.startswith(("warning:", "error:"))]
+    assert severities == sorted(severities, reverse=True)
+    assert "error" in severities
+    assert lines[-1].startswith("not ok: 1 error")
+
+
+def test_a_table_without_texts_is_not_simply_ok(tmp_path: Path) -> None:
+    save_pictures(tmp_path, ["a.png", "b.png"])
+    (tmp_path / "m.csv").write_text("image,tags\na.png,dog\nb.png,cat\n")
+    report = run(tmp_path)
+    assert report.ok
+    text = report.render()
+    assert "'tags'" in text
+    assert "--text_column" in text
+    assert text.splitlines()[-1].startswith("ok to index, without texts")
+
+
+def test_captions_by_the_name_of_their_image_are_read(tmp_path: Path) -> None:
+    save_pictures(tmp_path, ["a.png", "b.png"])
+    (tmp_path / "captions.json").write_text('{"a.png": "a dog", "b.png": ["a cat", "a small cat"]}')
+    report = run(tmp_path)
+    assert (report.format, report.ok) == ("lists", True)
+    assert open_captions(tmp_path).texts == ["a dog", "a cat", "a small cat"]
+    (tmp_path / "captions.json").write_text('{"a.png": "a dog", "b.png": 5}')
+    assert "b.png" in run(tmp_path).render() or not run(tmp_path).ok
+    (tmp_path / "captions.json").write_text('{"title": "notes"}')
+    assert run(tmp_path).format == "folder"

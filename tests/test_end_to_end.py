@@ -59,6 +59,7 @@ def test_a_report_is_that_of_the_best_epoch(
     assert card.model in said
     assert card.data_hash in said
     assert set(report.speed) == {
+        "from_features",
         "images_per_second",
         "texts_per_second",
         "thousand_pairs_per_second",

@@ -117,3 +117,17 @@ def test_the_switch_of_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert other.metrics["text_to_image_recall@1"] > one.metrics["text_to_image_recall@1"]
     assert "equal_texts" in refused("compare", tmp_path / "plain.json", tmp_path / "equal.json")
     assert "--equal_texts" in refused(*evaluate, "--protocol", "four-directions", "--equal_texts")
+
+
+def test_ties_of_equal_texts_are_not_taken_for_a_collapse() -> None:
+    same = captions(["a lion"] * 6, list(range(6)), 6)
+    scores = (
+        np.random.default_rng(0).standard_normal((6, 1)).repeat(6, axis=1)
+    )  # one column per text, all equal
+    report = evaluate_scores(scores, same, bootstrap=0)
+    assert "--equal_texts" in report.warning
+    assert "collapsed" not in report.warning
+    other = captions([f"lion {n}" for n in range(6)], list(range(6)), 6)
+    report = evaluate_scores(np.zeros((6, 6)), other, bootstrap=0)
+    assert "collapsed" in report.warning
+    assert "--equal_texts" not in report.warning

@@ -220,3 +220,10 @@ def test_ties_below_the_top_are_counted_without_a_warning() -> None:
     report = evaluate_scores(scores, PAIRING, bootstrap=0)
     assert report.card.tied_at_top == 0 < report.card.tied_queries["text_to_image"]
     assert "tied, so" not in str(report)
+
+
+def test_the_speed_of_features_is_not_called_that_of_pictures() -> None:
+    group = Group("g", {"x": 1.0}, "x", Facts({}), speed={"images_per_second": 6307.0, "seconds": 1.0})
+    assert group.speed_text() == "6,307 images/s, 1.00 s in all"
+    group = replace(group, speed={**group.speed, "from_features": 1.0})
+    assert group.speed_text().startswith("6,307 images/s from features")

@@ -164,7 +164,9 @@ READERS = Registry(
         _reader("webdataset", "a folder or pattern of .tar files"),
         _reader("corpora", "a .json that lists corpora of tars with weights"),
         _reader("karpathy", "dataset_coco.json or dataset_flickr30k.json and images"),
-        _reader("lists", "JSON lists per split (train.json, ...) of image and caption"),
+        _reader(
+            "lists", "JSON lists per split (train.json, ...) of image and caption, or captions by image name"
+        ),
         _reader("manifest", "a .csv, .tsv or .jsonl with an image column, and images"),
         _reader("parquet", "a .parquet with a column of image paths, or several"),
         _reader("videos", "a folder of videos, read as frames (extra 'video')"),

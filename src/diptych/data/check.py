@@ -70,16 +70,18 @@ class CheckReport:
         return not self.errors
 
     def render(self, limit: int | None = 10) -> str:
-        """The report as text: every error, and of each kind of warning the first ``limit`` (None for all)."""
+        """The report as text: of each kind of warning the first ``limit`` (None for all), then every error."""
         lines = [f"{self.path}: {self.format or 'no known format'}"]
         if self.splits:
             lines.append(f"  {'split':10} {'images':>9} {'texts':>9}   texts per image")
         for name, split in self.splits.items():
             lines.append(f"  {name:10} {split.images:>9,} {split.texts:>9,}   {split.per_image}")
-        lines += self._listed(self.errors, None)
         lines += self._listed(self.warnings, limit)
+        lines += self._listed(self.errors, None)  # last, where they are seen
         counts = f"{_count(len(self.errors), 'error')}, {_count(len(self.warnings), 'warning')}"
-        lines.append(f"{'ok' if self.ok else 'not ok'}: {counts}")
+        untold = self.splits and not any(split.texts for split in self.splits.values())
+        fit = "ok to index, without texts to train on" if untold else "ok"
+        lines.append(f"{fit if self.ok else 'not ok'}: {counts}")
         return "\n".join(lines)
 
     def _listed(self, problems: Sequence[Problem], limit: int | None) -> Iterator[str]:

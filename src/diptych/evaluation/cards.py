@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 EQUAL = "own pairs, and images of an equal text"
+REPEATED_SHARE = (
+    0.5  # equal texts, in tied queries, that explain the ties: each of them ties, and so may its image
+)
 TIED_SHARE = 0.01  # share of tied queries above which the scores hardly rank anything and the report warns
 
 
@@ -33,6 +36,7 @@ class Card:
     left_out: int = 0  # images that could not be read
     equal_texts: bool = False  # whether images that have an equal text are right for it
     tied_at_top: int | None = None  # tied queries whose recall the tie rule may decide (None: not known)
+    repeated_texts: int = 0  # texts that another text equals
     run: str = ""  # folder of the run, or of each member of an ensemble
 
     PROTOCOL_FIELDS: ClassVar[tuple[str, ...]] = (
@@ -92,10 +96,12 @@ class Card:
         tied = sum(self.tied_queries.values()) if self.tied_at_top is None else self.tied_at_top
         if tied <= TIED_SHARE * queries:
             return ""
+        cause = "the model may have collapsed"
+        if self.repeated_texts >= REPEATED_SHARE * tied:
+            cause = f"{self.repeated_texts:,} texts repeat (--equal_texts counts equal texts as right)"
         return (
-            f"{100 * tied / queries:.1f} % of the queries are tied, so the tie rule decides these numbers: "
-            "the model may have collapsed, or the data repeat (--equal_texts counts equal texts as right); compare "
-            "ties='strict' and 'pessimistic'."
+            f"{100 * tied / queries:.1f} % of the queries are tied, so the tie rule decides these numbers: {cause}; "
+            "compare ties='strict' and 'pessimistic'."
         )
 
 

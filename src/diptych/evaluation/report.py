@@ -128,7 +128,8 @@ class Group:
     def speed_text(self) -> str:
         """``812 images/s, 4,021 texts/s, ...``, what was measured of it."""
         units = {
-            "images_per_second": "{:,.0f} images/s",
+            "images_per_second": "{:,.0f} images/s"
+            + (" from features that were computed before" if "from_features" in self.speed else ""),
             "texts_per_second": "{:,.0f} texts/s",
             "thousand_pairs_per_second": "{:,.0f} thousand pairs/s",
             "seconds": "{:.2f} s in all",

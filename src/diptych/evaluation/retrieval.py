@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych import __version__
+from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore
 from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
@@ -113,6 +115,8 @@ def scored_by(
     ]
     scores = members[0] if len(members) == 1 else MeanScores(members)
     encoding = _encoding_speed(members, len(captions.images), len(captions.texts))
+    if encoding and any(isinstance(getattr(images, "store", images), ArrayStore) for images, _ in ready):
+        encoding["from_features"] = 1.0
     name = " + ".join(model.fingerprint() for model in models)
     if score_matrix is None and not refinable(scores):
         yield Scored(scores, name, encoding, time.perf_counter() - began)
@@ -148,6 +152,7 @@ class _Source:
     data_hash: str
     ids: Sequence[Ids] = ()  # of images and texts, for each set of judgements
     group_of: NDArray[np.int64] | None = None  # (M,) equal texts share a number; only where that counts
+    repeated: int = 0  # texts that another text equals
 
     @staticmethod
     def of(
@@ -169,7 +174,8 @@ class _Source:
         split = "+".join(sorted(set(data.splits)))
         ids = [judgements.ids_of(data) for judgements in rules.judgements]
         groups = text_groups(data.texts) if rules.equal_texts else None
-        return _Source(image_of, images, data.name, split, digest, ids, groups)
+        repeated = sum(count for count in Counter(data.texts).values() if count > 1)
+        return _Source(image_of, images, data.name, split, digest, ids, groups, repeated)
 
     @staticmethod
     def _bare(data: Sequence[int] | NDArray[np.int64], rules: Rules, shape: tuple[int, int]) -> _Source:
@@ -260,6 +266,7 @@ def _filled(
         version=__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         equal_texts=rules.equal_texts,
+        repeated_texts=source.repeated,
     )
     tables = retrieval_tables(metrics)
     return Group("retrieval", metrics, "rsum", card, intervals, speed, tables, outcomes=outcomes)

@@ -3,7 +3,7 @@
 ``[{"image": "a.jpg", "caption": "..." or ["...", ...], "image_id": ...}]`` in ``flickr30k_train.json``,
 ``coco_val.json`` or ``new_test.json`` (CUSA says ``image_path``). The path is the folder of these files or
 one of them; image names are relative to ``images``. Ids that are missing in some file or numbered from 0 in
-each split do not identify images: the image names then serve as ids.
+each split do not identify images: the image names then serve as ids. ``{"a.jpg": "..." or ["...", ...]}`` is read too.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import re
 from pathlib import Path
 
 from diptych.data.captions import Captions
-from diptych.data.files import head, read_json
+from diptych.data.files import head, is_image, read_json
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Empty
 from diptych.data.readers.rows import IMAGE_COLUMNS, Columns, Row, add_rows, with_files
 from diptych.data.splits import UNSPLIT, split_of_each
 
 _OPENING = re.compile(r"\s*\[\s*\{.*?\"(?:" + "|".join(IMAGE_COLUMNS) + r")\"\s*:", re.DOTALL)
+_BY_NAME = re.compile(r"\s*\{\s*\"(?P<name>(?:[^\"\\]|\\.)+)\"\s*:\s*[\"\[]")
 
 
 def matches(path: Path) -> bool:
@@ -29,8 +30,14 @@ def matches(path: Path) -> bool:
 def lists(path: Path) -> list[Path]:
     """The JSON lists at a path: the file itself, or those in the folder."""
     if path.is_file():
-        return [path] if path.suffix.lower() == ".json" and _OPENING.match(head(path)) else []
+        return [path] if path.suffix.lower() == ".json" and _is_list(head(path)) else []
     return sorted(f for f in path.glob("*.json") if lists(f)) if path.is_dir() else []
+
+
+def _is_list(start: str) -> bool:
+    """Whether a file that begins so holds objects with an image, or texts by the names of images."""
+    by_name = _BY_NAME.match(start)
+    return _OPENING.match(start) is not None or (by_name is not None and is_image(by_name["name"]))
 
 
 def read(
@@ -47,6 +54,8 @@ def read(
     rows: list[Row] = []
     for file, split in zip(files, splits, strict=True):
         entries = read_json(file, problems)
+        if isinstance(entries, dict):
+            entries = [{"image": name, "caption": texts} for name, texts in entries.items()]
         for number, entry in enumerate(entries or []):
             where = f"{file}, entry {number}"
             if isinstance(entry, dict):

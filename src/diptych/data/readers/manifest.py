@@ -68,6 +68,7 @@ def read(
         if columns.text is None:
             known = in_words(column for row in rows[:1] for column in row.values)
             draft.notes.append(f"{path} has no column of texts: {known}.")
+            problems.warn("table", path, "it has no column of texts", known)
     if not draft.keys:
         problems.error(
             "empty", path, "the manifest has a header but no rows", "write one row per image or text"
