@@ -31,18 +31,20 @@ docs: $(VENV)/.test
 
 $(BIN)/python:
 	$(PYTHON) -c "import sys; sys.exit('Diptych needs Python 3.11 or newer: make PYTHON=python3.11') if sys.version_info < (3, 11) else None"
+	@echo "making the environment $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[demo]"
+	@echo "installing Diptych and its packages into $(VENV): torch is large, this can take minutes"
+	$(BIN)/python -m pip install --progress-bar on --editable ".[demo]"
 	touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(BIN)/python -m pip install --progress-bar on --editable ".[test]"
 	touch $@ $(VENV)/.demo
 
 $(VENV)/.scale: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[test,scale]"
+	$(BIN)/python -m pip install --progress-bar on --editable ".[test,scale]"
 	touch $@ $(VENV)/.test $(VENV)/.demo
 
 # The page is tested in a real browser: Debian's, where the machine has none.

@@ -1,7 +1,7 @@
 """The service under load: 32 clients at once on two cores; no error, and the answers a single client gets.
 
     python benchmarks/load.py                                          # 60 s over 100,000 random vectors
-    python benchmarks/load.py --index demo/emoji.index --model demo/run
+    python benchmarks/load.py --index demo/emoji.index --model demo/photos
     python benchmarks/load.py --seconds 5 --items 10000                # a quick look
 
 The service runs in a process of its own on loopback; clients and service share the cores. Each client keeps one

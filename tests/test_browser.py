@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 from diptych.index.query.filters import parse_filter
-from diptych.reports.page import Answer, QueryCard
+from diptych.reports.page import Answer, QueryCard, Section
 from diptych.reports.page import page as report_page
 from diptych.web.app import create_app
 from diptych.web.limits import Limits
@@ -605,13 +605,21 @@ def test_a_report_fits_a_phone(browser: Any, tmp_path: Path) -> None:
         for n in range(6)
     ]
     content = report_page(
-        title="A report", introduction="One.\n\nTwo.", metrics=[("image_to_text_recall@1", "23.1", "20.1–26.3")],
-        card={"data_hash": "0123456789abcdef" * 4}, curves={"loss": [(0, 2.0), (1, 1.0)]},
-        grids={"Text → image": [QueryCard("a red ring", answers, draw("red", "ring"))]},
+        "A report", "One.",
+        [
+            Section("Text → image", "Two.", [QueryCard("a red ring", answers, draw("red", "ring"))]),
+            Section("Numbers", "Three.", table=(("", "photos", "vse-infinity"), [
+                ("text → image R@10", "71.2", "59.0"), ("RSUM", "312.1 (278.9–347.6)", "247.3 (214.2–279.8)")])),
+        ],
         commands="diptych search ./a-folder-with-a-long-name.index 'and a long query too'",
+        curves={"loss": [(0, 2.0), (1, 1.0)]},
+        reports={"photos": ([("image_to_text_recall@1", "23.1", "20.1–26.3")], {"data_hash": "0123456789abcdef" * 4})},
     )  # fmt: skip
     (tmp_path / "report.html").write_text(content, "utf-8")
     for page in opened(browser, (tmp_path / "report.html").as_uri(), **PHONE):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        table = page.locator("table").first  # both models, without scrolling sideways
+        assert table.evaluate("t => t.scrollWidth <= t.parentElement.clientWidth")
+        assert page.locator("main").count() == 1
         top = page.locator("figure").first.bounding_box()["y"]
         assert top < page.locator("table").first.bounding_box()["y"]

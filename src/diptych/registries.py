@@ -230,7 +230,9 @@ COMMANDS = Registry(
         _command("data", "extract", "Turn images into grid features (precomputed layout).", "data:extract"),
         _command("data", "teach", "Compute the teacher vectors of a data set once (CUSA).", "teach:teach"),
         _command("data", "cache", "List or remove the computed features on disk.", "cache:cache"),
-        _command("train", "demo", "Train VSE∞ on emoji pictures, search them, write a report.", "demo:demo"),
+        _command(
+            "train", "demo", "Train two models on emoji pictures, search them, write a report.", "demo:demo"
+        ),
         _command("train", "train", "Train a recipe.", "train:train"),
         _command("train", "ablate", "Run the rows of a paper's table on your data.", "train:ablate"),
         _command(

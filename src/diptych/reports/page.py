@@ -14,18 +14,20 @@ from PIL import Image
 THUMB, LARGE = 72, 100  # pixels of a thumbnail's longer side: in a report, and where two models are compared
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")
 
+END = "</main></html>"
+
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #059669; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .25rem .75rem; text-align: left; }
 td { border-top: 1px solid var(--line); font-variant-numeric: tabular-nums; }
-.row { display: flex; flex-wrap: wrap; gap: .5rem; align-items: flex-start; margin: .75rem 0; }
+.row { display: flex; flex-wrap: wrap; gap: .5rem; align-items: stretch; margin: .75rem 0; }
 .query { width: 11rem; font-weight: 600; } .query img { display: block; }
 figure { margin: 0; padding: .3rem; border: 2px solid var(--line); border-radius: .4rem; text-align: center; }
 figure.right { border-color: var(--good); box-shadow: 0 0 0 2px var(--good); }
 figcaption, .score { font-size: .75rem; opacity: .8; }
-.query ~ figure { max-width: 8.2rem; box-sizing: border-box; } /* six beside the query */
+.query ~ figure { width: 8.2rem; box-sizing: border-box; } /* six beside the query */
 .gallery figure { width: 8.2rem; box-sizing: border-box; }
 img { background: #fff; border-radius: .2rem; } svg { max-width: 100%; height: auto; }
 .pair { display: flex; flex-wrap: wrap; gap: 0 1rem; border-top: 1px solid var(--line); padding: .5rem 0; }
@@ -89,38 +91,46 @@ class QueryComparison:
     picture: Image.Image | None = None
 
 
+@dataclass(frozen=True)
+class Section:
+    """A part of a report: a sentence or more, then a table (heads, rows) and queries, where it has them."""
+
+    title: str
+    text: str
+    queries: Sequence[QueryCard] = ()
+    table: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None
+
+
 def page(
     title: str,
     introduction: str,
-    metrics: Sequence[tuple[str, str, str]],
-    card: Mapping[str, object],
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    grids: Mapping[str, Sequence[QueryCard]],
+    sections: Sequence[Section],
     commands: str,
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    reports: Mapping[str, tuple[Sequence[tuple[str, str, str]], Mapping[str, object]]],
 ) -> str:
-    """The whole file: sentences and pictures first, then curves, then tables.
+    """The whole file: the sections, commands to go on with, then curves and the tables of each model.
 
-    ``metrics`` are (name, value, interval), ``curves`` one chart and ``grids`` one section each; a blank line in the
-    introduction begins a paragraph.
+    ``curves`` are one chart each; ``reports`` map a model to its metrics (name, value, interval) and its protocol.
     """
-    paragraphs = "".join(f"<p>{html.escape(one)}</p>" for one in introduction.split("\n\n"))
-    parts = [f"{_head(title)}{paragraphs}"]
-    for name, queries in grids.items():
-        framed = any(answer.right for query in queries for answer in query.answers)
-        sentence = "<p>Right answers are framed in green.</p>" if framed else ""
-        parts += [f"<h2>{html.escape(name)}</h2>{sentence}", *map(_query, queries)]
+    parts = [f"{_head(title)}<p>{html.escape(introduction)}</p>"]
+    for section in sections:
+        parts.append(f"<h2>{html.escape(section.title)}</h2><p>{html.escape(section.text)}</p>")
+        parts += [_table(*section.table)] if section.table is not None else []
+        parts += map(_query, section.queries)
     parts += [
         f"<h2>Search it yourself</h2><pre>{html.escape(commands)}</pre>",
         "<h2>Training</h2><div class='row'>",
         *(chart(name, points, COLOURS[i % len(COLOURS)]) for i, (name, points) in enumerate(curves.items())),
         "</div>",
-        "<h2>Metrics</h2>",
-        _table(("metric", "value", "95 % interval"), metrics),
-        "<h2>Protocol</h2>",
-        _table(("field", "value"), [(name, str(value)) for name, value in card.items()]),
-        "</html>",
     ]
-    return "\n".join(parts)
+    for name, (metrics, card) in reports.items():
+        parts += [
+            f"<h2>Metrics and protocol: {html.escape(name)}</h2>",
+            _table(("metric", "value", "95 % interval"), metrics),
+            _table(("field", "value"), [(field, str(value)) for field, value in card.items()]),
+        ]
+    return "\n".join([*parts, END])
 
 
 def gallery_page(title: str, query: QueryCard) -> str:
@@ -128,7 +138,7 @@ def gallery_page(title: str, query: QueryCard) -> str:
     shown = _picture(query.picture, LARGE) if query.picture is not None else ""
     asked = f"<p>{shown}{html.escape(query.text)}</p>" if shown or query.text else ""
     answers = "".join(_answer(answer, LARGE) for answer in query.answers)
-    return f"{_head(title)}{asked}<div class='row gallery'>{answers}</div></html>"
+    return f"{_head(title)}{asked}<div class='row gallery'>{answers}</div>{END}"
 
 
 def comparison_page(
@@ -142,7 +152,7 @@ def comparison_page(
     for name, (sentence, comparisons) in grids.items():
         parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(sentence)}</p>"]
         parts += map(_comparison, comparisons)
-    return "\n".join([*parts, "</html>"])
+    return "\n".join([*parts, END])
 
 
 def cases_page(
@@ -155,7 +165,7 @@ def cases_page(
     parts = [f"{_head(title)}<p>{html.escape(introduction)}</p>", _table(*table)]
     for name, queries in cases.items():
         parts += [f"<h2>{html.escape(name)}</h2>", *map(_query, queries)]
-    return "\n".join([*parts, "</html>"])
+    return "\n".join([*parts, END])
 
 
 def chart(name: str, points: Sequence[tuple[float, float]], colour: str) -> str:
@@ -193,7 +203,7 @@ def _head(title: str) -> str:
     return (
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>"
+        f"<style>{STYLE}</style><main><h1>{html.escape(title)}</h1>"
     )
 
 

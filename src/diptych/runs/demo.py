@@ -1,9 +1,11 @@
-"""The demonstration: train VSE∞ on emoji pictures, evaluate, index, search, and write one HTML report."""
+"""The demonstration: train two models on emoji pictures, evaluate, index, search, and write one HTML report."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,20 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.errors import Interrupted
+from diptych.errors import IndexFault, Interrupted
+from diptych.evaluation.cards import direction_words
 from diptych.evaluation.evaluate import evaluate
-from diptych.evaluation.prepared import Prepared
+from diptych.evaluation.metrics import DIRECTIONS, KS
 from diptych.evaluation.report import Report
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
 from diptych.index.query.search import Searcher
 from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
+from diptych.progress import counted
 from diptych.recipes import RECIPES
 from diptych.reports.grids import Shown, drawn
-from diptych.reports.page import QueryCard, page
+from diptych.reports.page import Answer, QueryCard, Section, page
 from diptych.runs.runtime_export import add_runtime
 from diptych.runs.train import resumed_settings, run_recipe
 from diptych.runtime.folder import find_runtime
@@ -31,114 +35,206 @@ from diptych.training.checkpoint import has_state
 from diptych.training.log import read_log
 from diptych.training.prepare import prepare
 
-QUERIES = ("a cat laughing with tears", "something to drink", "rainy weather", "playing music")
-SEARCHES = ("an animal", "something to eat", "a vehicle", "sports")
-SHOWN, ANSWERS = 8, 6  # queries of each direction in the report, and answers of each
-SETTINGS: dict[str, Any] = {
-    "text_encoder": "minilm", "train_text": False, "dim": 512, "epochs": 14, "decay_epoch": 10, "image_size": 176,
+SEARCHES = (
+    "something to drink",
+    "rainy weather",
+    "a musical instrument",
+    "fruit",
+    "a laughing face",
+    "an insect",
+)
+MISSES, ANSWERS = 5, 6  # queries of each direction that were missed, and answers to each query
+SIZE = 176  # pixels of the square pictures, for both models: the frozen network reads each picture once
+PHOTOS: dict[str, Any] = {"image_size": SIZE}
+VSE_INFINITY: dict[str, Any] = {
+    "text_encoder": "minilm", "train_text": False, "dim": 512, "epochs": 14, "decay_epoch": 10, "image_size": SIZE,
 }  # fmt: skip
-"""Frozen encoders, whose outputs are cached: a few minutes on two cores."""
+"""Frozen encoders, whose outputs are cached and shared."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model of the demonstration, its scores (images, texts) of the held-out pairs, and its report."""
+
+    name: str
+    run: Path
+    retriever: Retriever
+    report: Report
+    scores: torch.Tensor
 
 
 def run_demo(folder: Path, data: str = "emoji", **changes: Any) -> None:
-    """Everything once; a second run reuses the trained model and the index.
+    """Everything once; a second run reuses the trained models and the index.
 
-    ``data`` has pictures and a test split; ``changes`` go over ``SETTINGS``.
+    ``data`` has pictures and a test split; ``changes`` go over the settings of both models.
     """
     began = time.perf_counter()
-    recipe, run, index = RECIPES["vse-infinity"], folder / "run", folder / "emoji.index"
-    resume = has_state(run)
-    settings = resumed_settings(recipe, run, {}) if resume else recipe.settings(**{**SETTINGS, **changes})
     captions = open_captions(data)
+    held_out = captions.split("test")
     print(
-        f"{len(captions.images)} pictures, {len(captions.texts)} texts, split by concept; VSE∞ in {run}",
+        f"{len(captions.images):,} pictures with {len(captions.texts):,} texts; {len(held_out.images)} pictures of "
+        "other concepts are held out",
         flush=True,
     )
-    try:
-        run_recipe(recipe, settings, data, run, resume=resume)
-    except Interrupted as note:
-        raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
-    if find_runtime(run) is None:
-        print(add_runtime(run), flush=True)
-    retriever = Retriever.from_pretrained(run)
-
-    held_out = captions.split("test")
-    cached = prepare(retriever, held_out)
-    report = evaluate(retriever, cached.captions, text_store=cached.texts)
-    report.save(folder / "report.json")
-    print(report.render())
-
-    served = TorchModel(retriever)
-    index_collection(served, captions, index, model_name=str(run.resolve()), show_progress=True)
-    with open_index(index) as opened:
-        searcher = Searcher(opened, served)
-        for query in QUERIES:
-            hits = searcher.search(query, k=5, kind="image")
-            print(f'"{query}": ' + ", ".join(hit.item.text.splitlines()[0] for hit in hits))
-    write_text(folder / "report.html", render(retriever, held_out, cached, report, run, index))
+    _step(1, "photos, the recipe for small collections: train and evaluate")
+    best = _trained("photos", folder / "photos", data, held_out, {**PHOTOS, **changes})
+    _step(2, "VSE∞, the method of a paper, on the same features: train and evaluate")
+    paper = _trained("vse-infinity", folder / "run", data, held_out, {**VSE_INFINITY, **changes})
+    models = [best, paper]
+    for model in models:
+        model.report.save(folder / f"report-{model.name}.json")
+    _print_numbers(models)
+    _step(3, "index all pictures with the better model, and search them")
+    if find_runtime(best.run) is None:  # its encoders for searches without torch
+        print(add_runtime(best.run), flush=True)
+    index = folder / "emoji.index"
+    searches = _searches(best, captions, index)
+    write_text(folder / "report.html", render(models, captions, held_out, searches, index))
     print(f"report: {folder / 'report.html'}   ({time.perf_counter() - began:.0f} s)")
     print(f'search: diptych search {index} "birthday party"   |   in a browser: diptych serve {index}')
 
 
-def render(
-    retriever: Retriever, held_out: Captions, cached: Prepared, report: Report, run: Path, index: Path
-) -> str:
-    """The HTML report of a demonstration run."""
-    lines = read_log(run / "log.jsonl")
-    loss = [(line["step"], line["loss"]) for line in lines if "loss" in line]
-    rsum = [(line["epoch"] + 1, line["validation_rsum"]) for line in lines if "validation_rsum" in line]
+def _step(number: int, what: str) -> None:
+    print(f"\n[{number}/3] {what}", flush=True)
+
+
+def _trained(name: str, run: Path, data: str, held_out: Captions, wanted: dict[str, Any]) -> Trained:
+    """A model by its recipe's name: trained, or taken up where an earlier demonstration stopped."""
+    recipe = RECIPES[name]
+    known = {field.name for field in dataclasses.fields(recipe.settings)}
+    resume = has_state(run)
+    fresh = recipe.settings(**{key: value for key, value in wanted.items() if key in known})
+    settings = resumed_settings(recipe, run, {}) if resume else fresh
+    try:
+        run_recipe(recipe, settings, data, run, resume=resume, baseline=False)
+    except Interrupted as note:
+        raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
+    retriever = Retriever.from_pretrained(run)
+    cached = prepare(retriever, held_out)
+    report = evaluate(retriever, cached.captions, text_store=cached.texts)
     images, texts = retriever.encode_image(cached.captions.images), retriever.encode_text(cached.texts)
-    scores, shown = retriever.similarity(images, texts), Shown(held_out)
+    return Trained(name, run, retriever, report, retriever.similarity(images, texts))
+
+
+def _searches(model: Trained, captions: Captions, place: Path) -> list[QueryCard]:
+    """What words find in the index of the whole collection, which is made or brought up to date first."""
+    served, shown = TorchModel(model.retriever), Shown(captions)
+    try:
+        index_collection(served, captions, place, model_name=str(model.run.resolve()), show_progress=True)
+    except IndexFault as fault:
+        raise IndexFault(
+            f"{fault} For a new demonstration, delete {place.parent}: 'make clean' does."
+        ) from fault
+    rows = {str(id): row for row, id in enumerate(captions.image_ids)}
+    cards = []
+    with open_index(place) as opened:
+        searcher = Searcher(opened, served)
+        for query in SEARCHES:
+            hits = searcher.search(query, k=ANSWERS, kind="image", chance=None)
+            found = [(rows[hit.item.id], hit.score) for hit in hits]
+            answers = [Answer(shown.name(row), score, False, shown.picture(row)) for row, score in found]
+            print(f'"{query}": ' + ", ".join(answer.text for answer in answers), flush=True)
+            cards.append(QueryCard(query, answers))
+    return cards
+
+
+def _print_numbers(models: Sequence[Trained]) -> None:
+    """The held-out numbers as a table in the terminal."""
+    heads, rows = _numbers(models)
+    widths = [max(len(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
+    print()
+    for row in (heads, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _numbers(models: Sequence[Trained]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Heads and rows of a table, a model in each column: recall in both directions, and their sum with its interval."""
+    rows: list[Sequence[str]] = []
+    for way in DIRECTIONS:
+        for at in KS:
+            values = (model.report.metrics[f"{way}_recall@{at}"] for model in models)
+            rows.append((f"{direction_words(way)} R@{at}", *(f"{value:.1f}" for value in values)))
+    rsum = [f"{model.report.metrics['rsum']:.1f} ({model.report.interval_text('rsum')})" for model in models]
+    return ("", *(model.name for model in models)), [*rows, ("RSUM", *rsum)]
+
+
+def render(
+    models: Sequence[Trained],
+    captions: Captions,
+    held_out: Captions,
+    searches: Sequence[QueryCard],
+    index: Path,
+) -> str:
+    """The HTML report: searches, numbers, misses; then curves, metrics and protocol of each model."""
+    best, shown = models[0], Shown(held_out)
+    curves = {}
+    for model in models:
+        lines = read_log(model.run / "log.jsonl")
+        points = [(line["epoch"] + 1, line["validation_rsum"]) for line in lines if "validation_rsum" in line]
+        curves[f"{model.name}: validation RSUM over epochs"] = points
+    texts, images = _missed_texts(shown, best.scores), _missed_images(shown, best.scores)
     return page(
-        title="Diptych: VSE∞ on emoji",
-        introduction=_introduction(report, len(held_out.images), len(held_out.texts)),
-        metrics=[
-            (name, f"{value:.1f}", report.interval_text(name)) for name, value in report.metrics.items()
+        "Diptych: search in emoji",
+        f"A model learned from {len(captions.split('train').images):,} OpenMoji pictures with their names, without a "
+        f"GPU. Here it searches all {len(captions.images):,} of them; further down are its numbers and its mistakes on "
+        "pictures of concepts that it never saw.",
+        [
+            Section("Searches in words", "These show what the model is good at; its mistakes follow below.", searches),
+            Section("Held-out numbers", _numbers_text(models, held_out), table=_numbers(models)),
+            Section("Misses: text → image", _missed_sentence(texts, "text", "picture"), texts[:MISSES]),
+            Section("Misses: image → text", _missed_sentence(images, "picture", "text"), images[:MISSES]),
         ],
-        card=report.card_fields(),
-        curves={"training loss over steps": loss, "validation RSUM over epochs": rsum},
-        grids={
-            "Searches in words": _searches(retriever, shown, images),
-            "Text → image": _text_queries(shown, scores),
-            "Image → text": _image_queries(shown, scores),
-        },
-        commands=f'diptych search {index} "birthday party"\ndiptych search {index} ./picture.png\n'
-        f"diptych evaluate {run} --data {held_out.name} --split test",
-    )
+        commands=f'diptych serve {index}\ndiptych search {index} "birthday party"\n'
+        f"diptych search {index} ./picture.png\ndiptych evaluate {best.run} --data {held_out.name} --split test",
+        curves=curves,
+        reports={model.name: (_metrics(model.report), model.report.card_fields()) for model in models},
+    )  # fmt: skip
 
 
-def _introduction(report: Report, images: int, texts: int) -> str:
-    """What the numbers say, in sentences."""
-    found = {at: report.metrics[f"text_to_image_recall@{at}"] for at in (1, 10)}
-    named = {at: report.metrics[f"image_to_text_recall@{at}"] for at in (1, 10)}
-    chance = min(100.0, 1000 / images)
+def _metrics(report: Report) -> list[tuple[str, str, str]]:
+    """Every metric with its value and its interval."""
+    return [(name, f"{value:.1f}", report.interval_text(name)) for name, value in report.metrics.items()]
+
+
+def _numbers_text(models: Sequence[Trained], held_out: Captions) -> str:
+    """What the table of numbers says, in sentences."""
+    found, pictures = models[0].report.metrics, len(held_out.images)
+    first, ten = found["text_to_image_recall@1"], found["text_to_image_recall@10"]
     return (
-        "This model was trained on OpenMoji pictures with their names and aliases. Everything below is about concepts "
-        f"that it never saw while training: {images} pictures and {texts} texts.\n\n"
-        f"Given a text, the right picture is the first answer for {found[1]:.0f} % of the texts and among the first "
-        f"ten for {found[10]:.0f} % (by chance: {chance:.1f} %). Given a picture, a right text comes first for "
-        f"{named[1]:.0f} % and is among the first ten for {named[10]:.0f} %.\n\n"
-        "The first section shows searches as a user would type them; no right answers are known for them. The "
-        "queries of the next two were drawn at random, so that they show hits and misses as they come."
+        "photos, the model of the searches, is ridge regression on frozen features followed by a few epochs; "
+        "vse-infinity is VSE∞ on the same features. "
+        f"Both were measured on {pictures} pictures and {len(held_out.texts)} texts of concepts that neither "
+        f"saw while training. Given a text, {models[0].name} puts the right picture first for {first:.0f} % of the "
+        f"texts, and among the first ten for {ten:.0f} % (by chance: {min(100.0, 1000 / pictures):.1f} %). R@10 is "
+        "that share in percent; RSUM is the sum of R@1, R@5 and R@10 of both directions, with its 95 % interval."
     )
 
 
-def _searches(retriever: Retriever, shown: Shown, images: torch.Tensor) -> list[QueryCard]:
-    """What some words find among the pictures."""
-    rows = retriever.similarity(images, retriever.encode_text(list(SEARCHES)))
-    return [
-        QueryCard(text, [replace(one, right=False) for one in shown.images_for(0, rows[:, n], ANSWERS)])
-        for n, text in enumerate(SEARCHES)
-    ]
+def _missed_sentence(missed: Sequence[QueryCard], query: str, answer: str) -> str:
+    if not missed:
+        return f"For every held-out {query}, a right {answer} is among the first {ANSWERS}."
+    return (
+        f"For {counted(len(missed), f'held-out {query}')}, no right {answer} is among the first {ANSWERS} answers. "
+        f"Here are some, drawn at random; the right {answer} stands with the query."
+    )
 
 
-def _text_queries(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
-    texts = drawn(len(shown.data.texts))[:SHOWN].tolist()
-    return [QueryCard(shown.data.texts[n], shown.images_for(n, scores[:, n], ANSWERS)) for n in texts]
+def _missed_texts(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
+    """Texts whose picture is not among the first answers, with that picture, in a random order."""
+    cards = []
+    for text in drawn(len(shown.data.texts)).tolist():
+        answers = shown.images_for(text, scores[:, text], ANSWERS)
+        if not any(answer.right for answer in answers):
+            right = shown.picture(int(shown.data.image_of[text]))
+            cards.append(QueryCard(shown.data.texts[text], answers, right))
+    return cards
 
 
-def _image_queries(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
-    images = drawn(len(shown.data.images))[:SHOWN].tolist()
-    return [
-        QueryCard(shown.name(n), shown.texts_for(n, scores[n], ANSWERS), shown.picture(n)) for n in images
-    ]
+def _missed_images(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
+    """Pictures none of whose texts is among the first answers, with their first text, in a random order."""
+    cards = []
+    for image in drawn(len(shown.data.images)).tolist():
+        answers = shown.texts_for(image, scores[image], ANSWERS)
+        if not any(answer.right for answer in answers):
+            cards.append(QueryCard(shown.name(image), answers, shown.picture(image)))
+    return cards
