@@ -6,6 +6,9 @@ import ast
 import importlib
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -424,10 +427,63 @@ def test_the_readme_begins_with_both_commands() -> None:
     assert any(line.startswith("$ make test") for line in first_screen)
 
 
-def test_the_readme_lists_every_extra() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    for name in project()["optional-dependencies"]:
-        assert name == "test" or f"`{name}`" in readme, name
+def test_the_readme_fits_and_shows_itself() -> None:
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert len(lines) <= 250
+    pictures = [found[1] for line in lines[:12] if (found := re.match(r"!\[[^\]]+\]\(([^)]+)\)", line))]
+    assert pictures
+    assert all((ROOT / picture).is_file() for picture in pictures)
+
+
+def test_every_extra_is_listed_with_its_size() -> None:
+    rows = re.findall(
+        r"^\| `([\w-]+)` \|.*\| (\d+|–) \|$", (ROOT / "docs" / "install.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert {name for name, _ in rows} == set(project()["optional-dependencies"]) - {"test"}
+
+
+@pages
+def test_no_command_needs_a_release(page: Path) -> None:
+    """There is none yet: what pip is asked for is the clone, or a package of somebody else."""
+    if page.name != "CHANGELOG.md":
+        assert "pip install 'diptych" not in page.read_text("utf-8")
+        assert "pip install diptych" not in page.read_text("utf-8")
+
+
+def test_the_unit_is_one_that_systemd_accepts(tmp_path: Path) -> None:
+    """With a program that exists in the place of the one in /opt."""
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("no systemd-analyze on this machine: the unit is not verified")
+    unit = (ROOT / "docs" / "diptych.service").read_text("utf-8")
+    (command,) = re.findall(r"^ExecStart=(\S+) (.*)$", unit, re.MULTILINE)
+    assert all(isinstance(word, str) for word in _parsed(command[1]))
+    (tmp_path / "diptych.service").write_text(unit.replace(command[0], sys.executable))
+    done = subprocess.run([tool, "verify", str(tmp_path / "diptych.service")], capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def _parsed(line: str) -> list[str]:
+    """The arguments of a command line that the command line reader accepts."""
+    words = shlex.split(line)
+    command = main.get_command(click.Context(main), words[0])
+    assert command is not None
+    command.make_parser(click.Context(command)).parse_args(list(map(str, words[1:])))
+    return words
+
+
+def test_the_citation_is_that_of_this_version() -> None:
+    said = dict(
+        line.split(": ", 1)
+        for line in (ROOT / "CITATION.cff").read_text("utf-8").splitlines()
+        if re.match(r"[a-z-]+: ", line)
+    )
+    assert (said["cff-version"], said["version"], said["license"]) == (
+        "1.2.0",
+        __version__,
+        project()["license"],
+    )
+    assert {"message", "title"} <= said.keys()
 
 
 @pages
