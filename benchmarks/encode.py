@@ -51,7 +51,9 @@ def make_scored_data(
         lines = []
         for own in shown.repeat(5, axis=0):
             others = rng.integers(len(words), size=rng.integers(10, 14) - NAMED)
-            text = rng.permutation(np.concatenate([rng.choice(own, min(NAMED, len(own)), replace=False), others]))
+            text = rng.permutation(
+                np.concatenate([rng.choice(own, min(NAMED, len(own)), replace=False), others])
+            )
             lines.append(" ".join(bank[text]))
         (folder / f"{split}_caps.txt").write_text("\n".join(lines) + "\n")
 

@@ -75,9 +75,7 @@ def test_files_fit_in_the_head(path: Path) -> None:
 
 LONGEST = 60
 TO_SHRINK = {
-    "cli/embed.py embed", "cli/search.py search", "evaluation/hashing.py hashing_map",
-    "evaluation/retrieval.py evaluate_ensemble", "index/ingest/build.py index_collection",
-    "runs/evaluate.py evaluate_runs", "web/app.py create_app", "web/app.py _add_search", "web/app.py _add_items",
+    "cli/search.py search", "web/app.py create_app", "web/app.py _add_search", "web/app.py _add_items",
     "web/serve.py serve",
 }  # fmt: skip
 """Functions that are still over ``LONGEST`` lines; one that fits must leave this list."""

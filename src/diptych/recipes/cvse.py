@@ -159,4 +159,4 @@ def objective(settings: Settings) -> Objective:
     )
 
 
-RECIPE = Recipe("cvse", "CVSE: instance and consensus vectors, as VSE∞ repairs it", Settings, build)
+RECIPE = Recipe("cvse", "CVSE, consensus-aware, as VSE∞ repairs it", Settings, build)
