@@ -15,7 +15,7 @@ import pytest
 
 from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError
-from diptych.index.engines.embedded import scan, segments, words
+from diptych.index.engines.embedded import segments, words
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.opening import empty_index, index_exists, open_index
 from diptych.index.protocol import PRECISIONS, Index, Item, Precision, Vectors
@@ -70,16 +70,6 @@ def test_search_is_exact(tmp_path: Path, precision: Precision, count: int, small
             np.testing.assert_allclose(hits.scores, [scores[id] for id in expected], atol=1e-7)
             assert precision == "binary" or hits.ids == expected  # binary has ties
             assert hits.exact
-
-
-@pytest.mark.parametrize("small", [0, 1 << 40])
-def test_both_products_give_the_same_hits(
-    index: EmbeddedIndex, small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    query = unit_rows(1, seed=5)[0]
-    expected = index.search(query, 7)
-    monkeypatch.setattr(scan, "SMALL", small)
-    assert index.search(query, 7) == expected
 
 
 def test_a_batch_answers_exactly_like_single_queries(index: EmbeddedIndex) -> None:

@@ -25,10 +25,10 @@ from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.lite0 import Lite0
 from diptych.errors import DataError, SettingsError
+from diptych.model.export_texts import ODD_TEXTS
 from diptych.model.retriever import Retriever, Tower
+from diptych.model.runtime_export import CLOSE, add_runtime, export_runtime, place_runtime
 from diptych.recipes import RECIPES
-from diptych.runs.export_texts import ODD_TEXTS
-from diptych.runs.runtime_export import CLOSE, add_runtime, export_runtime, place_runtime
 from diptych.runtime.folder import FOLDER, find_runtime
 from diptych.runtime.model import RuntimeModel
 from diptych.runtime.probes import drawn_pictures, drawn_sets
@@ -186,7 +186,7 @@ def test_whatever_fails_in_the_exporter_loses_no_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(torch.onnx, "export", fails)
     assert "ValueError: an operator nobody knows" in add_runtime(tmp_path / "model")
     assert (tmp_path / "model" / FOLDER / "runtime.json").read_bytes() == before  # the old one stays
-    monkeypatch.setattr("diptych.runs.runtime_export.write_texts", fails)
+    monkeypatch.setattr("diptych.model.runtime_export.write_texts", fails)
     assert "ValueError: an operator nobody knows" in add_runtime(tmp_path / "model")
     RuntimeModel.open(tmp_path / "model").check()
 

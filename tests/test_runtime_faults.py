@@ -21,7 +21,7 @@ from test_runtime import picture_model, small_model, written
 
 from diptych.errors import RuntimeFault, StorageError
 from diptych.model.retriever import Retriever
-from diptych.runs.runtime_export import export_runtime, place_runtime
+from diptych.model.runtime_export import export_runtime, place_runtime
 from diptych.runtime.folder import (
     FACTS,
     FOLDER,

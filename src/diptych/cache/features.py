@@ -22,9 +22,10 @@ from filelock import Timeout
 from numpy.typing import NDArray
 
 from diptych.cache.cells import compute_cells
-from diptych.cache.contents import OLD, PACKS, in_words
+from diptych.cache.contents import OLD, in_words
 from diptych.cache.feature_pack import MISSING, FeaturePack
-from diptych.cache.rows import kept_rows, to_half
+from diptych.cache.packed_cells import Cells, PackedCells, cell_pack, content_name
+from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, flat_index, pinned_array
 from diptych.data.captions import ImageStore, StoredImage, StoreRows
 from diptych.data.images import ImageInput
@@ -81,10 +82,9 @@ def picture_pack(
     """The pack of what a backbone makes of pictures; other weights, another preparation or precision is another."""
     device = next(backbone.parameters()).device.type
     half = str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "float32"
-    key = content_name(backbone.fingerprint(), image_input.identity(), half)
     size = backbone.pixel_format.get("size", "?")
     title = f"{getattr(backbone, 'name', type(backbone).__name__)} at {size} pixels"
-    return FeaturePack(cache_folder(folder) / PACKS / key, title)
+    return cell_pack(backbone.fingerprint(), image_input.identity(), half, title, folder)
 
 
 def cache_image_features(
@@ -156,8 +156,8 @@ def cached_image_features(
     return CachedImages(pack, places, store)
 
 
-class PictureCache:
-    """Cells of pictures that come a few at a time, with their content keys: what ``index`` reads and adds.
+class PictureCache(PackedCells):
+    """Cells of pictures that a backbone makes in torch.
 
     ``precision`` makes the context that they are computed in; features of another precision are others.
     """
@@ -171,32 +171,17 @@ class PictureCache:
     ) -> None:
         self.backbone, self.image_input, self.precision = backbone.eval(), image_input, precision
         with precision():
-            self.pack = picture_pack(backbone, image_input, folder)
-        self.pack.hold()
-
-    def known(self, key: str) -> NDArray[Any] | None:
-        """The cells (R, C) float16 of the picture of this key, None where they were never computed."""
-        places = self.pack.find([key])
-        if places[0] == MISSING:
-            return None
-        self.pack.note_use(places)
-        out = np.empty((1, *self.pack.shape), dtype=np.float16)
-        self.pack.read(places, out)
-        return np.asarray(out[0])
+            pack = picture_pack(backbone, image_input, folder)
+        super().__init__(pack, self._cells)
 
     @torch.inference_mode()
-    def compute(
-        self, keys: Sequence[str], pictures: Sequence[StoredImage], *, store: bool = True
-    ) -> NDArray[np.float16]:
-        """The cells (n, R, C) of pictures, computed now and, unless told not to, added to the pack."""
+    def _cells(self, pictures: Sequence[StoredImage]) -> Cells:
         pixels = as_inputs(self.image_input(pictures))
         assert isinstance(pixels, torch.Tensor)
         device = next(self.backbone.parameters()).device
         with self.precision():
-            cells = self.backbone(pixels.to(device)).float().cpu().numpy()
-        if store:
-            self.pack.append(keys, cells)
-        return to_half(cells)
+            found: Cells = self.backbone(pixels.to(device)).float().cpu().numpy()
+        return found
 
 
 def _keys_of(store: ImageStore, skip: bool) -> tuple[dict[int, str], dict[int, str]]:
@@ -264,11 +249,6 @@ def _hash_of(keys: Iterable[str]) -> str:
     for key in keys:
         contents.update(key.encode() + b"\0")
     return contents.hexdigest()
-
-
-def content_name(*parts: str) -> str:
-    """24 hex digits that name the content the parts stand for."""
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 def old_caches(folder: str | Path | None = None) -> list[Path]:

@@ -15,9 +15,11 @@ from diptych import __version__
 from diptych.cli.echo import echo
 from diptych.cli.groups import Registered
 from diptych.cli.hints import advice
-from diptych.errors import DiptychError, Interrupted
+from diptych.errors import DiptychError, Interrupted, MissingExtra
 from diptych.progress import printable
 from diptych.registries import COMMANDS
+
+WORKBENCH = ("torch", "transformers", "accelerate", "onnx")  # packages of the extra 'train'
 
 
 class Verbs(Registered):
@@ -39,6 +41,11 @@ class Verbs(Registered):
         except click.UsageError as error:
             see = f" (see '{error.ctx.command_path} --help')" if error.ctx is not None else ""
             _end(f"error: {advice(error)}{see}", 2)
+        except ModuleNotFoundError as error:
+            package = str(error.name).split(".")[0]
+            if package not in WORKBENCH:
+                raise
+            _end(f"error: {MissingExtra(package, 'train', 'this command')}", 2)
         except (DiptychError, click.ClickException) as error:
             _end(f"error: {printable(str(error))}", 2)
         except OSError as error:

@@ -46,7 +46,7 @@ def print_paths(index: Index, hits: Hits, *, everything: bool) -> None:
     _print_rest(index, hits, everything)
 
 
-def print_json(index: Index, hits: Hits, *, everything: bool) -> None:
+def print_json(index: Index, hits: Hits, *, everything: bool, backend: str) -> None:
     """One JSON object; the time of a frame is in its metadata. Without a cut-off, nothing says what matches: null."""
     judged = hits.cutoff is not None
     passed = {hit.item.id for hit in hits.matches}
@@ -61,7 +61,7 @@ def print_json(index: Index, hits: Hits, *, everything: bool) -> None:
     ]  # fmt: skip
     facts = {
         "matched": hits.matched if judged else None, "cutoff": hits.cutoff, "strength": hits.strength,
-        "exact": hits.exact, "note": hits.note,
+        "exact": hits.exact, "note": hits.note, "backend": backend,
     }  # fmt: skip
     echo(json.dumps({**facts, "hits": answers}, ensure_ascii=False))
 

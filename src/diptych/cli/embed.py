@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli.echo import echo
-from diptych.cli.flags import device_flags, say_device
+from diptych.cli.flags import backend_flags, say_device
 from diptych.errors import DataError
 from diptych.progress import counted
 
@@ -51,7 +51,7 @@ SHOWN = 20  # unreadable pictures that are named; the receipts list all
     type=click.IntRange(1),
     help="pictures at a time",
 )
-@device_flags
+@backend_flags
 def embed(
     model: str,
     data: str,
@@ -66,6 +66,7 @@ def embed(
     batch_size: int,
     device: str,
     compute_precision: str,
+    backend: str | None,
 ) -> None:
     """Write the vectors of a large collection into files. Run again to continue.
 
@@ -76,7 +77,7 @@ def embed(
     --ray, the workers of a Ray cluster do it, one model each.
     """
     from diptych.encoders.known_names import recorded_name
-    from diptych.index.models import open_model
+    from diptych.index.models import check_probes, open_model
     from diptych.vectors import embed as embedding
     from diptych.vectors.on_ray import connected
     from diptych.vectors.sources import absolute, open_sources
@@ -85,7 +86,8 @@ def embed(
     chosen = embedding.parse_part(part) if part else (1, 1)
     out = out.expanduser().resolve()
     sources = open_sources(data, rows)
-    retriever = open_model(model, "cpu" if address else device, compute_precision)
+    retriever = open_model(model, "cpu" if address else device, compute_precision, backend=backend)
+    check_probes(retriever, model)
     options: dict[str, Any] = {"texts": texts, "thumbnails": thumbnails, "batch_size": batch_size}
     run: dict[str, Any] = {"model_name": recorded_name(model), "part": chosen, "retry": retry, **options}
     if address is None:
@@ -94,7 +96,7 @@ def embed(
     else:
         task = Task(
             recorded_name(model), retriever.fingerprint(), absolute(data), rows, out, device, compute_precision,
-            **options,
+            backend, **options,
         )  # fmt: skip
         with connected(address, cpus) as cluster:
             echo(str(cluster), err=True)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from diptych.cli.echo import echo
-from diptych.cli.flags import device_flags, say_device
+from diptych.cli.flags import backend_flags, say_device
 from diptych.cli.groups import Registered
 from diptych.progress import counted
 from diptych.registries import EXPORTERS
@@ -56,7 +56,7 @@ def import_vse_infinity(
 @click.option(
     "--unchecked", is_flag=True, help="do not compare the vectors of some pictures with the model's own"
 )
-@device_flags
+@backend_flags
 def import_embeddings(
     source: Path,
     place: str,
@@ -67,6 +67,7 @@ def import_embeddings(
     unchecked: bool,
     device: str,
     compute_precision: str,
+    backend: str | None,
 ) -> None:
     """Import vectors of images into an index.
 
@@ -77,11 +78,12 @@ def import_embeddings(
     """
     from diptych.encoders.known_names import recorded_name
     from diptych.index.engines.opening import shown
-    from diptych.index.models import open_model
+    from diptych.index.models import check_probes, open_model
     from diptych.runs.embeddings import import_embeddings as run
 
-    retriever = open_model(model, device, compute_precision)
+    retriever = open_model(model, device, compute_precision, backend=backend)
     say_device(retriever.device)
+    check_probes(retriever, model)
     done = run(
         source, place, retriever, model_name=recorded_name(model), paths=paths, root=images, name=name,
         check=not unchecked,
@@ -142,7 +144,7 @@ def export_runtime(model: str, output_dir: Path | None) -> None:
     They go into the folder runtime/ of the model, or of a new model folder FOLDER. Each file is compared with torch
     before it is kept. A model without a folder of its own, or whose folder is read-only, has them in the user's cache.
     """
-    from diptych.runs.runtime_export import place_runtime
+    from diptych.model.runtime_export import place_runtime
 
     for line in place_runtime(model, output_dir)[1]:
         echo(line)
@@ -153,7 +155,7 @@ def export_runtime(model: str, output_dir: Path | None) -> None:
 @click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
 def export_onnx(model: str, output_dir: Path) -> None:
     """Copy the ONNX encoders of a model's runtime for other programs. They are written first if there are none."""
-    from diptych.runs.runtime_export import copy_onnx
+    from diptych.model.runtime_export import copy_onnx
 
     for file in copy_onnx(model, output_dir):
         echo(f"{file}: {file.stat().st_size / 1e6:.1f} MB")

@@ -50,6 +50,16 @@ def index_flag(command: Command) -> Command:
     )(command)
 
 
+def backend_flags(command: Command) -> Command:
+    """``--backend``, and what torch's takes: ``--device`` and ``--compute_precision``."""
+    command = click.option(
+        "--backend",
+        type=click.Choice(["torch", "onnx"]),
+        help="what runs the model (default: onnx on a CPU where the model has a runtime/, else torch)",
+    )(command)
+    return device_flags(command)
+
+
 def device_flags(command: Command) -> Command:
     """``--device`` and ``--compute_precision``: where a model runs, and in which precision its products are."""
     command = click.option(

@@ -13,7 +13,7 @@ import click
 from diptych.cli import answers
 from diptych.cli.collection import pictures_alone, say, summary
 from diptych.cli.echo import echo
-from diptych.cli.flags import column_flags, device_flags, index_flag, with_columns
+from diptych.cli.flags import backend_flags, column_flags, index_flag, with_columns
 from diptych.cli.load import load
 from diptych.progress import counted
 
@@ -78,7 +78,7 @@ def index() -> None:
     "--cache/--no_cache", default=True, help="share features of a frozen backbone with other commands"
 )
 @column_flags
-@device_flags
+@backend_flags
 def build(
     given: tuple[str, ...],
     index: str | None,
@@ -96,6 +96,7 @@ def build(
     text_column: str | None,
     device: str,
     compute_precision: str,
+    backend: str | None,
 ) -> None:
     """Index a folder of pictures or a data set. Run again to bring it up to date.
 
@@ -118,8 +119,7 @@ def build(
     built, _ = bring_up_to_date(
         run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
         approximate_above=above, codes=codes or None, labels=labels, local_features=local_features, exif=exif,
-        cache=cache, device=device,
-        compute_precision=compute_precision, say=say,
+        cache=cache, device=device, compute_precision=compute_precision, backend=backend, say=say,
     )  # fmt: skip
     echo(summary(shown(place), built))
     if local_features:
@@ -139,11 +139,14 @@ index.add_command(load)
 def info(place: str) -> None:
     """Show what an index holds, and its model."""
     from diptych.index.engines.opening import open_index
+    from diptych.index.models import backend_of
 
     with open_index(place) as opened:
         about = opened.info
     for field in ("path", "engine", "model", "fingerprint", "dimension", "precision", "version", "created"):
         echo(f"{field:12} {getattr(about, field)}")
+    if about.model:
+        echo(f"{'backend':12} {backend_of(about.model, about.fingerprint)}")
     echo(f"{'items':12} " + ", ".join(f"{count} {kind}" for kind, count in about.counts.items()))
     graphs = ", ".join(
         f"{count} {kind}{' (binary codes)' if kind in about.coded else ''}"

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from diptych.cli.echo import echo
+from diptych.cli.flags import backend_flags
 
 
 @click.command()
@@ -26,10 +27,21 @@ from diptych.cli.echo import echo
     help="score from which a label is told (default: the model's own, chosen on validation data)",
 )
 @click.option("--top", type=click.IntRange(1), help="the best N labels of each item, whatever their scores")
+@backend_flags
 def label(
-    model: Path, path: str, output: Path, texts: bool, threshold: float | None, top: int | None
+    model: Path,
+    path: str,
+    output: Path,
+    texts: bool,
+    threshold: float | None,
+    top: int | None,
+    device: str,
+    compute_precision: str,
+    backend: str | None,
 ) -> None:
     """Predict labels with a label-wise model. FOLDER is a folder of images or a data set in any known format."""
+    from diptych.index.models import open_model
     from diptych.runs.label import label_collection
 
-    echo(label_collection(model, path, output, texts=texts, threshold=threshold, top=top))
+    retriever = open_model(model, device, compute_precision, backend=backend)
+    echo(label_collection(retriever, path, output, texts=texts, threshold=threshold, top=top))

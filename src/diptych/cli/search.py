@@ -13,7 +13,7 @@ import click
 from diptych.cli import answers
 from diptych.cli.collection import pictures_of, place_first, say
 from diptych.cli.echo import echo
-from diptych.cli.flags import device_flags, index_flag
+from diptych.cli.flags import backend_flags, index_flag
 
 if TYPE_CHECKING:
     from diptych.index.protocol import Query
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 @click.option(
     "--html", type=click.Path(path_type=Path), help="also write the answers with thumbnails to this file"
 )
-@device_flags
+@backend_flags
 def search(
     place: str,
     query: tuple[str, ...],
@@ -95,6 +95,7 @@ def search(
     html: Path | None,
     device: str,
     compute_precision: str,
+    backend: str | None,
 ) -> None:
     """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'.
 
@@ -119,7 +120,7 @@ def search(
         model, place, query = place, pictures_of(place, query[:1]), query[1:]
     asked = _query(" ".join(query), like)
     opened, retriever, name, place = open_place(
-        place, model, device, compute_precision, index=index, pictures=pictures,
+        place, model, device, compute_precision, backend=backend, index=index, pictures=pictures,
         encodes=bool(query or rerank), say=say,
     )  # fmt: skip
     with opened:
@@ -145,8 +146,11 @@ def search(
             )
         if preview:
             show_pictures(opened, answers.chosen(hits, everything))
-        show = answers.print_json if as_json else answers.print_paths if paths else answers.print_hits
-        show(opened, hits, everything=everything)
+        if as_json:
+            answers.print_json(opened, hits, everything=everything, backend=retriever.backend)
+        else:
+            show = answers.print_paths if paths else answers.print_hits
+            show(opened, hits, everything=everything)
         if not hits and not as_json:
             echo(answers.nothing_left(opened, kind, condition is not None), err=True)
         if html is not None and not as_json and not paths:

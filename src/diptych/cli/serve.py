@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from diptych.cli.collection import pictures_of, say
-from diptych.cli.flags import Command, device_flags, given, index_flag
+from diptych.cli.flags import Command, backend_flags, given, index_flag
 from diptych.web.limits import Limits
 
 TOKEN_VARIABLE = "DIPTYCH_TOKEN"
@@ -66,7 +66,7 @@ def limit_flags(command: Command) -> Command:
     help="chance of a false match (default: calibrated with captions of the collection)",
 )
 @limit_flags
-@device_flags
+@backend_flags
 def serve(
     place: str,
     pictures: tuple[str, ...],
@@ -84,6 +84,7 @@ def serve(
     chance: float | None,
     device: str,
     compute_precision: str,
+    backend: str | None,
     **limits: Any,
 ) -> None:
     """Search an index in the browser and over HTTP. As in: diptych serve ./photos.index.
@@ -101,7 +102,7 @@ def serve(
     elif pictures:
         raise click.UsageError(f"one index is served at a time: leave out {pictures[0]}.")
     opened, served, model, place = open_place(
-        place, model, device, compute_precision, index=index, pictures=collection, say=say
+        place, model, device, compute_precision, backend=backend, index=index, pictures=collection, say=say
     )
     opened.close()
     serve(

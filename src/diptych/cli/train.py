@@ -86,7 +86,7 @@ def _train_command(recipe: Recipe) -> click.Command:
             return
         _say_result(progress, folder, data, settings.ridge_baseline)
         if not no_runtime:
-            from diptych.runs.runtime_export import add_runtime
+            from diptych.model.runtime_export import add_runtime
 
             echo(add_runtime(folder))
         echo(f"next: diptych evaluate {folder} --data {data}   |   diptych index {folder} PATH")

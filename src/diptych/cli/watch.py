@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
+from diptych.cli.collection import say as say_beside
 from diptych.cli.collection import summary
 from diptych.cli.echo import echo
-from diptych.cli.flags import device_flags, say_device
+from diptych.cli.flags import backend_flags
 
 
 @click.command()
@@ -29,7 +30,7 @@ from diptych.cli.flags import device_flags, say_device
 @click.option("--texts/--no_texts", default=True, help="index the texts too")
 @click.option("--name", default="", help="name of the collection in the index (default: the data's own)")
 @click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
-@device_flags
+@backend_flags
 def watch(
     place: str,
     folder: Path,
@@ -40,6 +41,7 @@ def watch(
     batch_size: int | None,
     device: str,
     compute_precision: str,
+    backend: str | None,
 ) -> None:
     """Keep an index current while a folder changes. Ctrl-C ends it.
 
@@ -50,15 +52,13 @@ def watch(
     from diptych.index.engines.opening import index_exists, shown
     from diptych.index.ingest.build import index_collection
     from diptych.index.ingest.works import Built
-    from diptych.index.models import open_model
-    from diptych.index.places import model_for
+    from diptych.index.places import model_for, open_encoder
     from diptych.runs.watch import watch_folder
 
     if not folder.is_dir() and not index_exists(place):
         raise click.UsageError(f"there is no folder {folder} to watch: check the path.")
     name_of_model = model or model_for(place)
-    retriever = open_model(name_of_model, device, compute_precision)
-    say_device(retriever.device)
+    retriever = open_encoder(name_of_model, place, device, compute_precision, backend=backend, say=say_beside)
 
     def bring() -> Built:
         return index_collection(

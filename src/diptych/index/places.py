@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,19 +16,11 @@ from diptych.index.engines.opening import index_exists, open_index
 from diptych.index.ingest.build import index_collection
 from diptych.index.ingest.forecast import forecast
 from diptych.index.ingest.works import Built
-from diptych.index.models import StoredVectors, open_model
+from diptych.index.models import Say, StoredVectors, check_probes, open_model, tell
 from diptych.index.protocol import Index, Item
 from diptych.model.protocol import OpenedModel
 from diptych.progress import printable
 from diptych.storage import data_folder
-
-Say = Callable[[str], None]
-"""Told in sentences what the user should know: the device, what was skipped."""
-
-
-def tell(sentence: str) -> None:
-    """Print a sentence beside the answers."""
-    print(printable(sentence), file=sys.stderr, flush=True)
 
 
 def index_folder(
@@ -40,6 +30,7 @@ def index_folder(
     *,
     device: str = "auto",
     compute_precision: str = "no",
+    backend: str | None = None,
     say: Say = tell,
     **options: Any,
 ) -> Index:
@@ -49,7 +40,8 @@ def index_folder(
     is a run, a model folder or a name such as ``hf:ID``; by default the model that the index records, and for a new
     index ``lite0+minilm``, which needs no training. ``options`` are those of
     ``index.ingest.build.index_collection``: ``texts``, ``name``, ``precision``, ``exif``, ``batch_size``, … Pictures
-    that cannot be read are skipped; ``say`` is told which, and on which device the model runs.
+    that cannot be read are skipped; ``say`` is told which, and on which device the model runs. ``backend`` is "onnx" or
+    "torch"; by default, ONNX Runtime on a CPU, for which a model without ONNX encoders is given some.
 
     Example::
 
@@ -59,8 +51,9 @@ def index_folder(
     place = default_place(str(folder), say) if index is None else str(index)
     chosen = model_for(place) if model is None else str(model)
     bring_up_to_date(
-        chosen, str(folder), place, device=device, compute_precision=compute_precision, say=say, **options
-    )
+        chosen, str(folder), place, device=device, compute_precision=compute_precision, backend=backend, say=say,
+        **options,
+    )  # fmt: skip
     return open_index(place)
 
 
@@ -80,6 +73,7 @@ def open_place(
     compute_precision: str = "no",
     *,
     index: str | Path | None = None,
+    backend: str | None = None,
     pictures: bool | None = None,
     encodes: bool = True,
     say: Say = tell,
@@ -100,7 +94,13 @@ def open_place(
         else:
             name = name or model_for(place)
             ready = bring_up_to_date(
-                name, path, place, device=device, compute_precision=compute_precision, say=say
+                name,
+                path,
+                place,
+                device=device,
+                compute_precision=compute_precision,
+                backend=backend,
+                say=say,
             )[1]
     elif index is not None:
         raise SettingsError(f"{place} holds no pictures to index: leave --index out, or give their folder.")
@@ -110,7 +110,8 @@ def open_place(
             ready = StoredVectors(opened.info)
         if ready is None:
             name = model_place(opened, name)
-            ready = open_model(name, device, compute_precision)
+            known = _recorded(opened, name)
+            ready = open_model(name, device, compute_precision, backend=backend, fingerprint=known, say=say)
             if ready.device != "cpu":
                 say_device(ready, say)
     except BaseException:
@@ -126,13 +127,13 @@ def bring_up_to_date(
     *,
     device: str = "auto",
     compute_precision: str = "no",
+    backend: str | None = None,
     say: Say = tell,
     show_progress: bool = True,
     **options: Any,
 ) -> tuple[Built, OpenedModel]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
-    retriever = open_model(model, device, compute_precision)
-    say_device(retriever, say)
+    retriever = open_encoder(model, place, device, compute_precision, backend=backend, say=say)
     if expected := forecast(retriever, located(divided(path)[0]), place):
         say(expected)
     built = index_collection(
@@ -145,11 +146,44 @@ def bring_up_to_date(
     return built, retriever
 
 
+def open_encoder(
+    model: str,
+    place: str | Path,
+    device: str = "auto",
+    compute_precision: str = "no",
+    *,
+    backend: str | None = None,
+    say: Say = tell,
+) -> OpenedModel:
+    """The model that encodes a collection for the index at a place; it is compared with its probes first.
+
+    A model without a runtime is given one, which the searches of the index use.
+    """
+    known = None
+    if index_exists(place):
+        with open_index(place) as index:
+            known = _recorded(index, model)
+    ready = open_model(
+        model, device, compute_precision, backend=backend, fingerprint=known, make=True, say=say
+    )
+    say_device(ready, say)
+    check_probes(ready, model, say)
+    return ready
+
+
+def _recorded(index: Index, model: str) -> str | None:
+    """The fingerprint of a model, where it is the one that the index records."""
+    return index.info.fingerprint if recorded_name(model) == recorded_name(index.info.model) else None
+
+
 def say_device(model: OpenedModel, say: Say = tell) -> None:
     """Say where a model runs."""
-    from diptych.devices import describe_device
+    name = model.device
+    if name.startswith("cuda"):
+        from diptych.devices import describe_device
 
-    say(f"device: {describe_device(model.device)}")
+        name = describe_device(name)
+    say(f"device: {name}")
 
 
 def model_for(place: str | Path) -> str:

@@ -22,6 +22,8 @@ from diptych.types import Ragged
 class TorchModel:
     """A ``Model`` whose encoders are those of a retriever."""
 
+    backend = "torch"
+
     def __init__(self, retriever: Retriever) -> None:
         self.retriever = retriever
 
@@ -63,9 +65,9 @@ class TorchModel:
         """Rows (M, dim) for a list or store of texts."""
         return self.retriever.encode_text(texts, batch_size=batch_size).numpy()
 
-    def predict_labels(self, images: Any, *, batch_size: int | None = None) -> Sequence[Mapping[str, float]]:
-        """Labels of images with their scores, best first."""
-        return self.retriever.predict_labels(images, batch_size=batch_size)
+    def predict_labels(self, images: Any = None, **options: Any) -> Sequence[Mapping[str, float]]:
+        """Labels of images, or of ``texts``, with their scores, best first."""
+        return self.retriever.predict_labels(images, **options)
 
     def cell_cache(self, folder: Path | None = None) -> CellCache | None:
         """The shared cache of the frozen image backbone, None where the encoder has none."""

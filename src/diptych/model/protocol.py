@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -41,7 +41,12 @@ class Model(Protocol):
 
 
 class OpenedModel(Model, Protocol):
-    """A model that was opened by its name or folder: it also says where it runs, and how precisely."""
+    """A model that was opened by its name or folder: it also says what runs it, where, and how precisely."""
+
+    @property
+    def backend(self) -> str:
+        """``torch`` or ``onnx``."""
+        ...
 
     @property
     def device(self) -> str:
@@ -68,6 +73,9 @@ class PairScoring(Protocol):
 
 class CellCache(Protocol):
     """Outputs of a frozen image backbone that commands share: the ``cell_cache()`` of a model that has one."""
+
+    cells: Callable[[Sequence[StoredImage]], Rows]
+    """Computes the cells (n, R, C) of pictures."""
 
     def known(self, key: str) -> Local | None:
         """The cells of the picture with this content key, None where they were never computed."""

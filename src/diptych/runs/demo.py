@@ -23,11 +23,11 @@ from diptych.index.ingest.build import index_collection
 from diptych.index.query.search import Searcher
 from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
+from diptych.model.runtime_export import add_runtime
 from diptych.progress import counted
 from diptych.recipes import RECIPES
 from diptych.reports.grids import Shown, drawn
 from diptych.reports.page import Answer, QueryCard, Section, page
-from diptych.runs.runtime_export import add_runtime
 from diptych.runs.train import resumed_settings, run_recipe
 from diptych.runtime.folder import find_runtime
 from diptych.storage import write_text

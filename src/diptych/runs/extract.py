@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from diptych.cache.cells import Chunk, compute_cells
-from diptych.cache.features import cache_image_features, content_name
+from diptych.cache.features import cache_image_features
+from diptych.cache.packed_cells import content_name
 from diptych.cache.rows import RowFile
 from diptych.data.captions import Captions, ImageStore, StoreRows
 from diptych.data.images import ImageInput

@@ -79,8 +79,26 @@ def find_runtime(place: str | Path, fingerprint: str | None = None) -> Path | No
     """The folder whose ``runtime/`` belongs to a model: its own, or one in the cache; None: there is none."""
     own = best_folder(place)
     recover_folder(own / FOLDER)
-    places = [own] if fingerprint is None else [own, cached_folder(fingerprint)]
-    return next((one for one in places if (one / FOLDER / FACTS).is_file()), None)
+    if (own / FOLDER / FACTS).is_file():
+        return own
+    cached = None if fingerprint is None else cached_folder(fingerprint)
+    if cached is None or not (cached / FOLDER / FACTS).is_file():
+        return None
+    try:
+        wanted = read_facts(cached).model  # what the model's own files were then
+        same = all(file_facts(own / name) == facts for name, facts in wanted.items())
+    except (RuntimeFault, OSError):
+        return None
+    return cached if same else None
+
+
+def has_pair_scorer(place: str | Path) -> bool:
+    """Whether the model of a folder scores pairs, as its ``config.json`` says."""
+    try:
+        tree = parse_json((best_folder(place) / "config.json").read_bytes())["retriever"]
+        return tree.get("scorer") is not None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def read_facts(home: Path) -> Facts:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from diptych.data.ahead import read_ahead
 from diptych.data.arrays import are_features, read_items
 from diptych.data.batches import Arrays, Sets
-from diptych.data.captions import ImageStore, holds_features
+from diptych.data.captions import ImageStore, StoredImage, holds_features
 from diptych.data.images import ImageInput, ImageLike, PixelInput, RegionInput, as_item
 from diptych.data.processors import ProcessedPixels
 from diptych.data.text import TextInput
@@ -73,7 +73,9 @@ class RuntimeModel:
         may still be fine, for the workbench.
         """
         home = best_folder(place)
-        return RuntimeModel(home / FOLDER, read_facts(home), threads)
+        opened = RuntimeModel(home / FOLDER, read_facts(home), threads)
+        opened._probes()  # the fingerprint is asked for before any vector is
+        return opened
 
     @property
     def dim(self) -> int:
@@ -104,6 +106,16 @@ class RuntimeModel:
         self._ready("image")
         return self._images(
             [images] if isinstance(images, ImageLike) else images, view, batch_size, show_progress
+        )
+
+    def cells(self, pictures: Sequence[StoredImage]) -> Vectors:
+        """What the frozen backbone makes of pictures, (n, R, C)."""
+        self._ready("image")
+        pixels = self.image_input(pictures)
+        starts = range(0, len(pictures), PICTURES)
+        assert not isinstance(pixels, Sets)
+        return np.concatenate(
+            [self._sessions["backbone"]("cells", images=pixels[one : one + PICTURES]) for one in starts]
         )
 
     def encode_text(
@@ -173,13 +185,17 @@ class RuntimeModel:
                 del self._sessions[side]
                 raise
 
-    def _compare(self, side: Side) -> None:
+    def _probes(self) -> Probes:
         probes = Probes.read(self.home / PROBES)
         if probes.fingerprint != self.facts.fingerprint:
             raise RuntimeFault(
                 f"{self.folder} belongs to model {self.facts.fingerprint}, {PROBES} beside it to "
                 f"{probes.fingerprint}: {advice(self.home)}."
             )
+        return probes
+
+    def _compare(self, side: Side) -> None:
+        probes = self._probes()
         try:
             if side == "image":
                 found, wanted = self._images(probes.images, None, None, False), probes.image_vectors

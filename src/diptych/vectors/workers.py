@@ -30,6 +30,7 @@ class Task:
     out: Path
     device: str
     precision: str
+    backend: str | None
     texts: bool
     thumbnails: bool
     batch_size: int
@@ -66,7 +67,7 @@ def _prepared(task: Task) -> tuple[Model, Sources]:
         raise DataError(
             f"a worker finds other data at {task.data} than this machine: use a file system that all share."
         )
-    model = open_model(task.model, task.device, task.precision)
+    model = open_model(task.model, task.device, task.precision, backend=task.backend)
     if model.fingerprint() != task.fingerprint:
         raise DataError(
             f"a worker finds another model at {task.model} than this machine: copy the same to all of them."

@@ -84,6 +84,7 @@ class About(Health):
 
     columns: dict[str, list[str]] = Field(description="metadata columns and the kinds of value each holds")
     values: dict[str, list[Any]] = Field(description="common values of the columns of texts and booleans")
+    backend: str = Field(description="what runs the model: torch or onnx")
     writable: bool
     rerank: bool
     limits: dict[str, int]
@@ -340,7 +341,7 @@ def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
             columns = {name: list(kinds) for name, kinds in service.index.info.columns.items()}
             return About(
                 **health_of(), columns=columns, values=service.values(), writable=writable,
-                rerank=service.rerank, limits=limits,
+                backend=service.backend, rerank=service.rerank, limits=limits,
             )  # fmt: skip
 
     @app.get("/metrics", tags=["state"], summary="Counters for Prometheus", response_class=PlainTextResponse)

@@ -171,6 +171,11 @@ class BatchedModel:
         return self._model.dim
 
     @property
+    def backend(self) -> str:
+        """What runs the model: ``onnx`` or ``torch``."""
+        return str(getattr(self._model, "backend", "torch"))
+
+    @property
     def pair_scorer(self) -> Any:
         """The pair scorer of the model, None without one."""
         return getattr(self._model, "pair_scorer", None)

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,8 +14,7 @@ from pathlib import Path
 
 from diptych.errors import MissingExtra, SettingsError
 from diptych.index.engines.opening import open_index
-from diptych.index.models import open_model
-from diptych.index.places import tell
+from diptych.index.models import open_model, tell
 from diptych.index.protocol import Index
 from diptych.model.protocol import Model
 
@@ -118,15 +118,17 @@ def _sharing_cores() -> Iterator[None]:
     if "OMP_NUM_THREADS" in os.environ:
         yield
         return
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    half = max(1, (os.cpu_count() or 1) // 2)
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch else 0
+    if torch:
+        torch.set_num_threads(half)
     try:
-        with threadpool_limits(1, user_api="blas"):  # numpy's products here are small
+        with threadpool_limits(half, user_api="blas"):
             yield
     finally:
-        torch.set_num_threads(before)
+        if torch:
+            torch.set_num_threads(before)
 
 
 @contextmanager

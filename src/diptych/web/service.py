@@ -114,6 +114,11 @@ class Service:
         with deadline.within(times * self.limits.seconds, self._stopped):
             yield
 
+    @property
+    def backend(self) -> str:
+        """What runs the model."""
+        return self._model.backend
+
     def _warm(self) -> None:
         """Compare the vectors with their checksums before somebody waits for it; what is damaged is told to them."""
         warm = getattr(self.index, "warm", None)  # only the embedded engine compares them itself

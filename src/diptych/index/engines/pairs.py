@@ -26,22 +26,20 @@ def best_pairs(
 
     ``slots`` number the items, and ``fetch`` gives the vectors of some of them.
     """
-    import torch
-
     floor = -np.inf if threshold is None else threshold
     best: Pairs = (np.zeros(0, np.float32), slots[:0], slots[:0])
     blocks = [slots[start : start + BLOCK] for start in range(0, len(slots), BLOCK)]
     for number, left in enumerate(track(blocks, "near-duplicates", len(blocks), show_progress)):
-        a = torch.from_numpy(fetch(left))
+        a = fetch(left)
         for other, right in enumerate(blocks[number:], number):
-            scores = a @ torch.from_numpy(fetch(right)).T
+            scores = a @ fetch(right).T
             if other == number:
-                scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).tril(), -torch.inf)
-            flat = scores.flatten()
-            above = torch.nonzero(flat >= floor).flatten() if np.isfinite(floor) else torch.arange(len(flat))
-            if len(above) > limit:
-                above = above[torch.topk(flat[above], limit, sorted=False).indices]
-            found, at = flat[above].numpy(), above.numpy()
+                scores[np.tri(*scores.shape, dtype=np.bool)] = -np.inf
+            flat = scores.ravel()
+            at = np.flatnonzero(flat >= floor) if np.isfinite(floor) else np.arange(len(flat))
+            if len(at) > limit:
+                at = at[np.argpartition(flat[at], len(at) - limit)[-limit:]]
+            found = flat[at]
             best = _merge(best, (found, left[at // len(right)], right[at % len(right)]), limit)
             if len(best[0]) == limit:  # from now on only pairs that would enter the list are of interest
                 floor = max(floor, float(best[0][-1]))

@@ -1,7 +1,6 @@
 """Exact search: one matrix product over the mapped rows, block by block, then the best in float64.
 
-torch's product is the fastest exact search of many rows on a CPU, and is imported here, on the first query:
-opening an index must not cost the memory of a framework.
+numpy does all of it: ``benchmarks/exact_search.py`` compares it with torch and ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ MARGIN = 8  # candidates beyond k that are scored again: float32 rounding must n
 SCORES = 1 << 24  # scores held at once
 UNPACKED = 1 << 14  # rows turned into float32 at once: about 32 MB at 512 dimensions
 GATHERED = 1 << 20  # numbers gathered at once: as much as a cache holds, twice as fast as 16 times as much
-SMALL = 1 << 23  # numbers in a product with one query up to which numpy is faster than torch
 GATHER = 0.15  # below this share of a segment, selected rows are gathered; above, all are scored
 FEW_GONE = 1000  # removed rows whose scores are blotted out one by one
 
@@ -91,7 +89,7 @@ def _blocks(
         wanted = gone if chosen is None else chosen
         inside = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, stop)]
         if chosen is not None:
-            yield inside, np.take(scores.T, inside - start, axis=0).T  # of (N, Q), as the product made it
+            yield inside, np.take(scores, inside - start, axis=1)
             continue
         if len(inside):
             scores[:, inside - start] = -np.inf
@@ -114,29 +112,13 @@ def _gathered(segment: Segment, queries: Vectors, rows: RowNumbers) -> RowScores
 
 
 def _floats(layout: RowLayout, stored: NDArray[Any]) -> Vectors:
-    if layout.precision != "float16":
-        return stored if layout.precision == "float32" else layout.unpack(stored)
-    import torch
-
-    widened: Vectors = torch.from_numpy(stored).float().numpy()  # several times faster than numpy
-    return widened
+    return stored if layout.precision == "float32" else layout.unpack(stored)
 
 
 def _product(rows: Vectors, queries: Vectors) -> RowScores:
-    """Scores (Q, rows), as the transpose of rows @ queriesᵀ: the order in which few queries are fastest.
-
-    A single query over many rows is doubled. torch's product with one vector runs on one core and streams the
-    rows at a third of the speed of a product with two: 19 against 6 ms for 100,000 × 512 on two cores, where
-    numpy takes 8; for 10,000 it is 1.5 against 0.5 ms, and numpy takes 0.2.
-    """
-    if len(queries) == 1 and rows.size <= SMALL:
-        scores: RowScores = (rows @ queries[0])[None]
-        return scores
-    import torch
-
-    q = torch.from_numpy(np.ascontiguousarray(queries))
-    scores = (torch.from_numpy(rows) @ (q.repeat(2, 1) if len(q) == 1 else q).T).T.numpy()
-    return scores[: len(q)]
+    """Scores (Q, rows)."""
+    scores: RowScores = (rows @ queries[0])[None] if len(queries) == 1 else queries @ rows.T
+    return scores
 
 
 def _joined(parts: list[tuple[RowNumbers, RowScores]]) -> tuple[RowNumbers, RowScores]:
@@ -146,12 +128,12 @@ def _joined(parts: list[tuple[RowNumbers, RowScores]]) -> tuple[RowNumbers, RowS
 
 def _best(scores: RowScores, k: int, ties: NDArray[np.float32]) -> list[RowNumbers]:
     """For each row of scores (Q, N), indices of its best k + MARGIN and of all within ``ties`` of the k-th."""
-    import torch
-
-    top = torch.topk(torch.from_numpy(scores), min(k + MARGIN, scores.shape[1]), dim=1)  # numpy has no such
-    values, out = top.values.numpy(), list(top.indices.numpy())
-    if values.shape[1] <= k:
-        return out
+    count = scores.shape[1]
+    if count <= k:
+        return [np.arange(count) for _ in scores]
+    least = max(0, count - k - MARGIN)
+    top = np.argpartition(scores, least, axis=1)[:, least:]
+    values, out = np.sort(np.take_along_axis(scores, top, axis=1), axis=1)[:, ::-1], list(top)
     kth, last = values[:, k - 1], values[:, -1]
     ties = np.maximum(ties, np.where(np.isfinite(kth), TIE * np.abs(kth), 0))  # of rows longer than most
     crowded = (last >= kth - ties) & np.isfinite(last)  # else every tie of the k-th is within the margin

@@ -24,9 +24,9 @@ from diptych.data.batches import Sets
 from diptych.data.images import RegionInput, as_item
 from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import DiptychError, MissingExtra, RuntimeFault, SettingsError, StorageError
+from diptych.model.export_texts import write_texts
 from diptych.model.retriever import Retriever
 from diptych.parts import describe
-from diptych.runs.export_texts import write_texts
 from diptych.runtime.folder import (
     BACKBONE,
     FOLDER,
@@ -80,10 +80,11 @@ class Part(NamedTuple):
     batches: list[tuple[Tensor, ...]]
 
 
-def export_runtime(model: Retriever, home: Path) -> list[str]:
+def export_runtime(model: Retriever, home: Path, source: Path | None = None) -> list[str]:
     """Write ``runtime/`` and the probes into a model folder; a line for each file: its size and its difference.
 
-    The runtime that was there stays until the new one is whole. The model is moved to the CPU.
+    The runtime that was there stays until the new one is whole. The model is moved to the CPU. ``source`` is the folder
+    of the model's own files, where that is another.
     """
     _check_packages()
     model = model.cpu().float().eval()
@@ -105,7 +106,8 @@ def export_runtime(model: Retriever, home: Path) -> list[str]:
             facts = _facts(model, probes.fingerprint, described, largest)
             _compare_whole(model, RuntimeModel(new, facts), probes)
             found = {file.name: file_facts(file) for file in sorted(new.iterdir())}
-            own = {name: file_facts(home / name) for name in MODEL_FILES if (home / name).is_file()}
+            files = [(source or home) / name for name in MODEL_FILES]
+            own = {file.name: file_facts(file) for file in files if file.is_file()}
             replace(facts, files=found, model=own).save(new)
     return lines
 
@@ -134,7 +136,7 @@ def place_runtime(source: str | Path, folder: Path | None = None) -> tuple[Path,
                 raise
     home = cached_folder(model.fingerprint())
     home.mkdir(parents=True, exist_ok=True)
-    return home, export_runtime(model, home)
+    return home, export_runtime(model, home, best_folder(source))
 
 
 def add_runtime(folder: Path) -> str:

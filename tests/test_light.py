@@ -1,0 +1,331 @@
+"""The search half without torch: each command in a process in which torch cannot be imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from commands import diptych, refused
+from small import WORDS, pictures
+from test_recipes import World, built, captions, world  # noqa: F401  fixtures
+from test_runtime import picture_model, small_model
+
+from diptych.data.images import as_item
+from diptych.errors import RuntimeFault, SettingsError
+from diptych.index.models import VARIABLE, check_probes, open_model
+from diptych.model.light import LightModel
+from diptych.model.retriever import Retriever
+from diptych.model.runtime_export import CLOSE, export_runtime
+from diptych.runtime.folder import FOLDER, PROBES, find_runtime
+from diptych.runtime.probes import Probes
+
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "accelerate", "onnx"):
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+
+sys.meta_path.insert(0, Blocked())
+from diptych.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _default_backend() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(VARIABLE, raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with its runtime, made with torch."""
+    home = tmp_path_factory.mktemp("elsewhere") / "model"
+    made = picture_model()
+    made.save_pretrained(home)
+    export_runtime(made, home)
+    return home
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    made = pictures(folder, 12, size=40)
+    lines = [
+        f"{file.name},{WORDS[n % 8]} {WORDS[9 + n % 6]},{2010 + n}" for n, file in enumerate(sorted(made))
+    ]
+    (folder / "captions.csv").write_text("image,text,year\n" + "\n".join(lines) + "\n", "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(model: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index that was made without torch."""
+    made = tmp_path_factory.mktemp("index") / "photos.index"
+    said = light("index", model, photos, "--index", made, "--no_cache")
+    assert "12 images" in said.stdout
+    return made
+
+
+def light(*args: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command without torch."""
+    command = [sys.executable, "-c", BLOCKED, *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def found(*args: object) -> list[tuple[str, float]]:
+    answer = json.loads(light(*args, "--json").stdout)
+    assert answer["backend"] == "onnx"
+    return [(hit["id"], hit["score"]) for hit in answer["hits"]]
+
+
+def with_torch(*args: object) -> list[tuple[str, float]]:
+    answer = json.loads(diptych(*args, "--json", "--backend", "torch").stdout)
+    assert answer["backend"] == "torch"
+    return [(hit["id"], hit["score"]) for hit in answer["hits"]]
+
+
+def queries(photos: Path) -> list[list[object]]:
+    return [
+        ["a red dog"],
+        ["a red dog", "--filter", "year > 2014"],
+        [f'"2:red" + "dog" - "cat" + {sorted(photos.glob("*.png"))[3]}'],
+        [str(sorted(photos.glob("*.png"))[5])],
+        ["red dog", "--hybrid"],
+        ["--like", sorted(photos.glob("*.png"))[2].name, "small bird"],
+    ]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_searches_find_what_torch_finds(place: Path, photos: Path, number: int) -> None:
+    asked = queries(photos)[number]
+    light_hits, hits = found("search", place, *asked), with_torch("search", place, *asked)
+    assert len(hits) > 2
+    assert [id for id, _ in light_hits] == [id for id, _ in hits]
+    assert [score for _, score in light_hits] == pytest.approx([score for _, score in hits], abs=CLOSE)
+
+
+def test_both_halves_make_the_same_index(place: Path, model: Path, photos: Path, tmp_path: Path) -> None:
+    diptych("index", model, photos, "--index", tmp_path / "i", "--backend", "torch", "--no_cache")
+    diptych("export", "vectors", tmp_path / "i", tmp_path / "torch")
+    light("export", "vectors", place, tmp_path / "light")
+    one, other = (
+        np.load(tmp_path / name / "img_emb" / "img_emb_0.npy").astype(np.float64)
+        for name in ("torch", "light")
+    )
+    assert one.shape == other.shape
+    assert np.abs(one - other).max() <= CLOSE
+    assert "backend      onnx" in light("index", "info", place).stdout
+    again = light("index", model, photos, "--index", tmp_path / "i")  # goes on with what torch began
+    assert "12 unchanged" in again.stdout
+    imported = light(
+        "import", "embeddings", tmp_path / "light", tmp_path / "j", "--model", model, "--images", photos
+    )
+    assert "12 images imported" in imported.stdout
+
+
+def test_serve_without_torch(place: Path, photos: Path) -> None:
+    with Running("serve", place, "--port", 0) as (service, first):
+        address = re.search(r"http://[\d.:]+", first)
+        assert address is not None
+        at = address.group()
+        try:
+            assert "<html" in httpx.get(at + "/").text
+            assert httpx.get(at + "/api/about").json()["backend"] == "onnx"
+            hits = httpx.get(at + "/api/search", params={"text": "a red dog", "k": 5}).json()["hits"]
+            assert len(hits) == 5
+            upload = {"images": ("x.png", sorted(photos.glob("*.png"))[0].read_bytes(), "image/png")}
+            assert httpx.post(at + "/api/search", files=upload, data={"k": "3"}).json()["hits"]
+        finally:
+            service.send_signal(signal.SIGINT)
+            service.wait(30)
+
+
+def test_watch_without_torch(model: Path, photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "watched"
+    pictures(folder, 2)
+    with Running("watch", tmp_path / "w.index", folder, "--model", model, "--interval", 0.2) as (
+        watching,
+        first,
+    ):
+        try:
+            assert "2 images" in first
+            shutil.copy(sorted(photos.glob("*.png"))[0], folder / "new.png")
+            assert watching.stdout is not None
+            assert "3 images" in watching.stdout.readline()
+        finally:
+            watching.send_signal(signal.SIGINT)
+            watching.wait(30)
+
+
+class Running:
+    """A command without torch that goes on, and the first line it says."""
+
+    def __init__(self, *args: object) -> None:
+        self.args = args
+
+    def __enter__(self) -> tuple[subprocess.Popen[str], str]:
+        def prepare() -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", BLOCKED, *map(str, self.args)], stdout=subprocess.PIPE, text=True,
+            env=environment(), preexec_fn=prepare,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        return self.process, self.process.stdout.readline()
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def test_embed_without_torch(model: Path, photos: Path, tmp_path: Path) -> None:
+    assert "12 images, 12 texts" in light("embed", model, photos, tmp_path / "vectors").stdout
+    light("index", "load", tmp_path / "vectors", "--index", tmp_path / "i")
+    assert len(found("search", tmp_path / "i", "a red dog", "--model", model)) == 10
+
+
+def test_what_needs_torch_says_what_to_install(
+    place: Path, model: Path, photos: Path, tmp_path: Path
+) -> None:
+    said = light("train", "photos", "--data", photos, "--output_dir", tmp_path / "run", status=2).stderr
+    assert "pip install 'diptych[train]'" in said
+    assert len(said.splitlines()) == 1
+    both = light("search", photos, "dog", status=2).stderr
+    assert "diptych[train]" in both
+    assert "--model FOLDER" in both
+    assert len(both.splitlines()) == 1
+    asked = light("search", place, "dog", "--backend", "torch", status=2).stderr
+    assert "diptych[train]" in asked
+    shutil.copytree(model, tmp_path / "copy")
+    (tmp_path / "copy" / FOLDER / "text.onnx").write_bytes(b"nothing")
+    faulty = light("search", place, "dog", "--model", tmp_path / "copy", status=2).stderr
+    assert "text.onnx" in faulty
+    assert len(faulty.splitlines()) == 1
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no ONNX at all"])
+def test_torch_takes_over_where_a_file_is_at_fault(
+    place: Path, model: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    file = copy / FOLDER / "text.onnx"
+    if content is None:
+        file.unlink()
+    else:  # of the right size, so that only ONNX Runtime notices
+        file.write_bytes(content.ljust(file.stat().st_size, b"\0"))
+    said = diptych("search", place, "a red dog", "--model", copy, "--json")
+    assert json.loads(said.stdout)["backend"] == "torch"
+    (sentence,) = said.stderr.splitlines()
+    assert "text.onnx" in sentence
+    assert sentence.endswith("torch runs the model meanwhile.")
+    assert "text.onnx" in refused("search", place, "a red dog", "--model", copy, "--backend", "onnx")
+
+
+def test_the_runtime_of_another_model_is_noticed_before_the_index_is(model: Path, tmp_path: Path) -> None:
+    copy, other = tmp_path / "copy", tmp_path / "other"
+    shutil.copytree(model, copy)
+    made = small_model("Mean")
+    made.save_pretrained(other)
+    export_runtime(made, other)
+    shutil.rmtree(copy / FOLDER)
+    shutil.copytree(other / FOLDER, copy / FOLDER)
+    said: list[str] = []
+    assert open_model(copy, say=said.append).fingerprint() == Retriever.from_pretrained(model).fingerprint()
+    assert len(said) == 1
+
+
+def test_an_index_gives_a_model_its_runtime(photos: Path, tmp_path: Path) -> None:
+    made = picture_model()
+    made.save_pretrained(tmp_path / "model")
+    diptych("index", tmp_path / "model", photos, "--index", tmp_path / "i")
+    assert find_runtime(tmp_path / "model") == tmp_path / "model"
+    assert len(found("search", tmp_path / "i", "a red dog")) == 10
+
+
+def test_a_runtime_in_the_cache_is_found_by_the_fingerprint(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
+    home, made = tmp_path / "model", picture_model()
+    made.save_pretrained(home)
+    cached = tmp_path / "cache" / "runtimes" / made.fingerprint()
+    cached.mkdir(parents=True)
+    export_runtime(made, cached, home)
+    diptych("index", home, photos, "--index", tmp_path / "i", "--backend", "torch")
+    assert len(found("search", tmp_path / "i", "a red dog")) == 10
+    weights = (home / "model.safetensors").read_bytes()
+    (home / "model.safetensors").write_bytes(weights[:-4] + bytes(4))  # another model now
+    assert find_runtime(home, made.fingerprint()) is None
+
+
+def test_cells_are_shared_by_both_backends(model: Path, photos: Path, tmp_path: Path) -> None:
+    shown = [as_item(file) for file in sorted(photos.glob("*.png"))]
+    keys = [f"picture {n}" for n in range(len(shown))]
+    torch_model, light_model = open_model(model, backend="torch"), open_model(model)
+    first, second = (one.cell_cache(tmp_path) for one in (torch_model, light_model))  # type: ignore[attr-defined]
+    assert first.pack.folder == second.pack.folder
+    assert np.abs(first.cells(shown) - second.cells(shown)).max() <= CLOSE
+    first.compute(keys, shown)
+    again = open_model(model).cell_cache(tmp_path)  # type: ignore[attr-defined]
+    assert again.known(keys[3]).dtype == np.float16
+
+
+def test_probes_refuse_a_backend_that_computes_something_else(model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    probes = Probes.read(copy / PROBES)
+    turned = np.roll(probes.text_vectors, 1, axis=1)
+    Probes(probes.fingerprint, probes.texts, probes.images, turned, probes.image_vectors).save(copy / PROBES)
+    with pytest.raises(RuntimeFault, match=r"worst cosine"):
+        check_probes(open_model(copy, backend="torch"), copy)
+    check_probes(open_model(model, backend="torch"), model)
+
+
+def test_pairs_are_scored_by_torch_alone(world: World, tmp_path: Path) -> None:  # noqa: F811
+    data = world.captions("sgr")
+    made = built("sgr", data, world)[0].retriever
+    made.save_pretrained(tmp_path / "model")
+    export_runtime(made, tmp_path / "model")
+    opened = open_model(tmp_path / "model")
+    assert isinstance(opened, LightModel)
+    opened.encode_text(["a dog"])
+    assert opened.pairs is not None
+    assert opened._loaded is None
+    features = opened.pairs.image_features(data.images)
+    assert opened.pairs.scores(features[:3], ["a dog", "cat"]).shape == (3, 2)
+    assert opened._loaded is not None
+    assert opened.backend == "onnx"
+
+
+def test_a_backend_that_is_none_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "jax")
+    with pytest.raises(SettingsError, match="jax"):
+        open_model(model)
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(SettingsError, match="onnx"):
+        open_model(model, "cpu", "bf16", backend="onnx")
