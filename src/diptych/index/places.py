@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diptych import notebook
 from diptych.data.formats import divided, find, located
@@ -21,6 +21,9 @@ from diptych.index.protocol import Index, Item
 from diptych.model.protocol import OpenedModel
 from diptych.progress import printable
 from diptych.storage import data_folder
+
+if TYPE_CHECKING:
+    from diptych.index.ingest.works import Built
 
 
 def index_folder(
@@ -133,6 +136,10 @@ def bring_up_to_date(
     **options: Any,
 ) -> tuple[Built, OpenedModel]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
+    from diptych.index.ingest.build import (
+        index_collection,  # and all that reads data: a search needs none of it
+    )
+
     retriever = open_encoder(model, place, device, compute_precision, backend=backend, say=say)
     if expected := forecast(retriever, located(divided(path)[0]), place):
         say(expected)

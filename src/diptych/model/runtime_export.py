@@ -171,9 +171,8 @@ def copy_onnx(source: str | Path, folder: Path) -> list[Path]:
 def _check_packages() -> None:
     try:
         import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
     except ImportError as error:
-        raise MissingExtra("onnx", "onnx", "writing ONNX encoders") from error
+        raise MissingExtra("onnx", "train", "writing ONNX encoders") from error
 
 
 def _refusal(reason: str) -> str:
