@@ -136,9 +136,6 @@ def bring_up_to_date(
     **options: Any,
 ) -> tuple[Built, OpenedModel]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
-    from diptych.index.ingest.build import (
-        index_collection,  # and all that reads data: a search needs none of it
-    )
 
     retriever = open_encoder(model, place, device, compute_precision, backend=backend, say=say)
     if expected := forecast(retriever, located(divided(path)[0]), place):
