@@ -22,7 +22,7 @@ from diptych.index.ingest.exif import is_photo, photo_facts
 
 EXIF = "exif 1"  # part of an item's digest: an item indexed before its EXIF was read is written again
 DECODING = 40_000_000  # pixels that all threads together decode at a time, unless one picture has more
-MARGIN = 4  # a picture keeps this many times the side that the model resizes it to: vectors stay within 1e-3
+MARGIN = 4  # a picture keeps at least this many times the side that the model resizes it to
 
 
 class PhotoFile:
