@@ -30,6 +30,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.augmentation import PictureAugmentation
 from diptych.data.captions import Captions
 from diptych.data.cleaning import clean_caption
+from diptych.data.corrections import data_hash
 from diptych.data.decode.opening import open_image
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.decode.video_files import Video
@@ -84,6 +85,7 @@ from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.queues import CoupledQueue
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.objectives.triplet import Triplet
+from diptych.runs.audit import audit
 from diptych.runs.plan import Demand
 from diptych.runtime.model import RuntimeModel
 from diptych.runtime.probes import Probes, compare
@@ -121,6 +123,19 @@ def table(folder: Path, content: bytes, **options: str) -> Captions:
     for name in ("a.png", "b.png"):
         put(folder, name, png())
     return open_captions(put(folder, "m.csv", content).parent, **options)
+
+
+def corrected_table(folder: Path) -> Path:
+    """A table of two pictures with a text each."""
+    table(folder, b"image,text\na.png,x\nb.png,y\n")
+    return folder / "m.csv"
+
+
+def corrections(folder: Path, lines: str) -> Captions:
+    """The captions of that table with corrections, in which HASH is the hash of the data."""
+    place = corrected_table(folder)
+    content = "image_id,text_id,verdict,by,data\n" + lines.replace("HASH", data_hash(open_captions(place)))
+    return open_captions(f"{place}?corrections={put(folder, 'c.csv', content)}")
 
 
 def regions(folder: Path, name: str, content: bytes | None) -> Captions:
@@ -202,7 +217,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: TokenTransformer(8, heads=3),
          "dim=8 does not divide over 3 heads: choose a multiple of them."),
         (lambda _: load_judgements("mine"),
-         "there is no set of judgements 'mine': use eccv, cxc, coco or module:Class."),
+         "there is no set of judgements 'mine': use eccv, cxc, coco, a file of corrections (.csv) or module:Class."),
         (lambda _: retrieval_metrics(torch.zeros(1, 1), [0], ties="random"),
          "ties='random' is unknown: choose one of index, strict, expected, pessimistic."),
         (lambda _: protocol_named("coco"),
@@ -281,7 +296,9 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "empty='keep' is unknown: say 'error' to refuse empty texts or 'drop' to skip them."),
         (lambda p: table(p, b"image,text\na.png,x\n", colour="red"),
          "the format 'manifest' has no option 'colour': its options are images, empty, image, text, "
-         "instances, unlabelled."),
+         "instances, unlabelled, corrections."),
+        (lambda _: audit("photos?corrections=c.csv"),
+         "an audit looks at the data as they are: leave out ?corrections."),
         (lambda p: index(p).search(ROW, 0),
          "k, the number of hits, is out of range: it must be at least 1, not 0."),
         (lambda _: parse_objective("info_nec", Triplet(), None),
@@ -311,6 +328,17 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "model; embed again, or use another place."),
         (lambda _: check_clash(["b", "a"]),
          "the index already has another item with the id 'a': index it into another place."),
+        (lambda p: corrections(p, "a.png,a.png#0,wrong,me,f00d\n"),
+         "FOLDER/c.csv corrects other data (f00d) than FOLDER/m.csv: give the corrections of this data."),
+        (lambda p: corrections(p, "z.png,a.png#0,wrong,me,HASH\n"),
+         "FOLDER/c.csv names the image 'z.png', which FOLDER/m.csv does not have: give the corrections of this data."),
+        (lambda p: corrections(p, "a.png,a.png#0,wrong,me,HASH\na.png,a.png#0,keep,me,HASH\n"),
+         "FOLDER/c.csv says both 'wrong' and 'keep' of image 'a.png' and text 'a.png#0': keep one of them."),
+        (lambda p: corrections(p, "a.png,a.png#0,bad,me,HASH\n"),
+         "FOLDER/c.csv has the verdict 'bad': use keep, wrong, unsure, matches."),
+        (lambda p: audit(str(corrected_table(p))),
+         "FOLDER/m.csv has 2 pairs of 2 images: an audit needs at least 200 pairs of 25 images, for what is usual is "
+         "learned from the rest."),
         (lambda p: ArrayStore(p / "o.npy"), "FOLDER/o.npy does not exist: check the path."),
         (lambda p: ArrayStore(p),
          "FOLDER is not a numpy array file ([Errno 21] Is a directory: 'FOLDER'): write it with numpy.save."),

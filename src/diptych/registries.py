@@ -128,6 +128,7 @@ JUDGEMENTS = Registry(
         Entry("cxc", "Crisscrossed Captions (extra 'eccv')", "diptych.evaluation.judgements:cxc"),
         Entry("coco", "COCO's own pairs (extra 'eccv')", "diptych.evaluation.judgements:coco"),
     ],
+    forms=("a file of corrections (.csv)",),
 )
 
 
@@ -227,6 +228,9 @@ COMMANDS = Registry(
     "commands",
     [
         _command("data", "data", "Check data before training on it.", "data:data"),
+        _command(
+            "data", "audit", "List wrong pairs, missing positives, leaks and empty texts.", "audit:audit"
+        ),
         _command("data", "extract", "Turn images into grid features (precomputed layout).", "data:extract"),
         _command("data", "teach", "Compute the teacher vectors of a data set once (CUSA).", "teach:teach"),
         _command("data", "cache", "List or remove the computed features on disk.", "cache:cache"),

@@ -22,7 +22,10 @@ def data() -> None:
 @click.argument("path")
 @column_flags
 def check(path: str, image_column: str | None, text_column: str | None) -> None:
-    """Recognise the format and list what is wrong. Missing and malformed files, duplicates, empty texts, leaks."""
+    """Recognise the format and list what is wrong. Missing and malformed files, duplicates, empty texts, leaks.
+
+    Whether texts fit their pictures is the business of diptych audit.
+    """
     from diptych.data.check import check as run
 
     report = run(with_columns(path, image_column, text_column))

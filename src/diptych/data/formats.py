@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data.captions import Captions
+from diptych.data.corrections import corrected
 from diptych.data.decode.extra_formats import left_out_by_kind
 from diptych.data.files import find_files
 from diptych.data.labels import vocabulary as label_vocabulary
@@ -49,6 +50,8 @@ class Format:
             captions = coco_instances.with_instances(captions, options["instances"])
         if "unlabelled" in options:
             captions = label_vocabulary.labelled(captions, options["unlabelled"])
+        if "corrections" in options:
+            captions = corrected(captions, str(options["corrections"]))
         return captions
 
     def _read(self, place: Path, options: Mapping[str, Any]) -> Captions:
@@ -78,8 +81,9 @@ class Format:
 COLUMNS = ("image", "text")
 """Options that name the columns of a table."""
 
-FURTHER = ("instances", "unlabelled")
-"""Options of every format: the folder of COCO's instance annotations, and what to do with images without a label."""
+FURTHER = ("instances", "unlabelled", "corrections")
+"""Options of every format: the folder of COCO's instance annotations, what to do with images without a label, and a
+file of corrections (``data.corrections``), which is about the whole data set."""
 
 
 def formats() -> list[Format]:
@@ -130,7 +134,7 @@ def open_captions(
     options = {**written, **options}
     found = find(path, format, options)
     found.refuse_unknown(options)
-    if split is not None and found.splits is not None:
+    if split is not None and found.splits is not None and "corrections" not in options:
         options["split"] = canonical_split(split)
     if problems is not None and "problems" in inspect.signature(found.read).parameters:
         options["problems"] = problems

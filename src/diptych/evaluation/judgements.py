@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.data.captions import Captions
+from diptych.data.corrections import check_ids, read_corrections, text_names
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation.leading import leading
 from diptych.evaluation.metrics import KS
@@ -58,6 +59,11 @@ class Judgements:
     images: int | None = None
     texts: int | None = None
     rows: bool = False
+    corrections: str = ""  # the file of corrections that these are to be read from, once the data are known
+
+    def on(self, captions: Captions) -> Judgements:
+        """These judgements, read for the data where they are a file of corrections."""
+        return with_matches(self.corrections, captions) if self.corrections else self
 
     def ids_of(self, captions: Captions) -> Ids:
         """The ids of the images and of the texts of ``captions``, of the kind that these judgements name."""
@@ -83,11 +89,14 @@ class Judged:
 
 
 def load_judgements(name: str, folder: str | Path | None = None) -> Judgements:
-    """ECCV Caption (``eccv``), CxC (``cxc``) or the original pairs (``coco``), by COCO ids.
+    """ECCV Caption (``eccv``), CxC (``cxc``) or the original pairs (``coco``), by COCO ids, or a file of corrections.
 
     ``folder`` holds ``eccv_image_to_caption.json`` and its siblings; by default it is the installed
     package's, read by path since importing the package warns.
     """
+    if name.endswith(".csv"):
+        read_corrections(name)
+        return Judgements(Path(name).stem, {}, {}, corrections=name)
     found = JUDGEMENTS.find(name)
     made = found(*([] if folder is None else [folder])) if callable(found) else found
     if not isinstance(made, Judgements):
@@ -129,6 +138,36 @@ def coco_ids(captions: Captions) -> Ids:
             )
         ids[rows] = texts_of[image]
     return images, ids
+
+
+def with_matches(path: str | Path, captions: Captions) -> Judgements:
+    """The pairs of the data and those that a file of corrections adds (``matches``), by rows of images and texts.
+
+    The data may be one split: corrections of images and texts of other splits play no part.
+    """
+    text_row = {name: row for row, name in enumerate(text_names(captions))}
+    image_row = {name: row for row, name in enumerate(captions.image_ids)}
+    corrections = read_corrections(path)
+    here = [one for one in corrections if one.image_id in image_row and one.text_id in text_row]
+    if corrections and not here:
+        raise DataError(
+            f"{path} names no pair of {captions.name} (image '{corrections[0].image_id}' first): give the corrections "
+            "of this data."
+        )
+    check_ids(here, captions, path)
+    pairs = list(enumerate(captions.image_of.tolist()))
+    pairs += [(text_row[one.text_id], image_row[one.image_id]) for one in here if one.verdict == "matches"]
+    images: dict[int, set[int]] = {}
+    texts: dict[int, set[int]] = {}
+    for text, image in pairs:
+        images.setdefault(image, set()).add(text)
+        texts.setdefault(text, set()).add(image)
+    of_images, of_texts = (
+        {row: frozenset(right) for row, right in sorted(side.items())} for side in (images, texts)
+    )
+    return Judgements(
+        Path(path).stem, of_images, of_texts, len(captions.images), len(captions.texts), rows=True
+    )
 
 
 def judge_lists(

@@ -152,6 +152,7 @@ class _Source:
     data_hash: str
     ids: Sequence[Ids] = ()  # of images and texts, for each set of judgements
     group_of: NDArray[np.int64] | None = None  # (M,) equal texts share a number; only where that counts
+    judgements: Sequence[Judgements] = ()
     repeated: int = 0  # texts that another text equals
 
     @staticmethod
@@ -172,10 +173,11 @@ class _Source:
         for judgements in rules.judgements:
             judgements.check(images, texts)
         split = "+".join(sorted(set(data.splits)))
-        ids = [judgements.ids_of(data) for judgements in rules.judgements]
+        judged = [judgements.on(data) for judgements in rules.judgements]
+        ids = [judgements.ids_of(data) for judgements in judged]
         groups = text_groups(data.texts) if rules.equal_texts else None
         repeated = sum(count for count in Counter(data.texts).values() if count > 1)
-        return _Source(image_of, images, data.name, split, digest, ids, groups, repeated)
+        return _Source(image_of, images, data.name, split, digest, ids, groups, judged, repeated)
 
     @staticmethod
     def _bare(data: Sequence[int] | NDArray[np.int64], rules: Rules, shape: tuple[int, int]) -> _Source:
@@ -208,7 +210,7 @@ def _group(scored: Scored, source: _Source, rules: Rules) -> Group:
                 found.append(count_shared_ranks(part, *right_pairs(image_of, source.group_of[texts])))
         return Ranks(found[0].image_to_text, found[-1].text_to_image)
 
-    measured = _measure(ranked, _judged(sides, source, rules.judgements), source, rules)
+    measured = _measure(ranked, _judged(sides, source, source.judgements), source, rules)
     clock = scored.computed or sides[0]
     pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
     seconds = scored.seconds + time.perf_counter() - began

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from diptych.data.captions import Captions
+from diptych.data.corrections import named_corrections
 from diptych.data.formats import open_captions
 from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.devices import pick_device
@@ -107,7 +108,8 @@ def _run(
         first, second = (left_out.add(part, unopenable(part.images)) for part in parts)
         parts = first, second
     written = captions.name if isinstance(data, Captions) else data
-    card = RunCard(recipe.name, settings, written, captions_fingerprint(*parts))
+    corrections = {} if isinstance(data, Captions) else named_corrections(data)
+    card = RunCard(recipe.name, settings, written, captions_fingerprint(*parts), corrections)
     if resume:
         checkpoint.check_resumable(folder, card)
     method, device = _built(recipe, settings, parts, given, where)

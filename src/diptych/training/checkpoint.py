@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -62,6 +62,9 @@ class RunCard:
     settings: TrainingSettings
     data: str
     data_fingerprint: str
+    corrections: Mapping[str, str] = field(
+        default_factory=dict
+    )  # their file and its hash, where there are any
 
     def save(self, folder: Path) -> None:
         """Write ``run.json``."""
@@ -73,6 +76,8 @@ class RunCard:
             "data_fingerprint": self.data_fingerprint,
             "settings": to_json(self.settings),
         }
+        if self.corrections:
+            content["corrections"] = dict(self.corrections)
         write_text(folder / "run.json", json.dumps(content, indent=2))
 
 

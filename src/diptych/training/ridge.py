@@ -84,6 +84,33 @@ class NormalEquations:
         if names is not None:
             self.named += names(seen).sum(axis=0)
 
+    @staticmethod
+    def summed(parts: Sequence[NormalEquations]) -> NormalEquations:
+        """The sums over several passes."""
+        total = NormalEquations(len(parts[0].x), len(parts[0].v))
+        for part in parts:
+            total._gain(part, 1)
+        return total
+
+    def without(self, part: NormalEquations) -> NormalEquations:
+        """The sums over all images but those of one part."""
+        rest = NormalEquations.summed([self])
+        rest._gain(part, -1)
+        return rest
+
+    def weights(self, shrinkage: float) -> Array:
+        """W (D, C) at one λ, by a solve instead of the eigendecomposition that gives every λ."""
+        x, v = self.x / self.images, self.v / self.images
+        spread = self.xx - self.images * np.outer(x, x)
+        spread[np.diag_indices_from(spread)] += shrinkage * np.trace(spread) / len(x)
+        found = np.linalg.solve(spread, self.xv - self.images * np.outer(x, v))
+        return np.asarray(found.T, np.float64)
+
+    def _gain(self, part: NormalEquations, sign: int) -> None:
+        self.images += sign * part.images
+        for name in ("x", "v", "xx", "xv", "vv", "named"):
+            setattr(self, name, getattr(self, name) + sign * getattr(part, name))
+
     def solved(self) -> Solutions:
         """The solutions for every λ and μ."""
         if self.images < 2:

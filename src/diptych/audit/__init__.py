@@ -1,0 +1,1 @@
+"""What is wrong with the pairs of a data set, found without training."""
