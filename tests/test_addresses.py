@@ -97,4 +97,6 @@ def test_nothing_else_downloads() -> None:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             if FETCHING & set(names):
                 found[str(path.relative_to(PACKAGE))] = names
+    asks = found.pop("encoders/pretrained.py")  # which proxies are set; the hub's own library downloads
+    assert asks == ["urllib.request", "urllib.request.getproxies"]
     assert list(found) == ["addresses.py"]

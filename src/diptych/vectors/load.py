@@ -63,13 +63,13 @@ def load(
     done, begin = Loaded(missing=len(folder.missing)), time.monotonic()
     manifest = folder.manifest
     target = Target(place, manifest.dim, manifest.fingerprint, manifest.model, precision, PATIENCE)
-    with target.open():  # an index that cannot take these vectors is refused before a file is read
+    with target.ready():  # an index that cannot take these vectors is refused before a file is read
         pass
     batches = sum(-(-shard.receipt.rows // GROUP) for shard in chosen)
     for _ in track(_batches(chosen, target, folder, done), "batches", batches, show_progress):
         pass
     if approximate_above is not None and not done.failed:
-        with target.open() as index:
+        with target.ready() as index:
             done.notes += add_approximate(index, approximate_above, show_progress=show_progress)
     done.seconds = time.monotonic() - begin
     return done
@@ -89,7 +89,7 @@ def _batches(chosen: list[Written], target: Target, folder: VectorFolder, done: 
         except DataError as error:
             done.failed.append((shard.name, str(error)))
             continue
-        with target.open() as index:
+        with target.ready() as index:
             number = index.collection(folder.manifest.name, folder.manifest.root).number
             for items, vectors in shard.batches(GROUP):
                 mine = [_of_collection(item, number) for item in items]

@@ -97,7 +97,7 @@ def _opened(
 ) -> AbstractContextManager[Index]:
     if not isinstance(place, str | Path):
         return nullcontext(place)
-    return Target(place, model.dim, model.fingerprint(), model_name, precision).open()
+    return Target(place, model.dim, model.fingerprint(), model_name, precision).ready()
 
 
 def _labeller(model: Model, labels: bool, local_features: bool) -> Labeller | None:

@@ -34,7 +34,7 @@ class Target:
     patience: float = 0.0
 
     @contextmanager
-    def open(self) -> Iterator[Index]:
+    def ready(self) -> Iterator[Index]:
         """The index, open for writing, made if there is none; one made here that stays empty is removed."""
         index, made = self._opened()
         try:
