@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diptych import notebook
-from diptych.data.formats import divided, find, located
 from diptych.data.thumbnails import make_thumbnail
 from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name, recorded_name
 from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
 from diptych.index.engines.opening import index_exists, open_index
-from diptych.index.ingest.build import index_collection
-from diptych.index.ingest.forecast import forecast
-from diptych.index.ingest.works import Built
 from diptych.index.models import Say, StoredVectors, check_probes, open_model, tell
 from diptych.index.protocol import Index, Item
 from diptych.model.protocol import OpenedModel
@@ -89,6 +85,8 @@ def open_place(
     """
     place, name, ready = str(place), None if model is None else str(model), None
     if is_collection(place) if pictures is None else pictures:
+        from diptych.data.formats import divided, find
+
         path, place = place, default_place(place, say) if index is None else str(index)
         where, options = divided(path)
         find(where, None, options)  # what cannot be read is refused before a model is opened
@@ -136,6 +134,10 @@ def bring_up_to_date(
     **options: Any,
 ) -> tuple[Built, OpenedModel]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
+
+    from diptych.data.formats import divided, located
+    from diptych.index.ingest.build import index_collection
+    from diptych.index.ingest.forecast import forecast
 
     retriever = open_encoder(model, place, device, compute_precision, backend=backend, say=say)
     if expected := forecast(retriever, located(divided(path)[0]), place):
@@ -216,6 +218,8 @@ def default_place(path: str, say: Say = tell) -> str:
     Where nothing can be written there (a camera's card, a disc), it is a folder below the user's data folder, and
     ``say`` is told which.
     """
+    from diptych.data.formats import divided, located
+
     place = located(divided(path)[0])
     named = place if place.name not in ("", "..") else place.resolve()  # '.', '../..'
     beside = Path(f"{named}.index")
@@ -244,6 +248,8 @@ def is_collection(place: str) -> bool:
     """Whether a path given in place of an index is one to index: it exists, and is no index, run or model."""
     if "://" in place or index_exists(place) or is_model_folder(place):
         return False
+    from diptych.data.formats import divided, located  # every reader, which an index needs none of
+
     data = located(divided(place)[0])
     return data.exists() and data.suffix != ".index"  # a damaged index keeps its own sentence
 
