@@ -225,9 +225,15 @@ SEARCH_HALF = ("cli", "data", "index", "runtime", "vectors", "web")
 WORKBENCH = "diptych.cli.train"  # its flags are the settings of the recipes
 BLOCKED = """
 import importlib, sys
-sys.modules.update(dict.fromkeys(("torch", "transformers", "accelerate")))  # importing them raises
+from diptych.errors import MissingExtra
+blocked = ("torch", "transformers", "accelerate")
+sys.modules.update(dict.fromkeys(blocked))  # importing them raises
 for name in sys.argv[1:]:
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except MissingExtra as error:  # of an engine whose client is not installed here
+        if error.__cause__ is None or error.__cause__.name in blocked:
+            raise
 """
 
 

@@ -161,7 +161,7 @@ def vanished(folder: Path) -> CollectionFiles:
 def filled(folder: Path, dimension: int, precision: Precision | None = None) -> None:
     """Open an index of three dimensions to be filled with other vectors."""
     index(folder).close()
-    with Target(folder / "x.index", dimension, "f00d", precision=precision).open():
+    with Target(folder / "x.index", dimension, "f00d", precision=precision).ready():
         pass
 
 
