@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from commands import free_port, need_a_gpu_each
 from small import WORDS, precomputed
 
 from diptych.evaluation.report import Report
+from diptych.recipes import RECIPES
 from diptych.training.log import read_log
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +26,15 @@ GUIDE = "".join(
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", GUIDE, re.DOTALL))
 PLUGINS = "my_reader,my_engine,my_recipe,my_mix"
 KINDS, REGIONS, WIDTH = 3, 4, 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_recipes() -> Iterator[None]:
+    """Recipes that the examples add are gone afterwards: other files count ours."""
+    before = dict(RECIPES)
+    yield
+    RECIPES.clear()
+    RECIPES.update(before)
 
 
 @pytest.fixture(scope="module")
