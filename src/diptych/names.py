@@ -1,4 +1,4 @@
-"""What a name stands for: registries of the things that flags name, plugins, and the parts of a saved model.
+"""What a name stands for: registries of the things that flags name, and plugins.
 
 A ``Registry`` holds the names of one kind of thing: those of this package, those that installed packages declare as
 entry points of its group, and those that a plugin adds while it runs. Entry points are read as metadata; a target is
@@ -15,7 +15,6 @@ import functools
 import importlib
 import inspect
 import os
-import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,27 +24,11 @@ from typing import Any
 
 from diptych.errors import SettingsError
 
-PACKAGES = ("data", "encoders", "aggregators", "branches", "interaction")
-"""The folders that hold parts; every module of theirs is looked through."""
 PLUGINS = "diptych.plugins"
 """The group of entry points that are modules to import, for whatever they add."""
 PREFIXES = ("hf:", "timm:", "open_clip:")
 """What names of pretrained models start with; none of them is a module."""
 MODULE_CLASS = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")
-
-_found = False
-
-
-def find_parts() -> None:
-    """Import every module of this package that may define parts; once."""
-    global _found
-    if _found:
-        return
-    for name in PACKAGES:
-        package = importlib.import_module(f"diptych.{name}")
-        for module in pkgutil.walk_packages(package.__path__, f"diptych.{name}."):
-            importlib.import_module(module.name)
-    _found = True
 
 
 @dataclass(frozen=True)

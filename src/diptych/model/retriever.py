@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,6 @@ from diptych.storage import replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
 from diptych.weights import save_weights, update_digest
 
-T = TypeVar("T")
 POOLED = 256  # sets of stored features pooled at a time
 
 

@@ -36,11 +36,6 @@ from diptych.index.query.filters import Filter, kind_of, parse_filter
 from diptych.index.query.lexical import words_of
 from diptych.progress import track
 
-FORMAT = (
-    "diptych index 1"  # at the beginning of a collection's description; raised when old ones cannot be read
-)
-BUILD: dict[str, dict[str, Any]] = {"flat": {}, "hnsw": {"M": 16, "efConstruction": 200}, "diskann": {}}
-
 
 class MilvusIndex(Engine):
     """An index in Milvus: many writers, many readers. Safe to share between threads.
