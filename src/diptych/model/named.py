@@ -73,12 +73,14 @@ class Choices(Protocol):
     def min_count(self) -> int: ...
 
 
-def image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, ImageInput]:
-    """The image encoder and the input it reads."""
+def image_side(
+    settings: Choices, captions: Captions, drop: float, auto: str = "regions"
+) -> tuple[Encoder, ImageInput]:
+    """The image encoder and the input it reads; ``auto`` is what the name auto means for stored features."""
     stored = holds_features(captions.images)
     name = known_name(settings.image_encoder)
     if name == "auto":
-        name = "regions" if stored else "lite0"
+        name = auto if stored else "lite0"
     if name in ("regions", "grid"):
         if not stored:
             raise SettingsError(

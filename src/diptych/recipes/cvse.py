@@ -7,12 +7,12 @@ concepts; the score reads both. The concepts of a text come from that text alone
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from diptych.aggregators import First
 from diptych.branches.consensus import CONCEPT, FUSED, WEIGHTS, ConsensusBranch
-from diptych.data.captions import Captions, holds_features
+from diptych.data.captions import Captions
 from diptych.data.concepts import count_concepts, find_concepts, read_cvse
 from diptych.data.glove import word_vectors
 from diptych.data.text import WordInput
@@ -91,13 +91,9 @@ class Settings(TrainingSettings):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
-    stored = holds_features(captions.images)
     # one linear layer on stored regions, which is what 'grid' does
-    chosen = (
-        replace(settings, image_encoder="grid") if stored and settings.image_encoder == "auto" else settings
-    )
-    image, image_input = named.image_side(chosen, captions, drop=0.0)
-    text, text_input = named.text_side(chosen, captions, drop=0.0, word_dropout=settings.word_dropout)
+    image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
+    text, text_input = named.text_side(settings, captions, drop=0.0, word_dropout=settings.word_dropout)
     assert isinstance(text_input, WordInput)
     regions = settings.regions or sgraf.regions_of(image, captions, settings.image_size)
     seeing = VisualSelfAttention(settings.dim, regions, settings.attention_dropout)

@@ -7,19 +7,17 @@ RUN_TEXT RUN_IMAGE``. Formulas and what differs between paper and code: docs/met
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 from diptych.aggregators import Mean
-from diptych.data.captions import Captions, holds_features
+from diptych.data.captions import Captions
 from diptych.errors import SettingsError
 from diptych.interaction.scan import SCAN, Direction, Pooling
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
-from diptych.objectives.combine import SwitchAt
-from diptych.objectives.objective import Objective
-from diptych.objectives.triplet import Negatives, Triplet
 from diptych.recipes.recipe import Recipe
+from diptych.recipes.sgraf import hinge
 from diptych.registries import IMAGE_ENCODERS, TEXT_ENCODERS
 from diptych.settings import TrainingSettings, setting
 from diptych.training.method import Method
@@ -87,31 +85,20 @@ def build(settings: Settings, captions: Captions) -> Method:
         raise SettingsError(
             "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
         )
-    stored = holds_features(captions.images)
     # one linear layer on stored regions, which is what 'grid' does
-    chosen = (
-        replace(settings, image_encoder="grid") if stored and settings.image_encoder == "auto" else settings
-    )
-    image, image_input = named.image_side(chosen, captions, drop=0.0)
-    text, text_input = named.text_side(chosen, captions, drop=0.0)
+    image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
+    text, text_input = named.text_side(settings, captions, drop=0.0)
     retriever = Retriever(
         Tower(image, Mean()), Tower(text, Mean()), image_input, text_input, scorer=scorer(settings)
     )
     return Method(
         retriever,
-        objective(settings),
+        hinge(
+            settings.margin, settings.mask_same_image, settings.hinge_reduction, settings.all_negatives_epochs
+        ),
         multipliers=named.multipliers(retriever, settings),
         train_from=named.train_from(retriever, settings),
     )
-
-
-def objective(settings: Settings) -> Objective:
-    """The hinge on the hardest negative; on all of them in the first epochs, where asked for."""
-    hardest, every = (
-        Triplet(settings.margin, negatives, settings.mask_same_image, settings.hinge_reduction)
-        for negatives in get_args(Negatives)
-    )
-    return SwitchAt(every, hardest, settings.all_negatives_epochs)
 
 
 def scorer(settings: Settings) -> SCAN:

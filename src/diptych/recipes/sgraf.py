@@ -8,7 +8,7 @@ hardest negative. The two are trained apart; SGRAF is the mean of their scores: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -106,13 +106,19 @@ def build(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -
 
 def objective(settings: Settings) -> Objective:
     """The hinge on the hardest negative; on all of them in the first epochs, where asked for."""
-    mask, reduction = settings.mask_same_image, settings.hinge_reduction
-    hardest = Triplet(settings.margin, "hardest", mask, reduction)
-    if not settings.all_negatives_epochs:
-        return hardest
-    return SwitchAt(
-        Triplet(settings.margin, "all", mask, reduction), hardest, epoch=settings.all_negatives_epochs
+    return hinge(
+        settings.margin, settings.mask_same_image, settings.hinge_reduction, settings.all_negatives_epochs
     )
+
+
+def hinge(
+    margin: float, mask: bool, reduction: Literal["sum", "mean"], all_negatives_epochs: int
+) -> Objective:
+    """The hinge on the hardest negative, after epochs on all of them."""
+    hardest = Triplet(margin, "hardest", mask, reduction)
+    if not all_negatives_epochs:
+        return hardest
+    return SwitchAt(Triplet(margin, "all", mask, reduction), hardest, epoch=all_negatives_epochs)
 
 
 def host(
@@ -126,13 +132,9 @@ def host(
         raise SettingsError(
             "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
         )
-    stored = holds_features(captions.images)
     # published SGRAF projects regions with one linear layer, which is what 'grid' does
-    chosen = (
-        replace(settings, image_encoder="grid") if stored and settings.image_encoder == "auto" else settings
-    )
-    image, image_input = named.image_side(chosen, captions, drop=0.0)
-    text, text_input = named.text_side(chosen, captions, drop=0.0, word_dropout=settings.word_dropout)
+    image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
+    text, text_input = named.text_side(settings, captions, drop=0.0, word_dropout=settings.word_dropout)
     dim, dropout = settings.dim, settings.attention_dropout
     seeing = VisualSelfAttention(
         dim, settings.regions or regions_of(image, captions, settings.image_size), dropout
