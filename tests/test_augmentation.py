@@ -16,7 +16,7 @@ from small import pictures, precomputed
 from diptych.cli import main
 from diptych.data.augmentation import Drawn, PictureAugmentation, WordAugmentation, apply, steps
 from diptych.errors import SettingsError
-from diptych.reports.augmentations import COLUMNS, GAP, LINE, SIDE, augmented_words
+from diptych.reports.sheets import CELL, COLUMNS, STEP_GAP, STEP_LINE, augmented_words
 
 DRAWS = 20_000
 PLAIN = Drawn(1.0, 1.0, 0.0, 0.0, False, None, None, False)
@@ -249,9 +249,9 @@ def test_the_contact_sheet_shows_every_step(tmp_path: Path) -> None:
     contents = [output.read_bytes() for output in outputs]
     assert contents[0] == contents[1]
     assert contents[0] != contents[2]
-    width = GAP + len(COLUMNS) * (SIDE + GAP)
+    width = STEP_GAP + len(COLUMNS) * (CELL + STEP_GAP)
     with Image.open(outputs[0]) as sheet:
-        assert sheet.size == (width, LINE + GAP + 3 * (SIDE + GAP + LINE))
+        assert sheet.size == (width, STEP_LINE + STEP_GAP + 3 * (CELL + STEP_GAP + STEP_LINE))
 
 
 @pytest.mark.parametrize(

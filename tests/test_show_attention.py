@@ -20,7 +20,7 @@ from diptych.encoders.cnn import Grid
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.shared import Contextual, TokenTransformer
 from diptych.model.retriever import Retriever, Tower
-from diptych.reports.attention import lit
+from diptych.reports.sheets import lit
 from diptych.runs.show_attention import attended
 
 VOCABULARY = ["<pad>", "<start>", "<end>", "<unk>", *WORDS, "<mask>"]

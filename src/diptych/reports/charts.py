@@ -1,4 +1,4 @@
-"""Pictures for a paper: the joint space of images and texts in two dimensions, and the weights GPO has learned."""
+"""Pictures for a paper: the joint space, what GPO has learned, lines with intervals, speed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ IMAGES, TEXTS = COLOURS[:2]  # the two colours of the joint space
 PERPLEXITY = 30.0  # t-SNE's number of neighbours; scikit-learn's default, the paper gives none
 LEAST_POINTS = 4  # t-SNE of fewer has no neighbourhoods
 NAME = 48  # characters of a name above a panel
+SPEED = (6.4, 4.4)  # inches of a picture of speed
+MARKS = "osD^vP*X"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,37 @@ class LearnedPooling:
 
     name: str
     theta: Mapping[int, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: a value for each x, and half the width of its interval where there is one (0 for none)."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    spread: Sequence[float]
+    colour: int = 0
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one text query against a gallery; ``measured`` is False where it is extrapolated."""
+
+    images: int
+    milliseconds: float
+    measured: bool = True
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to search: its times by gallery, its RSUM, and how many thousand pairs it scores in a second."""
+
+    name: str
+    timings: Sequence[Timing]
+    rsum: float
+    thousand_pairs: float
 
 
 def check_output(output: Path) -> None:
@@ -185,6 +218,64 @@ def picture_of_poolings(poolings: Sequence[LearnedPooling]) -> Any:
     return figure
 
 
+def picture_of_lines(
+    title: str, x_label: str, y_label: str, lines: Sequence[Line], ticks: Sequence[str] = ()
+) -> Any:
+    """One panel; ``ticks`` name the values 0, 1, 2, … of x where they are not numbers of a scale."""
+    figure = figure_class()(figsize=(8, 4.5), dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    for line in lines:
+        colour = COLOURS[line.colour % len(COLOURS)]
+        style = "--" if line.dashed else "-"
+        axes.plot(line.x, line.y, style, color=colour, marker="o", markersize=3, label=line.name)
+        if any(line.spread):
+            low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
+            high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
+            axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
+    if ticks:
+        axes.set_xticks(range(len(ticks)), ticks)
+    axes.set_title(title, parse_math=False, loc="left")
+    axes.set(xlabel=x_label, ylabel=y_label)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
+def picture_of_queries(contestants: Sequence[Contestant]) -> Any:
+    """Milliseconds per text query against the number of images, both logarithmic (VSE∞, Fig. 3)."""
+    figure, axes = _axes()
+    for number, one in enumerate(contestants):
+        colour = COLOURS[number % len(COLOURS)]
+        done = [t for t in one.timings if t.measured]
+        guessed = done[-1:] + [t for t in one.timings if not t.measured]
+        axes.plot(
+            [t.images for t in done], [t.milliseconds for t in done],
+            color=colour, marker=MARKS[number % len(MARKS)], markersize=4, label=short_name(one.name),
+        )  # fmt: skip
+        if len(guessed) > 1:
+            axes.plot(
+                [t.images for t in guessed], [t.milliseconds for t in guessed], color=colour, linestyle=":"
+            )
+    axes.set(xscale="log", yscale="log", xlabel="images", ylabel="milliseconds per text query")
+    extrapolated = any(not t.measured for one in contestants for t in one.timings)
+    axes.legend(frameon=False, fontsize="small", title="dotted: extrapolated" if extrapolated else None)
+    return figure
+
+
+def picture_of_recall(contestants: Sequence[Contestant]) -> Any:
+    """RSUM against thousand pairs per second (CODER, Fig. 4)."""
+    figure, axes = _axes()
+    for number, one in enumerate(contestants):
+        axes.plot(
+            [one.thousand_pairs], [one.rsum],
+            color=COLOURS[number % len(COLOURS)], marker=MARKS[number % len(MARKS)], markersize=8, linestyle="none",
+            label=short_name(one.name),
+        )  # fmt: skip
+    axes.set(xscale="log", xlabel="thousand pairs per second", ylabel="RSUM")
+    axes.legend(frameon=False, fontsize="small")
+    return figure
+
+
 def save_picture(figure: Any, output: Path) -> None:
     """Write a picture in the format its name ends in."""
     buffer = io.BytesIO()
@@ -213,6 +304,13 @@ def _format(output: Path) -> str:
 def short_name(name: str) -> str:
     """A name that fits above a panel: its end where it is long."""
     return name if len(name) <= NAME else f"…{name[1 - NAME :]}"
+
+
+def _axes() -> tuple[Any, Any]:
+    figure = figure_class()(figsize=SPEED, dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.25)
+    return figure, axes
 
 
 def _shades(count: int) -> list[Any]:

@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import mean
 
 from diptych.recipes.recipe import Figure, Row, Table
-from diptych.reports.charts import save_picture
-from diptych.reports.curves import Line, picture_of_lines
+from diptych.reports.charts import Line, picture_of_lines, save_picture
 from diptych.runs.intervals import half_width
 
 Histories = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]

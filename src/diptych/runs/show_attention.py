@@ -20,7 +20,7 @@ from diptych.encoders.shared import Contextual
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.report import aligned_rows
 from diptych.model.retriever import Retriever, Tower
-from diptych.reports.attention import Attended, attention_sheet, recalled_sheet
+from diptych.reports.sheets import Attended, attention_sheet, recalled_sheet
 from diptych.runs.reading import views_of
 from diptych.runs.show import encoded, names_of, shown_views
 from diptych.storage import write_bytes

@@ -11,7 +11,7 @@ from PIL import Image
 from diptych.data.formats import open_captions
 from diptych.data.readable import LeftOut, ToBeLeftOut
 from diptych.errors import DataError, SettingsError
-from diptych.reports.augmentations import contact_sheet
+from diptych.reports.sheets import contact_sheet
 from diptych.storage import write_bytes
 
 

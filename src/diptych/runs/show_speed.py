@@ -20,8 +20,14 @@ from diptych.model.reranking import RerankedScores
 from diptych.model.retriever import Retriever
 from diptych.model.scores import EmbeddingScores, MeanScores, PairScores, Scores, evaluating
 from diptych.progress import track
-from diptych.reports.charts import check_output, save_picture
-from diptych.reports.speed import Contestant, Timing, picture_of_queries, picture_of_recall
+from diptych.reports.charts import (
+    Contestant,
+    Timing,
+    check_output,
+    picture_of_queries,
+    picture_of_recall,
+    save_picture,
+)
 from diptych.runs.reading import views_of
 from diptych.runs.show import names_of, shown_views
 from diptych.training.prepare import prepare

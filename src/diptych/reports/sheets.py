@@ -1,4 +1,4 @@
-"""Sheets for a paper: where each side looks, and which pictures two texts call up."""
+"""Sheets for a paper: where each side looks, what two texts call up, and every step of an augmentation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from diptych.data.augmentation import PictureAugmentation, WordAugmentation, steps
+from diptych.data.vocabulary import tokenize
+
 SIDE, GAP, LINE = 224, 10, 20  # pixels of a picture, between pictures, of a line of text
 WORD_LINES = 4
+COLUMNS = ("original", "crop", "flip", "blur", "colour jitter", "grey", "resized")  # steps of an augmentation
+CELL, STEP_GAP, STEP_LINE = 128, 8, 22  # pixels of a step, between steps, of a line of text
 INK, PAPER, HOT = (30, 30, 30), (255, 255, 255), (255, 140, 0)
+FAINT = (150, 150, 150)
 
 
 @dataclass(frozen=True)
@@ -104,3 +110,64 @@ def _draw_words(
         ink.rectangle((x, y, x + width - 2, y + LINE - 4), fill=colour)
         ink.text((x + 2, y), word, INK, font)
         x += width
+
+
+def augmented_words(text: str, others: Sequence[str], rng: np.random.Generator, rate: float = 0.2) -> str:
+    """A text with its words masked, replaced (by a word of ``others``) and deleted as in pre-training."""
+    words = tokenize(text)
+    vocabulary = [*dict.fromkeys(word for other in [text, *others] for word in tokenize(other)), "[MASK]"]
+    ids = np.array([vocabulary.index(word) for word in words], dtype=np.int64)
+    augmentation = WordAugmentation(
+        rate, len(vocabulary) - 1, np.arange(len(vocabulary) - 1), keep_a_word=True
+    )
+    new, _ = augmentation(ids, np.arange(len(ids)), np.zeros(len(ids), dtype=np.int64), rng)
+    return " ".join(vocabulary[number] for number in new.tolist())
+
+
+def contact_sheet(
+    pictures: Sequence[Image.Image],
+    texts: Sequence[str],
+    augmentation: PictureAugmentation | None = None,
+    *,
+    draws: int = 2,
+    seed: int = 0,
+) -> Image.Image:
+    """``draws`` rows for each picture: the picture after every step, in order; a step that was not drawn stays empty.
+
+    Cells keep the aspect ratio but the last, which is what the encoder reads. Below each row, the text and what word
+    augmentation made of it.
+    """
+    augmentation = augmentation or PictureAugmentation()
+    height = CELL + STEP_GAP + STEP_LINE
+    width = STEP_GAP + len(COLUMNS) * (CELL + STEP_GAP)
+    sheet = Image.new("RGB", (width, STEP_LINE + STEP_GAP + height * draws * len(pictures)), PAPER)
+    ink, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
+    for column, name in enumerate(COLUMNS):
+        ink.text((STEP_GAP + column * (CELL + STEP_GAP), STEP_GAP // 2), name, INK, font)
+    top = STEP_LINE + STEP_GAP
+    for number, (picture, text) in enumerate(zip(pictures, texts, strict=True)):
+        for draw in range(draws):
+            rng = np.random.default_rng([seed, number, draw])
+            drawn = augmentation.draw(rng)
+            done = {"original": picture, **steps(drawn, picture)}
+            done["resized"] = list(done.values())[-1].resize((CELL, CELL), Image.Resampling.BILINEAR)
+            for column, name in enumerate(COLUMNS):
+                left = STEP_GAP + column * (CELL + STEP_GAP)
+                if name in done:
+                    sheet.paste(_fitted(done[name]), (left, top))
+                else:
+                    ink.text((left + CELL // 2 - 4, top + CELL // 2 - 8), "-", FAINT, font)
+            others = [other for other in texts if other != text]
+            words = f"{text}   ->   {augmented_words(text, others, rng)}"
+            ink.text((STEP_GAP, top + CELL + 2), words, INK, font)
+            top += height
+    return sheet
+
+
+def _fitted(picture: Image.Image) -> Image.Image:
+    """The picture in a cell, its aspect ratio kept, centred on grey."""
+    cell = Image.new("RGB", (CELL, CELL), (235, 235, 235))
+    ratio = CELL / max(picture.size)
+    small = picture.resize((max(1, round(picture.width * ratio)), max(1, round(picture.height * ratio))))
+    cell.paste(small, ((CELL - small.width) // 2, (CELL - small.height) // 2))
+    return cell
