@@ -36,8 +36,7 @@ from diptych.reports.charts import (
 )
 from diptych.reports.grids import Compared, chosen_queries
 from diptych.reports.page import comparison_page
-from diptych.runs.poolings import learned_poolings
-from diptych.runs.show import model_at_start, show_pooling, show_space
+from diptych.runs.show import learned_poolings, model_at_start, show_pooling, show_space
 from diptych.runs.train import run_recipe
 from diptych.types import Features
 

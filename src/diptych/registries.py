@@ -232,8 +232,8 @@ COMMANDS = Registry(
             "data", "audit", "List wrong pairs, missing positives, leaks and empty texts.", "audit:audit"
         ),
         _command("data", "extract", "Turn images into grid features (precomputed layout).", "data:extract"),
-        _command("data", "teach", "Compute the teacher vectors of a data set once (CUSA).", "teach:teach"),
-        _command("data", "cache", "List or remove the computed features on disk.", "cache:cache"),
+        _command("data", "teach", "Compute the teacher vectors of a data set once (CUSA).", "data:teach"),
+        _command("data", "cache", "List or remove the computed features on disk.", "data:cache"),
         _command(
             "train", "demo", "Train two models on emoji pictures, search them, write a report.", "demo:demo"
         ),
@@ -257,7 +257,7 @@ COMMANDS = Registry(
         _command("search", "index", "Make a collection searchable.", "index:index"),
         _command("search", "search", "Search by words, by an image's path, or by both.", "search:search"),
         _command("search", "serve", "Search an index in the browser and over HTTP.", "serve:serve"),
-        _command("search", "watch", "Keep an index current while a folder changes.", "watch:watch"),
+        _command("search", "watch", "Keep an index current while a folder changes.", "serve:watch"),
         _command("search", "embed", "Write the vectors of a large collection into files.", "embed:embed"),
         _command(
             "search", "plan", "Estimate bytes, FLOP, hours and money of a large collection.", "plan:plan"

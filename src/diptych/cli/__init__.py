@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 import click
 
 from diptych import __version__
-from diptych.cli.echo import echo
-from diptych.cli.groups import Registered
-from diptych.cli.hints import advice
+from diptych.cli.collection import echo
+from diptych.cli.flags import Registered, advice
 from diptych.errors import DiptychError, Interrupted, MissingExtra
 from diptych.progress import printable
 from diptych.registries import COMMANDS

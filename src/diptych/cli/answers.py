@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diptych.cli.echo import echo
+from diptych.cli.collection import echo
 from diptych.progress import printable
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What several commands say of a collection, and how they read its path."""
+"""How every command prints, and how several read a collection's path and describe it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from diptych.cli.echo import echo
-from diptych.progress import counted
+from diptych.progress import counted, printable
 
 if TYPE_CHECKING:
     from diptych.index.ingest.works import Built
+
+
+def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
+    """Print a text whose control characters are made visible; lines and tabs stay."""
+    click.echo(printable(str(text), keep="\n\t"), err=err, nl=nl)
 
 
 def say(sentence: str) -> None:

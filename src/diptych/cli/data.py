@@ -1,16 +1,23 @@
-"""data check, data formats, extract."""
+"""data check, data formats, extract, teach, cache info, cache clear."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.echo import echo
+from diptych.cli.collection import echo
 from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
-from diptych.registries import BACKBONES
+from diptych.registries import BACKBONES, IMAGE_TEACHERS, TEXT_TEACHERS
+from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
+
+if TYPE_CHECKING:
+    from diptych.cache.contents import Entry
 
 
 @click.group()
@@ -76,7 +83,7 @@ def extract(
     from diptych.devices import autocast, pick_device, pick_precision
     from diptych.model import named
     from diptych.runs.extract import extract as extract_grid
-    from diptych.runs.extract_frames import extract_frames
+    from diptych.runs.extract import extract_frames
 
     place = pick_device(device)
     compute_precision = pick_precision(compute_precision, place)
@@ -95,3 +102,111 @@ def extract(
             batch_size=batch_size,
         )
     echo(report)
+
+
+@click.group()
+def cache() -> None:
+    """List or remove the computed features on disk."""
+
+
+@cache.command()
+def info() -> None:
+    """List what the cache folder holds. A line for each backbone: pictures, size, last use."""
+    from diptych.cache.contents import contents, in_words
+    from diptych.storage import cache_folder
+
+    entries = contents()
+    echo(f"{cache_folder()} (another folder: set DIPTYCH_CACHE)")
+    for line in _table(entries):
+        echo(line)
+    echo(f"total {in_words(sum(entry.bytes for entry in entries))}; features are float16")
+
+
+@cache.command()
+@click.option("--backbone", help="only the features of this backbone: the start of its name in 'cache info'")
+@click.option("--old", is_flag=True, help="only files of earlier versions, which nothing reads any more")
+@click.option("--older_than", help="only features that no command has used for this long: 12h, 30d, 8w")
+@click.option("--keep", help="keep this much, the features used last: 500MB, 10GB")
+@click.option("--dry_run", is_flag=True, help="say what would be removed, and remove nothing")
+def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | None, dry_run: bool) -> None:
+    """Remove computed features. Without an option, all of them; commands compute again what they need."""
+    from diptych.cache.contents import chosen, contents, in_words
+
+    found = chosen(contents(), backbone=backbone, old=old, older_than=older_than, keep=keep)
+    for line in _table(found):
+        echo(line)
+    size = sum(entry.bytes for entry in found)
+    if dry_run:
+        echo(f"would remove {in_words(size)}; nothing was removed (--dry_run)")
+        return
+    busy = [entry for entry in found if not entry.remove()]
+    echo(f"removed {in_words(size - sum(entry.bytes for entry in busy))}")
+    if busy:
+        left = in_words(sum(entry.bytes for entry in busy))
+        echo(f"left {left} that another process is reading: run it again when that is done")
+
+
+def _table(entries: Sequence[Entry]) -> list[str]:
+    """A line for each backbone or kind of file."""
+    from diptych.cache.contents import in_words
+
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(
+            (entry.kind, entry.name if entry.items or entry.kind == "images" else ""), []
+        ).append(entry)
+    lines = []
+    for (kind, name), some in groups.items():
+        size = in_words(sum(entry.bytes for entry in some))
+        day = time.strftime("%Y-%m-%d", time.localtime(max(entry.used for entry in some)))
+        pictures = sum(entry.items for entry in some)
+        what = f"{pictures:,} pictures" if kind == "images" else f"{len(some):,} files"
+        lines.append(f"  {kind:14} {what:>18} {size:>10}  used {day}  {name} {some[0].title}".rstrip())
+    return lines
+
+
+@click.command()
+@click.argument("data")
+@click.option(
+    "--image_teacher",
+    default="auto",
+    show_default=True,
+    help=f"{IMAGE_TEACHER_HELP}: {IMAGE_TEACHERS.choices}",
+)
+@click.option(
+    "--text_teacher",
+    default="minilm",
+    show_default=True,
+    help=f"{TEXT_TEACHER_HELP}: {TEXT_TEACHERS.choices}",
+)
+@click.option(
+    "--image_teacher_space",
+    default="pooled",
+    show_default=True,
+    type=click.Choice(["pooled", "tokens"]),
+    help="the mean of the image teacher's cells, or all cells end to end",
+)
+@click.option(
+    "--teacher_projection",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="project teacher vectors to this many dimensions (0: none)",
+)
+@click.option("--image_size", default=224, show_default=True, help="pixels of the image teacher's input")
+@click.option("--clean_captions", is_flag=True, help="clean the texts first, as cusa-clip does")
+def teach(data: str, **options: Any) -> None:
+    """Compute the teacher vectors of a data set once (CUSA). Run again to continue after an interruption."""
+    from diptych.runs.teach import teach as run
+    from diptych.training.teachers import Teachers
+
+    teachers = Teachers(
+        options["image_teacher"],
+        options["text_teacher"],
+        space=options["image_teacher_space"],
+        project=options["teacher_projection"],
+        image_size=options["image_size"],
+        clean=options["clean_captions"],
+    )
+    for taught in run(teachers, data):
+        echo(str(taught))

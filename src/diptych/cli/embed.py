@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.echo import echo
+from diptych.cli.collection import echo
 from diptych.cli.flags import backend_flags, say_device
 from diptych.errors import DataError
 from diptych.progress import counted

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.echo import echo
+from diptych.cli.collection import echo
 from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
 from diptych.registries import JUDGEMENTS, PROTOCOLS
 

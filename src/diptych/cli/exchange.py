@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from diptych.cli.echo import echo
-from diptych.cli.flags import backend_flags, say_device
-from diptych.cli.groups import Registered
+from diptych.cli.collection import echo
+from diptych.cli.flags import Registered, backend_flags, say_device
 from diptych.progress import counted
 from diptych.registries import EXPORTERS
 

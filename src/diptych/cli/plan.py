@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.echo import echo
+from diptych.cli.collection import echo
 
 
 def whole(ctx: click.Context, param: click.Parameter, value: str) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from diptych.cli.echo import echo
+from diptych.cli.collection import echo
 
 
 @click.group()

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli import answers
-from diptych.cli.collection import pictures_of, place_first, say
-from diptych.cli.echo import echo
+from diptych.cli.collection import echo, pictures_of, place_first, say
 from diptych.cli.flags import backend_flags, index_flag
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.echo import echo
+from diptych.cli.collection import echo
 from diptych.cli.flags import Command, device_flags
 
 
@@ -118,7 +118,7 @@ def pooling(runs: tuple[Path, ...], sizes: str, output: Path) -> None:
 @_output("augmentation.png")
 def augmentation(data: str, output: Path, **options: Any) -> None:
     """Pictures and texts after every step of augmentation."""
-    from diptych.runs.show_augmentation import show_augmentation
+    from diptych.runs.show import show_augmentation
 
     echo(show_augmentation(data, output, **options))
 
@@ -203,6 +203,6 @@ def speed(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 @_output("confusions.html")
 def confusions(run: Path, output: Path, **options: Any) -> None:
     """Labels a label-wise model confuses, with examples."""
-    from diptych.runs.confusions import show_confusions
+    from diptych.runs.show import show_confusions
 
     echo(show_confusions(run, output, **options))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.echo import echo
+from diptych.cli.collection import echo
 from diptych.cli.flags import column_flags, given, settings_flags, with_columns
 from diptych.names import import_plugins
 from diptych.recipes import RECIPES, find_recipe

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 
+from diptych.aggregators import GPO, Generator
+from diptych.branches.labels import label_view
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.readable import LeftOut, ToBeLeftOut, unopenable
-from diptych.errors import CheckpointError, SettingsError
+from diptych.errors import CheckpointError, DataError, SettingsError
+from diptych.evaluation.confusions import DEPTHS, Failures, find_confusions
 from diptych.evaluation.metrics import DIRECTIONS, KS, summary
 from diptych.evaluation.report import aligned_rows
 from diptych.model.retriever import Retriever
-from diptych.model.scores import EmbeddingScores
+from diptych.model.scores import EmbeddingScores, Scores
 from diptych.recipes import find_recipe
 from diptych.reports.charts import (
     Closeness,
+    LearnedPooling,
     Space,
     check_output,
     drawn_images,
@@ -26,14 +33,65 @@ from diptych.reports.charts import (
     pooled_elements,
     save_picture,
 )
-from diptych.reports.grids import Compared, has_pictures
-from diptych.reports.page import QueryComparison, comparison_page
-from diptych.runs.poolings import learned_poolings
+from diptych.reports.grids import Compared, Shown, has_pictures
+from diptych.reports.page import Answer, QueryCard, QueryComparison, cases_page, comparison_page
+from diptych.reports.sheets import contact_sheet
 from diptych.runs.reading import readable_views, views_of
 from diptych.runs.train import captions_fingerprint, resumed_settings, seed_everything, training_splits
-from diptych.storage import write_text
+from diptych.storage import write_bytes, write_text
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
+
+
+def show_augmentation(
+    data: str, output: Path, *, split: str = "train", count: int = 3, draws: int = 2, seed: int = 0
+) -> str:
+    """Draw ``count`` pictures of a split after every step of augmentation, ``draws`` times each, as a PNG."""
+    if output.suffix.lower() != ".png":
+        raise SettingsError(
+            f"{output} cannot be written: the picture is a PNG, give a name that ends in .png."
+        )
+    captions = open_captions(data, split=split, problems=ToBeLeftOut())
+    with_text = np.unique(captions.image_of)
+    left_out = LeftOut()
+    rows = left_out.draw(captions, np.random.default_rng(seed).permutation(with_text).tolist(), count)
+    left_out.tell(len(captions.images), advice=False)
+    pictures, texts, texts_of = [], [], captions.texts_of()
+    for row in rows:
+        item = captions.images[row]
+        if not isinstance(item, Image.Image):
+            raise DataError(f"{captions.name} holds features, not pictures: give data with pictures.")
+        pictures.append(item)
+        texts.append(max((captions.texts[text] for text in texts_of[row].tolist()), key=len))
+    if not pictures:
+        raise DataError(f"{captions.name}, split {split}, has no image with a text: give other data.")
+    buffer = io.BytesIO()
+    contact_sheet(pictures, texts, draws=draws, seed=seed).save(buffer, "PNG", optimize=True)
+    write_bytes(output, buffer.getvalue())
+    return f"{output}: {len(pictures)} pictures of {captions.name}, {split}, {draws} draws each, seed {seed}"
+
+
+def learned_poolings(name: str, retriever: Retriever, sizes: Sequence[int]) -> list[LearnedPooling]:
+    """The coefficients of every GPO of a model whose weights depend on the size of a set alone.
+
+    Coefficients per dimension are averaged over the dimensions.
+    """
+    found = []
+    for path, module in retriever.named_modules():
+        if isinstance(module, GPO) and isinstance(module.generator, Generator):
+            theta = {}
+            with torch.no_grad():
+                for size in sizes:
+                    row = module.coefficients(torch.tensor([size], device=retriever.device), size)[
+                        0
+                    ]  # (size, K)
+                    theta[size] = row.mean(dim=1).double().cpu().numpy()
+            where = {"image.aggregator": "images", "text.aggregator": "texts"}.get(path)
+            found.append(
+                LearnedPooling(f"{name}, {where or path.replace('.', ' ').replace('_', ' ')}", theta)
+            )
+    return found
+
 
 SIZES = (4, 12, 36)  # set sizes of the pooling picture: a few words, a sentence, the regions of an image
 ASKED = {"image_to_text": "Image → text", "text_to_image": "Text → image"}
@@ -234,3 +292,66 @@ def _chosen(compared: Compared, way: str, count: int, where: str, seed: int) -> 
         f"{how} Of all, {names[0]} ranks the right answer higher for {first}, {names[1]} for {second}; "
         f"{equal} are ranked alike."
     )
+
+
+EXAMPLES = 3  # examples of each pair on the page
+KINDS = ("semantic", "super-class")
+
+
+def show_confusions(
+    run: Path,
+    output: Path,
+    *,
+    data: Sequence[str] = (),
+    split: str = "val",
+    count: int = 12,
+    show_progress: bool = True,
+) -> str:
+    """Write a page with the ``count`` most confused label pairs, and return the table of them."""
+    model = Retriever.from_pretrained(run, "auto")
+    _, view = label_view(model.branches.items())
+    captions = shown_views([model], views_of([run], data, split, ToBeLeftOut()), show_progress)[0]
+    rows = view.labels.rows_of(captions)
+    ready = prepare(model, captions, device=model.device.type, show_progress=show_progress)
+    scores = model.scores(ready.captions.images, ready.texts, show_progress=show_progress)
+    found = find_confusions(scores, rows, rows[captions.image_of], view.labels.names, examples=EXAMPLES)
+    heads = ["kind", "query's label", "retrieved instead", "image → text", "text → image"]
+    shown = found.confusions[:count]
+    table = [[one.kind, one.missed, one.found, *(str(one.counts[d]) for d in DIRECTIONS)] for one in shown]
+    summary = _summary(found)
+    cards = Shown(captions)
+    cases = {
+        f"{one.missed} → {one.found} ({one.kind})": [_card(cards, scores, *case) for case in one.examples]
+        for one in shown
+    }
+    introduction = (
+        f"{captions.name}, split {split}: {len(captions.images)} images and {len(captions.texts)} texts, model "
+        f"{model.fingerprint()}. {summary} Semantic confusion: query and item share no label. Super-class confusion: "
+        "they share another one."
+    )
+    write_text(output, cases_page("Confused labels", introduction, (heads, table), cases))
+    return "\n".join([*aligned_rows([heads, *table]), summary, f"{output}: {len(shown)} pairs with examples"])
+
+
+def _summary(found: Failures) -> str:
+    parts = [
+        f"{found.failed[d]:,} of {found.retrieved[d]:,} ({100 * found.failed[d] / max(1, found.retrieved[d]):.1f} %) "
+        f"{d.replace('_to_', ' → ')}"
+        for d in DIRECTIONS
+    ]
+    kinds = {kind: sum(one.count for one in found.confusions if one.kind == kind) for kind in KINDS}
+    pairs = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
+    depths = " and ".join(str(DEPTHS[d]) for d in DIRECTIONS)
+    return (
+        f"Items that miss labels of the query among the first {depths}: {'; '.join(parts)}. Pairs: {pairs}."
+    )
+
+
+def _card(shown: Shown, scores: Scores, direction: str, query: int, item: int) -> QueryCard:
+    """One query with the item that confused its labels."""
+    image, text = (query, item) if direction == DIRECTIONS[0] else (item, query)
+    score = float(scores.tile(torch.tensor([image]), torch.tensor([text])))
+    name, picture, words = shown.name(image), shown.picture(image), shown.data.texts[text]
+    if direction == DIRECTIONS[0]:
+        return QueryCard(name, [Answer(words, score, False)], picture)
+    return QueryCard(words, [Answer(name, score, False, picture)])

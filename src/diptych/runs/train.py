@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diptych.data.captions import Captions
 from diptych.data.corrections import named_corrections
 from diptych.data.formats import open_captions
 from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
-from diptych.devices import pick_device
+from diptych.devices import describe_device, pick_device
+from diptych.encoders.encoder import Encoder
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.named_grid import with_names
 from diptych.errors import CheckpointError, DataError, SettingsError
@@ -32,7 +33,6 @@ from diptych.objectives.function import FunctionObjective
 from diptych.objectives.objective import Objective
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
-from diptych.runs.header import header
 from diptych.settings import TrainingSettings, check_saved, from_json, from_saved
 from diptych.storage import storing
 from diptych.targets.filling import fill_targets
@@ -41,11 +41,61 @@ from diptych.training.baseline import Baseline, ridge_baseline
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.loading import check_batch_size
 from diptych.training.method import Method
+from diptych.training.optim import trainable
 from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.ridge import Names, names_of
 from diptych.training.start import check_settings
 from diptych.training.teachers import Teachers, with_teachers
 from diptych.types import Batch, Embeddings, Terms
+
+
+def header(
+    recipe: Recipe,
+    settings: TrainingSettings,
+    method: Method,
+    training: Captions,
+    validation: Captions,
+    device: str,
+) -> str:
+    """Data with its splits, model with its parameters, device, and how long training goes on at most."""
+    retriever = method.retriever
+    learned = trainable(method)  # an objective may learn too: temperatures
+    moving = sum(parameter.numel() for parameter in learned.values())
+    fixed = {id(parameter): parameter for parameter in retriever.parameters()}
+    for parameter in learned.values():
+        fixed.pop(id(parameter), None)
+    every = moving + sum(parameter.numel() for parameter in fixed.values())
+    steps = len(training.texts) // settings.batch_size
+    lines = [
+        f"data: {training.name}: {_counted(training)} to train on, {_counted(validation)} to validate",
+        f"model: {recipe.name}, images by {_named(retriever.image.encoder)}, texts by {_named(retriever.text.encoder)}",
+        f"parameters: {moving:,} trained of {every:,}",
+        f"device: {describe_device(torch.device(device))}",
+    ]
+    if settings.epochs:
+        stops = (
+            f", ended by {settings.patience} epochs without a better validation" if settings.patience else ""
+        )
+        lines.append(
+            f"epochs: at most {settings.epochs} of {steps:,} steps of {settings.batch_size} pairs{stops}"
+            if stops
+            else f"epochs: {settings.epochs} of {steps:,} steps of {settings.batch_size} pairs"
+        )
+    return "\n".join(lines)
+
+
+def _counted(captions: Captions) -> str:
+    return f"{len(captions.images):,} images with {len(captions.texts):,} texts"
+
+
+def _named(encoder: Encoder) -> str:
+    """An encoder by its part, and what in it is frozen."""
+    frozen: nn.Module | None = encoder.frozen_part()
+    name = type(encoder).__name__
+    if frozen is None:
+        return name
+    return f"{name} (frozen)" if frozen is encoder else f"{name} on {type(frozen).__name__} (frozen)"
+
 
 HELD_OUT = 0.1  # share of the training images held out when the data has no validation split
 
