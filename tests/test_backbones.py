@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from diptych.encoders import lite0
+from diptych.encoders.backbones import HubBackbone, TimmBackbone
 from diptych.encoders.cnn import Grid
-from diptych.encoders.hub import HubBackbone
 from diptych.encoders.lite0 import EPS, FoldedConv, Lite0
-from diptych.encoders.timm_models import TimmBackbone
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.parts import describe, rebuild
 

@@ -29,7 +29,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import StoredImage
 from diptych.data.images import PixelInput
 from diptych.data.text import TokenTexts
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, ImageError, StorageError
 from diptych.types import as_inputs

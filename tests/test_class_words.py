@@ -14,9 +14,9 @@ from small import pictures
 from torch import Tensor
 
 from diptych.data.readers import emoji
-from diptych.encoders.backbone import Backbone
 from diptych.encoders.class_words import ClassWords, class_names, stored_words
 from diptych.encoders.dual import load_dual
+from diptych.encoders.encoder import Backbone
 from diptych.encoders.known_names import CLASS_WORDS
 from diptych.errors import SettingsError
 from diptych.index.engines.opening import open_index

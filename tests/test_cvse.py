@@ -12,10 +12,9 @@ from commands import diptych
 from small import precomputed
 from torch import Tensor
 
-from diptych.branches.consensus import ConsensusBranch
+from diptych.branches.consensus import ConceptWords, ConsensusBranch, WordStates
 from diptych.data.formats import open_captions
 from diptych.encoders.bigru import BiGRU
-from diptych.encoders.concept_words import ConceptWords, WordStates
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever
 from diptych.objectives.consensus import Agreement

@@ -9,10 +9,9 @@ import torch
 from encoding_help import ids, lengths, rebuilt, tiny_bert
 from torch import Tensor, nn
 
-from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU, UniGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
-from diptych.encoders.dropping import drop_each, drop_per_image, drop_words
+from diptych.encoders.encoder import Backbone, drop_each, drop_per_image, drop_words
 from diptych.encoders.lite0 import Lite0
 from diptych.encoders.regions import MaskedBatchNorm, Regions
 from diptych.encoders.transformer import TransformerText

@@ -20,7 +20,7 @@ from diptych.data.captions import Captions, StoredImage
 from diptych.data.decode.opening import open_image
 from diptych.data.images import PixelInput
 from diptych.data.readers import precomputed
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 from diptych.errors import DataError
 from diptych.runs.extract import extract
 from diptych.types import as_inputs

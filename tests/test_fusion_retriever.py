@@ -12,8 +12,8 @@ from small import bert_folder, pictures, texts
 from diptych.aggregators.head import Head
 from diptych.data.images import PixelInput, open_image
 from diptych.data.text import WordPieceInput
-from diptych.encoders.hub import HubBackbone
-from diptych.encoders.tokens import Tokens
+from diptych.encoders.backbones import HubBackbone
+from diptych.encoders.cnn import Tokens
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError
 from diptych.interaction.fusion import Fusion

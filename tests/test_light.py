@@ -22,12 +22,10 @@ from test_runtime import picture_model, small_model
 
 from diptych.data.images import as_item
 from diptych.errors import RuntimeFault, SettingsError
-from diptych.index.models import VARIABLE, check_probes, open_model
-from diptych.model.light import LightModel
+from diptych.index.models import VARIABLE, LightModel, check_probes, open_model
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import CLOSE, export_runtime
-from diptych.runtime.folder import FOLDER, PROBES, find_runtime
-from diptych.runtime.probes import Probes
+from diptych.runtime.folder import FOLDER, PROBES, Probes, find_runtime
 
 BLOCKED = """
 import sys

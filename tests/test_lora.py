@@ -10,7 +10,7 @@ from small import pictures
 
 from diptych.aggregators import First
 from diptych.encoders.dual import load_dual
-from diptych.encoders.lora import is_adapter
+from diptych.encoders.dual_side import is_adapter
 from diptych.errors import MissingExtra, SettingsError
 from diptych.model.retriever import Retriever, Tower
 

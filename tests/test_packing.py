@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.encoders.documents import attend
-from diptych.encoders.packed import can_pack
-from diptych.encoders.packing import LONGEST, PackedIds, pack
+from diptych.encoders.packing import LONGEST, PackedIds, attend, can_pack, pack
 from diptych.encoders.transformer import TransformerText
 from diptych.types import Features
 

@@ -23,8 +23,8 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.images import PixelInput, RegionInput
 from diptych.data.text import CachedTexts, WordPieceInput
-from diptych.encoders.backbone import Backbone
-from diptych.encoders.named_grid import NamedGrid
+from diptych.encoders.class_words import NamedGrid
+from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.prepared import Prepared

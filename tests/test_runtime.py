@@ -29,9 +29,8 @@ from diptych.model.export_texts import ODD_TEXTS
 from diptych.model.retriever import Retriever, Tower
 from diptych.model.runtime_export import CLOSE, add_runtime, export_runtime, place_runtime
 from diptych.recipes import RECIPES
-from diptych.runtime.folder import FOLDER, find_runtime
+from diptych.runtime.folder import FOLDER, drawn_pictures, drawn_sets, find_runtime
 from diptych.runtime.model import RuntimeModel
-from diptych.runtime.probes import drawn_pictures, drawn_sets
 from diptych.types import as_inputs
 
 TEXTS = [
@@ -267,7 +266,7 @@ class NoTorch:
 sys.meta_path.insert(0, NoTorch())
 import numpy as np
 from diptych.runtime.model import RuntimeModel
-from diptych.runtime.probes import drawn_pictures
+from diptych.runtime.folder import drawn_pictures
 
 model = RuntimeModel.open(sys.argv[1], threads=1)
 assert model.check() == []

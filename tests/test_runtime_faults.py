@@ -30,11 +30,14 @@ from diptych.runtime.folder import (
     TEXT,
     TOKENIZER,
     VOCABULARY,
+    Probes,
+    compare,
+    drawn_pictures,
     file_facts,
     find_runtime,
+    worst_cosine,
 )
 from diptych.runtime.model import RuntimeModel
-from diptych.runtime.probes import Probes, compare, drawn_pictures, worst_cosine
 
 Change = Callable[[Any], None]
 

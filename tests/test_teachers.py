@@ -24,7 +24,7 @@ from diptych.cache.features import cache_image_features
 from diptych.data.captions import StoredImage
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, SettingsError
 from diptych.targets.published_teachers import read_vectors

@@ -21,9 +21,9 @@ from diptych.data.formats import open_captions
 from diptych.data.images import PixelInput
 from diptych.data.text import WordInput
 from diptych.data.vocabulary import build_vocabulary
-from diptych.encoders.backbone import Backbone
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid
+from diptych.encoders.encoder import Backbone
 from diptych.errors import CheckpointError, SettingsError, TrainingError
 from diptych.model.retriever import Retriever, Tower
 from diptych.model.twin import Twin

@@ -87,8 +87,8 @@ from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLab
 from diptych.objectives.triplet import Triplet
 from diptych.runs.audit import audit
 from diptych.runs.plan import Demand
+from diptych.runtime.folder import Probes, compare
 from diptych.runtime.model import RuntimeModel
-from diptych.runtime.probes import Probes, compare
 from diptych.settings import TrainingSettings, from_json
 from diptych.storage import storing, write_text
 from diptych.targets.columns import Column

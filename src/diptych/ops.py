@@ -15,7 +15,7 @@ from diptych.types import Features
 def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
     """Rows of unit length, x / (‖x‖ + eps); a zero row stays zero."""
     if kernels.takes_rows(x):
-        from diptych.kernels.unit_rows import UnitRows
+        from diptych.kernels.rows import UnitRows
 
         found: Tensor = UnitRows.apply(x, eps)  # type: ignore[no-untyped-call]
         return found

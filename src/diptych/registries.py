@@ -27,7 +27,7 @@ IMAGE_ENCODERS = Registry(
         Entry("lite0", "EfficientNet-Lite0", "diptych.encoders.lite0:Lite0"),
     ],
     forms=_BACKBONES,
-    bases=("diptych.encoders.encoder:Encoder", "diptych.encoders.backbone:Backbone"),
+    bases=("diptych.encoders.encoder:Encoder", "diptych.encoders.encoder:Backbone"),
 )
 
 TEXT_ENCODERS = Registry(
@@ -47,7 +47,7 @@ BACKBONES = Registry(
     "backbones",
     [Entry("lite0", "EfficientNet-Lite0", "diptych.encoders.lite0:Lite0")],
     forms=_BACKBONES,
-    bases=("diptych.encoders.backbone:Backbone",),
+    bases=("diptych.encoders.encoder:Backbone",),
 )
 
 POOLINGS = Registry(
@@ -73,7 +73,7 @@ IMAGE_TEACHERS = Registry(
         Entry("stored", "the mean of stored features", "diptych.targets.teachers:StoredTeacher"),
     ],
     forms=(*_BACKBONES, "a file of vectors"),
-    bases=("diptych.encoders.backbone:Backbone",),
+    bases=("diptych.encoders.encoder:Backbone",),
 )
 
 TEXT_TEACHERS = Registry(

@@ -14,7 +14,7 @@ from torch import Tensor
 from diptych.data.ahead import read_ahead
 from diptych.data.captions import ImageStore, StoredImage
 from diptych.data.images import ImageInput, as_item
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 from diptych.errors import DataError, ImageError
 from diptych.progress import track
 from diptych.types import as_inputs

@@ -30,7 +30,7 @@ from diptych.data.arrays import ArrayStore, flat_index, pinned_array
 from diptych.data.captions import ImageStore, StoredImage, StoreRows
 from diptych.data.images import ImageInput
 from diptych.data.text import CachedTexts, TextStore
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, ImageError
 from diptych.progress import track

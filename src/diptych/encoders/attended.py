@@ -7,10 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.encoders.dropping import check_rate
-from diptych.encoders.encoder import Encoder
-from diptych.encoders.regions import MaskedBatchNorm
-from diptych.encoders.running_norm import RunningNorm
+from diptych.encoders.encoder import Encoder, check_rate
+from diptych.encoders.regions import MaskedBatchNorm, RunningNorm
 from diptych.errors import DataError
 from diptych.parts import part
 from diptych.types import Features, Inputs

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from diptych import ops
-from diptych.encoders.dropping import check_rate
-from diptych.encoders.encoder import Encoder
+from diptych.encoders.encoder import Encoder, check_rate
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.types import Features, Inputs

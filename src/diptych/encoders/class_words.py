@@ -4,6 +4,8 @@ ConSE (Norouzi et al., "Zero-Shot Learning by Convex Combination of Semantic Emb
 where the names of its likely classes lie: no pair of picture and text is needed. Here the classifier is
 EfficientNet-Lite0 on ImageNet's 1,000 classes and the sentence encoder is all-MiniLM-L6-v2; the packages of the extra
 ``demo`` hold both.
+
+``ClassWords`` is that image side; ``NamedGrid`` puts such names beside a linear layer that was trained on captions.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from torch import Tensor, nn
 
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.cnn import Grid
 from diptych.encoders.dual_side import DualImageSide, DualSide
-from diptych.encoders.encoder import text_inputs
+from diptych.encoders.encoder import Backbone, text_inputs
 from diptych.encoders.lite0 import Lite0, published_classifier
 from diptych.encoders.pretrained import minilm_folder
 from diptych.encoders.transformer import TransformerText
@@ -133,3 +135,61 @@ def load_class_words() -> tuple[ClassWords, SentenceVector, PixelInput, WordPiec
         image.words.copy_(words)
         text.centre.copy_(centre)
     return image, text, PixelInput(**backbone.pixel_format), texts
+
+
+@part
+class NamedGrid(Grid):
+    """Pixels (B, 3, H, W), or cells (B, R, C), → Features (B, 2, dim): what was learned of a picture, and its names.
+
+    ::
+
+        f(x) = ( unit(W x + b),  a · unit(Σ_c p_c s_c + d) ),   p = softmax(classifier(x) / τ),   x = mean of the cells
+
+    ==========  =================================================================================
+    W, b        ``linear``, learned from captions
+    s_c, d      ``words``, the vectors of the classes' names in the same space, and their centre
+    a           ``share``: 0 leaves the names out
+    τ           ``class_temperature``
+    ==========  =================================================================================
+
+    The aggregator ``Mean`` adds both up. Captions of a few hundred pictures name few things; the classifier names a
+    thousand. The backbone and the classifier are frozen, and so are the names.
+    """
+
+    share: Tensor
+
+    def __init__(
+        self, backbone: Backbone, classes: int, dim: int, class_temperature: float = TEMPERATURE
+    ) -> None:
+        super().__init__(backbone, dim, drop=0.0)
+        if class_temperature <= 0:
+            raise SettingsError(f"class_temperature={class_temperature} must be above 0.")
+        self.class_temperature = class_temperature
+        self.classifier = nn.Linear(backbone.channels, classes).requires_grad_(False)
+        self.words = nn.Linear(classes, dim).requires_grad_(False)
+        self.register_buffer("share", torch.zeros(()))
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Features (B, 2, dim)."""
+        cells = inputs if isinstance(inputs, Features) else Features.whole(self.backbone(inputs))
+        mean = Features.whole(masked_mean(cells.values.float(), cells.mask)[:, None])  # (B, 1, C)
+        learned = unit(super().forward(mean).values[:, 0].float())
+        named = unit(self.words(self.probabilities(mean.values[:, 0])).float())
+        return Features.whole(torch.stack([learned, self.share * named], dim=1))
+
+    def probabilities(self, means: Tensor) -> Tensor:
+        """What the classifier sees in pooled cells (B, C): shares of the classes (B, classes)."""
+        logits: Tensor = self.classifier(means)
+        return (logits.float() / self.class_temperature).softmax(dim=1)
+
+
+def with_names(backbone: Lite0) -> NamedGrid:
+    """EfficientNet-Lite0 with ImageNet's class names as all-MiniLM-L6-v2 reads them; their share is 0 to begin with."""
+    (weight, bias), (words, _) = published_classifier(), stored_words()
+    encoder = NamedGrid(backbone, *words.shape)
+    with torch.no_grad():
+        encoder.classifier.weight.copy_(weight)
+        encoder.classifier.bias.copy_(bias)
+        encoder.words.weight.copy_(words.T)
+        encoder.words.bias.zero_()
+    return encoder

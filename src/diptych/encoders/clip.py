@@ -13,10 +13,8 @@ from diptych.data.fixed_text import FixedLengthInput
 from diptych.data.images import ImageInput
 from diptych.data.processors import processor_input
 from diptych.data.text import TextInput, WordPieceInput
-from diptych.encoders.backbone import weights_fingerprint
-from diptych.encoders.dual_side import DualImageSide, DualSide
-from diptych.encoders.encoder import text_inputs
-from diptych.encoders.lora import add_lora
+from diptych.encoders.dual_side import DualImageSide, DualSide, add_lora
+from diptych.encoders.encoder import text_inputs, weights_fingerprint
 from diptych.encoders.pretrained import (
     asking,
     config_identity,

@@ -1,4 +1,4 @@
-"""Grid cells → joint space: one linear layer on a backbone's cells, computed from pixels or cached."""
+"""What a backbone sees, as features: its cells in the joint space, from pixels or cached, or its tokens as they are."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import Self
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from diptych.encoders.backbone import Backbone
-from diptych.encoders.dropping import check_rate, drop_per_image
-from diptych.encoders.encoder import AroundNetwork, Encoder
-from diptych.encoders.precision import fit
+from diptych.encoders.encoder import AroundNetwork, Backbone, Encoder, check_rate, drop_per_image, fit
 from diptych.errors import DataError
 from diptych.ops import unit, xavier_linear
 from diptych.parts import part
@@ -88,3 +85,43 @@ def _project(cells: Features, linear: nn.Linear, drop: float) -> Features:
     mask = drop_per_image(cells.mask, drop) if drop else cells.mask
     projected: Tensor = linear(fit(Features(cells.values, mask), linear.weight))
     return Features(projected, mask)
+
+
+@part
+class Tokens(Encoder):
+    """Pixels (B, 3, H, W) → backbone → tokens (B, R, channels), class token first where the backbone keeps it.
+
+    Tokens that were computed before (``Features`` of ``channels`` numbers) pass as they are. A frozen backbone
+    (``trainable=False``) stays in evaluation mode.
+    """
+
+    def __init__(self, backbone: Backbone, trainable: bool = True) -> None:
+        super().__init__()
+        self.backbone, self.dim, self.trainable = backbone, backbone.channels, trainable
+        self.backbone.requires_grad_(trainable)
+        self.train(self.training)
+
+    def forward(self, inputs: Inputs) -> Features:
+        """Pixels, or tokens computed before, → Features (B, R, channels)."""
+        if not isinstance(inputs, Features):
+            return Features.whole(self.backbone(inputs))
+        if inputs.values.shape[-1] != self.dim:
+            raise DataError(
+                f"the stored tokens have {inputs.values.shape[-1]} numbers, this backbone makes {self.dim}: they "
+                "come from another backbone, compute them again."
+            )
+        return inputs
+
+    def train(self, mode: bool = True) -> Tokens:
+        """Training mode for what is trained."""
+        super().train(mode)
+        self.backbone.train(mode and self.trainable)
+        return self
+
+    def frozen_part(self) -> Backbone | None:
+        """The backbone, unless it is trained."""
+        return None if self.trainable else self.backbone
+
+    def pretrained(self) -> tuple[str, ...]:
+        """The backbone, where it is trained."""
+        return ("backbone",) if self.trainable else ()

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 from diptych.errors import MissingExtra
 from diptych.parts import part
 

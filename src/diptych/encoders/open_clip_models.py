@@ -20,8 +20,7 @@ from diptych.data.text import CHUNK, TextInput, tokenizer_state
 from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import text_inputs
 from diptych.encoders.known_names import OPEN_CLIP, OPEN_CLIP_CONFIG
-from diptych.encoders.pretrained import free_name
-from diptych.encoders.torchvision_packages import import_package
+from diptych.encoders.pretrained import free_name, import_package
 from diptych.errors import DataError, DiptychError, SettingsError
 from diptych.parts import part
 from diptych.progress import track

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face family from a local folder or a hub id: quietly, completely, in float32."""
+"""Models of other packages: of transformers quietly, completely and in float32; ``import_package`` for others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from logging import ERROR, getLogger
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -19,7 +21,7 @@ import torch
 from torch import nn
 
 from diptych.encoders.known_names import HUGGING_FACE, known_name
-from diptych.errors import DataError, MissingExtra
+from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.storage import parse_json
 
 PATIENCE = 3.0  # seconds for the hub to take a connection
@@ -193,4 +195,24 @@ def _not_found(name: str, error: Exception) -> str:
     return (
         f"'{name}' is neither a local model folder nor found on the model hub ({reason}): give the path of a "
         "downloaded model, or check the name, the network and HF_HUB_OFFLINE."
+    )
+
+
+def import_package(name: str, package: str, extra: str, what: str) -> ModuleType:
+    """The module ``name`` of an optional package, for ``what``; a torchvision of another torch is told as such."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name.partition(".")[0]:
+            raise MissingExtra(package, extra, what) from error
+        raise _broken(name.partition(".")[0], error) from error
+    except (ImportError, RuntimeError, OSError) as error:
+        raise _broken(name.partition(".")[0], error) from error
+
+
+def _broken(name: str, error: Exception) -> SettingsError:
+    reason = " ".join(str(error).split())[:160]
+    return SettingsError(
+        f"{name} is installed but does not import ({reason}): install the torchvision of this torch, "
+        "or use an hf: model, which needs none."
     )

@@ -1,4 +1,7 @@
-"""Region features → joint space: the residual MLP of VSE∞, with BatchNorm over the valid rows only."""
+"""Region features → joint space: the residual MLP of VSE∞, with BatchNorm over the valid rows only.
+
+``RunningNorm`` is what every BatchNorm written here keeps.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diptych.encoders.dropping import check_rate, drop_each
-from diptych.encoders.encoder import Encoder
-from diptych.encoders.precision import fit
-from diptych.encoders.running_norm import RunningNorm
+from diptych.encoders.encoder import Encoder, check_rate, drop_each, fit
 from diptych.errors import DataError
 from diptych.ops import xavier_linear
 from diptych.parts import part
 from diptych.types import Features, Inputs
+
+
+class RunningNorm(nn.Module):
+    """The parameters and statistics of a BatchNorm of ``channels`` channels, under the names of ``nn.BatchNorm1d``."""
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
 
 
 class MaskedBatchNorm(RunningNorm):

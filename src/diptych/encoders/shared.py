@@ -6,9 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diptych.encoders.dropping import check_rate
-from diptych.encoders.encoder import Encoder
-from diptych.encoders.precision import fit
+from diptych.encoders.encoder import Encoder, check_rate, fit
 from diptych.errors import SettingsError
 from diptych.parts import part
 from diptych.types import Features, Inputs

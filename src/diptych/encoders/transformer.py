@@ -8,13 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from diptych import kernels
-from diptych.encoders.backbone import weights_fingerprint
 from diptych.encoders.bert import read_bert
-from diptych.encoders.dropping import check_rate, drop_words
-from diptych.encoders.encoder import AroundNetwork, text_inputs
-from diptych.encoders.packed import can_pack, packed_states, unpack
-from diptych.encoders.packing import PackedIds
-from diptych.encoders.precision import fit
+from diptych.encoders.encoder import (
+    AroundNetwork,
+    check_rate,
+    drop_words,
+    fit,
+    text_inputs,
+    weights_fingerprint,
+)
+from diptych.encoders.packing import PackedIds, can_pack, packed_states, unpack
 from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model
 from diptych.errors import DataError
 from diptych.ops import xavier_linear

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diptych.encoders.dropping import check_rate
-from diptych.encoders.precision import fit
+from diptych.encoders.encoder import check_rate, fit
 from diptych.errors import DataError, SettingsError
 from diptych.interaction.scorer import PairScorer
 from diptych.parts import part

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.encoders.running_norm import RunningNorm
+from diptych.encoders.regions import RunningNorm
 from diptych.interaction.similarity import EPS, Weights, cast, full_type, unit
 from diptych.interaction.similarity_scorer import SimilarityScorer
 from diptych.ops import xavier_linear

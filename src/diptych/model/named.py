@@ -15,15 +15,13 @@ from diptych.data.glove import word_vectors
 from diptych.data.images import ImageInput, PixelInput, RegionInput
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import build_vocabulary, read_vocabulary
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.backbones import HubBackbone, TimmBackbone
 from diptych.encoders.bigru import BiGRU, UniGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
-from diptych.encoders.encoder import Encoder
-from diptych.encoders.hub import HubBackbone
+from diptych.encoders.encoder import Backbone, Encoder
 from diptych.encoders.known_names import known_name
 from diptych.encoders.pretrained import minilm_folder
 from diptych.encoders.regions import Regions
-from diptych.encoders.timm_models import TimmBackbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever, Tower

@@ -24,8 +24,8 @@ from diptych.data.images import ImageInput, ImageLike
 from diptych.data.text import TextInput, TextStore
 from diptych.devices import pick_device, pick_precision
 from diptych.encoders.dual import is_dual_encoder, load_dual
+from diptych.encoders.dual_side import merged
 from diptych.encoders.encoder import Encoder
-from diptych.encoders.lora import merged
 from diptych.errors import SettingsError
 from diptych.interaction.scorer import PairScorer
 from diptych.model.encoding import collect, encoded_images, encoded_texts, encoding_mode, is_text

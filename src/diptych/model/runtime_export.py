@@ -34,15 +34,18 @@ from diptych.runtime.folder import (
     MODEL_FILES,
     PROBES,
     TEXT,
+    TEXTS,
     Facts,
+    Probes,
+    Session,
     best_folder,
     cached_folder,
+    drawn_pictures,
+    drawn_sets,
     file_facts,
     read_facts,
 )  # fmt: skip
 from diptych.runtime.model import READERS, RuntimeModel
-from diptych.runtime.probes import TEXTS, Probes, drawn_pictures, drawn_sets
-from diptych.runtime.sessions import Session
 from diptych.storage import REFUSED, create_folder, replace_folder
 from diptych.types import Features, Inputs, as_inputs
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from diptych.encoders.precision import computes_bf16
+from diptych.encoders.encoder import computes_bf16
 from diptych.errors import SettingsError
 from diptych.types import Batch, Embeddings, Features
 from diptych.weights import whole_tensor

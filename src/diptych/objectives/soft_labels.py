@@ -156,7 +156,7 @@ def divergence(
 ) -> Tensor:
     """Mean over rows of KL(softmax(cosines / τ_t) ‖ softmax(scores / τ)), or of the cross-entropy; (B, B) each."""
     if kernels.takes_rows(scores):
-        from diptych.kernels.soft_labels import Divergence as Fused
+        from diptych.kernels.rows import Divergence as Fused
 
         found: Tensor = Fused.apply(cosines, scores, temperature, teacher_temperature, kind == "kl")  # type: ignore[no-untyped-call]
         return found

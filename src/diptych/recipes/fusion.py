@@ -16,8 +16,8 @@ from diptych.data.captions import Captions
 from diptych.data.cleaning import CleanedInput
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
-from diptych.encoders.hub import HubBackbone
-from diptych.encoders.tokens import Tokens
+from diptych.encoders.backbones import HubBackbone
+from diptych.encoders.cnn import Tokens
 from diptych.encoders.transformer import TransformerText
 from diptych.interaction.fusion import Fusion
 from diptych.model import named

@@ -20,9 +20,8 @@ from diptych.data.captions import Captions, holds_features
 from diptych.data.labels.vocabulary import COLUMN, Labels
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN
-from diptych.encoders.bert_blocks import start_from_bert
 from diptych.encoders.encoder import Encoder
-from diptych.encoders.sharing import SharedBlocks, SharingEncoder
+from diptych.encoders.sharing import SharedBlocks, SharingEncoder, start_from_bert
 from diptych.errors import SettingsError
 from diptych.evaluation.evaluator import Evaluator
 from diptych.evaluation.label_retrieval import LabelRetrieval

@@ -14,10 +14,10 @@ from diptych.aggregators import Mean
 from diptych.data.captions import Captions
 from diptych.data.images import ImageInput, PixelInput, RegionInput
 from diptych.data.text import WordPieceInput
+from diptych.encoders.class_words import with_names
 from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.lite0 import Lite0
-from diptych.encoders.named_grid import with_names
 from diptych.encoders.pretrained import load_config
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import SettingsError

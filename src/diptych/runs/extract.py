@@ -44,7 +44,7 @@ from diptych.cache.packed_cells import content_name
 from diptych.cache.rows import RowFile
 from diptych.data.captions import Captions, ImageStore, StoreRows
 from diptych.data.images import ImageInput
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 from diptych.errors import DataError, ImageError
 from diptych.parts import describe
 from diptych.progress import track

@@ -22,9 +22,9 @@ from diptych.data.corrections import named_corrections
 from diptych.data.formats import open_captions
 from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.devices import describe_device, pick_device
+from diptych.encoders.class_words import with_names
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.lite0 import Lite0
-from diptych.encoders.named_grid import with_names
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.evaluator import check_data
 from diptych.model.retriever import Retriever

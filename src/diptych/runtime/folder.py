@@ -1,4 +1,4 @@
-"""The folder ``runtime/`` of a model: what lies in it, where it is found, and what ``runtime.json`` says.
+"""The folder ``runtime/`` of a model: what lies in it, where it is found, what ``runtime.json`` says, its ONNX files.
 
 ::
 
@@ -13,19 +13,28 @@
         tokenizer.json or vocabulary.json   how a text becomes token ids
 
 A model folder that cannot be written has its runtime in the user's cache, in a folder named after the fingerprint.
+
+Whoever makes or takes vectors of a model compares with its probes. Their texts differ in length and are encoded as one
+padded batch; the pictures have fine patterns and odd sizes, so that another resampling filter or order of colours
+shows. A model that reads features has sets of features instead.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
 from diptych.errors import RuntimeFault
-from diptych.storage import cache_folder, parse_json, recover_folder
+from diptych.storage import cache_folder, new_file, parse_json, recover_folder
 
 FORMAT = 1  # version of runtime.json; raised when an old runtime can no longer be run
 FOLDER, FACTS, PROBES = "runtime", "runtime.json", "probes.safetensors"
@@ -166,3 +175,169 @@ def _check_sizes(home: Path, folder: Path, files: Mapping[str, list[Any]]) -> No
         if found != size:
             held = "is missing" if found is None else f"has {found:,} bytes, not {size:,}"
             raise RuntimeFault(f"{file} {held}: {advice(home)}.")
+
+
+PROBES_FORMAT = "1"
+REFUSED = 0.999  # worst cosine below which vectors are another model's
+REFUSED_HALF = 0.99  # the same for vectors made in half precision
+SAID = 0.9999  # worst cosine below which a person is told
+SIZES = ((227, 301), (150, 67), (64, 64))  # height and width of the drawn pictures
+SET_SIZES = (1, 5, 12, 36)  # elements of the drawn sets of features
+TEXTS = (
+    "A dog runs over the green grass.",
+    "two people",
+    "Three small birds, 2 of them red, sit on an old wooden fence near a lake!",
+    "café",
+    "the reflection of a man's umbrella in a puddle",
+)
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Texts and images, pictures as uint8 (H, W, 3) or sets (R, D), and their vectors (n, dim)."""
+
+    fingerprint: str
+    texts: Sequence[str]
+    images: Sequence[NDArray[Any]]
+    text_vectors: NDArray[np.float32]
+    image_vectors: NDArray[np.float32]
+
+    def save(self, file: Path) -> None:
+        """Write the probes, whole or not at all."""
+        tensors = {f"image.{number}": np.ascontiguousarray(one) for number, one in enumerate(self.images)}
+        tensors |= {"text_vectors": self.text_vectors, "image_vectors": self.image_vectors}
+        about = {
+            "format": PROBES_FORMAT,
+            "fingerprint": self.fingerprint,
+            "texts": json.dumps(list(self.texts)),
+        }
+        with new_file(file) as handle:
+            handle.write(save(tensors, about))
+
+    @staticmethod
+    def read(file: Path) -> Probes:
+        """The probes of a model folder."""
+        try:
+            with safe_open(file, "numpy") as opened:
+                about = opened.metadata() or {}
+                if about.get("format") != PROBES_FORMAT:
+                    raise ValueError(
+                        f"format {about.get('format')!r:.20}, this version reads {PROBES_FORMAT}"
+                    )
+                names = sorted((n for n in opened.keys() if n.startswith("image.")), key=lambda n: int(n[6:]))  # noqa: SIM118
+                found = Probes(
+                    about["fingerprint"], [str(text) for text in parse_json(about["texts"])],
+                    [opened.get_tensor(name) for name in names],
+                    opened.get_tensor("text_vectors"), opened.get_tensor("image_vectors"),
+                )  # fmt: skip
+            if len(found.texts) != len(found.text_vectors) or len(found.images) != len(found.image_vectors):
+                raise ValueError("items and vectors differ in number")
+        except FileNotFoundError:
+            raise RuntimeFault(f"{file} is missing: copy the whole model folder.") from None
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise RuntimeFault(f"{file} is damaged ({error}): copy the model folder again.") from error
+        return found
+
+
+def drawn_pictures() -> list[NDArray[np.uint8]]:
+    """Pictures (H, W, 3) of rings, stripes and cells a few pixels wide, a different one in each colour."""
+    pictures = []
+    for height, width in SIZES:
+        y, x = np.mgrid[:height, :width]
+        rings = (x * x + y * y) // 37 % 256
+        stripes = np.where((x + 2 * y) // 3 % 2, 230, 20)
+        cells = (x // 5 * 31 + y // 4 * 57) % 256
+        pictures.append(np.stack([rings, stripes, cells], axis=-1).astype(np.uint8))
+    return pictures
+
+
+def drawn_sets(dim: int, largest: int | None = None) -> list[NDArray[np.float32]]:
+    """Sets of unequal size of features (R, dim), of at most ``largest`` elements."""
+    rng = np.random.default_rng(0)
+    sizes = [size if largest is None else min(size, largest) for size in SET_SIZES]
+    return [rng.standard_normal((size, dim)).astype(np.float32) for size in sizes]
+
+
+def worst_cosine(found: NDArray[Any], wanted: NDArray[Any]) -> float:
+    """The lowest cosine of two lists of vectors, lower still where they differ in length; 0 for NaN and zeros."""
+    if found.shape != wanted.shape:
+        return 0.0
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    largest = np.maximum((a * a).sum(axis=1), (b * b).sum(axis=1))
+    cosines = (a * b).sum(axis=1) / np.where(largest > 0, largest, 1.0)
+    return float(cosines.min(initial=1.0)) if np.isfinite(cosines).all() else 0.0
+
+
+def compare(
+    found: NDArray[Any], wanted: NDArray[Any], what: str, correction: str, *, half: bool = False
+) -> str | None:
+    """Raise where vectors are another model's; a sentence where they are close but not the same, else None.
+
+    ``what`` names whose vectors they are, as in "the vectors of text.onnx"; ``half``: made in half precision.
+    """
+    worst, least = worst_cosine(found, wanted), REFUSED_HALF if half else REFUSED
+    if worst < least:
+        raise RuntimeFault(
+            f"{what} are not those of this model (worst cosine {worst:.4f} on its probes, at least {least} is needed): "
+            f"{correction}."
+        )
+    if worst < SAID:
+        return f"{what} differ a little from the model's own: worst cosine {worst:.6f} on its probes."
+    return None
+
+
+FATAL = 4  # what ONNX Runtime may print: errors are raised, and said once
+
+
+class Session:
+    """A file of a runtime, with the inputs and outputs that belong to it; ``threads`` None: one for each core."""
+
+    def __init__(
+        self, file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int | None = None
+    ) -> None:
+        import onnxruntime  # here, since other commands need none of it
+
+        self.file = file
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = FATAL
+        # threads that spin while they wait for work take twice the CPU time, from decoding among others
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        self.run_options = onnxruntime.RunOptions()
+        self.run_options.log_severity_level = FATAL
+        self.run_options.only_execute_path_to_fetches = True
+        try:
+            self.session = onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime's own, of many kinds
+            version = onnxruntime.__version__
+            raise RuntimeFault(
+                f"{file} cannot be run by ONNX Runtime {version} ({_reason(error)}): {advice(file.parent.parent)}."
+            ) from error
+        found = (
+            [one.name for one in self.session.get_inputs()],
+            [one.name for one in self.session.get_outputs()],
+        )
+        if found != (list(inputs), list(outputs)):
+            raise RuntimeFault(
+                f"{file} reads {', '.join(found[0])} and gives {', '.join(found[1])}, not {', '.join(inputs)} and "
+                f"{', '.join(outputs)}: it is the file of another program, {advice(file.parent.parent)}."
+            )
+
+    def __call__(self, output: str, **fed: NDArray[Any]) -> NDArray[np.float32]:
+        """One output of the file for these inputs."""
+        try:
+            (found,) = self.session.run([output], fed, self.run_options)
+        except Exception as error:  # ONNX Runtime's own, of many kinds
+            shapes = ", ".join(f"{name} {value.shape}" for name, value in fed.items())
+            raise RuntimeFault(
+                f"{self.file} failed on {shapes} ({_reason(error)}): {advice(self.file.parent.parent)}."
+            ) from error
+        return np.asarray(found, dtype=np.float32)
+
+
+def _reason(error: Exception) -> str:
+    """The first 200 characters of what ONNX Runtime says, in one line."""
+    return " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")[:200].rstrip(".")

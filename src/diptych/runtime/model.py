@@ -27,12 +27,13 @@ from diptych.runtime.folder import (
     PROBES,
     TEXT,
     Facts,
+    Probes,
+    Session,
     advice,
     best_folder,
+    compare,
     read_facts,
 )
-from diptych.runtime.probes import Probes, compare
-from diptych.runtime.sessions import Session
 from diptych.runtime.texts import text_reader
 
 Side = Literal["image", "text"]

@@ -19,7 +19,7 @@ from diptych.data.captions import Captions, ImageStore, holds_pictures
 from diptych.data.images import ImageInput
 from diptych.data.labels.vocabulary import Labels
 from diptych.data.readers.label_arrays import REGION_CLASSES, LazyRow
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 from diptych.errors import DataError
 from diptych.objectives.clustering import kmeans, nearest
 from diptych.objectives.labels import TARGET

@@ -27,7 +27,7 @@ from diptych.data.arrays import ArrayStore, read_items
 from diptych.data.captions import ImageStore, holds_pictures
 from diptych.data.images import ImageInput, as_item
 from diptych.data.text import TextInput
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe

@@ -15,7 +15,7 @@ x̄, v̄        their means over the images
 M           evens out the spread of the texts (S_vv = Σ_t (v_t − v̄)(v_t − v̄)ᵀ / texts of the image), so that what
             every text of the collection shares does not drown what tells them apart
 μ           ``flooring`` · tr(S_vv) / D: a large one leaves the texts as they are
-n(x), a     with an encoder that names what it sees (``encoders.named_grid``): the image's vector becomes
+n(x), a     with an encoder that names what it sees (``NamedGrid``): the image's vector becomes
             unit(M W (x − x̄)) + a · unit(M (n(x) − n̄)), n(x) the mean of the names' vectors, n̄ its mean over the
             images, a the ``share``
 ==========  ==================================================================================================
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from diptych.data.arrays import read_items
 from diptych.data.images import ImageInput
-from diptych.encoders.named_grid import NamedGrid
+from diptych.encoders.class_words import NamedGrid
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.retrieval import evaluate_scores
