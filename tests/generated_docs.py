@@ -13,6 +13,7 @@ from diptych.recipes.recipe import Recipe
 from diptych.registries import REGISTRIES
 from diptych.settings import TrainingSettings, literal_choices
 
+_RECIPES: list[Recipe] = [RECIPES[name] for name in RECIPES.own]
 ROOT = Path(__file__).parent.parent
 HEAD = """# Recipes and their settings
 
@@ -53,16 +54,16 @@ def _said(entry: dataclasses.Field[typing.Any]) -> tuple[typing.Any, str]:
 
 def base_of(kind: type[TrainingSettings]) -> type[TrainingSettings]:
     """The settings that these extend: those of another recipe where there is one, else of every recipe."""
-    owners = {recipe.settings for recipe in RECIPES.values()}
+    owners = {recipe.settings for recipe in _RECIPES}
     found = [base for base in kind.__mro__[1:] if base in owners or base is TrainingSettings]
     return typing.cast("type[TrainingSettings]", found[0])
 
 
 def recipes_page() -> str:
     """docs/recipes.md."""
-    names = {recipe.settings: recipe.name for recipe in reversed(RECIPES.values())}
+    names = {recipe.settings: recipe.name for recipe in reversed(_RECIPES)}
     sections = [HEAD, "## Every recipe\n", _table(rows(TrainingSettings, None))]
-    for recipe in RECIPES.values():
+    for recipe in _RECIPES:
         own = names[recipe.settings] == recipe.name
         base = base_of(recipe.settings) if own else recipe.settings
         built_on = f"`{names[base]}`" if base in names else "what every recipe has"
@@ -76,7 +77,7 @@ def recipes_page() -> str:
 
 def readme_table() -> str:
     """The recipes in README.md."""
-    lines = [f"| `{recipe.name}` | {recipe.title} |" for recipe in RECIPES.values()]
+    lines = [f"| `{recipe.name}` | {recipe.title} |" for recipe in _RECIPES]
     return "\n".join(["| recipe | |", "|---|---|", *lines])
 
 

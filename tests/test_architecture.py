@@ -222,7 +222,6 @@ def test_torchvision_is_never_imported() -> None:
 
 
 SEARCH_HALF = ("cli", "data", "index", "runtime", "vectors", "web")
-WORKBENCH = "diptych.cli.train"  # its flags are the settings of the recipes
 BLOCKED = """
 import importlib, sys
 from diptych.errors import MissingExtra
@@ -243,15 +242,21 @@ def without_torch(*modules: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_search_half_imports_no_torch() -> None:
-    modules = {module_name(path) for path in FILES if layer(path) in SEARCH_HALF} - {WORKBENCH}
+    modules = {module_name(path) for path in FILES if layer(path) in SEARCH_HALF}
     assert len(modules) > 150
     done = without_torch(*sorted(modules))
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("module", [WORKBENCH, "diptych.model.retriever"])
-def test_the_block_would_notice_an_import_of_torch(module: str) -> None:
-    assert "import of torch halted" in without_torch(module).stderr
+def test_the_block_would_notice_an_import_of_torch() -> None:
+    assert "import of torch halted" in without_torch("diptych.model.retriever").stderr
+
+
+def test_a_recipe_is_imported_only_when_it_is_used() -> None:
+    code = "import sys; from diptych.recipes import RECIPES; RECIPES['vse-infinity']; print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = {name for name in done.stdout.split() if name.startswith("diptych.recipes.")}
+    assert found == {"diptych.recipes.recipe", "diptych.recipes.vse_infinity"}
 
 
 def test_the_runtime_never_imports_torch_not_even_inside_a_function() -> None:

@@ -80,6 +80,10 @@ class Registry:
             )
         self.added[name] = Entry(name, first_line(target), target)
 
+    def __getitem__(self, name: str) -> Any:
+        """What a name stands for, as ``find`` gives it."""
+        return self.find(name)
+
     @property
     def choices(self) -> str:
         """What may be written, for help pages and messages."""
@@ -135,6 +139,12 @@ class Registry:
                 + (f", or write {points[0].value}." if self.typed else ".")
             )
         return _loaded(points[0]) if points else self._typed(name)
+
+    def get(self, name: str) -> Any | None:
+        """What a name stands for, or None where neither this package nor a plugin has it."""
+        if name not in self:
+            import_plugins()
+        return self.find(name) if name in self else None
 
     def make(self, name: str, settings: Any = None, **given: Any) -> Any:
         """The thing of a name, made by its class or function.

@@ -219,6 +219,46 @@ EXPORTERS = Registry(
 )
 
 
+def _recipe(name: str, target: str = "") -> Entry:
+    """A recipe is ``RECIPE`` in the module of its name, unless said otherwise; its title stands in it."""
+    return Entry(name, "", f"diptych.recipes.{target or name.replace('-', '_') + ':RECIPE'}")
+
+
+RECIPES = Registry(
+    "recipe",
+    "recipes",
+    [
+        _recipe("ridge"),
+        _recipe("photos"),
+        _recipe("vse-infinity"),
+        _recipe("vse-infinity-published"),
+        _recipe("vse-plus-plus"),
+        _recipe("coder"),
+        _recipe("coder-literal", "coder:LITERAL"),
+        _recipe("scan"),
+        _recipe("cvse"),
+        _recipe("sgr", "sgraf:SGR_RECIPE"),
+        _recipe("saf", "sgraf:SAF_RECIPE"),
+        _recipe("labelwise"),
+        _recipe("vse-infinity-video", "vse_video:RECIPE"),
+        _recipe("vse-plus-plus-video", "vse_video:MEAN"),
+        _recipe("cookie"),
+        _recipe("cookie-match"),
+        _recipe("cookie-video"),
+        _recipe("cookie-hash"),
+        _recipe("clip"),
+        _recipe("fusion"),
+        _recipe("cusa-vse-infinity"),
+        _recipe("cusa-clip"),
+        _recipe("cusa-fusion"),
+        _recipe("cusa-sgr", "cusa_sgraf:SGR_RECIPE"),
+        _recipe("cusa-saf", "cusa_sgraf:SAF_RECIPE"),
+    ],
+    typed=False,
+)
+"""Recipes; only the one that is used is imported. A plugin adds its own: ``RECIPES["mine"] = Recipe(...)``."""
+
+
 def _command(section: str, name: str, help: str, target: str) -> Entry:
     return Entry(name, help, f"diptych.cli.{target}", section)
 
@@ -270,5 +310,5 @@ COMMANDS = Registry(
 
 REGISTRIES = (
     IMAGE_ENCODERS, TEXT_ENCODERS, BACKBONES, POOLINGS, IMAGE_TEACHERS, TEXT_TEACHERS, OBJECTIVES, PROTOCOLS,
-    JUDGEMENTS, READERS, ENGINES, EXPORTERS, COMMANDS,
+    JUDGEMENTS, READERS, ENGINES, EXPORTERS, COMMANDS, RECIPES,
 )  # fmt: skip

@@ -11,10 +11,10 @@ import click
 from diptych.cli.collection import echo
 from diptych.cli.flags import column_flags, given, settings_flags, with_columns
 from diptych.names import import_plugins
-from diptych.recipes import RECIPES, find_recipe
-from diptych.recipes.recipe import Recipe
+from diptych.registries import RECIPES
 
 if TYPE_CHECKING:
+    from diptych.recipes.recipe import Recipe
     from diptych.training.checkpoint import Progress
 
 
@@ -24,12 +24,12 @@ class Recipes(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the recipes that have such a command."""
         import_plugins()
-        return [name for name, recipe in RECIPES.items() if self.name == "train" or recipe.tables]
+        return [name for name in RECIPES if self.name == "train" or RECIPES[name].tables]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a recipe."""
-        recipe = find_recipe(cmd_name)
-        if cmd_name not in self.commands and recipe is not None and cmd_name in self.list_commands(ctx):
+        recipe = RECIPES.get(cmd_name)
+        if recipe is not None and (self.name == "train" or recipe.tables):
             self.add_command(_train_command(recipe) if self.name == "train" else _ablate_command(recipe))
         return super().get_command(ctx, cmd_name)
 

@@ -32,7 +32,8 @@ from diptych.evaluation.hubness import BETA
 from diptych.evaluation.protocols import EvaluationProtocol
 from diptych.evaluation.rules import rules_of
 from diptych.names import called
-from diptych.recipes import find_recipe
+from diptych.recipes import RECIPES
+from diptych.recipes.recipe import Recipe
 from diptych.registries import PROTOCOLS
 from diptych.settings import from_saved
 from diptych.training.checkpoint import deciding_metric, read_run
@@ -149,7 +150,7 @@ def own_evaluators(run: Path) -> Sequence[Evaluator]:
     if not (run / "run.json").is_file():
         return ()
     found = read_run(run)
-    recipe = find_recipe(found["recipe"])
+    recipe: Recipe | None = RECIPES.get(found["recipe"])
     if recipe is None and (metric := deciding_metric(run)) != "rsum":
         chose = f": {metric} chose the best epoch" if metric else ""
         print(

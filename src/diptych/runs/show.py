@@ -21,7 +21,8 @@ from diptych.evaluation.metrics import DIRECTIONS, KS, summary
 from diptych.evaluation.report import aligned_rows
 from diptych.model.retriever import Retriever
 from diptych.model.scores import EmbeddingScores, Scores
-from diptych.recipes import find_recipe
+from diptych.recipes import RECIPES
+from diptych.recipes.recipe import Recipe
 from diptych.reports.charts import (
     Closeness,
     LearnedPooling,
@@ -254,7 +255,7 @@ def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
             f"{source} is not what {run} was trained on ({card['data']}, as it was then): "
             "give that as --data, or leave out --untrained."
         )
-    recipe = find_recipe(card["recipe"])
+    recipe: Recipe | None = RECIPES.get(card["recipe"])
     if recipe is None:
         raise CheckpointError(
             f"{run} is a run of the recipe '{card['recipe']}', which this version does not know: update diptych."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import random
 import sys
@@ -264,7 +263,7 @@ def train(
         model = diptych.train("ridge", "photos", "runs/photos", seed=1)
         vectors = model.encode_text(["two parrots"])
     """
-    chosen = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
+    chosen = recipe if isinstance(recipe, Recipe) else RECIPES[recipe]
     made = objective
     if callable(objective):
         made = objective if isinstance(objective, Objective) else FunctionObjective(objective)
@@ -288,14 +287,6 @@ def training_device(asked: str) -> str:
     if asked not in ("cuda", "cpu"):
         raise SettingsError(f"training cannot run on the device '{asked}': choose auto, cuda or cpu.")
     return str(pick_device(asked))
-
-
-def _recipe(name: str) -> Recipe:
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        known = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(RECIPES)}."
-        raise SettingsError(f"there is no recipe '{name}': {known}")
-    return RECIPES[name]
 
 
 def training_splits(captions: Captions) -> tuple[Captions, Captions]:
