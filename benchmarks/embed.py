@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from diptych.data.formats import open_captions
-from diptych.evaluation.shard_ranks import Block, count_pair, own_scores
+from diptych.evaluation.shards import Block, count_pair, own_scores
 from diptych.index.models import open_model
 from diptych.vectors.embed import embed_shard
 from diptych.vectors.files import Written

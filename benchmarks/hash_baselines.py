@@ -23,8 +23,7 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.images import PixelInput
 from diptych.data.labels.hash_labels import class_names, class_rows, class_sets
-from diptych.evaluation.hash_retrieval import VIEW
-from diptych.evaluation.hashing import hashing_map
+from diptych.evaluation.hashing import VIEW, hashing_map
 from diptych.model import named
 from diptych.model.retriever import Retriever
 from diptych.training.prepare import prepare

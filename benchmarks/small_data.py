@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from diptych.evaluation.significance import mean_and_interval
 from diptych.recipes import RECIPES
 from diptych.runs.evaluate import evaluate_runs
-from diptych.runs.intervals import mean_and_interval
 from diptych.runs.train import run_recipe
 from diptych.settings import from_json
 from diptych.storage import parse_json, write_text

@@ -15,9 +15,9 @@ import pytest
 from commands import CODER, TINY, diptych, flags, refused
 from small import precomputed
 
+from diptych.evaluation.significance import mean_and_interval
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import RECALLS
-from diptych.runs.intervals import mean_and_interval
 from diptych.training.checkpoint import read_run
 from diptych.training.log import read_log
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from diptych.errors import DataError
 from diptych.evaluation import classes as module
-from diptych.evaluation.class_lists import open_class_list
-from diptych.evaluation.classes import class_ranks, class_recall
+from diptych.evaluation.classes import class_ranks, class_recall, open_class_list
 
 
 def loop(

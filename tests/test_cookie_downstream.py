@@ -21,7 +21,7 @@ from diptych.data.formats import open_captions
 from diptych.data.labels.hash_centres import hash_centres
 from diptych.data.labels.hash_labels import class_names, class_rows, class_sets
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.hash_retrieval import HashRetrieval
+from diptych.evaluation.hashing import HashRetrieval
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Report
 from diptych.model.retriever import Retriever

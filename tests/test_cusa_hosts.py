@@ -20,8 +20,7 @@ from diptych.data.captions import Captions
 from diptych.data.cleaning import clean_caption
 from diptych.data.formats import open_captions
 from diptych.errors import SettingsError
-from diptych.evaluation.sts import Sts
-from diptych.evaluation.views import name_of_view
+from diptych.evaluation.sts import Sts, name_of_view
 from diptych.model.named import text_teacher
 from diptych.objectives.combine import Parted, Sum
 from diptych.objectives.matching import ITM

@@ -14,9 +14,9 @@ from small import pictures
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
-from diptych.evaluation import equal_texts
+from diptych.evaluation import metrics as equal_texts
 from diptych.evaluation.compare import compare
-from diptych.evaluation.equal_texts import right_pairs, text_groups
+from diptych.evaluation.metrics import right_pairs, text_groups
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_scores
 

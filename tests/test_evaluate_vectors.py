@@ -13,12 +13,10 @@ from commands import diptych, refused
 from shard_data import write_tars
 
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation import shard_ranks as counting
 from diptych.evaluation import shards as evaluation
 from diptych.evaluation.metrics import TIES, count_ranks
 from diptych.evaluation.retrieval import evaluate_scores
-from diptych.evaluation.shard_ranks import blocks, count_pair, own_scores, read_block
-from diptych.evaluation.shards import evaluate_vectors
+from diptych.evaluation.shards import blocks, count_pair, evaluate_vectors, own_scores, read_block
 from diptych.index.protocol import Item
 from diptych.model.scores import EmbeddingScores
 from diptych.vectors.embed import embed
@@ -190,7 +188,7 @@ def test_own_scores_have_the_bits_of_the_tiles() -> None:
     """Where a pair stands in a product must not matter, or rounding would make and break ties."""
     rng = np.random.default_rng(0)
     image, text = (torch.from_numpy(rng.standard_normal((n, 48)).astype(np.float32)) for n in (900, 1500))
-    product = counting._Product(48, torch.device("cpu"))
+    product = evaluation._Product(48, torch.device("cpu"))
     whole = torch.cat(
         [torch.cat([product(image[i : i + 512], text[j : j + 1024]) for j in (0, 1024)], 1) for i in (0, 512)]
     )

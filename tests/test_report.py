@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Card, Facts
 from diptych.evaluation.compare import compare
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import evaluate_scores
+from diptych.evaluation.significance import Queries, bootstrap, interval
 
 PAIRING = np.repeat(np.arange(60), 5)
 

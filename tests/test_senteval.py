@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from small_senteval import write_senteval
 
 from diptych.errors import DataError
-from diptych.evaluation.correlation import agreement, average_ranks, neighbour_agreement, pearson, spearman
 from diptych.evaluation.senteval import SEVEN, YEARS, read_senteval, texts_of
+from diptych.evaluation.sts import agreement, average_ranks, neighbour_agreement, pearson, spearman
 
 
 def test_the_whole_layout(tmp_path: Path) -> None:

@@ -57,8 +57,7 @@ from diptych.errors import (
     StorageError,
 )
 from diptych.evaluation.cards import Facts
-from diptych.evaluation.class_lists import open_class_list
-from diptych.evaluation.classes import class_recall
+from diptych.evaluation.classes import class_recall, open_class_list
 from diptych.evaluation.judgements import judge_lists, load_judgements
 from diptych.evaluation.metrics import count_ranks, retrieval_metrics
 from diptych.evaluation.protocols import EvaluationProtocol, protocol_named

@@ -109,7 +109,7 @@ PROTOCOLS = Registry(
         Entry("coco-1k", "five folds of 1,000 COCO test images", "diptych.evaluation.protocols:COCO_1K"),
         Entry("coco-5k", "the 5,000 test images of COCO", "diptych.evaluation.protocols:COCO_5K"),
         Entry("video", "videos and their different texts", "diptych.evaluation.video:VideoRetrieval"),
-        Entry("hashing", "MAP@5000 of codes", "diptych.evaluation.hash_retrieval:HashRetrieval"),
+        Entry("hashing", "MAP@5000 of codes", "diptych.evaluation.hashing:HashRetrieval"),
         Entry("sts", "text matching on SentEval's data", "diptych.evaluation.sts:Sts"),
         Entry("image-classes", "images of the same class", "diptych.evaluation.uni_modal:ImageClasses"),
         Entry(

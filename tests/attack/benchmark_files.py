@@ -95,7 +95,7 @@ def senteval(folder: Path) -> Attack:
 
 @target
 def class_lists(folder: Path) -> Attack:
-    from diptych.evaluation.class_lists import open_class_list
+    from diptych.evaluation.classes import open_class_list
 
     texts = {
         "sop/Ebay_test.txt": "image_id class_id super_class_id path\n1 1 1 a.jpg\n2 1 1 a.jpg\n",

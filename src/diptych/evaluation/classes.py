@@ -1,8 +1,19 @@
-"""Class-based retrieval: does an item find others of its class? R@K as in CUB, SOP, In-Shop and iNaturalist."""
+"""Class-based retrieval: does an item find others of its class? R@K, and the test lists of four data sets.
+
+===============  ==========================================================  =====================================
+``cub``          ``CUB_200_2011/images/<class folder>/*.jpg``                 the 101st to 200th folder, sorted
+``sop``          ``Stanford_Online_Products/Ebay_test.txt``                   image_id class_id super_class_id path
+``in-shop``      ``Eval/list_eval_partition.txt``, images under ``Img/``      image_name item_id status
+``inaturalist``  ``Inat_dataset_splits/Inaturalist_test_set1.txt``            paths; the class is the parent folder
+===============  ==========================================================  =====================================
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,7 +21,158 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych import ops
+from diptych.data.files import OnDisk, is_image
 from diptych.errors import DataError
+
+CUB_TEST = slice(100, 200)  # test classes among the class folders in order
+_TRAILING_NUMBER = re.compile(r"(\d{1,18})$")
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """Images with a class each. Without a gallery, every image is asked for among all others (leave one out)."""
+
+    name: str
+    paths: Sequence[Path]
+    classes: NDArray[np.int64]
+    gallery_paths: Sequence[Path] | None = None
+    gallery_classes: NDArray[np.int64] | None = None
+
+    @property
+    def leave_one_out(self) -> bool:
+        """Whether queries and gallery are the same images."""
+        return self.gallery_paths is None
+
+
+def is_class_list(folder: str | Path) -> bool:
+    """Whether a folder is one of the four."""
+    return Path(folder).is_dir() and _found(Path(folder)) is not None
+
+
+def open_class_list(folder: str | Path) -> ClassList:
+    """The test list in ``folder``, whichever of the four it is; an image that is not there is an error."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: give the folder of CUB, SOP, In-Shop or iNaturalist.")
+    found = _found(folder)
+    if found is None:
+        names = ", ".join(_READERS)
+        raise DataError(f"{folder} is not a known list of classes (none of {names}): give its own folder.")
+    read, root = found
+    return _present(read(root))
+
+
+def _found(folder: Path) -> tuple[Callable[[Path], ClassList], Path] | None:
+    """The reader, and the folder that its marker lies in: this one or one inside it."""
+    roots = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
+    for marker, read in _READERS.items():
+        for root in roots:
+            if (root / marker).exists():
+                return read, root
+    return None
+
+
+def _cub(root: Path) -> ClassList:
+    folders = sorted(path for path in (root / "images").iterdir() if path.is_dir())
+    if len(folders) < CUB_TEST.stop:
+        raise DataError(f"{root / 'images'} has {len(folders)} class folders, CUB has 200: extract it again.")
+    pairs = [
+        (path, number)
+        for number, folder in list(enumerate(folders, 1))[CUB_TEST]
+        for path in sorted(folder.iterdir())
+        if is_image(path.name)
+    ]
+    return _list("cub", pairs)
+
+
+def _sop(root: Path) -> ClassList:
+    path = root / "Ebay_test.txt"
+    pairs = []
+    for number, cells in _rows(path, 4, skip=1):
+        pairs.append((root / cells[3], _number(path, number, cells[1])))
+    return _list("sop", pairs)
+
+
+def _in_shop(root: Path) -> ClassList:
+    path = root / "Eval" / "list_eval_partition.txt"
+    sides: dict[str, list[tuple[Path, int]]] = {"query": [], "gallery": [], "train": []}
+    for number, cells in _rows(path, 3, skip=2):
+        if cells[2] not in sides:
+            raise DataError(
+                f"{path}:{number} has the status '{cells[2]}': train, query and gallery are known."
+            )
+        # names begin with img/ and lie in a folder Img
+        sides[cells[2]].append((root / "Img" / cells[0], _number(path, number, cells[1])))
+    if not sides["query"] or not sides["gallery"]:
+        raise DataError(f"{path} names no query or no gallery image: copy it again.")
+    query, gallery = _list("in-shop", sides["query"]), _list("in-shop", sides["gallery"])
+    return ClassList("in-shop", query.paths, query.classes, gallery.paths, gallery.classes)
+
+
+def _inaturalist(root: Path) -> ClassList:
+    path = root / "Inat_dataset_splits" / "Inaturalist_test_set1.txt"
+    pairs = []
+    for number, cells in _rows(path, 1, skip=0):
+        image = root / cells[0]
+        pairs.append((image, _number(path, number, image.parent.name)))
+    return _list("inaturalist", pairs)
+
+
+_READERS: dict[str, Callable[[Path], ClassList]] = {
+    "Ebay_test.txt": _sop,
+    "Eval/list_eval_partition.txt": _in_shop,
+    "Inat_dataset_splits/Inaturalist_test_set1.txt": _inaturalist,
+    "images/001.Black_footed_Albatross": _cub,
+}
+"""A file or folder that only this data set has, and its reader."""
+
+
+def _list(name: str, pairs: Sequence[tuple[Path, int]]) -> ClassList:
+    if not pairs:
+        raise DataError(f"the list of {name} names no image: copy it again.")
+    return ClassList(
+        name, [path for path, _ in pairs], np.array([number for _, number in pairs], dtype=np.int64)
+    )
+
+
+def _rows(path: Path, least: int, skip: int) -> list[tuple[int, list[str]]]:
+    """(line number, cells) of a list separated by white space, behind its header."""
+    try:
+        lines = path.read_text("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 (byte {error.start + 1}): copy it again.") from error
+    rows = []
+    for number, line in enumerate(lines[skip:], skip + 1):
+        cells = line.split()
+        if not cells:
+            continue
+        if len(cells) < least:
+            raise DataError(f"{path}:{number} has {len(cells)} columns, {least} are needed: copy it again.")
+        rows.append((number, cells))
+    return rows
+
+
+def _number(path: Path, line: int, text: str) -> int:
+    match = _TRAILING_NUMBER.search(text)
+    if match is None:
+        raise DataError(
+            f"{path}:{line} has the class '{text}', which does not end in a number: copy it again."
+        )
+    return int(match[1])
+
+
+def _present(found: ClassList) -> ClassList:
+    """The list, once every image it names is there."""
+    paths = [*found.paths, *(found.gallery_paths or ())]
+    there = OnDisk()
+    absent = [path for path in paths if path not in there]
+    if absent:
+        raise DataError(
+            f"{len(absent):,} of the {len(paths):,} images of {found.name} are missing (first: {absent[0]}): "
+            "extract the images beside their list."
+        )
+    return found
+
 
 BLOCK = 1 << 25  # scores held at a time
 

@@ -1,10 +1,11 @@
-"""Evaluate a model on data, or vectors that exist already."""
+"""Evaluate a model on data, or vectors that exist already; evaluators, each a group of metrics of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,10 +19,10 @@ from diptych.data.text import TextStore
 from diptych.data.vectors import as_rows, check_rows, unit_rows
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.judgements import Judgements
-from diptych.evaluation.prepared import Scored
-from diptych.evaluation.report import Report
+from diptych.evaluation.prepared import Prepared, Scored
+from diptych.evaluation.protocols import EvaluationProtocol, Protocols, rules_of
+from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import check_captions, evaluate_scores, report_scored, scored_by
-from diptych.evaluation.rules import Protocols, rules_of
 from diptych.evaluation.score_matrix import read_scores
 from diptych.model.protocol import Scorer
 from diptych.model.retriever import Retriever
@@ -149,3 +150,62 @@ def evaluate_embeddings(
         seed=seed,
         model="vectors",
     )
+
+
+class Evaluator(Protocol):
+    """Measures a model on data; an object without state that changes."""
+
+    def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
+        """The metrics of the model on these captions."""
+        ...
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Recall in both directions, RSUM; see ``evaluate``. ``bootstrap`` is the number of resamples, 0 for none."""
+
+    protocol: str | EvaluationProtocol = "plain"
+    ties: str = "index"
+    bootstrap: int = 0
+    judgements: Sequence[str | Judgements] = ()
+    equal_texts: bool = False
+
+    def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
+        """The group ``retrieval``; its primary metric is ``rsum``."""
+        report = evaluate(
+            model if data.scored is None else data.scored,
+            data.captions,
+            protocol=self.protocol,
+            ties=self.ties,
+            judgements=self.judgements,
+            text_store=data.texts,
+            bootstrap=self.bootstrap,
+            equal_texts=self.equal_texts,
+            show_progress=show_progress,
+        )
+        return report.groups[0]
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """An evaluator that can tell before training whether it can read the data."""
+
+    def check(self, model: Retriever, captions: Captions) -> None:
+        """Raise what measuring would raise."""
+        ...
+
+
+def check_data(evaluators: Sequence[Evaluator], model: Retriever, captions: Captions) -> None:
+    """Refuse data that an evaluator cannot read, before an epoch is spent on them."""
+    for evaluator in evaluators:
+        if isinstance(evaluator, Checks):
+            evaluator.check(model, captions)
+
+
+def measure(
+    evaluators: Sequence[Evaluator], model: Retriever, data: Prepared, *, show_progress: bool = False
+) -> Report:
+    """Every evaluator's group, in order; the first one's primary metric chooses between models."""
+    if not evaluators:
+        raise SettingsError("a method needs at least one evaluator: give Retrieval().")
+    return Report(tuple(evaluator(model, data, show_progress=show_progress) for evaluator in evaluators))

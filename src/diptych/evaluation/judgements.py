@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,6 +60,19 @@ class Judgements:
     texts: int | None = None
     rows: bool = False
     corrections: str = ""  # the file of corrections that these are to be read from, once the data are known
+
+    @staticmethod
+    def of_rows(
+        name: str, pairs: Iterable[tuple[int, int]], gallery: tuple[int | None, int | None] = (None, None)
+    ) -> Judgements:
+        """Judgements of pairs (image row, text row): what is relevant one way is relevant the other way."""
+        images: dict[int, set[int]] = {}
+        texts: dict[int, set[int]] = {}
+        for image, text in pairs:
+            images.setdefault(image, set()).add(text)
+            texts.setdefault(text, set()).add(image)
+        sides = [{row: frozenset(right) for row, right in sorted(side.items())} for side in (images, texts)]
+        return Judgements(name, sides[0], sides[1], gallery[0], gallery[1], rows=True)
 
     def on(self, captions: Captions) -> Judgements:
         """These judgements, read for the data where they are a file of corrections."""
@@ -155,19 +168,9 @@ def with_matches(path: str | Path, captions: Captions) -> Judgements:
             "of this data."
         )
     check_ids(here, captions, path)
-    pairs = list(enumerate(captions.image_of.tolist()))
-    pairs += [(text_row[one.text_id], image_row[one.image_id]) for one in here if one.verdict == "matches"]
-    images: dict[int, set[int]] = {}
-    texts: dict[int, set[int]] = {}
-    for text, image in pairs:
-        images.setdefault(image, set()).add(text)
-        texts.setdefault(text, set()).add(image)
-    of_images, of_texts = (
-        {row: frozenset(right) for row, right in sorted(side.items())} for side in (images, texts)
-    )
-    return Judgements(
-        Path(path).stem, of_images, of_texts, len(captions.images), len(captions.texts), rows=True
-    )
+    pairs = [(image, text) for text, image in enumerate(captions.image_of.tolist())]
+    pairs += [(image_row[one.image_id], text_row[one.text_id]) for one in here if one.verdict == "matches"]
+    return Judgements.of_rows(Path(path).stem, pairs, (len(captions.images), len(captions.texts)))
 
 
 def judge_lists(

@@ -14,12 +14,12 @@ from diptych import __version__, ops
 from diptych.branches.labels import LabelView, label_view
 from diptych.data.captions import Captions
 from diptych.evaluation import protocols
-from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Facts, direction_words
 from diptych.evaluation.labels import DEPTH, choose_threshold, first_occurrences, judge_labels, micro_f1
 from diptych.evaluation.metrics import DIRECTIONS
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
+from diptych.evaluation.significance import Queries, bootstrap, interval
 from diptych.model.retriever import Retriever
 from diptych.model.scores import EmbeddingScores, Fold, Scores
 

@@ -23,9 +23,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore
 from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Card
-from diptych.evaluation.equal_texts import right_pairs, text_groups
 from diptych.evaluation.judgements import Ids, Judgements, judge_scores
 from diptych.evaluation.metrics import (
     DIRECTIONS,
@@ -34,12 +32,15 @@ from diptych.evaluation.metrics import (
     checked_pairing,
     count_ranks,
     count_shared_ranks,
+    right_pairs,
     summary,
+    text_groups,
 )
 from diptych.evaluation.prepared import Scored, Timed
+from diptych.evaluation.protocols import Options, Rules, rules_of, rules_of_ranks
 from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
-from diptych.evaluation.rules import Options, Rules, rules_of, rules_of_ranks
 from diptych.evaluation.score_matrix import refinable, stored_scores
+from diptych.evaluation.significance import Queries, bootstrap, interval, with_sums
 from diptych.model.protocol import Scorer
 from diptych.model.scores import Fold, MeanScores, Scores, as_scores
 
@@ -301,9 +302,7 @@ def _measure(
         found.append(metrics)
         if rules.draws:
             rng = np.random.default_rng([rules.seed, number])
-            sample = bootstrap(queries, len(images), rules.draws, rng)
-            recalls = [sample[f"{direction}_recall@{k}"] for direction in DIRECTIONS for k in KS]
-            draws.append(sample | {"rsum": np.sum(recalls, axis=0), "mean_recall": np.mean(recalls, axis=0)})
+            draws.append(with_sums(bootstrap(queries, len(images), rules.draws, rng)))
     averaged = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
     intervals = {
         name: interval(np.mean([one[name] for one in draws], axis=0))

@@ -1,22 +1,69 @@
-"""Is a difference more than chance: paired over the queries of one data set, and over the seeds of training."""
+"""How sure a number or a difference is: over the queries of one data set, and over the seeds of training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, variance
+from functools import lru_cache
+from statistics import mean, stdev, variance
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import SettingsError
-from diptych.evaluation.bootstrap import CHUNK, Queries, bootstrap, interval
 from diptych.evaluation.metrics import DIRECTIONS, KS
 from diptych.evaluation.report import Outcomes
 
+LEVEL = 0.95
+CHUNK = 128  # draws at a time; bounds the memory of the counts (CHUNK, N)
 GRID = 20_001  # points of the integral behind Student's t
 ROUNDING = 1e-9  # two sums of the same numbers in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """One number per query (Q,) and the image it belongs to (Q,); the metric is the mean of the numbers."""
+
+    values: NDArray[np.float64]
+    images: NDArray[np.int64]
+
+
+def bootstrap(
+    metrics: Mapping[str, Queries], images: int, draws: int, rng: np.random.Generator
+) -> dict[str, NDArray[np.float64]]:
+    """``draws`` replicates of each mean, all from the same resampled images, so that they can be added.
+
+    A draw takes ``images`` images with replacement; an image drawn c times brings each of its queries c
+    times. With counts C (draws, N), sums of values s (N,) and numbers of queries n (N,), a replicate is
+    C s / C n. The gallery stays whole: an interval speaks of other queries against the same gallery.
+    """
+    names = list(metrics)
+    sums, sizes = np.zeros((images, len(names))), np.zeros((images, len(names)))
+    for column, name in enumerate(names):
+        queries = metrics[name]
+        sums[:, column] = np.bincount(queries.images, queries.values, minlength=images)
+        sizes[:, column] = np.bincount(queries.images, minlength=images)
+    found = np.empty((draws, len(names)))
+    for start in range(0, draws, CHUNK):
+        size = min(CHUNK, draws - start)
+        drawn = rng.integers(images, size=(size, images)) + np.arange(size)[:, None] * images
+        counts = np.bincount(drawn.ravel(), minlength=size * images).reshape(size, images).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a draw without any query (tiny data) is NaN and left out below
+            found[start : start + size] = (counts @ sums) / (counts @ sizes)
+    return {name: found[:, column] for column, name in enumerate(names)}
+
+
+def interval(draws: NDArray[np.float64]) -> tuple[float, float]:
+    """The central 95 % of the replicates."""
+    low, high = np.nanquantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def with_sums(draws: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
+    """Replicates of the recalls, with those of what is made of them: RSUM and the mean recall."""
+    recalls = [draws[f"{way}_recall@{k}"] for way in DIRECTIONS for k in KS]
+    return draws | {"rsum": np.sum(recalls, axis=0), "mean_recall": np.mean(recalls, axis=0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +103,8 @@ def paired(
             for name in values[0]
         }
         rng = np.random.default_rng([seed, number])
-        found.append(_with_sums(bootstrap(queries, len(images), draws, rng)))
-        mirrored.append(_with_sums(_signs(queries, len(images), draws, rng)))
+        found.append(with_sums(bootstrap(queries, len(images), draws, rng)))
+        mirrored.append(with_sums(_signs(queries, len(images), draws, rng)))
     doubts = {}
     for name in found[0]:
         low, high = interval(np.mean([one[name] for one in found], axis=0))
@@ -88,6 +135,21 @@ def student_tails(t: float, freedom: float) -> float:
     return share[0] / share[1]
 
 
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of the mean of a few runs; 0 for fewer than two."""
+    if len(values) < 2:
+        return 0.0
+    return student_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+def mean_and_interval(values: Sequence[float]) -> str:
+    """Mean and half width of the 95 % interval of the mean over runs; the value alone for one run, nothing for none."""
+    if len(values) < 2:
+        return f"{values[0]:.1f}" if values else ""
+    return f"{mean(values):.1f} ± {half_width(values):.1f}"
+
+
+@lru_cache
 def student_quantile(freedom: float, tails: float = 0.05) -> float:
     """The t that leaves ``tails`` on both sides together, by bisection."""
     low, high = 0.0, 1e3
@@ -128,8 +190,3 @@ def _signs(
         signs = rng.integers(0, 2, size=(min(CHUNK, draws - start), images)) * 2.0 - 1.0
         found.append(signs @ means)
     return dict(zip(queries, np.concatenate(found).T, strict=True))
-
-
-def _with_sums(draws: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:
-    recalls = [draws[f"{way}_recall@{k}"] for way in DIRECTIONS for k in KS]
-    return draws | {"rsum": np.sum(recalls, axis=0), "mean_recall": np.mean(recalls, axis=0)}

@@ -5,8 +5,8 @@ run     ``query Q0 item rank score tag`` in each line; items rank by descending 
 qrels   ``query 0 item relevance`` in each line; relevant where the last number is above 0
 ======  ==================================================================================
 
-Queries and items go by the ids of the images and of the texts. Texts without ids are called ``IMAGE#0``, ``IMAGE#1``, …
-in the order of the texts of their image.
+Queries and items go by the ids of the images and of the texts; texts without ids of their own are called ``IMAGE#0``,
+``IMAGE#1``, … in the order of the texts of their image.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.captions import Captions
+from diptych.data.corrections import text_names
 from diptych.errors import DataError
 from diptych.evaluation.judgements import CHUNK, Judgements
 from diptych.evaluation.leading import leading
@@ -30,17 +31,6 @@ from diptych.storage import write_text
 ROUNDING = 1e-5  # by which the scores of a pair in two runs may differ
 Queries = Literal["images", "texts"]
 """The side that asks; the other side is ranked."""
-
-
-def text_ids(captions: Captions) -> list[str]:
-    """The id of each text."""
-    if captions.text_ids is not None:
-        return [str(id) for id in captions.text_ids]
-    ids = [""] * len(captions.texts)
-    for image, rows in zip(captions.image_ids, captions.texts_of(), strict=True):
-        for number, row in enumerate(rows):
-            ids[row] = f"{image}#{number}"
-    return ids
 
 
 def write_run(
@@ -122,22 +112,15 @@ def write_qrels(path: str | Path, captions: Captions, queries: Queries) -> None:
 
 def read_qrels(path: str | Path, captions: Captions, queries: Queries, *, name: str = "qrels") -> Judgements:
     """The judgements of a file; what is relevant one way is relevant the other way."""
-    images: dict[int, set[int]] = {}
-    texts: dict[int, set[int]] = {}
-    for row, column, relevance, _ in _pairs(Path(path), captions, queries, 4, 3):
-        if relevance > 0:
-            images.setdefault(row, set()).add(column)
-            texts.setdefault(column, set()).add(row)
-    if not images:
+    rows = _pairs(Path(path), captions, queries, 4, 3)
+    pairs = [(row, column) for row, column, relevance, _ in rows if relevance > 0]
+    if not pairs:
         raise DataError(f"{path} has no relevant pair: give lines 'query 0 item 1'.")
-    image_to_text, text_to_image = (
-        {query: frozenset(items) for query, items in side.items()} for side in (images, texts)
-    )
-    return Judgements(name, image_to_text, text_to_image, rows=True)
+    return Judgements.of_rows(name, pairs)
 
 
 def _names(captions: Captions) -> dict[str, list[str]]:
-    names = {"images": [str(id) for id in captions.image_ids], "texts": text_ids(captions)}
+    names = {"images": [str(id) for id in captions.image_ids], "texts": text_names(captions)}
     for side, ids in names.items():
         spaced = next((id for id in ids if not id or id.split() != [id]), None)
         if spaced is not None:

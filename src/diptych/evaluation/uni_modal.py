@@ -18,16 +18,13 @@ from diptych.data.files import FileImages
 from diptych.data.readable import LeftOut, undecodable
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Facts
-from diptych.evaluation.class_lists import ClassList, is_class_list, open_class_list
-from diptych.evaluation.classes import class_recall
-from diptych.evaluation.correlation import FEWEST, neighbour_agreement
-from diptych.evaluation.evaluator import Evaluator, Retrieval
+from diptych.evaluation.classes import ClassList, class_recall, is_class_list, open_class_list
+from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.metrics import KS
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
 from diptych.evaluation.senteval import is_senteval
-from diptych.evaluation.sts import Sts
-from diptych.evaluation.views import name_of_view, uni_view
+from diptych.evaluation.sts import FEWEST, Sts, name_of_view, neighbour_agreement, uni_view
 from diptych.model import named
 from diptych.model.retriever import Retriever
 from diptych.targets.teachers import TextTeacher, cache_text_vectors

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from diptych import __version__
 from diptych.data.captions import Captions
-from diptych.evaluation.bootstrap import Queries, bootstrap, interval
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.metrics import (
     DIRECTIONS,
@@ -29,6 +28,7 @@ from diptych.evaluation.metrics import (
 )
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
+from diptych.evaluation.significance import Queries, bootstrap, interval
 from diptych.model.retriever import Retriever
 from diptych.model.scores import Fold
 

@@ -20,7 +20,7 @@ from diptych.encoders.cnn import Grid
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.shared import Contextual, TokenTransformer
 from diptych.errors import CheckpointError, SettingsError
-from diptych.evaluation.evaluator import Evaluator, Retrieval
+from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.sts import Sts
 from diptych.model import named
 from diptych.model.retriever import Retriever

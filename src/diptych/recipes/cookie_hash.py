@@ -15,7 +15,7 @@ from diptych.data.captions import Captions
 from diptych.data.labels.hash_centres import Signs, read_centres
 from diptych.data.labels.hash_labels import COLUMN, class_names, class_sets
 from diptych.errors import DataError
-from diptych.evaluation.hash_retrieval import VIEW, HashRetrieval
+from diptych.evaluation.hashing import VIEW, HashRetrieval
 from diptych.model.retriever import Retriever
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.hashing import CentralSimilarity

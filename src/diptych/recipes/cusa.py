@@ -12,7 +12,7 @@ from typing import Literal
 
 from diptych.branches.branch import Branch
 from diptych.branches.heads import UniModalHeads
-from diptych.evaluation.evaluator import Retrieval
+from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.uni_modal import UniModal
 from diptych.objectives.combine import Sum
 from diptych.objectives.objective import Objective

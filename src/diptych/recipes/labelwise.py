@@ -23,7 +23,7 @@ from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.sharing import SharedBlocks, SharingEncoder, start_from_bert
 from diptych.errors import SettingsError
-from diptych.evaluation.evaluator import Evaluator
+from diptych.evaluation.evaluate import Evaluator
 from diptych.evaluation.label_retrieval import LabelRetrieval
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower

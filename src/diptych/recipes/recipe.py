@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from diptych.data.captions import Captions
-from diptych.evaluation.evaluator import Evaluator
+from diptych.evaluation.evaluate import Evaluator
 from diptych.objectives.expressions import OWN, parse_objective
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method

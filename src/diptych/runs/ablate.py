@@ -9,10 +9,10 @@ from typing import Any
 
 from diptych.data.formats import open_captions
 from diptych.errors import CheckpointError, Interrupted, SettingsError
+from diptych.evaluation.significance import mean_and_interval
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.reports.charts import figure_class
 from diptych.runs.figures import draw_table
-from diptych.runs.intervals import mean_and_interval
 from diptych.runs.train import inherited, resumed_settings, run_recipe, training_splits
 from diptych.settings import from_json, to_json
 from diptych.storage import parse_json, write_text

@@ -19,12 +19,12 @@ from diptych.encoders.known_names import CLASS_WORDS, is_open_clip
 from diptych.encoders.pretrained import load_config
 from diptych.errors import SettingsError
 from diptych.evaluation.cards import Card
-from diptych.evaluation.evaluator import Retrieval
+from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.hubness import bank_of, inverted_softmax
 from diptych.evaluation.prepared import Prepared, Scored
+from diptych.evaluation.protocols import rules_of
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import check_captions, scored_by
-from diptych.evaluation.rules import rules_of
 from diptych.evaluation.sts import Sts, TextEncoder
 from diptych.model.named import text_teacher
 from diptych.model.reranking import RerankedScores

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
+from diptych.evaluation.significance import half_width
 from diptych.recipes.recipe import Figure, Row, Table
 from diptych.reports.charts import Line, picture_of_lines, save_picture
-from diptych.runs.intervals import half_width
 
 Histories = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
 """Row name → runs → epochs → metrics by name."""

@@ -27,10 +27,9 @@ import torch
 from diptych.data.labels.hash_labels import COLUMN
 from diptych.data.splits import canonical_split
 from diptych.errors import SettingsError
-from diptych.evaluation.evaluator import Evaluator, Retrieval
+from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.hubness import BETA
-from diptych.evaluation.protocols import EvaluationProtocol
-from diptych.evaluation.rules import rules_of
+from diptych.evaluation.protocols import EvaluationProtocol, rules_of
 from diptych.names import called
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe

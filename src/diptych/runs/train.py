@@ -25,7 +25,7 @@ from diptych.encoders.class_words import with_names
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.lite0 import Lite0
 from diptych.errors import CheckpointError, DataError, SettingsError
-from diptych.evaluation.evaluator import check_data
+from diptych.evaluation.evaluate import check_data
 from diptych.model.retriever import Retriever
 from diptych.objectives.expressions import OWN
 from diptych.objectives.function import FunctionObjective

@@ -10,7 +10,7 @@ import numpy as np
 
 from diptych.data.captions import holds_features
 from diptych.data.text import CachedTexts
-from diptych.evaluation.evaluator import Retrieval
+from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.prepared import Prepared
 from diptych.storage import parse_json, write_text
 from diptych.training.checkpoint import Progress

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import nn
 
-from diptych.evaluation.evaluator import Evaluator, Retrieval
+from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
 from diptych.model.twin import Momentum, Twin

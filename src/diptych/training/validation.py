@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 
-from diptych.evaluation.evaluator import measure
+from diptych.evaluation.evaluate import measure
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
 from diptych.settings import TrainingSettings
