@@ -22,7 +22,7 @@ from diptych.cache.features import cache_image_features
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.images import PixelInput
-from diptych.data.labels.hash_labels import class_names, class_rows, class_sets
+from diptych.data.labels import class_names, class_rows, class_sets
 from diptych.evaluation.hashing import VIEW, hashing_map
 from diptych.model import named
 from diptych.model.retriever import Retriever

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from diptych.data.thumbnails import make_thumbnail
+from diptych.data.decode.opening import make_thumbnail
 from diptych.runtime.model import PICTURES, RuntimeModel
 
 SIZES = {"small": (400, 300), "large": (1600, 1200)}

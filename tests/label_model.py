@@ -7,7 +7,7 @@ import torch
 from diptych.aggregators.labels import LabelHead
 from diptych.branches.labels import LabelView
 from diptych.data.images import PixelInput
-from diptych.data.labels.vocabulary import Labels
+from diptych.data.labels import Labels
 from diptych.data.text import WordInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU

@@ -14,8 +14,8 @@ from commands import diptych
 from small import pictures
 from test_packing import text_folder
 
-from diptych.data.pieces import BertPieces, read_pieces
 from diptych.data.text import WordPieceInput, load_tokenizer, tokenizer_state
+from diptych.data.vocabulary import BertPieces, read_pieces
 from diptych.encoders.bert import Bert, read_bert
 from diptych.encoders.pretrained import config_identity, load_config, load_model, minilm_folder
 from diptych.model.retriever import Retriever

@@ -14,8 +14,7 @@ from commands import kill_when
 from PIL import Image
 from torch import Tensor, nn
 
-import diptych.cache.cells as cells_module
-from diptych.cache.cells import compute_cells
+import diptych.cache.features as cells_module
 from diptych.cache.feature_pack import FeaturePack
 from diptych.cache.features import (
     CachedImages,
@@ -23,6 +22,7 @@ from diptych.cache.features import (
     cache_image_features,
     cache_text_states,
     cached_image_features,
+    compute_cells,
 )
 from diptych.cache.rows import RowFile
 from diptych.data.arrays import ArrayStore

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from diptych.data.cleaning import CleanedInput, clean_caption
 from diptych.data.text import WordInput
+from diptych.data.text_inputs import CleanedInput, clean_caption
 from diptych.data.vocabulary import build_vocabulary
 from diptych.errors import DataError
 from diptych.parts import describe

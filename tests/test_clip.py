@@ -15,8 +15,8 @@ from small import bert_folder
 from small import pictures as small_pictures
 from torch import Tensor
 
-from diptych.data.fixed_text import FixedLengthInput
 from diptych.data.formats import open_captions
+from diptych.data.text_inputs import FixedLengthInput
 from diptych.encoders.clip import ClipImage, ClipText, clip_inputs
 from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.encoders.known_names import recorded_name

@@ -19,11 +19,11 @@ from diptych.branches.concept import ConceptBranch
 from diptych.branches.graph import concept_graph
 from diptych.data.concepts import (
     Concepts,
+    WordVectors,
     count_concepts,
     find_concepts,
     read_cvse,
 )
-from diptych.data.glove import WordVectors
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.ops import masked_mean, unit
 from diptych.parts import describe, rebuild

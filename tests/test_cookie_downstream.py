@@ -18,8 +18,7 @@ from small import WORDS, precomputed
 
 from diptych.branches.hashing import HashHead
 from diptych.data.formats import open_captions
-from diptych.data.labels.hash_centres import hash_centres
-from diptych.data.labels.hash_labels import class_names, class_rows, class_sets
+from diptych.data.labels import class_names, class_rows, class_sets, hash_centres
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.hashing import HashRetrieval
 from diptych.evaluation.prepared import Prepared

@@ -19,8 +19,8 @@ from PIL import Image
 from diptych.data.check import check
 from diptych.data.formats import open_captions, recognise
 from diptych.data.images import PixelInput
-from diptych.data.order import Mixture, Stream
 from diptych.data.readers import shards
+from diptych.data.readers.corpora import Mixture, Stream
 from diptych.data.text import WordInput
 from diptych.errors import DataError, ImageError
 from diptych.training.loading import PairLoader

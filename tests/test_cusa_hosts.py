@@ -17,8 +17,8 @@ from torch import nn
 from diptych.branches.first import FirstVectors
 from diptych.branches.heads import UniModalHeads
 from diptych.data.captions import Captions
-from diptych.data.cleaning import clean_caption
 from diptych.data.formats import open_captions
+from diptych.data.text_inputs import clean_caption
 from diptych.errors import SettingsError
 from diptych.evaluation.sts import Sts, name_of_view
 from diptych.model.named import text_teacher

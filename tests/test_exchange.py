@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import BertConfig, BertModel
 
-from diptych.data.pieces import read_pieces
-from diptych.data.vocabulary import published_form
+from diptych.data.vocabulary import published_form, read_pieces
 from diptych.encoders.pretrained import minilm_folder
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.index.engines.opening import index_exists, open_index

@@ -14,7 +14,7 @@ from commands import kill_when
 from PIL import Image
 from torch import Tensor, nn
 
-import diptych.cache.cells as cells_module
+import diptych.cache.features as cells_module
 from diptych.cache.features import cache_image_features
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.decode.opening import open_image
@@ -207,7 +207,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-import diptych.cache.cells as cells
+import diptych.cache.features as cells
 from test_extract import Toy, data_set, extract, pixel_input
 
 cells.CHUNK_IMAGES = cells.CPU_BATCH = 2

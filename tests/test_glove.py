@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from diptych.data.glove import word_vectors
+from diptych.data.concepts import word_vectors
 from diptych.encoders.bigru import BiGRU
 from diptych.errors import DataError, MissingExtra
 

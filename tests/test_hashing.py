@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diptych.branches.hashing import HashHead
-from diptych.data.labels.hash_centres import (
+from diptych.data.labels import (
     BITS,
     REDRAWS,
     TORCH_MAGIC,

@@ -14,7 +14,7 @@ import pytest
 from PIL import EpsImagePlugin, Image
 from written import icon, one_bit_png
 
-from diptych.data.batches import Sets
+from diptych.data.arrays import Sets
 from diptych.data.decode.opening import FORMATS, open_image
 from diptych.data.files import IMAGE_SUFFIXES
 from diptych.data.images import DETECTOR_MEAN, IMAGENET_MEAN, IMAGENET_STD, PixelInput, RegionInput, as_item

@@ -12,7 +12,7 @@ from colour_model import ColourModel, colour_photos
 from PIL import Image
 
 from diptych.data.captions import Captions
-from diptych.data.thumbnails import make_thumbnail
+from diptych.data.decode.opening import make_thumbnail
 from diptych.errors import DataError, IndexFault, SettingsError
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest import pipeline

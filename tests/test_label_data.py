@@ -15,7 +15,7 @@ from scipy.sparse import csr_matrix
 
 from diptych.data.check import check
 from diptych.data.formats import open_captions, recognise
-from diptych.data.labels.vocabulary import Labels, item_labels
+from diptych.data.labels import Labels, item_labels
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe, rebuild
 

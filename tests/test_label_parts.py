@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diptych.aggregators.labels import ClassScores, CommonLayer, CommonSpace, LabelHead
 from diptych.branches.labels import ContextPrediction, FrontView, LabelView, token_losses
-from diptych.data.labels.vocabulary import Labels
+from diptych.data.labels import Labels
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import PrecomputedGrid
 from diptych.encoders.sharing import SharedBlocks, SharingEncoder, TokenStates

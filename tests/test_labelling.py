@@ -13,7 +13,7 @@ from commands import diptych
 from label_model import NAMES, label_model
 
 from diptych.data.formats import open_captions
-from diptych.data.labels.vocabulary import item_labels
+from diptych.data.labels import item_labels
 from diptych.errors import SettingsError
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from diptych.data.augmentation import ASPECTS, OPERATIONS, RandAugment, random_window
 from diptych.data.images import PixelInput
-from diptych.data.rand_augment import ASPECTS, OPERATIONS, RandAugment, random_window
 from diptych.parts import describe
 
 

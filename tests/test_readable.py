@@ -27,7 +27,7 @@ from diptych.data.captions import (
     holds_pictures,
 )
 from diptych.data.files import FileImages
-from diptych.data.readable import undecodable, unopenable
+from diptych.data.problems import undecodable, unopenable
 from diptych.errors import DataError, ImageError
 from diptych.evaluation.report import Report
 from diptych.recipes import RECIPES

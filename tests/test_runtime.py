@@ -17,9 +17,9 @@ from small import WORDS, pictures, precomputed
 from test_recipes import World, built, captions, world  # noqa: F401  fixtures
 
 from diptych import aggregators
-from diptych.data.cleaning import CleanedInput
 from diptych.data.images import PixelInput, RegionInput
 from diptych.data.text import WordInput
+from diptych.data.text_inputs import CleanedInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid

@@ -18,7 +18,7 @@ from PIL import Image
 from small import bert_folder, texts
 from torch import Tensor, nn
 
-import diptych.cache.cells as cells_module
+import diptych.cache.features as cells_module
 import diptych.targets.teachers as module
 from diptych.cache.features import cache_image_features
 from diptych.data.captions import StoredImage
@@ -194,7 +194,7 @@ def test_a_failed_extraction_goes_on(tmp_path: Path, bert: Path) -> None:
 
 def test_a_killed_extraction_goes_on(tmp_path: Path) -> None:
     code = (
-        "import sys, time; sys.path.insert(0, sys.argv[2]); import test_teachers as t, diptych.cache.cells as c\n"
+        "import sys, time; sys.path.insert(0, sys.argv[2]); import test_teachers as t, diptych.cache.features as c\n"
         "c.CHUNK_IMAGES, c.CPU_BATCH = 2, 2\n"
         "forward = t.Toy.forward\n"
         "t.Toy.forward = lambda self, x: (time.sleep(0.2), forward(self, x))[1]\n"

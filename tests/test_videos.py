@@ -16,7 +16,7 @@ from diptych.data.check import check
 from diptych.data.decode import video_files
 from diptych.data.decode.video_files import Video, clock, is_video, sample_times
 from diptych.data.formats import open_captions, recognise
-from diptych.data.readers.videos import FrameImages
+from diptych.data.readers.folder import FrameImages
 from diptych.errors import ImageError, MissingExtra, SettingsError
 
 COLOURS = {"red": (255, 0, 0), "lime": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}

@@ -29,16 +29,16 @@ from diptych.cache import contents
 from diptych.data.arrays import ArrayStore
 from diptych.data.augmentation import PictureAugmentation
 from diptych.data.captions import Captions
-from diptych.data.cleaning import clean_caption
+from diptych.data.concepts import word_vectors
 from diptych.data.corrections import data_hash
 from diptych.data.decode.opening import open_image
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.decode.video_files import Video
 from diptych.data.formats import open_captions
-from diptych.data.glove import word_vectors
 from diptych.data.images import PixelInput, RegionInput
-from diptych.data.labels.vocabulary import Labels
+from diptych.data.labels import Labels
 from diptych.data.readers import emoji
+from diptych.data.text_inputs import clean_caption
 from diptych.data.vocabulary import build_vocabulary, read_vocabulary
 from diptych.devices import pick_device, pick_precision
 from diptych.encoders.dual import load_dual

@@ -151,17 +151,28 @@ READERS = Registry(
         _reader(
             "hgr",
             "annotation/RET/ref_captions.json, public_split and ordered_feature: videos as HGR stores them",
+            "video_folders:HGR",
         ),
         _reader(
-            "dual-encoding", "TextData/*.caption.txt and FeatureData: videos as dual_encoding stores them"
+            "dual-encoding",
+            "TextData/*.caption.txt and FeatureData: videos as dual_encoding stores them",
+            "video_folders:DUAL_ENCODING",
         ),
         _reader("video-json", "the JSON of MSR-VTT or VATEX, and VIDEO.npy files"),
         _reader(
             "label-arrays",
             "train_preim.npy, train_tag.mat, train_label.mat, ...: regions, tags and labels (extra 'mat')",
         ),
-        _reader("mirflickr", "mirflickr25k_annotations_v080, meta/tags and pictures: MIRFlickr25K"),
-        _reader("nus-wide", "ImageList, Groundtruth/AllLabels, NUS_WID_Tags and pictures: NUS-WIDE"),
+        _reader(
+            "mirflickr",
+            "mirflickr25k_annotations_v080, meta/tags and pictures: MIRFlickr25K",
+            "tag_sets:MIRFLICKR",
+        ),
+        _reader(
+            "nus-wide",
+            "ImageList, Groundtruth/AllLabels, NUS_WID_Tags and pictures: NUS-WIDE",
+            "tag_sets:NUS_WIDE",
+        ),
         _reader("webdataset", "a folder or pattern of .tar files"),
         _reader("corpora", "a .json that lists corpora of tars with weights"),
         _reader("karpathy", "dataset_coco.json or dataset_flickr30k.json and images"),
@@ -170,8 +181,8 @@ READERS = Registry(
         ),
         _reader("manifest", "a .csv, .tsv or .jsonl with an image column, and images"),
         _reader("parquet", "a .parquet with a column of image paths, or several"),
-        _reader("videos", "a folder of videos, read as frames (extra 'video')"),
-        _reader("folder", "a folder of images, texts in .txt files beside them"),
+        _reader("videos", "a folder of videos, read as frames (extra 'video')", "folder:VIDEOS"),
+        _reader("folder", "a folder of images, texts in .txt files beside them", "folder:IMAGES"),
     ],
 )
 

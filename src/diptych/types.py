@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.data.batches import Arrays, Sets
+from diptych.data.arrays import Arrays, Sets
 from diptych.errors import SettingsError
 
 Change = Callable[[Tensor], Tensor]

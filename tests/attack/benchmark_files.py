@@ -17,7 +17,7 @@ def matlab(folder: Path) -> Attack:
     from scipy.io import savemat
     from scipy.sparse import csc_matrix
 
-    from diptych.data.readers.matlab import read_mat
+    from diptych.data.readers.label_arrays import read_mat
 
     table = np.random.default_rng(0).integers(0, 2, (6, 5)).astype(np.uint8)
     file, sound = folder / "a.mat", []
@@ -123,8 +123,8 @@ def class_lists(folder: Path) -> Attack:
 
 @target
 def judgements(folder: Path) -> Attack:
+    from diptych.data.labels import read_instances
     from diptych.data.problems import Problems
-    from diptych.data.readers.coco_instances import read_instances
     from diptych.evaluation.judgements import load_judgements
 
     contents = {

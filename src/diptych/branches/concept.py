@@ -17,8 +17,7 @@ from torch.nn.functional import leaky_relu
 from diptych import ops
 from diptych.branches.branch import Branch
 from diptych.branches.graph import Norm, concept_graph
-from diptych.data.concepts import Concepts
-from diptych.data.glove import WordVectors
+from diptych.data.concepts import Concepts, WordVectors
 from diptych.errors import SettingsError
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from diptych import ops
 from diptych.aggregators.sorting import at_least_float32
 from diptych.branches.branch import Branch
-from diptych.data.labels.hash_centres import Signs, checked_bits, checked_centres, hash_centres, tie_vector
+from diptych.data.labels import Signs, checked_bits, checked_centres, hash_centres, tie_vector
 from diptych.errors import SettingsError
 from diptych.parts import part
 from diptych.types import Features

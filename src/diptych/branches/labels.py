@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diptych.aggregators.aggregator import Aggregator
 from diptych.branches.branch import Branch
-from diptych.data.labels.vocabulary import Labels
+from diptych.data.labels import Labels
 from diptych.encoders.sharing import TokenStates
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part

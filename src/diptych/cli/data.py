@@ -79,7 +79,7 @@ def extract(
     """Turn images into grid features (precomputed layout). Run again to continue after an interruption."""
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
-    from diptych.data.readable import ToBeLeftOut
+    from diptych.data.problems import ToBeLeftOut
     from diptych.devices import autocast, pick_device, pick_precision
     from diptych.model import named
     from diptych.runs.extract import extract as extract_grid

@@ -1,4 +1,7 @@
-"""Feature arrays on disk, read row by row: a batch costs its own rows, never the file."""
+"""Arrays: features on disk read row by row, batches for an encoder, vectors from anywhere; reading ahead in threads.
+
+A batch costs its own rows, never the file. The search half reads batches as they are, torch at its edge.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,22 @@ import os
 import struct
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diptych.data.captions import ImageStore, Joined, StoredImage, StoreRows, holds_features
 from diptych.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
 
 # what numpy's reader of headers, which evaluates a literal, raises for a damaged one
 _NO_HEADER = (
@@ -248,3 +257,108 @@ def _check_size(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], start:
             f"{path} is truncated: shape {shape} of {dtype} needs {expected:,} bytes, it has {found:,}: "
             "copy or extract it again."
         )
+
+
+J = TypeVar("J")
+T = TypeVar("T")
+
+
+def read_ahead(
+    jobs: Iterable[J], read: Callable[[J], T], workers: int, device: torch.device | None = None
+) -> Iterator[T]:
+    """``read(job)`` for every job, in order, on ``workers`` threads (0: when its turn comes, in this one).
+
+    At most ``workers + 1`` results are held or under way. An error comes out in the place of its result, and ends
+    everything; so does a caller that stops in the middle. Threads rather than processes: reading and decoding release
+    the interpreter, nothing is pickled or copied between processes, and a container's small /dev/shm is no limit.
+    ``device`` is the GPU whose memory the threads pin.
+    """
+    if workers == 0:
+        yield from map(read, jobs)
+        return
+    if device is None or device.type != "cuda":
+        executor = ThreadPoolExecutor(workers, "ahead")
+    else:
+        import torch
+
+        # a new thread would pin through GPU 0 and open a context on it, whichever GPU this process uses
+        number = torch.cuda.current_device() if device.index is None else device.index
+        executor = ThreadPoolExecutor(workers, "ahead", torch.cuda.set_device, (number,))
+    ahead: deque[Future[T]] = deque()
+    try:
+        for job in jobs:
+            ahead.append(executor.submit(read, job))
+            if len(ahead) > workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Sets:
+    """A padded batch of sets: regions, grid cells, video frames, or words.
+
+    ``values`` is (B, L, D) for vectors and (B, L) for token ids; ``mask`` is (B, L), True where valid.
+    """
+
+    values: NDArray[Any]
+    mask: NDArray[np.bool_]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Valid elements of each set, (B,)."""
+        return np.asarray(self.mask.sum(axis=1), np.int64)
+
+    @property
+    def is_ids(self) -> bool:
+        """Whether the elements are token ids rather than vectors."""
+        return self.values.ndim == 2
+
+
+Arrays = Sets | NDArray[np.float32]
+"""What an image encoder reads: sets (regions, frames, patches) or pixels (B, 3, H, W)."""
+
+ROWS = 10_000  # checked together
+UNIT = 1e-3  # how far the length of a unit vector may be from 1: that of float16 rows is
+
+
+def as_rows(vectors: Any, what: str) -> NDArray[Any]:
+    """Vectors (N, D) as a numpy array: from an array, a tensor on any device, or lists of numbers."""
+    if hasattr(vectors, "detach"):  # a tensor, which this module does not import
+        vectors = vectors.detach().cpu().float().numpy()
+    try:
+        rows = np.asarray(vectors)
+    except ValueError as error:
+        raise DataError(
+            f"{what} are rows of unequal length ({error}): give an array (rows, numbers)."
+        ) from error
+    if rows.ndim != 2 or not rows.shape[1]:
+        shape = "×".join(map(str, rows.shape)) or "a single number"
+        raise DataError(f"the shape of {what} is {shape}: give an array (rows, numbers).")
+    if rows.dtype.kind not in "fiu":
+        raise DataError(f"{what} hold {rows.dtype}, not numbers: give float32.")
+    return rows
+
+
+def check_rows(rows: NDArray[Any], what: str, *, unit: bool = False, outcome: str = "") -> None:
+    """Raise unless every row is finite and not zero; with ``unit``, of length 1 as well. ``outcome`` says what then."""
+    for start in range(0, len(rows), ROWS):
+        norms = np.linalg.norm(np.asarray(rows[start : start + ROWS], np.float64), axis=1)
+        bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
+        if len(bad):
+            problem = "is all zeros" if norms[bad[0]] == 0 else "holds NaN or infinity"
+            raise DataError(f"{what} row {start + int(bad[0])} {problem}{outcome}: leave such rows out.")
+        far = np.flatnonzero(np.abs(norms - 1) > UNIT)
+        if unit and len(far):
+            raise DataError(
+                f"{what} row {start + int(far[0])} has length {norms[far[0]]:.4g}, not 1: normalise the vectors, or "
+                "give normalize=True."
+            )
+
+
+def unit_rows(rows: NDArray[Any]) -> NDArray[np.float32]:
+    """Rows of length 1, in float32; divided in float64."""
+    exact = np.asarray(rows, np.float64)
+    return np.asarray(exact / np.linalg.norm(exact, axis=1, keepdims=True), np.float32)

@@ -1,11 +1,18 @@
-"""Captions: images, texts, and which text belongs to which image. The one in-memory idea of a data set."""
+"""Captions: images, texts, and which text belongs to which image. The one in-memory idea of a data set.
+
+The names of splits used everywhere are ``train``, ``val`` and ``test`` (and ``testall``, the 5,000 COCO images of
+which the published ``test`` holds the first 1,000). Files and columns may say ``dev``, ``valid`` or
+``validation`` for ``val``.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
@@ -14,8 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from diptych import notebook
-from diptych.data.order import TextOrder
-from diptych.data.thumbnails import make_thumbnail
+from diptych.data.decode.opening import make_thumbnail
 from diptych.errors import DataError, ImageError
 from diptych.progress import counted
 
@@ -38,6 +44,22 @@ class ImageStore(Protocol):
 
     def content_key(self, index: int) -> str:
         """A string that changes when the bytes of this image change (a hash, or path + size + time)."""
+        ...
+
+
+class TextOrder(Protocol):
+    """Which texts an epoch shows, and when."""
+
+    def __len__(self) -> int:
+        """Texts of an epoch, the same for every epoch."""
+        ...
+
+    def epoch(self, seed: int, number: int) -> NDArray[np.int64]:
+        """The rows of the texts of an epoch, in order."""
+        ...
+
+    def renumbered(self, new_row: NDArray[np.int64]) -> TextOrder:
+        """The order of a subset: ``new_row`` (M,) is the new row of each text, −1 for one that is left out."""
         ...
 
 
@@ -296,3 +318,47 @@ class Joined:
             raise IndexError(f"row {index} of {len(self)} images")
         which = int(np.searchsorted(self.ends, index, side="right"))
         return self.stores[which], index - int(self.ends[which - 1] if which else 0)
+
+
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "trn": "train",
+    "val": "val",
+    "dev": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "tst": "test",
+    "testing": "test",
+    "testall": "testall",
+}
+UNSPLIT = "train"  # split of data without splits, as in the datasets library
+
+
+def canonical_split(name: str) -> str:
+    """``dev``, ``valid``, ``validation`` become ``val``; any other name stays as it is."""
+    return SPLIT_NAMES.get(name.strip().lower(), name.strip())
+
+
+def split_in_name(name: str) -> str | None:
+    """The split a file or folder is named after: ``flickr30k_train.json`` and ``val-0001.tar`` name one."""
+    words = [SPLIT_NAMES[word] for word in re.split(r"[^a-z]+", name.lower()) if word in SPLIT_NAMES]
+    return words[0] if words else None
+
+
+def split_of_each(path: Path, files: Sequence[Path], what: str) -> list[str | None]:
+    """The split that each of several files is named after; two files that cannot be told apart are refused."""
+    splits = [split_in_name(file.stem) for file in files]
+    if len(files) > 1 and (None in splits or len(set(splits)) < len(files)):
+        names = ", ".join(file.name for file in files)
+        raise DataError(
+            f"{path} holds several {what} ({names}): keep one per split, or pass the path of the one to read."
+        )
+    return splits
+
+
+def split_by_hash(key: str, val: float, test: float) -> str:
+    """A split that depends on ``key`` alone: the same on every machine, whatever else the data holds."""
+    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+    return "val" if place < val else "test" if place < val + test else "train"

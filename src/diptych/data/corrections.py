@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from diptych.data.captions import Captions
-from diptych.data.readable import LeftOut, unopenable
+from diptych.data.problems import LeftOut, unopenable
 from diptych.errors import DataError
 from diptych.progress import counted
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, canonical_split
 from diptych.data.corrections import corrected
 from diptych.data.decode.extra_formats import left_out_by_kind
 from diptych.data.files import find_files
-from diptych.data.labels import vocabulary as label_vocabulary
+from diptych.data.labels import labelled, with_instances
 from diptych.data.problems import Problems
-from diptych.data.readers import coco_instances, manifest
-from diptych.data.splits import canonical_split
+from diptych.data.readers import manifest
 from diptych.errors import DataError, DiptychError, SettingsError
 from diptych.names import called, first_line, import_plugins
 from diptych.registries import READERS
@@ -47,9 +46,9 @@ class Format:
         own = {name: value for name, value in options.items() if name not in FURTHER}
         captions = self._read(place, own)
         if "instances" in options:
-            captions = coco_instances.with_instances(captions, options["instances"])
+            captions = with_instances(captions, options["instances"])
         if "unlabelled" in options:
-            captions = label_vocabulary.labelled(captions, options["unlabelled"])
+            captions = labelled(captions, options["unlabelled"])
         if "corrections" in options:
             captions = corrected(captions, str(options["corrections"]))
         return captions

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from diptych.data.batches import Arrays, Sets
+from diptych.data.arrays import Arrays, Sets
+from diptych.data.augmentation import RandAugment, random_window
 from diptych.data.captions import StoredImage
 from diptych.data.decode.opening import open_image, to_rgb
-from diptych.data.rand_augment import RandAugment, random_window
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe, part
 

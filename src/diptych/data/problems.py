@@ -2,16 +2,22 @@
 
 Every reader reports through a ``Problems`` sink. With ``Problems()`` the first error becomes a
 ``DataError``; with ``Found()`` it is noted and the reader goes on with what is left, so that ``diptych data
-check`` lists exactly what reading would refuse.
+check`` lists exactly what reading would refuse. ``LeftOut`` holds the pictures that cannot be read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal
 
-from diptych.errors import DataError
+from diptych.data.arrays import read_ahead
+from diptych.data.captions import Captions, ImageStore
+from diptych.errors import DataError, ImageError
+from diptych.progress import counted, track
+from diptych.storage import write_text
 
 Severity = Literal["error", "warning"]
 NAMED = 3  # missing files an error names before it counts the rest
@@ -104,3 +110,116 @@ class Absent(Problems):
         if len(files) == total:
             super().missing(files, total, where, hint)
         self.files += files
+
+
+LISTED = 10  # pictures that a message names before it counts the rest
+OPENERS = 2  # threads that try pictures
+FILE = "unreadable.txt"
+
+
+@dataclass
+class LeftOut:
+    """Pictures that were left out: the reason of each, by its id, and how many texts went with them."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+    texts: int = 0
+
+    def add(self, captions: Captions, failed: Mapping[int, str]) -> Captions:
+        """The captions without the images that failed, which are noted; an error where that is all of them."""
+        if not failed:
+            return captions
+        if len(failed) == len(captions.images):
+            row = next(iter(failed))
+            raise DataError(
+                f"none of the {len(failed)} images of {captions.name} could be read; the first, "
+                f"{captions.image_ids[row]}: {failed[row]}"
+            )
+        kept = captions.subset([row for row in range(len(captions.images)) if row not in failed])
+        self.reasons |= {str(captions.image_ids[row]): reason for row, reason in failed.items()}
+        self.texts += len(captions.texts) - len(kept.texts)
+        return kept
+
+    def draw(self, captions: Captions, rows: Sequence[int], count: int) -> list[int]:
+        """The first ``count`` of these rows whose image can be read; those before them that cannot are noted."""
+        drawn: list[int] = []
+        failed: dict[int, str] = {}
+        for row in rows:
+            if len(drawn) == count:
+                break
+            try:
+                captions.images[row]
+                drawn.append(row)
+            except (ImageError, OSError) as error:
+                failed[row] = reason_of(error)
+        self.add(captions, failed)
+        if failed and not drawn:
+            raise DataError(f"none of the images of {captions.name} that have a text could be read.")
+        return drawn
+
+    def lines(self, total: int) -> list[str]:
+        """What to tell the user, the first few by name; empty where nothing was left out."""
+        if not self.reasons:
+            return []
+        count = len(self.reasons)
+        texts = f", with {counted(self.texts, 'text')}" if self.texts else ""
+        said = [f"left out {count:,} of {total:,} pictures, which cannot be read{texts}:"]
+        said += [f"  {id}: {reason}" for id, reason in list(self.reasons.items())[:LISTED]]
+        return said + ([f"  … and {count - LISTED:,} more"] if count > LISTED else [])
+
+    def tell(self, total: int, where: Path | None = None, *, advice: bool = True) -> None:
+        """Say it on standard error; ``where`` is the file that lists all, ``advice`` how to stop instead."""
+        if lines := self.lines(total):
+            listed = f"all are listed in {where}; " if where is not None else ""
+            lines += [f"{listed}--strict_images stops at the first instead"] * advice
+            print("\n".join(lines), file=sys.stderr, flush=True)
+
+    def save(self, folder: Path) -> None:
+        """Write all of them to ``unreadable.txt``, one per line; remove the file where there are none."""
+        if self.reasons:
+            write_text(folder / FILE, "".join(f"{id}\t{reason}\n" for id, reason in self.reasons.items()))
+        else:
+            (folder / FILE).unlink(missing_ok=True)
+
+
+class ToBeLeftOut(Problems):
+    """The sink of a reader whose data lose their unreadable images later: one that is not on disk is one of them.
+
+    Only where none is on disk that is an error at once: the folder is another one.
+    """
+
+    keeps_missing = True
+
+    def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
+        """Nothing, unless that is all."""
+        if len(files) == total:
+            super().missing(files, total, where, hint)
+
+
+def unopenable(store: ImageStore) -> dict[int, str]:
+    """The rows whose file cannot even be read, with the reason; pictures are not decoded."""
+    failed: dict[int, str] = {}
+    for row in range(len(store)):
+        try:
+            store.content_key(row)
+        except (ImageError, OSError) as error:
+            failed[row] = reason_of(error)
+    return failed
+
+
+def undecodable(store: ImageStore, *, show_progress: bool = True) -> dict[int, str]:
+    """The rows whose picture cannot be read, with the reason; every picture is opened once."""
+
+    def fault(row: int) -> tuple[int, str]:
+        try:
+            store[row]
+        except (ImageError, OSError) as error:
+            return row, reason_of(error)
+        return row, ""
+
+    tried = read_ahead(range(len(store)), fault, 1 if getattr(store, "sequential", False) else OPENERS)
+    return {row: reason for row, reason in track(tried, "open pictures", len(store), show_progress) if reason}
+
+
+def reason_of(error: Exception) -> str:
+    """An error in one line."""
+    return " ".join(str(error).split())

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from diptych.data.batches import Arrays, Sets
+from diptych.data.arrays import Arrays, Sets
 from diptych.data.decode.opening import to_rgb
 from diptych.data.images import ImageInput, Items, stack_features
 from diptych.errors import DataError, SettingsError

@@ -16,11 +16,19 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.arrays import ArrayStore, flat_index
+from diptych.data.arrays import ArrayStore, Sets, flat_index
 from diptych.data.augmentation import WordAugmentation
-from diptych.data.batches import Sets
-from diptych.data.pieces import read_pieces
-from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN, published_form, tokenize, vocabulary_words
+from diptych.data.vocabulary import (
+    END,
+    MASK,
+    PAD,
+    START,
+    UNKNOWN,
+    published_form,
+    read_pieces,
+    tokenize,
+    vocabulary_words,
+)
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.progress import track

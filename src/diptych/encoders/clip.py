@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from diptych.data.fixed_text import FixedLengthInput
 from diptych.data.images import ImageInput
 from diptych.data.processors import processor_input
 from diptych.data.text import TextInput, WordPieceInput
+from diptych.data.text_inputs import FixedLengthInput
 from diptych.encoders.dual_side import DualImageSide, DualSide, add_lora
 from diptych.encoders.encoder import text_inputs, weights_fingerprint
 from diptych.encoders.pretrained import (

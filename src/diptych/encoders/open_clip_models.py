@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from diptych.data.fixed_text import FixedTexts
 from diptych.data.processors import ProcessedPixels
 from diptych.data.text import CHUNK, TextInput, tokenizer_state
+from diptych.data.text_inputs import FixedTexts
 from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import text_inputs
 from diptych.encoders.known_names import OPEN_CLIP, OPEN_CLIP_CONFIG

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.data.captions import Captions
+from diptych.data.arrays import as_rows, check_rows, unit_rows
+from diptych.data.captions import Captions, canonical_split
 from diptych.data.formats import open_captions
-from diptych.data.splits import canonical_split
 from diptych.data.text import TextStore
-from diptych.data.vectors import as_rows, check_rows, unit_rows
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.judgements import Judgements
 from diptych.evaluation.prepared import Prepared, Scored

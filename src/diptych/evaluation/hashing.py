@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from diptych import __version__
 from diptych.codes import Codes, hamming, kth, pack, pack_bits
 from diptych.data.captions import Captions
-from diptych.data.labels.hash_labels import COLUMN, class_names, class_rows, class_sets
+from diptych.data.labels import COLUMN, class_names, class_rows, class_sets
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.prepared import Prepared

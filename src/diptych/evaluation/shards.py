@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diptych.data.splits import canonical_split
+from diptych.data.captions import canonical_split
 from diptych.devices import pick_device
 from diptych.errors import DataError, Unavailable
 from diptych.evaluation.metrics import Counts, Placement, Ranks

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from diptych.branches.heads import UniModalHeads
-from diptych.data.cleaning import CleanedInput
+from diptych.data.text_inputs import CleanedInput
 from diptych.errors import DataError
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.prepared import Prepared

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diptych.data.captions import Captions
 from diptych.data.files import FileImages
-from diptych.data.readable import LeftOut, undecodable
+from diptych.data.problems import LeftOut, undecodable
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Facts
 from diptych.evaluation.classes import ClassList, class_recall, is_class_list, open_class_list

@@ -272,7 +272,7 @@ class LightModel:
         """The shared cache of the frozen image backbone, None where the encoder has none."""
         if self.runtime.backbone is None:
             return None
-        from diptych.cache.packed_cells import PackedCells, cell_pack  # searches need none of it
+        from diptych.cache.contents import PackedCells, cell_pack  # searches need none of it
 
         reader = self.runtime.image_input
         size = self.runtime.facts.images.get("size", "?")

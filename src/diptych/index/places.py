@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diptych import notebook
-from diptych.data.thumbnails import make_thumbnail
+from diptych.data.decode.opening import make_thumbnail
 from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name, recorded_name
 from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
 from diptych.index.engines.opening import index_exists, open_index

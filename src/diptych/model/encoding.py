@@ -25,8 +25,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from diptych.data.ahead import read_ahead
-from diptych.data.arrays import are_features, read_items
+from diptych.data.arrays import are_features, read_ahead, read_items
 from diptych.data.captions import StoredImage
 from diptych.data.files import is_image
 from diptych.data.images import ImageInput, as_item

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from diptych.data.cleaning import CleanedInput
-from diptych.data.fixed_text import FixedLengthInput
 from diptych.data.text import TextInput, WordInput, WordPieceInput
+from diptych.data.text_inputs import CleanedInput, FixedLengthInput
 from diptych.data.vocabulary import published_form
 from diptych.errors import SettingsError
 from diptych.runtime.folder import TOKENIZER, VOCABULARY

@@ -11,7 +11,7 @@ import torch
 from diptych import aggregators
 from diptych.aggregators import Aggregator
 from diptych.data.captions import Captions, first_readable, holds_features
-from diptych.data.glove import word_vectors
+from diptych.data.concepts import word_vectors
 from diptych.data.images import ImageInput, PixelInput, RegionInput
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import build_vocabulary, read_vocabulary

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych.branches.labels import LabelView, label_view
-from diptych.data.batches import Sets
+from diptych.data.arrays import Sets
 from diptych.data.images import RegionInput, as_item
 from diptych.encoders.dual import is_dual_encoder
 from diptych.errors import DiptychError, MissingExtra, RuntimeFault, SettingsError, StorageError

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from diptych.data.labels.hash_centres import checked_centres
+from diptych.data.labels import checked_centres
 from diptych.errors import DataError, SettingsError
 from diptych.objectives.objective import Objective
 from diptych.types import Batch, Embeddings, Terms

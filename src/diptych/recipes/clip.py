@@ -15,7 +15,7 @@ from diptych.aggregators.head import Head
 from diptych.branches.branch import Branch
 from diptych.branches.first import FirstVectors
 from diptych.data.captions import Captions
-from diptych.data.cleaning import CleanedInput
+from diptych.data.text_inputs import CleanedInput
 from diptych.encoders.dual import DualEncoder, load_dual
 from diptych.errors import SettingsError
 from diptych.model import named

@@ -15,8 +15,7 @@ from diptych.branches.concept import ConceptBranch
 from diptych.branches.graph import Norm
 from diptych.data.captions import Captions
 from diptych.data.concepts import SHARES as CVSE_SHARES
-from diptych.data.concepts import count_concepts, find_concepts, read_cvse
-from diptych.data.glove import word_vectors
+from diptych.data.concepts import count_concepts, find_concepts, read_cvse, word_vectors
 from diptych.errors import SettingsError
 from diptych.model import named
 from diptych.model.retriever import Retriever

@@ -12,8 +12,7 @@ from typing import Literal
 
 from diptych.branches.hashing import HashHead
 from diptych.data.captions import Captions
-from diptych.data.labels.hash_centres import Signs, read_centres
-from diptych.data.labels.hash_labels import COLUMN, class_names, class_sets
+from diptych.data.labels import COLUMN, Signs, class_names, class_sets, read_centres
 from diptych.errors import DataError
 from diptych.evaluation.hashing import VIEW, HashRetrieval
 from diptych.model.retriever import Retriever

@@ -13,8 +13,7 @@ from typing import ClassVar
 from diptych.aggregators import First
 from diptych.branches.consensus import CONCEPT, FUSED, WEIGHTS, ConceptWords, ConsensusBranch
 from diptych.data.captions import Captions
-from diptych.data.concepts import count_concepts, find_concepts, read_cvse
-from diptych.data.glove import word_vectors
+from diptych.data.concepts import count_concepts, find_concepts, read_cvse, word_vectors
 from diptych.data.text import WordInput
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
 from diptych.model import named

@@ -13,9 +13,9 @@ from diptych.aggregators.head import Head
 from diptych.branches.branch import Branch
 from diptych.branches.first import FirstVectors
 from diptych.data.captions import Captions
-from diptych.data.cleaning import CleanedInput
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
+from diptych.data.text_inputs import CleanedInput
 from diptych.encoders.backbones import HubBackbone
 from diptych.encoders.cnn import Tokens
 from diptych.encoders.transformer import TransformerText

@@ -17,7 +17,7 @@ from diptych.aggregators.labels import ClassScores, CommonLayer, CommonSpace, La
 from diptych.branches.branch import Branch
 from diptych.branches.labels import ContextPrediction, FrontView, LabelView, PooledView
 from diptych.data.captions import Captions, holds_features
-from diptych.data.labels.vocabulary import COLUMN, Labels
+from diptych.data.labels import COLUMN, Labels
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN
 from diptych.encoders.encoder import Encoder

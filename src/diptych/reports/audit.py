@@ -12,7 +12,7 @@ from PIL import Image
 
 from diptych.data.captions import ImageStore
 from diptych.data.corrections import COLUMNS
-from diptych.data.thumbnails import make_thumbnail
+from diptych.data.decode.opening import make_thumbnail
 from diptych.errors import DataError
 
 SIDE = 320  # pixels of a picture's longer side

@@ -25,11 +25,10 @@ from diptych.audit.findings import (
 )
 from diptych.audit.fit import Fit, compared, fitted
 from diptych.audit.wrong import VOTERS, Wrong, find_wrong
-from diptych.data.captions import Captions, ImageStore, StoreRows
+from diptych.data.captions import Captions, ImageStore, StoreRows, canonical_split
 from diptych.data.corrections import COLUMNS, data_hash, text_names
 from diptych.data.formats import divided, open_captions
-from diptych.data.readable import LeftOut, ToBeLeftOut, undecodable, unopenable
-from diptych.data.splits import canonical_split
+from diptych.data.problems import LeftOut, ToBeLeftOut, undecodable, unopenable
 from diptych.devices import pick_device
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.model.retriever import Retriever

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.data.arrays import check_rows, unit_rows
 from diptych.data.decode.opening import open_image
 from diptych.data.files import FileImages
-from diptych.data.vectors import check_rows, unit_rows
 from diptych.errors import DataError, DiptychError, MissingExtra
 from diptych.index.engines.opening import empty_index, index_exists, open_index
 from diptych.index.protocol import Index, Item, Kind, Vectors

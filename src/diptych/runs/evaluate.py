@@ -12,7 +12,7 @@ from typing import Any
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.readable import LeftOut, ToBeLeftOut
+from diptych.data.problems import LeftOut, ToBeLeftOut
 from diptych.devices import pick_device
 from diptych.encoders.dual import is_dual_encoder
 from diptych.encoders.known_names import CLASS_WORDS, is_open_clip

@@ -38,9 +38,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from diptych.cache.cells import Chunk, compute_cells
-from diptych.cache.features import cache_image_features
-from diptych.cache.packed_cells import content_name
+from diptych.cache.contents import content_name
+from diptych.cache.features import Chunk, cache_image_features, compute_cells
 from diptych.cache.rows import RowFile
 from diptych.data.captions import Captions, ImageStore, StoreRows
 from diptych.data.images import ImageInput

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data.formats import open_captions
-from diptych.data.readable import LeftOut, ToBeLeftOut, undecodable
+from diptych.data.problems import LeftOut, ToBeLeftOut, undecodable
 from diptych.storage import write_text
 
 HEAD = ("kind", "id", "text", "labels", "scores")

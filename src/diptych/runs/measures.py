@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from diptych.data.labels.hash_labels import COLUMN
-from diptych.data.splits import canonical_split
+from diptych.data.captions import canonical_split
+from diptych.data.labels import COLUMN
 from diptych.errors import SettingsError
 from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.hubness import BETA

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, canonical_split
 from diptych.data.formats import open_captions, separate_splits
-from diptych.data.problems import Problems
-from diptych.data.readable import LeftOut, unopenable
+from diptych.data.problems import LeftOut, Problems, unopenable
 from diptych.data.readers.hashing_lists import RANKED
-from diptych.data.splits import canonical_split
 from diptych.encoders.dual import is_dual_encoder
 from diptych.encoders.known_names import hub_hint
 from diptych.errors import CheckpointError, DataError, SettingsError

@@ -14,7 +14,7 @@ from diptych.aggregators import GPO, Generator
 from diptych.branches.labels import label_view
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.data.readable import LeftOut, ToBeLeftOut, unopenable
+from diptych.data.problems import LeftOut, ToBeLeftOut, unopenable
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.confusions import DEPTHS, Failures, find_confusions
 from diptych.evaluation.metrics import DIRECTIONS, KS, summary

@@ -14,7 +14,7 @@ from PIL import Image
 from diptych import ops
 from diptych.data.captions import Captions
 from diptych.data.images import as_item
-from diptych.data.readable import LeftOut, ToBeLeftOut
+from diptych.data.problems import LeftOut, ToBeLeftOut
 from diptych.data.vocabulary import tokenize
 from diptych.encoders.shared import Contextual
 from diptych.errors import DataError, SettingsError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from diptych.data.captions import Captions
-from diptych.data.readable import ToBeLeftOut
+from diptych.data.problems import ToBeLeftOut
 from diptych.devices import autocast
 from diptych.errors import SettingsError
 from diptych.evaluation.prepared import Prepared

@@ -9,7 +9,7 @@ from pathlib import Path
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, holds_pictures
 from diptych.data.formats import open_captions
-from diptych.data.readable import LeftOut, ToBeLeftOut, undecodable, unopenable
+from diptych.data.problems import LeftOut, ToBeLeftOut, undecodable, unopenable
 from diptych.devices import pick_device
 from diptych.runs.train import training_splits
 from diptych.training.teachers import Teachers

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from diptych.data.captions import Captions
 from diptych.data.corrections import named_corrections
 from diptych.data.formats import open_captions
-from diptych.data.readable import FILE, LeftOut, ToBeLeftOut, unopenable
+from diptych.data.problems import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.devices import describe_device, pick_device
 from diptych.encoders.class_words import with_names
 from diptych.encoders.encoder import Encoder

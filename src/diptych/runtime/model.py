@@ -10,9 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.ahead import read_ahead
-from diptych.data.arrays import are_features, read_items
-from diptych.data.batches import Arrays, Sets
+from diptych.data.arrays import Arrays, Sets, are_features, read_ahead, read_items
 from diptych.data.captions import ImageStore, StoredImage, holds_features
 from diptych.data.images import ImageInput, ImageLike, PixelInput, RegionInput, as_item
 from diptych.data.processors import ProcessedPixels

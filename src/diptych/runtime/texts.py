@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from diptych.data.cleaning import FORMS, CleanedInput
-from diptych.data.fixed_text import FixedTexts
 from diptych.data.text import CHUNK, TextInput, TextStore, TokenTexts, WordInput, flatten
+from diptych.data.text_inputs import FORMS, CleanedInput, FixedTexts
 from diptych.errors import RuntimeFault
 from diptych.runtime.folder import TOKENIZER, VOCABULARY, advice
 from diptych.storage import parse_json

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from diptych.data.captions import Captions
-from diptych.data.labels.hash_labels import class_rows, class_sets
+from diptych.data.labels import class_rows, class_sets
 from diptych.objectives.hashing import TARGET
 from diptych.targets.columns import Column
 

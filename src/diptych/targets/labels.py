@@ -17,7 +17,7 @@ from diptych.cache.features import cache_image_features
 from diptych.data.arrays import read_items
 from diptych.data.captions import Captions, ImageStore, holds_pictures
 from diptych.data.images import ImageInput
-from diptych.data.labels.vocabulary import Labels
+from diptych.data.labels import Labels
 from diptych.data.readers.label_arrays import REGION_CLASSES, LazyRow
 from diptych.encoders.encoder import Backbone
 from diptych.errors import DataError

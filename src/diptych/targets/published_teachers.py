@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.cache.packed_cells import content_name
+from diptych.cache.contents import content_name
 from diptych.cache.rows import RowFile
 from diptych.data.arrays import ArrayStore
 from diptych.data.decode.pickle_arrays import Stored

@@ -19,9 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from diptych import ops
-from diptych.cache.cells import compute_cells
-from diptych.cache.features import cached_image_features, contents_of
-from diptych.cache.packed_cells import content_name
+from diptych.cache.contents import content_name
+from diptych.cache.features import cached_image_features, compute_cells, contents_of
 from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, read_items
 from diptych.data.captions import ImageStore, holds_pictures

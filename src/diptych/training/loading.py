@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diptych.data.ahead import read_ahead
-from diptych.data.arrays import read_items
+from diptych.data.arrays import read_ahead, read_items
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.images import ImageInput, Items
 from diptych.data.text import TextStore

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diptych.cache.features import cache_image_features, cache_text_states
 from diptych.data.captions import Captions, holds_pictures
-from diptych.data.readable import undecodable
+from diptych.data.problems import undecodable
 from diptych.encoders.transformer import TransformerText
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever

@@ -10,7 +10,7 @@ import torch
 from diptych.branches.heads import UniModalHeads
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, holds_features
-from diptych.data.cleaning import CleanedInput, clean_caption
+from diptych.data.text_inputs import CleanedInput, clean_caption
 from diptych.errors import SettingsError
 from diptych.model import named
 from diptych.model.retriever import Retriever

@@ -1,4 +1,4 @@
-"""Image files opened safely and turned to RGB; light enough for a process that does nothing else."""
+"""Image files opened safely, turned to RGB, made small; light enough for a process that does nothing else."""
 
 from __future__ import annotations
 
@@ -232,3 +232,15 @@ def _damaged(label: str, error: Exception) -> ImageError:
     if isinstance(error, MemoryError):
         return ImageError(f"{label} needs more memory to decode than there is for one picture: shrink it.")
     return ImageError(f"{label} is damaged and cannot be decoded ({error}): replace or remove it.")
+
+
+THUMBNAIL = 256  # longest side of a stored thumbnail, in pixels
+
+
+def make_thumbnail(picture: Image.Image, side: int = THUMBNAIL) -> bytes:
+    """A JPEG of a picture, at most ``side`` pixels long."""
+    small = picture.convert("RGB")
+    small.thumbnail((side, side))
+    out = io.BytesIO()
+    small.save(out, "JPEG", quality=85)
+    return out.getvalue()

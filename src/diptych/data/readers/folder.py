@@ -1,34 +1,51 @@
-"""A folder of images and nothing else: every image below it, for indexing.
+"""Folders of images or videos and nothing else: every one of them below the folder, for indexing.
 
-Hidden folders, caches and virtual environments are left out, and counted.
+Hidden folders, caches and virtual environments are left out, and counted. A file ``NAME.txt`` beside ``NAME.jpg`` or
+``NAME.mp4`` holds its texts, one per line. Images below ``train/``, ``val/`` or ``test/`` belong to that split, all
+others to ``train``. The sub-folder of each image is kept as the label ``folder``.
 
-A file ``NAME.txt`` beside ``NAME.jpg`` holds its texts, one per line. Images below ``train/``, ``val/`` or
-``test/`` belong to that split, all others to ``train``. The sub-folder of each image is kept as the label
-``folder``.
+Videos give frames at equal distances. A frame is called ``VIDEO#t=SECONDS`` and has the labels ``video`` and ``time``;
+the texts of a video belong to its first frame.
 """
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from diptych.data.captions import Captions
+from diptych.data.captions import SPLIT_NAMES, UNSPLIT, Captions, StoredImage
 from diptych.data.decode.extra_formats import left_out_by_kind
-from diptych.data.decode.video_files import find_videos
-from diptych.data.files import FileImages, OnDisk, find_files, is_image, left_out_folders, read_lines
+from diptych.data.decode.opening import open_image
+from diptych.data.decode.video_files import Video, can_read_videos, find_videos, is_video, sample_times
+from diptych.data.files import (
+    FileImages,
+    OnDisk,
+    content_hash,
+    find_files,
+    find_images,
+    is_image,
+    left_out_folders,
+    read_lines,
+)
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft
+from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.manifest import not_understood
-from diptych.data.splits import SPLIT_NAMES, UNSPLIT
+from diptych.errors import ImageError, SettingsError
 
 EXPECTED = "keys 'image' and 'text' (docs/data.md lists the formats)"
+EVERY = 1.0  # seconds between frames
+MOST = 600  # frames of a video
 
 
-def matches(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
     """Whether ``path`` is a folder with at least one image below it."""
     return path.is_dir() and any(map(is_image, find_files(path)))
 
 
-def read(path: Path, *, problems: Problems | None = None) -> Captions:
+def read_folder(path: Path, *, problems: Problems | None = None) -> Captions:
     """Read every image below a folder, with the texts that lie beside them."""
     problems = problems or Problems()
     draft = Draft(str(path), problems)
@@ -41,20 +58,140 @@ def read(path: Path, *, problems: Problems | None = None) -> Captions:
         problems.warn(
             "not read", path, f"it holds videos ({video})", "read them with pip install 'diptych[video]'"
         )
-    on_disk = OnDisk()
     left_out: list[str] = []
     files = list(find_files(path, left_out))
     draft.notes += left_out_folders(left_out)
     for note in left_out_by_kind(files):
         problems.warn("not read", path, note.rstrip("."))
         draft.notes.append(note)
+    on_disk = OnDisk()
     for name in sorted(filter(is_image, files)):
-        parent, _, _ = name.rpartition("/")
-        split = SPLIT_NAMES.get(name.split("/", 1)[0].lower(), UNSPLIT) if parent else UNSPLIT
-        row = draft.image(name, split, path / name, labels={"folder": parent})
-        texts = (path / name).with_suffix(".txt")
-        if texts in on_disk:
-            for number, line in enumerate(read_lines(texts, problems), 1):
-                if line is not None and line.strip():
-                    draft.text(row, line, f"{texts}:{number}")
+        row = _add(draft, path, name, {})
+        _add_texts(draft, row, (path / name).with_suffix(".txt"), on_disk)
     return draft.captions(lambda names: FileImages(path, names))
+
+
+def has_videos(path: Path) -> bool:
+    """Whether ``path`` is a folder with a video below it, and either no image or the means to read videos."""
+    if not path.is_dir() or next(find_videos(path), None) is None:
+        return False
+    pictures = any(map(is_image, find_files(path)))
+    return not pictures or can_read_videos()
+
+
+def read_videos(
+    path: Path, *, every: float | str = EVERY, most: int = MOST, problems: Problems | None = None
+) -> Captions:
+    """Frames of every video below a folder, one each ``every`` seconds, ``most`` of a video at most."""
+    seconds = _seconds(every)
+    if most < 1:
+        raise SettingsError(f"most={most} leaves no frame of a video: give 1 or more.")
+    problems = problems or Problems()
+    draft = Draft(str(path), problems)
+    on_disk = OnDisk()
+    draft.notes = left_out_by_kind(find_files(path))
+    for note in draft.notes:
+        problems.warn("not read", path, note.rstrip("."))
+    names: list[str] = []
+    times: list[float | None] = []
+    for name in sorted([*find_videos(path), *find_images(path)]):
+        places: Sequence[float | None] = _times(path / name, seconds, most) if is_video(name) else [None]
+        for number, time in enumerate(places):
+            row = _add(draft, path, name, {"video": None if time is None else name, "time": time})
+            names.append(name)
+            times.append(time)
+            if number == 0:
+                _add_texts(draft, row, (path / name).with_suffix(".txt"), on_disk)
+    return draft.captions(lambda _: FrameImages(path, names, times))
+
+
+class FrameImages:
+    """Frames of video files, and images beside them (time None), opened on access.
+
+    The video that was read last stays open: frames asked for in order are decoded once.
+    """
+
+    features = False
+
+    sequential = True  # frames of a video are quickest one after the other
+
+    def __init__(self, root: Path, names: Sequence[str], times: Sequence[float | None]) -> None:
+        self.root, self.names, self.times = root, names, times
+        self._keys: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._open: Video | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> StoredImage:
+        time = self.times[index]
+        if time is None:
+            return open_image(self.path(index))
+        with self._lock:  # a decoder has one place in its file
+            path = self.path(index)
+            if self._open is None or self._open.path != path:
+                if self._open is not None:
+                    self._open.close()
+                self._open = None
+                self._open = Video(path)
+            return self._open.frame(time)
+
+    def path(self, index: int) -> Path:
+        """The video of a frame, or the file of an image."""
+        return self.root / self.names[index]
+
+    def content_key(self, index: int) -> str:
+        """The hash of the file's content, with the time of a frame."""
+        name, time = self.names[index], self.times[index]
+        if name not in self._keys:
+            with (self.root / name).open("rb") as handle:
+                size = os.fstat(handle.fileno()).st_size
+                suffix = (
+                    ".jpg" if is_video(name) else Path(name).suffix
+                )  # compressed: four pages stand for all
+                self._keys[name] = content_hash(handle, 0, size, suffix)
+        return self._keys[name] if time is None else f"{self._keys[name]}@{time:g}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lock": None, "_open": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
+
+def _add(draft: Draft, path: Path, name: str, labels: dict[str, Any]) -> int:
+    """The row of an image, or of a frame of a video at a time."""
+    parent, _, _ = name.rpartition("/")
+    split = SPLIT_NAMES.get(name.split("/", 1)[0].lower(), UNSPLIT) if parent else UNSPLIT
+    key = name if labels.get("time") is None else f"{name}#t={labels['time']:g}"
+    return draft.image(key, split, path / name, labels={"folder": parent, **labels})
+
+
+def _add_texts(draft: Draft, row: int, file: Path, on_disk: OnDisk) -> None:
+    """The lines of a file beside an image or a video, where there is one."""
+    for number, line in enumerate(read_lines(file, draft.problems) if file in on_disk else (), 1):
+        if line is not None and line.strip():
+            draft.text(row, line, f"{file}:{number}")
+
+
+def _times(path: Path, every: float, most: int) -> list[float]:
+    """Times of the frames of a video; one of a video that cannot be read: asking for it says why."""
+    try:
+        with Video(path) as video:
+            return sample_times(video.duration, every, most)
+    except ImageError:
+        return [0.0]
+
+
+def _seconds(every: float | str) -> float:
+    try:
+        seconds = float(every)
+    except ValueError:
+        seconds = 0.0
+    if not 0.01 <= seconds < float("inf"):
+        raise SettingsError(f"every='{every}' is not a distance of frames: give seconds, from 0.01 on.")
+    return seconds
+
+
+IMAGES, VIDEOS = Reader(is_folder, read_folder), Reader(has_videos, read_videos)

@@ -15,8 +15,7 @@ from pathlib import Path
 from diptych.data.captions import Captions
 from diptych.data.files import head, read_lines
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft
-from diptych.data.readers.rows import with_files
+from diptych.data.readers.draft import Draft, with_files
 
 LISTS = ("train", "test", "database")
 CLASSES = "classes.txt"

@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import Captions, StoredImage
+from diptych.data.captions import UNSPLIT, Captions, StoredImage, canonical_split
 from diptych.data.decode.opening import open_image
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft, Empty
-from diptych.data.readers.rows import Columns, add_texts, gather_labels, in_words
-from diptych.data.splits import UNSPLIT, canonical_split
+from diptych.data.readers.draft import Columns, Draft, Empty, add_texts, gather_labels, in_words
 from diptych.errors import DataError, ImageError, MissingExtra
 
 Table = Any

@@ -13,12 +13,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from diptych.data.captions import Captions
+from diptych.data.captions import Captions, canonical_split
 from diptych.data.files import head, read_json
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft, Empty
-from diptych.data.readers.rows import with_files
-from diptych.data.splits import canonical_split
+from diptych.data.readers.draft import Draft, Empty, with_files
 from diptych.errors import DataError, SettingsError
 
 PROTOCOL_TEXTS = 5

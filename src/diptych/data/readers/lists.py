@@ -11,12 +11,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from diptych.data.captions import Captions
+from diptych.data.captions import UNSPLIT, Captions, split_of_each
 from diptych.data.files import head, is_image, read_json
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft, Empty
-from diptych.data.readers.rows import IMAGE_COLUMNS, Columns, Row, add_rows, with_files
-from diptych.data.splits import UNSPLIT, split_of_each
+from diptych.data.readers.draft import IMAGE_COLUMNS, Columns, Draft, Empty, Row, add_rows, with_files
 
 _OPENING = re.compile(r"\s*\[\s*\{.*?\"(?:" + "|".join(IMAGE_COLUMNS) + r")\"\s*:", re.DOTALL)
 _BY_NAME = re.compile(r"\s*\{\s*\"(?P<name>(?:[^\"\\]|\\.)+)\"\s*:\s*[\"\[]")

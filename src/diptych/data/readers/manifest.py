@@ -15,12 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import Captions
+from diptych.data.captions import UNSPLIT, Captions, split_of_each
 from diptych.data.files import head, read_lines
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft, Empty
-from diptych.data.readers.rows import KNOWN_COLUMNS, Columns, Row, add_rows, in_words, with_files
-from diptych.data.splits import UNSPLIT, split_of_each
+from diptych.data.readers.draft import (
+    KNOWN_COLUMNS,
+    Columns,
+    Draft,
+    Empty,
+    Row,
+    add_rows,
+    in_words,
+    with_files,
+)
 from diptych.errors import DataError
 from diptych.storage import parse_json
 

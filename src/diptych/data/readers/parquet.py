@@ -11,13 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import Captions
+from diptych.data.captions import UNSPLIT, Captions, split_in_name
 from diptych.data.files import image_root
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft, Empty
-from diptych.data.readers.rows import Columns, Row, add_rows, with_files
+from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_rows, with_files
 from diptych.data.readers.webdataset import expand
-from diptych.data.splits import UNSPLIT, split_in_name
 from diptych.errors import DataError, MissingExtra
 
 SUFFIX = ".parquet"

@@ -26,13 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions, ImageStore, Joined, StoreRows
+from diptych.data.captions import Captions, ImageStore, Joined, StoreRows, canonical_split
 from diptych.data.duplicates import groups
 from diptych.data.files import read_json, read_lines
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft, Empty
-from diptych.data.readers.rows import with_files
-from diptych.data.splits import canonical_split
+from diptych.data.readers.draft import Draft, Empty, with_files
 from diptych.errors import DataError, SettingsError
 
 PUBLISHED = ("train", "val", "dev", "test", "testall")

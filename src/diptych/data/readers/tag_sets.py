@@ -1,22 +1,48 @@
-"""Pictures with tags and labels: what MIRFlickr25K and NUS-WIDE have in common.
+"""MIRFlickr25K and NUS-WIDE as they are published: pictures with tags and labels.
 
 The text of a picture is its tags, in the order of the tag list, each once. A picture without a tag of the list, or
 without a label, cannot be used and is left out (the convention of DCMH: 20,015 pairs of MIRFlickr25K, 186,577 of
 NUS-WIDE with 10 labels). Splits follow a hash of the picture's name: ``test`` first, then ``val``, the rest ``train``.
+
+MIRFlickr25K: ``mirflickr/im1.jpg`` … (or the pictures in the folder itself); ``mirflickr/meta/tags/tags1.txt`` … one
+tag per line; ``mirflickr25k_annotations_v080/<label>.txt`` the numbers of the pictures with that label, one per line.
+The 24 potential labels are read and the 14 relevant ones (``<label>_r1.txt``) are not. Tags are those of
+``common_tags.txt`` ("tag count" per line, 1,386 tags) where it exists, else those of at least 20 pictures.
+
+NUS-WIDE: ``ImageList/Imagelist.txt`` one picture per line; ``Groundtruth/AllLabels/Labels_<concept>.txt`` one 0 or 1
+per picture; ``NUS_WID_Tags/AllTags1k.txt`` one row of 1,000 zeros and ones per picture and ``TagList1k.txt`` the tags.
+Pictures lie under ``Flickr/``. The ``concepts`` most frequent concepts are the labels (10 or 21 in papers). Every file
+must have as many lines as the list has pictures.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from diptych.data.captions import Captions
+from diptych.data.files import read_lines
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft
-from diptych.data.readers.rows import with_files
+from diptych.data.readers.draft import Draft, Reader, with_files
 from diptych.errors import DataError, SettingsError
+
+COMMON = "common_tags.txt"
+ANNOTATIONS = "mirflickr25k_annotations*"
+LEAST_USES = 20  # smallest number of pictures with a tag, if no list of tags is given
+MIR_TEST, MIR_VAL = 2000, 1000  # the queries of DCMH, and pictures held out to choose epoch and threshold
+_NUMBER = re.compile(r"(\d+)$")
+LIST = Path("ImageList") / "Imagelist.txt"
+LABELS = Path("Groundtruth") / "AllLabels"
+TABLES = ("NUS_WID_Tags", "Tags", ".")
+CONCEPTS = 10
+NUS_TEST, NUS_VAL = 1866, 1866  # queries: 1 % of the 186,577 pairs of 10 concepts, and as many to validate on
 
 
 @dataclass(frozen=True)
@@ -70,3 +96,162 @@ def tag_places(lines: Sequence[str | None]) -> dict[str, int]:
     """Tag → place in a tag list: one tag per line, a count behind it where there is one."""
     tags = (line.split()[0] for line in lines if line is not None and line.split())
     return {tag: place for place, tag in enumerate(dict.fromkeys(tags))}
+
+
+def is_mirflickr(path: Path) -> bool:
+    """Whether ``path`` is a folder with MIRFlickr's annotations and tags."""
+    return path.is_dir() and _annotations(path) is not None and _tags(path) is not None
+
+
+def read_mirflickr(
+    path: Path,
+    *,
+    test: int = MIR_TEST,
+    val: int = MIR_VAL,
+    least_uses: int = LEAST_USES,
+    problems: Problems | None = None,
+) -> Captions:
+    """Read the folder; ``test`` and ``val`` are the numbers of pictures held out."""
+    if least_uses < 1:
+        raise SettingsError(f"least_uses={least_uses} is out of range: give 1 or more.")
+    problems = problems or Problems()
+    annotations, tags = _annotations(path), _tags(path)
+    assert annotations is not None
+    assert tags is not None
+    labels: dict[int, list[str]] = {}
+    for file in sorted(annotations.glob("*.txt")):
+        if file.stem.endswith("_r1") or file.stem.lower().startswith("readme"):
+            continue
+        for number, line in enumerate(read_lines(file, problems), 1):
+            if line is None or not line.strip():
+                continue
+            if not line.strip().isdecimal():
+                problems.error(
+                    "label",
+                    f"{file}:{number}",
+                    f"'{line.strip()}' is not a number",
+                    "one picture number per line",
+                )
+                continue
+            labels.setdefault(int(line), []).append(file.stem)
+    own: dict[int, list[str]] = {}
+    for file in tags.glob("tags*.txt"):
+        found = _NUMBER.search(file.stem)
+        if found is not None:
+            own[int(found[1])] = [
+                line.strip() for line in read_lines(file, problems) if line and line.strip()
+            ]
+    places = _places(path, own, least_uses, problems)
+    images = _images(path)
+    numbers = sorted(own.keys() | labels.keys())
+    pictures = [
+        Tagged(f"im{n}.jpg", in_list_order(own.get(n, ()), places), labels.get(n, ())) for n in numbers
+    ]
+    return tagged_captions(pictures, path, images, test=test, val=val, problems=problems)
+
+
+def _places(path: Path, own: dict[int, list[str]], least_uses: int, problems: Problems) -> dict[str, int]:
+    for place in (path, path / "mirflickr", path / "mirflickr" / "meta", path / "meta"):
+        if (place / COMMON).is_file():
+            return tag_places(read_lines(place / COMMON, problems))
+    uses = Counter(tag for tags in own.values() for tag in set(tags))
+    frequent = [tag for tag, count in uses.items() if count >= least_uses]
+    frequent.sort(key=lambda tag: (-uses[tag], tag))
+    return {tag: place for place, tag in enumerate(frequent)}
+
+
+def _annotations(path: Path) -> Path | None:
+    places = [*path.glob(ANNOTATIONS), *path.glob(f"mirflickr/{ANNOTATIONS}")]
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _tags(path: Path) -> Path | None:
+    places = (path / "meta" / "tags", path / "mirflickr" / "meta" / "tags")
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _images(path: Path) -> Path:
+    return path / "mirflickr" if (path / "mirflickr").is_dir() else path
+
+
+def is_nus_wide(path: Path) -> bool:
+    """Whether ``path`` is a folder with NUS-WIDE's list and ground truth."""
+    return (path / LIST).is_file() and (path / LABELS).is_dir()
+
+
+def read_nus_wide(
+    path: Path,
+    *,
+    concepts: int = CONCEPTS,
+    test: int = NUS_TEST,
+    val: int = NUS_VAL,
+    images: str | Path | None = None,
+    problems: Problems | None = None,
+) -> Captions:
+    """Read the folder; ``images`` is the folder of the pictures, ``Flickr`` if not given."""
+    if concepts < 1:
+        raise SettingsError(f"concepts={concepts} leaves no label: give 1 or more (10 or 21 in papers).")
+    problems = problems or Problems()
+    names = [line.strip().replace("\\", "/") for line in read_lines(path / LIST, problems) if line]
+    columns = {file.stem.removeprefix("Labels_"): _flags(file, len(names)) for file in _label_files(path)}
+    chosen = sorted(columns, key=lambda name: (-int(columns[name].sum()), name))[:concepts]
+    table, tags = (
+        _file(path, "AllTags1k.txt"),
+        list(tag_places(read_lines(_file(path, "TagList1k.txt"), problems))),
+    )
+    pictures = [
+        Tagged(name, [tags[tag] for tag in own], [label for label in chosen if columns[label][row]])
+        for row, (name, own) in enumerate(zip(names, _tag_rows(table, len(names), len(tags)), strict=True))
+    ]
+    place = path / "Flickr" if images is None else Path(images).expanduser()
+    return tagged_captions(pictures, path, place, test=test, val=val, problems=problems)
+
+
+def _label_files(path: Path) -> list[Path]:
+    files = sorted((path / LABELS).glob("Labels_*.txt"))
+    if not files:
+        raise DataError(
+            f"{path / LABELS} holds no Labels_<concept>.txt: extract NUS-WIDE's ground truth there."
+        )
+    return files
+
+
+def _flags(file: Path, pictures: int) -> NDArray[np.bool_]:
+    words = file.read_bytes().split()
+    if len(words) != pictures:
+        raise DataError(
+            f"{file} has {len(words)} labels for the {pictures} pictures of {LIST}: use files of one download."
+        )
+    flags = np.array(words)
+    if not np.isin(flags, [b"0", b"1"]).all():
+        raise DataError(f"{file} holds other values than 0 and 1: copy it again.")
+    return np.asarray(flags == b"1")
+
+
+def _file(path: Path, name: str) -> Path:
+    for folder in TABLES:
+        if (path / folder / name).is_file():
+            return path / folder / name
+    raise DataError(f"{name} is missing: put it into {path / TABLES[0]}.")
+
+
+def _tag_rows(file: Path, pictures: int, tags: int) -> Iterator[NDArray[np.int64]]:
+    """The tags of each picture, row by row: the table has half a gigabyte."""
+    rows = 0
+    with file.open("rb") as lines:
+        for line in lines:
+            words = line.split()
+            if not words:
+                continue
+            if len(words) != tags:
+                raise DataError(f"{file}:{rows + 1} has {len(words)} columns for {tags} tags: copy it again.")
+            rows += 1
+            if rows <= pictures:
+                yield np.flatnonzero(np.array(words) == b"1")
+    if rows != pictures:
+        raise DataError(
+            f"{file} has {rows} rows for the {pictures} pictures of {LIST}: use files of one download."
+        )
+
+
+MIRFLICKR, NUS_WIDE = Reader(is_mirflickr, read_mirflickr), Reader(is_nus_wide, read_nus_wide)

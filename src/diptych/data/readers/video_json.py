@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import Captions, ImageStore
+from diptych.data.captions import UNSPLIT, Captions, ImageStore, canonical_split, split_in_name
 from diptych.data.files import head, read_json
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Empty
 from diptych.data.readers.frame_features import FRAMES, FrameFiles, HDF5Frames, checked_frames, held_in_hdf5
-from diptych.data.splits import UNSPLIT, canonical_split, split_in_name
 from diptych.errors import DataError, SettingsError
 
 _MSRVTT = re.compile(r"\{.*?\"(?:videos|sentences|info)\"\s*:", re.DOTALL)

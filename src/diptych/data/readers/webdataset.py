@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import Captions, StoredImage
+from diptych.data.captions import UNSPLIT, Captions, StoredImage, split_in_name
 from diptych.data.decode.opening import open_image
 from diptych.data.files import content_hash
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Draft, Empty
-from diptych.data.readers.rows import add_texts
-from diptych.data.splits import UNSPLIT, split_in_name
+from diptych.data.readers.draft import Draft, Empty, add_texts
 from diptych.errors import DataError
 from diptych.progress import track
 from diptych.storage import parse_json

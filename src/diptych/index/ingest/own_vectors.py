@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from diptych.data.vectors import as_rows, check_rows, unit_rows
+from diptych.data.arrays import as_rows, check_rows, unit_rows
 from diptych.errors import DataError, IndexFault
 from diptych.index.base import check_items
 from diptych.index.engines.opening import empty_index, index_exists, shown

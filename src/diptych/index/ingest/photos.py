@@ -13,10 +13,9 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from diptych.data.decode.opening import to_rgb, undecoded
+from diptych.data.decode.opening import THUMBNAIL, to_rgb, undecoded
 from diptych.data.files import content_hash
 from diptych.data.readers.webdataset import Member
-from diptych.data.thumbnails import THUMBNAIL
 from diptych.errors import ImageError
 from diptych.index.ingest.exif import is_photo, photo_facts
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from diptych.data.ahead import read_ahead
+from diptych.data.arrays import read_ahead
 from diptych.index.ingest.encoding import Encoder
 from diptych.index.ingest.overlap import Overlap, decoders
 from diptych.index.ingest.reading import Reader

@@ -8,7 +8,7 @@ from dataclasses import replace
 from PIL import Image
 
 from diptych.data.captions import Captions, StoredImage
-from diptych.data.thumbnails import make_thumbnail
+from diptych.data.decode.opening import make_thumbnail
 from diptych.errors import DataError
 from diptych.index.ingest.collection_files import (
     CollectionFiles,

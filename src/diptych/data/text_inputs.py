@@ -1,20 +1,21 @@
-"""Texts of one fixed length: what SigLIP reads, whose padding is part of the text."""
+"""Texts of one fixed length, which SigLIP reads, and captions cleaned as CUSA's and X-VLM's code does it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers.normalizers import Lowercase
 
-from diptych.data.batches import Sets
-from diptych.data.text import CHUNK, TextInput, load_tokenizer, tokenizer_state
-from diptych.errors import SettingsError
+from diptych.data.arrays import Sets
+from diptych.data.text import CHUNK, TextInput, TextStore, load_tokenizer, tokenizer_state
+from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.progress import track
 
@@ -89,3 +90,37 @@ class FixedLengthInput(TextInput):
         """A digest in the place of the source, wherever it lies."""
         state = [tokenizer_state(self.tokenizer), self.masked, self.tokenizer.padding_side]
         return {"source": hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]}
+
+
+MARKS, JOINTS = re.compile(r"""[,.'!?"()*#:;~]"""), re.compile(r"[-/]")
+CleaningForm = Literal["cusa", "x-vlm"]
+FORMS: dict[CleaningForm, tuple[str, int]] = {"cusa": (" ", 64), "x-vlm": ("", 30)}
+"""What takes the place of a mark, and the most words."""
+
+
+def clean_caption(text: str, form: CleaningForm = "cusa") -> str:
+    """Lower case; ``-`` and ``/`` become spaces, ``<person>`` a person; the first words.
+
+    CUSA puts a space in the place of other marks ("dog's" → "dog s") and keeps 64 words, X-VLM drops the marks
+    ("dogs") and keeps 30. A text of which nothing is left is an error.
+    """
+    gap, most_words = FORMS[form]
+    words = MARKS.sub(gap, JOINTS.sub(" ", text.lower())).replace("<person>", "person").split()
+    if not words:
+        raise DataError(f"the text '{text}' has no words: correct it, or train with --no_clean_captions.")
+    return " ".join(words[:most_words])
+
+
+@part
+class CleanedInput(TextInput):
+    """Cleaned texts, handed to another input: a model trained on them cleans queries too."""
+
+    LATER = ("form",)
+
+    def __init__(self, inner: TextInput, form: CleaningForm = "cusa") -> None:
+        self.inner, self.form = inner, form
+
+    def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TextStore:
+        """Clean, then tokenise."""
+        cleaned = [clean_caption(text, self.form) for text in texts]
+        return self.inner.prepare(cleaned, show_progress=show_progress)

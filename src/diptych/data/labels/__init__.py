@@ -1,1 +1,0 @@
-"""Class names, label vocabularies and hash centres."""
