@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,16 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
     yield page
     context.close()
     assert faults == []
+
+
+def violations(page: Any) -> list[str]:
+    """What axe-core finds wrong with the page as it stands, one line for each rule."""
+    page.evaluate((resources.files("axe_playwright_python") / "axe.min.js").read_text("utf-8"))
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")["violations"]
+    return [
+        f"{rule['id']} ({len(rule['nodes'])}): {rule['nodes'][0]['html'][:200]} {rule['nodes'][0]['failureSummary']}"
+        for rule in found
+    ]
 
 
 def expect(locator: Any) -> Any:

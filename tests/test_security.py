@@ -519,7 +519,7 @@ def test_beyond_loopback_everything_needs_the_token(folder: Path) -> None:
                             path,
                         )
             assert client.get("/api/search", params={"text": "red"}, headers=AUTH).status_code == 200
-            for path in ("/", "/app.js", "/style.css", "/icon.svg"):  # the page that asks for it
+            for path in ("/", "/docs", "/app.js", "/style.css", "/icon.svg"):  # the page that asks for it
                 assert client.get(path).status_code == 200
 
 

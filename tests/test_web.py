@@ -154,8 +154,8 @@ def test_more_like_this_leaves_the_item_out(client: TestClient) -> None:
     ]
     assert all("green" in hit["text"] for hit in texts)
     nearest = client.get("/api/search", params={"like": "green/ring.png", "k": 50}).json()
-    assert (nearest["cutoff"], nearest["strength"], nearest["matched"]) == (None, None, True)
-    assert all(hit["matches"] for hit in nearest["hits"])  # as on the command line: no cut-off
+    assert (nearest["cutoff"], nearest["strength"], nearest["matched"]) == (None, None, None)
+    assert all(hit["matches"] is None for hit in nearest["hits"])  # as on the command line: no cut-off
     with_words = client.get("/api/search", params={"like": "green/ring.png", "text": "red", "k": 50}).json()
     assert with_words["cutoff"] is not None
     gone = client.get("/api/search", params={"like": "nothing"})
@@ -414,7 +414,32 @@ def test_the_page_needs_nothing_from_outside(client: TestClient) -> None:
         assert "http" not in answer.text.replace("http://www.w3.org/2000/svg", "")
         assert "style=" not in answer.text  # inline styles and scripts are forbidden by the policy
         assert " onclick=" not in answer.text
-    assert client.get("/docs").status_code == 404
+
+
+def test_the_api_is_a_page_made_from_its_schema(client: TestClient) -> None:
+    answer = client.get("/docs")
+    assert "html" in answer.headers["content-type"]
+    assert not re.findall(r"(?:src|href)=['\"](?![/#])|<script|style=", answer.text)  # nothing from elsewhere
+    schema = client.get("/openapi.json").json()
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            assert f"<code>{method.upper()} {path}</code>" in answer.text
+            for field in operation.get("parameters", ()):
+                assert f"<code>{field['name']}</code>" in answer.text
+    links = set(re.findall(r"href='#([^']+)'", answer.text))
+    assert links <= set(re.findall(r"id='([^']+)'", answer.text))
+    assert "SearchReply" in links
+
+
+def test_without_a_cut_off_nothing_says_what_matches(folder: Path) -> None:
+    with EmbeddedIndex(folder / "index") as index:
+        for chance, matched in ((None, None), (0.2, True)):
+            with TestClient(create_app(index, ColourModel(), chance=chance)) as client:
+                found = client.get(
+                    "/api/search", params={"like": "red/ring.png"} if chance is None else {"text": "red"}
+                )
+                assert found.json()["matched"] is matched
+                assert found.json()["hits"][0]["matches"] is matched
 
 
 # ---------------------------------------------------------------------- batching

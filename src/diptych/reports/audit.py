@@ -58,8 +58,9 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>@@TITLE@@
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
 :root { color-scheme: light dark; --line: #8886; --focus: #2563eb; }
+html { background: Canvas; color: CanvasText; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 1.5rem auto; padding: 0 1rem; }
-header { position: sticky; top: 0; background: Canvas; padding: .5rem 0; border-bottom: 1px solid var(--line); }
+.bar { position: sticky; top: 0; background: Canvas; padding: .5rem 0; border-bottom: 1px solid var(--line); }
 button, input { font: inherit; padding: .2rem .6rem; }
 button[aria-pressed=true] { font-weight: 700; border-color: var(--focus); }
 article { display: flex; flex-wrap: wrap; gap: 1rem; padding: 1rem .5rem; border-bottom: 1px solid var(--line); }
@@ -68,12 +69,12 @@ article:focus { outline: 3px solid var(--focus); } img { max-width: 320px; backg
 .why, .others { opacity: .8; font-size: .9rem; } .others { padding-left: 1.2rem; }
 kbd { border: 1px solid var(--line); padding: 0 .3rem; }
 </style>
-<h1>@@TITLE@@</h1><ul>@@SUMMARY@@</ul>
-<header><label>Your name <input id="by" size="12"></label> <span id="count" aria-live="polite"></span>
+<main><h1>@@TITLE@@</h1><ul>@@SUMMARY@@</ul>
+<div class="bar"><label>Your name <input id="by" size="12"></label> <span id="count" aria-live="polite"></span>
 <button id="save">Download corrections.csv</button>
 <div><kbd>k</kbd> keep <kbd>w</kbd> wrong <kbd>u</kbd> unsure <kbd>m</kbd> matches <kbd>j</kbd>/<kbd>↓</kbd> next
-<kbd>↑</kbd> back <kbd>⌫</kbd> no verdict</div></header>
-<main id="list"></main>
+<kbd>↑</kbd> back <kbd>⌫</kbd> no verdict</div></div>
+<div id="list"></div></main>
 <script id="content" type="application/json">@@CONTENT@@</script>
 <script>
 "use strict";

@@ -17,7 +17,8 @@ COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")
 END = "</main></html>"
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8884; --good: #059669; }
+:root { color-scheme: light dark; --line: #8884; --good: light-dark(#047857, #34d399); }
+html { background: Canvas; color: CanvasText; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { margin-bottom: 0; } h2 { margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .25rem .75rem; text-align: left; }
@@ -119,7 +120,7 @@ def page(
         parts += [_table(*section.table)] if section.table is not None else []
         parts += map(_query, section.queries)
     parts += [
-        f"<h2>Search it yourself</h2><pre>{html.escape(commands)}</pre>",
+        f"<h2>Search it yourself</h2><pre tabindex='0'>{html.escape(commands)}</pre>",
         "<h2>Training</h2><div class='row'>",
         *(chart(name, points, COLOURS[i % len(COLOURS)]) for i, (name, points) in enumerate(curves.items())),
         "</div>",
@@ -208,11 +209,11 @@ def _head(title: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in heads)
+    head = "".join(f"<th scope='col'>{html.escape(h)}</th>" if h else "<td></td>" for h in heads)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f"<div class='wide'><table><tr>{head}</tr>{body}</table></div>"
+    return f"<div class='wide' tabindex='0'><table><tr>{head}</tr>{body}</table></div>"
 
 
 def _query(query: QueryCard) -> str:

@@ -3,7 +3,7 @@
 // What is asked. `image` is a File, `like` the id of an item; picks are the choices of the column menus,
 // by name: a column may be called constructor.
 const state = { query: "", image: null, like: "", kind: "image", filter: "", picks: Object.create(null), hybrid: false, rerank: false, weight: 1, k: 24 };
-const PAGE = 24, PAUSE = 350, RERANKED = 50; // hits a page; milliseconds of rest while typing; hits that are re-ranked
+const PAGE = 24, PAUSE = 350, RERANKED = 50, FITTING = 6; // hits a page; milliseconds of rest while typing; hits that are re-ranked; texts of an image
 const INTERNAL = new Set(["split"]); // columns that say nothing to those who search; a typed filter may name them
 const WORDS = new Set(["and", "or", "not", "in", "like", "contains", "is", "null", "true", "false"]); // of the filters
 let depth = 0; // steps of this page that one can go back
@@ -127,7 +127,7 @@ async function search({ keep = false, typing = false } = {}) {
   } catch (error) {
     if (error.name === "AbortError") return;
     if (typing && error.position !== undefined) return; // half an expression: the rest is on its way
-    fail(error);
+    await fail(error);
   } finally {
     if (running === mine) document.body.classList.remove("busy");
   }
@@ -144,8 +144,8 @@ function list(found) {
   const grid = $("grid"), focused = grid.contains(document.activeElement);
   const best = Math.max(...found.hits.map((hit) => hit.score), 1e-9);
   const judged = found.hits.some((hit) => "pair" in hit.details); // then the others were scored on another scale
-  const items = found.hits.map((hit) => card(hit, found.matched ? best : 0, !judged || "pair" in hit.details));
-  const first = found.hits.findIndex((hit) => !hit.matches);
+  const items = found.hits.map((hit) => card(hit, found.matched === false ? 0 : best, !judged || "pair" in hit.details));
+  const first = found.hits.findIndex((hit) => hit.matches === false);
   if (first > 0) {
     const line = document.createElement("li");
     line.className = "divider";
@@ -167,7 +167,7 @@ function tell(found) {
   const total = number.format(state.kind === "image" ? about.images : about.texts);
   const passing = found.passing === 1 ? `1 ${state.kind} that passes` : `${number.format(found.passing ?? 0)} ${things} that pass`;
   notice();
-  $("note").textContent = found.note && found.hits.length ? `${capital(found.note)}.` : "";
+  explain(found.hits.length ? found.note : "");
   if (!found.hits.length && about.images + about.texts === 0) {
     notice("calm", "This collection is empty", "Add images to it with the command diptych index.");
     $("status").textContent = "";
@@ -179,18 +179,23 @@ function tell(found) {
     $("status").textContent = filter() ? `${found.hits.length < found.passing ? "Some of the" : "The"} ${passing} the filter` : `A look at the collection of ${total} ${things}`;
   } else {
     const matches = found.hits.filter((hit) => hit.matches).length;
-    const shown = found.matched && matches < found.hits.length ? `${matches} match` + (matches === 1 ? "" : "es") : `${found.hits.length} ${found.matched ? "best" : "closest"}`;
+    const shown = found.matched && matches < found.hits.length ? `${matches} match` + (matches === 1 ? "" : "es") : `${found.hits.length} ${found.matched === false ? "closest" : "best"}`;
     const among = filter() ? `of the ${passing} the filter (${total} in all)` : `of ${total} ${things}`;
     $("status").textContent = `${shown} ${among} · ${Math.max(1, Math.round(found.seconds * 1000))} ms`;
-    if (!found.matched) {
+    if (found.matched === false) {
       const which = filter() ? `No ${state.kind} that passes the filter` : `No ${state.kind}`;
       notice("", "Nothing matches", `${which} stands out from the rest of the collection for this search. The closest ones are shown below.`, filter() ? unfilter : null, "Clear the filters");
     }
   }
 }
 
+function explain(note) {
+  $("why").hidden = !note;
+  $("note").textContent = note && `${capital(note)}.`;
+}
+
 // the number is the one that orders the results; a bar would call the nearest of a search without matches full
-function card(hit, best, comparable = true) {
+function card(hit, best, comparable = true, asked = asks()) {
   const item = $("card").content.cloneNode(true).firstElementChild;
   const button = item.querySelector(".card"), img = item.querySelector("img"), frame = item.querySelector(".frame");
   const moment = hit.time === null ? "" : clock(hit.time), mark = item.querySelector(".time");
@@ -204,7 +209,7 @@ function card(hit, best, comparable = true) {
   img.addEventListener("error", () => frame.classList.add("none"));
   const source = hit.kind === "image" ? hit.id : hit.image_id;
   if (source) show(img, picture(source)); else frame.classList.add("none");
-  if (asks()) {
+  if (asked) {
     const fused = "similarity" in hit.details && !("pair" in hit.details); // sums of 1 / rank: small, close numbers
     const score = comparable ? hit.score.toFixed(fused ? 4 : 3) : "";
     const made = Object.entries(hit.details).map(([name, value]) => `${name} ${Number(value.toPrecision(3))}`).join(", ");
@@ -212,8 +217,8 @@ function card(hit, best, comparable = true) {
     item.querySelector(".meter").hidden = !best || !comparable;
     if (best) item.querySelector(".meter i").style.width = `${Math.max(0, Math.min(1, hit.score / best)) * 100}%`;
     if (made) button.title += `\n${made}`;
-    button.setAttribute("aria-label", `${named}${score ? `, score ${score}` : ""}${hit.matches ? "" : ", not a match"}`);
-    item.classList.toggle("below", !hit.matches);
+    item.querySelector(".spoken").textContent = `${hit.matches === false ? ", not a match" : ""}${score ? ", score " : ""}`;
+    item.classList.toggle("below", hit.matches === false);
   } else {
     item.querySelector(".score").hidden = true;
     item.querySelector(".caption").style.marginBottom = "11px";
@@ -239,23 +244,34 @@ function notice(tone = null, title = "", text = "", retry = null, label = "Try a
   box.querySelector("button").onclick = retry;
 }
 
-function fail(error) {
+async function fail(error) {
   const wrong = error instanceof Refused && error.position !== undefined && /filter/.test(error.message);
   document.querySelector(".filter").classList.toggle("wrong", wrong);
+  if (wrong) unfold(true);
   shut(); // it showed the image of an earlier question
   const kept = $("grid").childElementCount > 0;
   $("more").hidden = true;
   $("status").textContent = kept ? "What the search before found:" : "";
-  $("note").textContent = "";
+  explain("");
   const hopeless = error instanceof Refused && error.status >= 400 && error.status < 500;
-  if (hopeless && state.image) { // nothing to show of what is not a picture
-    $("chip").querySelector("img").hidden = true;
-    $("chip").querySelector("img").removeAttribute("src");
+  if (hopeless && state.image && error.position === undefined) { // no picture: nobody wants to send it again
+    drop();
+    remember();
+    dress();
   }
   const before = wrong && Object.keys(state.picks).length ? 1 : 0; // characters that filter() put before the typed ones
   if (wrong && document.activeElement === $("filter")) $("filter").setSelectionRange(Math.max(0, error.position - before), $("filter").value.length);
   const message = error.message.replace(/at character (\d+)/g, (_, place) => `at character ${Math.max(1, place - before)}`);
   notice("bad", wrong ? "The filter has a mistake" : "That did not work", capital(message), wrong ? unfilter : hopeless ? null : start, wrong ? "Clear the filters" : "Try again");
+  if (!kept && hopeless && about) await look();
+}
+
+// what stands below a refusal where nothing was found before: some of the collection
+async function look() {
+  const found = await ask(`/api/browse?${new URLSearchParams({ k: Math.min(PAGE, about.limits.k), kind: "image" })}`).catch(() => null);
+  if (!found || $("grid").childElementCount) return;
+  $("grid").replaceChildren(...(await found.json()).hits.map((hit) => card(hit, 0, false, false)));
+  $("status").textContent = "A look at the collection:";
 }
 
 // ---------------------------------------------------------------- the chosen image and its texts
@@ -266,7 +282,7 @@ async function panel(signal) {
   let item = null;
   if (state.like) [item] = await (await ask(`/api/items?id=${encodeURIComponent(state.like)}`, { signal })).json();
   if (signal.aborted) return;
-  const lines = item ? item.text.split("\n").filter(Boolean) : [];
+  const lines = item ? [...new Set(item.text.split("\n").filter(Boolean))] : []; // equal captions once
   const source = item && (item.kind === "image" ? item.id : item.image_id);
   $("whole").hidden = $("chip").querySelector("img").hidden = !(state.image || source);
   if (!state.image && source) show($("chip").querySelector("img"), picture(source));
@@ -330,14 +346,15 @@ function selected(text) {
 }
 
 async function fits(signal) {
-  const found = await (await find("text", 6, signal, "")).json(); // the image alone, whatever it is mixed with
+  const found = await (await find("text", 4 * FITTING, signal, "")).json(); // the image alone, whatever it is mixed with
   if (signal.aborted) return;
-  $("fits").hidden = !found.hits.length;
-  $("texts").replaceChildren(...found.hits.map((hit) => {
+  const seen = new Set(), fresh = found.hits.filter(({ text }) => !seen.has(text) && seen.add(text)); // equal captions once
+  $("fits").hidden = !fresh.length;
+  $("texts").replaceChildren(...fresh.slice(0, FITTING).map((hit) => {
     const line = element("li"), button = element("button", "");
     button.type = "button";
     button.append(element("span", hit.text), element("b", hit.score.toFixed(3)));
-    button.classList.toggle("below", !hit.matches);
+    button.classList.toggle("below", hit.matches === false);
     button.title = "Search for this text";
     button.addEventListener("click", () => { drop(); state.like = ""; state.kind = "image"; state.query = hit.text; visit(); });
     line.append(button);
@@ -413,6 +430,8 @@ function dress() {
   if (document.activeElement !== $("filter")) $("filter").value = state.filter;
   document.querySelector(".filter").classList.remove("wrong");
   document.querySelector(`[name=kind][value=${state.kind}]`).checked = true;
+  const filters = Object.keys(state.picks).length + (state.filter ? 1 : 0) + (state.hybrid ? 1 : 0) + (state.rerank ? 1 : 0);
+  $("options").textContent = filters ? `Filters (${filters})` : "Filters";
   for (const select of $("picks").children) {
     const value = state.picks[select.name];
     select.value = value === undefined ? "" : JSON.stringify(value);
@@ -437,6 +456,24 @@ function menus() {
   }));
   const columns = Object.entries(about.columns).filter(nameable).filter(([name]) => !INTERNAL.has(name));
   $("filter").placeholder = columns.length ? `Filter, such as ${example(columns)}` : "Filter";
+}
+
+// controls that cannot work here are absent
+function offer() {
+  const columns = Object.keys(about.columns).length > 0;
+  $("kinds").hidden = !about.texts && state.kind === "image";
+  $("hybrid").parentElement.hidden = !about.words;
+  $("rerank").parentElement.hidden = !about.rerank;
+  $("filter").parentElement.hidden = !columns && !state.filter;
+  $("options").hidden = !(columns || about.words || about.rerank);
+  $("size").textContent = [[about.images, "image"], [about.texts, "text"]].filter(([count]) => count)
+    .map(([count, name]) => `${number.format(count)} ${name}${count === 1 ? "" : "s"}`).join(" · ");
+}
+
+// on a phone, filters and options fold away
+function unfold(open) {
+  $("controls").classList.toggle("unfolded", open);
+  $("options").setAttribute("aria-expanded", open);
 }
 
 function example(columns) {
@@ -529,6 +566,7 @@ function bind() {
   $("chip").querySelector("button").addEventListener("click", () => { drop(); state.like = ""; visit(); });
   $("close").addEventListener("click", () => { drop(); state.like = ""; visit(); });
   $("more").addEventListener("click", () => { state.k = Math.min(about.limits.k, state.k + PAGE); search({ keep: true }); });
+  $("options").addEventListener("click", () => unfold($("options").getAttribute("aria-expanded") === "false"));
   $("pick").addEventListener("click", () => $("file").click());
   $("file").addEventListener("change", () => { take($("file").files[0]); $("file").value = ""; });
   addEventListener("popstate", () => { recall(); search(); });
@@ -562,8 +600,7 @@ async function start() {
     fail(error);
     return;
   }
-  $("size").textContent = `${number.format(about.images)} images · ${number.format(about.texts)} texts`;
-  $("rerank").parentElement.hidden = !about.rerank;
+  offer();
   menus();
   await search();
 }

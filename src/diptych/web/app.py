@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, File, Form, Query, Response, UploadFile
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
@@ -23,6 +23,7 @@ from diptych.web.auth import Access
 from diptych.web.bodies import BodyLimit, form_route
 from diptych.web.limits import Limits
 from diptych.web.monitoring import CountRequests
+from diptych.web.reference import reference_page
 from diptych.web.replies import (
     Failure,
     PlacedReply,
@@ -84,6 +85,7 @@ class About(Health):
 
     columns: dict[str, list[str]] = Field(description="metadata columns and the kinds of value each holds")
     values: dict[str, list[Any]] = Field(description="common values of the columns of texts and booleans")
+    words: bool = Field(description="whether an item has a text, which hybrid searches")
     backend: str = Field(description="what runs the model: torch or onnx")
     writable: bool
     rerank: bool
@@ -162,6 +164,11 @@ def _add_page(app: FastAPI) -> None:
             return Response(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
 
         app.add_api_route(path, _without_arguments(send), include_in_schema=False)
+    app.add_api_route(
+        "/docs",
+        _without_arguments(lambda: HTMLResponse(reference_page(app.openapi()))),
+        include_in_schema=False,
+    )
 
 
 def _without_arguments(send: Any) -> Any:
@@ -341,7 +348,7 @@ def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
             columns = {name: list(kinds) for name, kinds in service.index.info.columns.items()}
             return About(
                 **health_of(), columns=columns, values=service.values(), writable=writable,
-                backend=service.backend, rerank=service.rerank, limits=limits,
+                words=service.words(), backend=service.backend, rerank=service.rerank, limits=limits,
             )  # fmt: skip
 
     @app.get("/metrics", tags=["state"], summary="Counters for Prometheus", response_class=PlainTextResponse)

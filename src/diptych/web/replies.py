@@ -63,7 +63,7 @@ class HitReply(ItemReply):
 
     score: float
     details: dict[str, float] = Field(description="what a fused or re-ranked score was made of")
-    matches: bool = Field(description="whether it reaches the cut-off of this query")
+    matches: bool | None = Field(description="whether it reaches the cut-off of this query; null without one")
 
 
 class SearchReply(BaseModel):
@@ -71,7 +71,9 @@ class SearchReply(BaseModel):
 
     hits: list[HitReply]
     exact: bool = Field(description="whether every candidate was scored")
-    matched: bool = Field(description="false when nothing in the collection matches the query")
+    matched: bool | None = Field(
+        description="false when nothing in the collection matches the query; null without a cut-off"
+    )
     cutoff: float | None = Field(description="the score below which an item does not match this query")
     strength: float | None = Field(description="the best score, in spreads above the collection's median")
     note: str = Field(description="how reliable the cut-off is, or why there is none")
@@ -86,11 +88,12 @@ def item_reply(item: Item, file: Path | None = None) -> PlacedReply:
 
 def search_reply(hits: Hits, seconds: float, passing: int | None = None) -> SearchReply:
     """Hits as JSON; ``passing`` counts the items that pass the filter."""
+    judged = hits.cutoff is not None
     passed = {hit.item.id for hit in hits.matches}
     return SearchReply(
-        hits=[_hit(hit, hit.item.id in passed) for hit in hits],
+        hits=[_hit(hit, hit.item.id in passed if judged else None) for hit in hits],
         exact=hits.exact,
-        matched=hits.matched,
+        matched=hits.matched if judged else None,
         cutoff=hits.cutoff,
         strength=hits.strength,
         note=hits.note,
@@ -163,8 +166,8 @@ def add_handlers(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         sentence = {
-            404: f"there is nothing at {request.url.path[:200]}: see /openapi.json for what there is.",
-            405: f"{request.method} is not possible at {request.url.path[:200]}: see /openapi.json.",
+            404: f"there is nothing at {request.url.path[:200]}: see /docs for what there is.",
+            405: f"{request.method} is not possible at {request.url.path[:200]}: see /docs.",
         }.get(
             error.status_code if error.detail in ("Not Found", "Method Not Allowed") else 0, str(error.detail)
         )
@@ -184,7 +187,7 @@ def add_handlers(app: FastAPI) -> None:
         return failure(500, "the service failed on this request; its log says why, and it keeps running.")
 
 
-def _hit(hit: Hit, matches: bool) -> HitReply:
+def _hit(hit: Hit, matches: bool | None) -> HitReply:
     return HitReply(**_fields(hit.item), score=hit.score, details=dict(hit.details), matches=matches)
 
 

@@ -219,6 +219,14 @@ class Service:
         with self._changing() as index:
             return index.delete(ids)
 
+    def words(self) -> bool:
+        """Whether some item has a text: without one, there are no words to match."""
+        if self.index.count("text"):
+            return True
+        with suppress(Unavailable), deadline.within(COUNTING, self._stopped):
+            return bool(self.index.sample_items("image", "text is not null", 1))
+        return True
+
     def values(self) -> dict[str, list[Any]]:
         """The common values of each column of texts or booleans, most frequent first."""
         generation = self.index.generation
