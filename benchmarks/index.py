@@ -34,7 +34,7 @@ import torch
 from diptych.index.engines.embedded.approximate import NEIGHBOURS, WIDTH_ADD, WIDTH_SEARCH
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item, Vectors
-from diptych.index.query.lexical import fuse
+from diptych.index.query.words import fuse
 from diptych.progress import track
 
 Search = Callable[[Vectors], Any]

@@ -21,7 +21,7 @@ from diptych.data.decode import extra_formats
 from diptych.data.files import find_files
 from diptych.errors import StorageError
 from diptych.index.engines.opening import open_index
-from diptych.index.ingest import forecast
+from diptych.index.ingest import build
 from diptych.storage import storing
 
 
@@ -178,7 +178,7 @@ def test_folders_of_programs_are_left_out_and_counted(photos: Path, clip: Path) 
 def test_many_pictures_are_counted_and_timed_before_they_are_indexed(
     photos: Path, clip: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "MANY", 5)
+    monkeypatch.setattr(build, "MANY", 5)
     done = diptych("index", clip, photos)
     lines = done.stderr.splitlines()
     (said,) = [line for line in lines if "6 pictures to index, about " in line]
@@ -191,8 +191,8 @@ def test_many_pictures_are_counted_and_timed_before_they_are_indexed(
 def test_the_time_follows_from_a_sample(
     seconds: float, words: str, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "find_images", lambda folder: [f"{n}.png" for n in range(201)])
-    monkeypatch.setattr(forecast, "MANY", 100)
+    monkeypatch.setattr(build, "find_images", lambda folder: [f"{n}.png" for n in range(201)])
+    monkeypatch.setattr(build, "MANY", 100)
     now = [0.0]
 
     class Slow:
@@ -202,7 +202,7 @@ def test_the_time_follows_from_a_sample(
             now[0] += seconds * len(images)
             return np.zeros((len(images), 2))
 
-    said = forecast.forecast(Slow(), photos, "nowhere.index", clock=lambda: now[0])  # type: ignore[arg-type]
+    said = build.forecast(Slow(), photos, "nowhere.index", clock=lambda: now[0])  # type: ignore[arg-type]
     assert f"201 pictures to index, about {words}" in said
 
 

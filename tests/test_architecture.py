@@ -243,7 +243,7 @@ def without_torch(*modules: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_search_half_imports_no_torch() -> None:
     modules = {module_name(path) for path in FILES if layer(path) in SEARCH_HALF}
-    assert len(modules) > 150
+    assert len(modules) > 100
     done = without_torch(*sorted(modules))
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -16,7 +16,7 @@ from small import pictures
 
 from diptych.errors import IndexFault
 from diptych.index.engines.opening import open_index
-from diptych.index.ingest import moved
+from diptych.index.ingest import collection_files
 from diptych.index.ingest.build import index_collection
 from diptych.index.ingest.works import Built
 from diptych.runs.watch import look, watch_folder
@@ -134,7 +134,7 @@ def test_recognition_looks_at_contents_not_at_names(photos: Path, tmp_path: Path
         Image.new("RGB", (5, 5), (1, 2, 3)).save(file)
     built = index_collection(ColourModel(), new, tmp_path / "i")
     assert built.added == 4
-    assert moved.SHARE > 0
+    assert collection_files.SHARE > 0
 
 
 # --- removing

@@ -15,7 +15,7 @@ from commands import refused
 from resealed import VECTORS, make, reseal
 
 from diptych.errors import DiptychError, IndexFault
-from diptych.index.engines.embedded import checksums, connections, schema
+from diptych.index.engines.embedded import checksums, connections
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 
@@ -236,5 +236,8 @@ def test_a_thumbnail_that_is_a_number_allocates_nothing(folder: Path) -> None:
 
 
 def test_the_tables_are_those_of_the_format() -> None:
-    assert {name for kind, name, _ in schema._expected() if kind == "view"} == {"image_texts", "text_texts"}
-    assert not [name for kind, name, _ in schema._expected() if kind == "trigger"]
+    assert {name for kind, name, _ in connections._expected() if kind == "view"} == {
+        "image_texts",
+        "text_texts",
+    }
+    assert not [name for kind, name, _ in connections._expected() if kind == "trigger"]

@@ -14,7 +14,7 @@ from test_index_build import drawn
 
 from diptych.codes import pack
 from diptych.index.engines.coding import random_rotation
-from diptych.index.engines.embedded.code_table import CodeTable
+from diptych.index.engines.embedded.approximate import CodeTable
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import Item, Vectors

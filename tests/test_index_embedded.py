@@ -19,7 +19,6 @@ from diptych.index.engines.embedded import segments, words
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.opening import empty_index, index_exists, open_index
 from diptych.index.protocol import PRECISIONS, Index, Item, Precision, Vectors
-from diptych.index.query import lexical
 
 D = 24
 
@@ -142,7 +141,7 @@ def test_words_rank_by_bm25(tmp_path: Path) -> None:
 def test_common_words_are_left_out_while_others_remain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lexical, "COMMON", 10)
+    monkeypatch.setattr(words, "COMMON", 10)
     with EmbeddedIndex.create(tmp_path / "i", D) as index:
         texts = ["the dog" if n % 40 == 0 else "the thing" for n in range(200)]
         index.add([Item(f"i{n}", text=t) for n, t in enumerate(texts)], unit_rows(200))
@@ -153,7 +152,7 @@ def test_common_words_are_left_out_while_others_remain(
 
 
 def test_few_of_ever_new_words_are_remembered(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lexical, "COMMON", 10)
+    monkeypatch.setattr(words, "COMMON", 10)
     monkeypatch.setattr(words, "REMEMBERED", 20)
     for n in range(100):
         index.search_words(f"new{n} number", 5, kind="image")
@@ -315,10 +314,10 @@ def test_a_reader_does_not_see_half_an_operation(index: EmbeddedIndex) -> None:
     with EmbeddedIndex.open(index.path) as reader:
         before = reader.search(query, 50).ids
         with index._store.writing() as db:
-            from diptych.index.engines.embedded import writing
+            from diptych.index.engines.embedded import store
 
-            writing.remove(db, ["i0"])
-            writing.insert(db, index.path, index._layout, [Item("new")], query[None])
+            store.remove(db, ["i0"])
+            store.insert(db, index.path, index._layout, [Item("new")], query[None])
             assert reader.search(query, 50).ids == before
         assert reader.search(query, 1).ids == ["new"]
 

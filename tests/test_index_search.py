@@ -26,9 +26,9 @@ from diptych.index.query.cutoff import (
     calibrate,
     measure_cutoff,
 )
-from diptych.index.query.lexical import fuse
 from diptych.index.query.parse import parse_query
 from diptych.index.query.search import Searcher
+from diptych.index.query.words import fuse
 
 NAMES = list(WORDS)
 

@@ -17,7 +17,7 @@ from PIL import Image
 from resealed import VECTORS, D, make, reseal
 
 from diptych import machine
-from diptych.index.engines.embedded.code_table import CodeTable
+from diptych.index.engines.embedded.approximate import CodeTable
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import Item

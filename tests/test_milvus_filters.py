@@ -11,16 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.errors import SettingsError
-from diptych.index.engines.milvus.address import read_address
-from diptych.index.engines.milvus.cells import (
+from diptych.index.engines.milvus.pushdown import (
+    EVERY,
     TEXT_BYTES,
+    Parts,
     cells_of,
     digest_of,
     is_long,
     ordered_number,
     ordered_text,
+    wanted,
 )
-from diptych.index.engines.milvus.pushdown import EVERY, Parts, wanted
+from diptych.index.engines.milvus.server import read_address
 from diptych.index.engines.opening import shown
 from diptych.index.protocol import Item
 from diptych.index.query.filters import parse_filter

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from diptych.errors import DataError
-from diptych.index.ingest.overlap import Overlap, decoders
+from diptych.index.ingest.pipeline import Overlap, decoders
 
 
 class Log:

@@ -22,7 +22,7 @@ from diptych.data.formats import open_captions
 from diptych.errors import QueryError
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
-from diptych.index.ingest.exif import photo_facts
+from diptych.index.ingest.photos import photo_facts
 from diptych.index.models import open_model
 from diptych.index.query.filters import Condition, matches, parse_filter
 from diptych.model.adapter import TorchModel

@@ -13,8 +13,8 @@ from test_index_codes import vectors
 
 from diptych.errors import SettingsError
 from diptych.index.engines.embedded.index import EmbeddedIndex
-from diptych.index.engines.postgres.code_tables import written
 from diptych.index.engines.postgres.index import PostgresIndex
+from diptych.index.engines.postgres.ranking import written
 from diptych.index.protocol import Item
 
 D, N = 64, 1200

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from diptych.index.ingest.own_vectors import create_index
     from diptych.index.places import index_folder
     from diptych.index.protocol import Hits
-    from diptych.index.query.once import search
-    from diptych.index.query.search import Searcher
+    from diptych.index.query.search import Searcher, search
     from diptych.model.retriever import Retriever
     from diptych.runs.compare import compare
     from diptych.runs.train import train
@@ -97,7 +96,7 @@ _HOMES = {
     "index_folder": "index.places",
     "open_captions": "data.formats",
     "open_index": "index.engines.opening",
-    "search": "index.query.once",
+    "search": "index.query.search",
     "train": "runs.train",
 }
 

@@ -79,9 +79,9 @@ def embed(
     from diptych.encoders.known_names import recorded_name
     from diptych.index.models import check_probes, open_model
     from diptych.vectors import embed as embedding
+    from diptych.vectors.embed import Task, embed_on
     from diptych.vectors.on_ray import connected
     from diptych.vectors.sources import absolute, open_sources
-    from diptych.vectors.workers import Task, embed_on
 
     chosen = embedding.parse_part(part) if part else (1, 1)
     out = out.expanduser().resolve()

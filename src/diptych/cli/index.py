@@ -258,24 +258,24 @@ def remove(
     Images go with their texts. A later 'diptych index' adds what is still in the collection.
     """
     from diptych.index.engines.opening import open_index
-    from diptych.index.ingest import removal
+    from diptych.index.ingest import target
 
     if sum((bool(ids), collection is not None, condition is not None, missing)) != 1:
         raise click.UsageError("say what to remove in one way: by ids, --collection, --filter or --missing.")
     with open_index(place, writable=not dry_run) as opened:
-        whole = None if collection is None else removal.find_collection(opened, collection)
+        whole = None if collection is None else target.find_collection(opened, collection)
         if whole is not None:
             chosen = [id for id, _ in opened.contents(whole.number)]
         elif condition is not None:
-            chosen = removal.ids_that_pass(opened, condition)
+            chosen = target.ids_that_pass(opened, condition)
         else:
-            chosen = removal.missing_ids(opened) if missing else removal.known_ids(opened, ids)
+            chosen = target.missing_ids(opened) if missing else target.known_ids(opened, ids)
         if dry_run:
             for id in chosen:
                 echo(id)
             echo(f"{counted(len(chosen), 'item')} would be removed.", err=True)
             return
-        gone = removal.remove_items(opened, chosen)
+        gone = target.remove_items(opened, chosen)
         if whole is not None:
             opened.forget_collection(whole.number)
         left = f"{counted(len(opened), 'item')} {'is' if len(opened) == 1 else 'are'} left"

@@ -1,16 +1,18 @@
-"""What every engine does alike: what comes in is checked, some operations are made of others."""
+"""What every engine does alike: items, vectors and queries are checked, and hits are scored in float64."""
 
 from __future__ import annotations
 
+import json
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 import diptych
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError
@@ -224,3 +226,76 @@ def check_items(items: Sequence[Item], count: int) -> None:
         if item.kind not in KINDS:
             raise DataError(f"item '{item.id}' is of kind '{item.kind}': choose {' or '.join(KINDS)}.")
         seen.add(item.id)
+
+
+TIE = 2e-6  # scores of unit vectors in float32 that are closer may be equal: float64 and order of addition decide
+MAX_TIES = 4096  # tied candidates beyond the margin; of more, the earliest
+
+
+def rescore(stored: Vectors, query: Vectors) -> NDArray[np.float64]:
+    """Dot products of rows with one query in float64, one row at a time: the same whatever the batch was."""
+    result: NDArray[np.float64] = (stored.astype(np.float64) * query.astype(np.float64)).sum(axis=1)
+    return result
+
+
+MAX_COLUMNS = 2_000  # largest number of columns of an index: every filter and every page reads their list
+EXACT_INTEGER = 2**53  # beyond it float64 skips integers: such numbers are compared as integers
+
+
+def plain(id: str, name: object, value: Any) -> Any:
+    """A value as it is stored; raises when it cannot be."""
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, as they come out of label columns
+        value = value.tolist()
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if value != value or abs(value) == float("inf"):
+            raise DataError(f"item '{id}' has {value} in column '{name}': use null for a missing number.")
+        return value
+    if isinstance(value, list | tuple) and not any(isinstance(one, list | tuple | dict) for one in value):
+        values = [plain(id, name, one) for one in value]
+        if not any(isinstance(one, list) for one in values):  # of arrays
+            return values
+    raise DataError(
+        f"item '{id}' has a {type(value).__name__} in column '{name}': "
+        "metadata values are numbers, texts, true, false, null, or lists of these."
+    )
+
+
+def check_storable(id: str, metadata: Mapping[str, Any]) -> None:
+    """Raise when an id or a value of metadata cannot be stored, before an item is made of them."""
+    if "\x00" in id:
+        raise DataError(f"the id {id!r} holds a NUL character: remove it.")
+    for name, value in metadata.items():
+        plain(id, name, value)
+
+
+def check_column_count(count: int) -> None:
+    """Raise when an index would have more columns than one can be read in a moment."""
+    if count > MAX_COLUMNS:
+        raise DataError(
+            f"the index would have {count} metadata columns, the limit is {MAX_COLUMNS}: give items the same columns."
+        )
+
+
+def held_kinds(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """The kinds of value in each column, from (name, kind) of values; null is none."""
+    found: dict[str, set[str]] = {}
+    for name, kind in pairs:
+        found.setdefault(name, set()).update({kind} - {"null"})
+    return found
+
+
+def record(item: Item) -> tuple[Any, ...]:
+    """The stored columns of an item after its slot; raises when they cannot be stored."""
+    check_storable(item.id, {})
+    metadata = {str(name): plain(item.id, name, value) for name, value in item.metadata.items()}
+    data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
+    texts = (item.id, item.kind, item.path, item.text, item.image_id, data, item.content)
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"item {item.id!r} holds {error.object[error.start]!r}, which is not a character: remove it."
+        ) from error
+    return (*texts, item.collection)

@@ -136,8 +136,7 @@ def bring_up_to_date(
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
 
     from diptych.data.formats import divided, located
-    from diptych.index.ingest.build import index_collection
-    from diptych.index.ingest.forecast import forecast
+    from diptych.index.ingest.build import forecast, index_collection
 
     retriever = open_encoder(model, place, device, compute_precision, backend=backend, say=say)
     if expected := forecast(retriever, located(divided(path)[0]), place):

@@ -1,7 +1,8 @@
 """Embedding: one shard of a data set into one file of vectors, and a folder of them by as many processes as there are.
 
 ``embed_shard`` is all of it. What surrounds it only decides who calls it for which shard: one process for all, or
-``--shard i/n`` under Slurm or in a shell loop, or the workers of a Ray cluster (``on_ray.py``).
+``--shard i/n`` under Slurm or in a shell loop, or the workers of a Ray cluster (``on_ray.py``), each
+with one model.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from diptych.errors import DataError, SettingsError
 from diptych.index.ingest.collection_files import CollectionFiles
-from diptych.index.ingest.encoding import Encoder
-from diptych.index.ingest.pipeline import take_in
-from diptych.index.ingest.reading import Reader
-from diptych.index.ingest.works import ABSENT, NOT_FINITE, Work
+from diptych.index.ingest.pipeline import Reader, take_in
+from diptych.index.ingest.works import ABSENT, NOT_FINITE, Encoder, Work
+from diptych.index.models import open_model
 from diptych.index.protocol import Item
 from diptych.machine import record_root
 from diptych.model.protocol import Model, picture_side
@@ -30,12 +31,17 @@ from diptych.vectors.manifest import (
     Manifest,
     Receipt,
     complete_manifest,
+    is_vectors,
     join_manifest,
+    read_manifest,
     read_receipt,
     shard_file,
     write_receipt,
 )
-from diptych.vectors.sources import Opened, Sources
+from diptych.vectors.sources import Opened, Sources, open_sources
+
+if TYPE_CHECKING:
+    from diptych.vectors.on_ray import Cluster
 
 TEXTS = 4096  # encoded together
 
@@ -241,3 +247,59 @@ def _is_there(out: Path, receipt: Receipt) -> bool:
         return shard_file(out, receipt.name).stat().st_size == receipt.bytes
     except OSError:
         return False
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every worker needs to know; paths must mean the same on every machine."""
+
+    model: str
+    fingerprint: str
+    data: str
+    rows: int
+    out: Path
+    device: str
+    precision: str
+    backend: str | None
+    texts: bool
+    thumbnails: bool
+    batch_size: int
+
+
+def embed_on(cluster: Cluster, task: Task, names: Sequence[str], show_progress: bool) -> Iterable[Outcome]:
+    """Embed shards on a cluster."""
+    from diptych.vectors.on_ray import Lost
+
+    jobs = [(task, name) for name in names]
+    for number, result in cluster.run(embed_shard_of, jobs, "embed", show_progress):
+        yield names[number], result.reason if isinstance(result, Lost) else result
+
+
+def embed_shard_of(task: Task, name: str) -> Receipt | str:
+    """Embed one shard with the model of this process."""
+    model, sources = _prepared(task)
+    options: dict[str, Any] = {
+        "texts": task.texts, "thumbnails": task.thumbnails, "batch_size": task.batch_size
+    }  # fmt: skip
+    return embed_or_reason(model, sources, name, task.out, options)
+
+
+@lru_cache(maxsize=1)
+def _prepared(task: Task) -> tuple[Model, Sources]:
+    """The model and the data, opened once by each process."""
+    if not is_vectors(task.out) or read_manifest(task.out).fingerprint != task.fingerprint:
+        raise DataError(
+            f"a worker does not see {task.out} as this machine does: write to a file system that all of them share."
+        )
+    sources = open_sources(task.data, task.rows)
+    manifest = read_manifest(task.out)
+    if (sources.names, sources.digest) != (manifest.shards, manifest.data):
+        raise DataError(
+            f"a worker finds other data at {task.data} than this machine: use a file system that all share."
+        )
+    model = open_model(task.model, task.device, task.precision, backend=task.backend)
+    if model.fingerprint() != task.fingerprint:
+        raise DataError(
+            f"a worker finds another model at {task.model} than this machine: copy the same to all of them."
+        )
+    return model, sources

@@ -11,9 +11,8 @@ import numpy as np
 
 from diptych.data.arrays import as_rows, check_rows, unit_rows
 from diptych.errors import DataError, IndexFault
-from diptych.index.base import check_items
+from diptych.index.base import check_items, record
 from diptych.index.engines.opening import empty_index, index_exists, shown
-from diptych.index.metadata import record
 from diptych.index.protocol import Index, Item
 
 ROWS = 10_000  # written together

@@ -16,15 +16,13 @@ from diptych.addresses import PATIENCE, download
 from diptych.data.decode.opening import open_image
 from diptych.data.images import ImageLike, as_item
 from diptych.errors import IndexFault, QueryError
-from diptych.index.base import check_k, other_model
-from diptych.index.exact import rescore
+from diptych.index.base import check_k, other_model, rescore
 from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Query, Term, Vectors
-from diptych.index.query.bm25 import Tokenizer
 from diptych.index.query.cutoff import FEWEST_QUERIES, QUERIES, Background, Calibration, background, calibrate
 from diptych.index.query.filters import Filter
 from diptych.index.query.frames import one_per_video
-from diptych.index.query.lexical import fuse
 from diptych.index.query.parse import parse_query
+from diptych.index.query.words import Tokenizer, fuse
 from diptych.model.protocol import Model, pairs_of
 
 DEEPER = 4  # times as many items are asked for when those found are frames of too few videos
@@ -368,3 +366,31 @@ def as_query(query: str | Query | ImageLike) -> Query:
 
 def _unit(vector: Vectors) -> Vectors:
     return np.asarray(vector / max(float(np.linalg.norm(vector)), 1e-12), np.float32)
+
+
+def search(
+    place: str | Path,
+    query: str | Query | ImageLike,
+    k: int = 10,
+    *,
+    filter: str | Filter | None = None,
+    kind: Kind | None = "image",
+    hybrid: bool = False,
+    rerank: int = 0,
+    model: str | Path | None = None,
+    device: str = "auto",
+) -> Hits:
+    """The k best items of an index, or of a folder of pictures, for words, a picture, or an expression of both.
+
+    A folder is indexed first, as by ``index_folder``. ``filter`` is a condition on metadata, ``kind`` is "image",
+    "text" or None for both; ``hybrid`` adds BM25 over the texts, ``rerank`` re-ranks the top N hits with the model's
+    pair scorer. ``model`` replaces the model that the index records. A string is an expression, in which ``./a.jpg``
+    is a picture; a ``Path``, a picture or an array is one picture. For several queries, open a ``Searcher`` once.
+
+    Example::
+
+        hits = diptych.search("photos.index", "two parrots", k=5)
+        print(hits[0].item.id, hits[0].score)
+    """
+    with Searcher.open(place, model, device) as searcher:
+        return searcher.search(query, k, kind=kind, filter=filter, hybrid=hybrid, rerank=rerank)

@@ -1,4 +1,4 @@
-"""The SQLite side of the embedded index: items, full text, which rows are committed, which are gone.
+"""The SQLite side of the embedded index: items, full text, metadata columns, which rows are committed, which are gone.
 
 A change is committed when its SQLite transaction is: vectors are written and synced before the rows that
 refer to them. Write-ahead logging gives each reader a snapshot that no writer disturbs.
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import IndexFault
-from diptych.index.engines.embedded import checksums, schema
+from diptych.index.base import check_column_count, held_kinds, record
+from diptych.index.engines.embedded import checksums, connections
 from diptych.index.engines.embedded.connections import (
     FILE,
     PATIENCE,
@@ -26,11 +27,64 @@ from diptych.index.engines.embedded.connections import (
     limited,
     translating,
 )
-from diptych.index.engines.embedded.known_columns import record_columns
 from diptych.index.engines.embedded.segments import FILES
-from diptych.index.metadata import record
 from diptych.index.protocol import Item
+from diptych.index.query.filters import kind_of
 from diptych.storage import parse_json
+
+_KINDS = {  # kinds of metadata, by SQLite's names of JSON types
+    "integer": "number", "real": "number", "text": "text", "true": "boolean", "false": "boolean",
+    "array": "list", "null": "null",
+}  # fmt: skip
+
+
+def record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
+    """Add the columns of new items to those that are known."""
+    values = ((str(name), value) for item in items for name, value in item.metadata.items())
+    bare = ((name, value.tolist() if hasattr(value, "tolist") else value) for name, value in values)
+    found = db.execute("SELECT name, kinds FROM columns").fetchall()
+    known = {name: set(column_kinds(kinds)) for name, kinds in found}
+    held = held_kinds((name, kind_of(value)) for name, value in bare)
+    if held.keys() - known.keys():
+        check_column_count(len(held.keys() | known.keys()))
+    for name, kinds in held.items():
+        kinds = kinds | known.get(name, set())
+        if name not in known or kinds != known[name]:
+            db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
+
+
+def column_kinds(kinds: str) -> list[str]:
+    """The kinds of value that a column has held, from their record."""
+    try:
+        found: Any = parse_json(kinds)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(kind in _KINDS.values() for kind in found):
+        raise IndexFault(
+            f"the record of a metadata column of the index is damaged ({kinds[:40]!a}): copy the whole index again, "
+            "or index the collection again."
+        )
+    return [str(kind) for kind in found]
+
+
+def recount_columns(db: sqlite3.Connection) -> None:
+    """Record the columns that items have now, and forget those of items that are gone."""
+    found = db.execute("SELECT DISTINCT key, type FROM items, json_each(metadata)")
+    kinds = held_kinds((name, _KINDS.get(kind, "null")) for name, kind in found)  # no object is written
+    db.execute("DELETE FROM columns")
+    rows = ((name, json.dumps(sorted(held))) for name, held in kinds.items())
+    db.executemany("INSERT INTO columns VALUES (?, ?)", rows)
+
+
+def common_values(db: sqlite3.Connection, column: str, limit: int) -> list[tuple[str | bool, int]]:
+    """The most frequent texts and booleans of a metadata column; equally frequent ones in order."""
+    query = (
+        "SELECT type, value, count(*) FROM items, json_each(metadata) WHERE key = ? "
+        "AND type IN ('text', 'true', 'false') GROUP BY type, value ORDER BY count(*) DESC, value LIMIT ?"
+    )
+    rows = db.execute(query, (column, limit)).fetchall()
+    return [(value if kind == "text" else bool(value), count) for kind, value, count in rows]
+
 
 _ANEW = "copy the whole index again, or index the collection again."
 COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection, checksum, metadata_checksum"
@@ -65,9 +119,9 @@ class Catalog:
             db = connect(path, "rwc")
             try:
                 db.execute("PRAGMA journal_mode = WAL")
-                db.executescript(f"BEGIN IMMEDIATE; {schema.SCRIPT}")
+                db.executescript(f"BEGIN IMMEDIATE; {connections.SCRIPT}")
                 base = {
-                    "format": str(schema.FORMAT),
+                    "format": str(connections.FORMAT),
                     "generation": "0",
                     "epoch": "0",
                     "next_segment": "1",
@@ -249,7 +303,7 @@ def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
     checksums.count_dead(db, slots)
     for slot in slots:
         kind, text = db.execute("SELECT kind, text FROM items WHERE slot = ?", (slot,)).fetchone()
-        if not schema.kind(kind) or not schema.text(text):
+        if not connections.kind(kind) or not connections.text(text):
             raise IndexFault(f"an item of the index (slot {slot}) is damaged: {_ANEW}")
         db.execute(
             f"INSERT INTO {kind}_words({kind}_words, rowid, text) VALUES ('delete', ?, ?)", (slot, text)
@@ -272,7 +326,7 @@ def _listed(keys: Sequence[Any]) -> str:
 def item_of(row: tuple[Any, ...]) -> Item:
     """The item of a row of ``COLUMNS``, compared with its checksums."""
     slot, id, kind, path, text, image_id, metadata, content, collection = row[:9]
-    if not schema.fits(row, schema.ITEM) or _sums(slot, row[1:9]) != row[9:]:
+    if not connections.fits(row, connections.ITEM) or _sums(slot, row[1:9]) != row[9:]:
         raise IndexFault(f"the item {str(id)[:200]!a} of the index is damaged: {_ANEW}")
     columns = parse_json(metadata)
     if not isinstance(columns, dict):

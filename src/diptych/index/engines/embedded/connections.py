@@ -1,16 +1,188 @@
-"""Connections to the database of an index, which may come from a stranger, and SQLite's errors as sentences."""
+"""The database of an index, which may come from a stranger: connections, its tables, SQLite's errors as sentences.
+
+SQLite keeps each ``CREATE`` statement as it was written, so two catalogs of one format have the same statements: a
+view in the place of a table, a trigger, a column that computes something or another collation is another statement.
+The rows of the small tables are read with ``rows`` only, which checks the type and range of every value.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from diptych.errors import IndexFault, StorageError
 from diptych.index import deadline
-from diptych.index.engines.embedded import checksums, schema
+from diptych.index.engines.embedded import checksums
+from diptych.index.engines.embedded.checksums import damaged
+from diptych.index.protocol import KINDS, PRECISIONS
+
+FORMAT = 2  # version of the index folder; raised when an old folder can no longer be read
+_TABLES = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE segments(
+  number INTEGER PRIMARY KEY, kind TEXT NOT NULL, rows INTEGER NOT NULL, file TEXT NOT NULL);
+CREATE TABLE blocks(
+  segment INTEGER, start INTEGER, rows INTEGER NOT NULL, checksum INTEGER NOT NULL,
+  PRIMARY KEY(segment, start)) WITHOUT ROWID;
+CREATE TABLE items(
+  slot INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, path TEXT NOT NULL,
+  text TEXT NOT NULL, image_id TEXT NOT NULL, metadata TEXT NOT NULL, content TEXT NOT NULL,
+  collection INTEGER NOT NULL, checksum INTEGER NOT NULL, metadata_checksum INTEGER NOT NULL);
+CREATE INDEX texts_of_image ON items(image_id) WHERE image_id != '';
+CREATE TABLE thumbnails(slot INTEGER PRIMARY KEY, jpeg BLOB NOT NULL, checksum INTEGER NOT NULL);
+CREATE TABLE dead(serial INTEGER PRIMARY KEY, slot INTEGER NOT NULL UNIQUE);
+CREATE TABLE columns(name TEXT PRIMARY KEY, kinds TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE collections(number INTEGER PRIMARY KEY, name TEXT NOT NULL, root TEXT NOT NULL);
+CREATE TABLE graphs(
+  kind TEXT PRIMARY KEY, file TEXT NOT NULL, rows INTEGER NOT NULL, size INTEGER NOT NULL,
+  checksum INTEGER NOT NULL, covers TEXT NOT NULL) WITHOUT ROWID;
+"""
+# one full-text table a kind: document frequencies of images do not mix with those of their single texts
+_WORDS = """
+CREATE VIEW {kind}_texts AS SELECT slot, text FROM items WHERE kind = '{kind}';
+CREATE VIRTUAL TABLE {kind}_words USING fts5(text, content='{kind}_texts', content_rowid='slot',
+  tokenize='porter unicode61 remove_diacritics 2');
+"""
+SCRIPT = _TABLES + "".join(_WORDS.format(kind=kind) for kind in KINDS)
+_FACTS = ("created", "dead_sum", "digest", "fingerprint", "id", "model", "version")  # any text
+_NUMBER = re.compile(r"[0-9]{1,18}")
+MAX_DIMENSION = 1 << 24  # of a vector: 64 MB
+MAX_ROWS = (1 << 32) - 1  # of a segment: ``ROW_BITS`` of a slot
+MAX_SEGMENT = (1 << 31) - 1  # its number, the other bits of a slot
+Test = Callable[[Any], bool]
+
+
+def check(db: sqlite3.Connection, folder: Path) -> None:
+    """Raise unless a catalog has exactly the tables, indexes and views of this format; nothing else is read of it."""
+    found = _objects(db)
+    if found == _expected():
+        return
+    meta = ("table", "meta", "meta")
+    if found.get(meta) == _expected()[meta] and not any(kind == "trigger" for kind, _, _ in found):
+        query = "SELECT value FROM meta WHERE key = 'format'"
+        check_format(folder, db.execute(query).fetchone())
+    odd = {key for key, _ in set(found.items()) ^ set(_expected().items())}
+    kind, name, _ = min(odd, key=lambda key: (key in _expected(), key[0] == "index", key))
+    what = f"the {kind} {name[:60]!a} is not one that diptych makes, or it is missing"
+    raise damaged(folder / "index.db", what)
+
+
+def check_format(folder: Path, found: tuple[Any, ...] | None) -> None:
+    """Raise for an index of another version's format."""
+    if found is None or found[0] != str(FORMAT):
+        raise IndexFault(
+            f"{folder} has index format {str(found and found[0])[:20]!a}, this version reads {FORMAT}: "
+            "update diptych, or index the collection again."
+        )
+
+
+@cache
+def _expected() -> dict[tuple[str, str, str], str]:
+    db = sqlite3.connect(":memory:")
+    try:
+        db.executescript(SCRIPT)
+        return _objects(db)
+    finally:
+        db.close()
+
+
+def _objects(db: sqlite3.Connection) -> dict[tuple[str, str, str], str]:
+    """(type, name, table) → statement of all that a catalog defines, blanks and quotes apart."""
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 100"
+    return {
+        (str(kind), str(name), str(table)): " ".join(str(sql or "").replace("'", '"').split())
+        for kind, name, table, sql in db.execute(query)
+    }
+
+
+def whole(low: int, high: int) -> Test:
+    """A test for an integer from one number to another."""
+    return lambda value: type(value) is int and low <= value <= high
+
+
+def text(value: Any) -> bool:
+    """Whether a value is a text."""
+    return isinstance(value, str)
+
+
+def kind(value: Any) -> bool:
+    """Whether a value names a kind of item."""
+    return value in KINDS
+
+
+_SIZE, _SUM, _COUNT = whole(0, (1 << 63) - 1), whole(0, (1 << 32) - 1), whole(0, MAX_ROWS)
+ITEM: tuple[Test, ...] = (_SIZE, text, kind, text, text, text, text, text, _COUNT, _SUM, _SUM)
+_ROWS: dict[str, tuple[str, tuple[Test, ...]]] = {
+    "meta": ("SELECT key, value FROM meta", (text, text)),
+    "segments": (
+        "SELECT number, kind, rows, file FROM segments ORDER BY number",
+        (
+            whole(0, MAX_SEGMENT),
+            kind,
+            _COUNT,
+            lambda value: True,
+        ),  # the name is checked with its own sentence
+    ),
+    "blocks": (
+        "SELECT start, rows, checksum FROM blocks WHERE segment = ? AND start >= ? ORDER BY start",
+        (_COUNT, whole(1, MAX_ROWS), _SUM),
+    ),
+    "graphs": (
+        "SELECT kind, file, rows, size, covers, checksum FROM graphs",
+        (kind, lambda value: True, _SIZE, _SIZE, text, _SUM),
+    ),
+    "collections": ("SELECT number, name, root FROM collections ORDER BY number", (_COUNT, text, text)),
+    "columns": ("SELECT name, kinds FROM columns ORDER BY name", (text, text)),
+    "dead": ("SELECT slot FROM dead WHERE serial > ?", (_SIZE,)),
+}
+
+
+def rows(db: sqlite3.Connection, folder: Path, table: str, values: tuple[int, ...] = ()) -> list[Any]:
+    """All rows of a small table, or those that ``values`` choose, each value of its type and in its range."""
+    query, tests = _ROWS[table]
+    found = db.execute(query, values).fetchall()
+    for row in found:
+        if not fits(row, tests):
+            raise damaged(folder, f"a row of {table} in its catalog, {ascii(row)[:80]}")
+    return found
+
+
+def fits(row: tuple[Any, ...], tests: tuple[Test, ...]) -> bool:
+    """Whether each value passes its test."""
+    return all(test(value) for test, value in zip(tests, row, strict=True))
+
+
+def facts(db: sqlite3.Connection, folder: Path) -> dict[str, str]:
+    """All that the index says of itself; what it must say is there, and numbers are numbers."""
+    found: dict[str, str] = dict(rows(db, folder, "meta"))
+    check_format(folder, (found.get("format"),))
+    for name in ("dimension", "generation", "epoch", "next_segment"):
+        number(folder, found, name)
+    wrong = next((name for name in _FACTS if name not in found), None)
+    if found.get("precision") not in PRECISIONS:
+        wrong = "precision"
+    elif not 1 <= int(found["dimension"]) <= MAX_DIMENSION:
+        wrong = "dimension"
+    elif int(found["next_segment"]) > MAX_SEGMENT // 2:  # half of the numbers are left to be used
+        wrong = "next_segment"
+    if wrong is not None:
+        raise damaged(folder, f"the fact '{wrong}' of its catalog, {ascii(found.get(wrong))[:40]}")
+    return found
+
+
+def number(folder: Path, found: dict[str, str], name: str) -> int:
+    """A fact that is a number."""
+    value = found.get(name, "")
+    if not _NUMBER.fullmatch(value):
+        raise damaged(folder, f"the fact '{name}' of its catalog, {ascii(value)[:40]}")
+    return int(value)
+
 
 FILE = "index.db"
 # steps of SQLite's machine between two looks at the clock, each of which waits for the interpreter
@@ -52,7 +224,7 @@ def connect_checked(path: Path, mode: str) -> sqlite3.Connection:
     db = connect(path, mode)
     try:
         with limited(db, path):
-            schema.check(db, path.parent)
+            check(db, path.parent)
         return db
     except BaseException:
         db.close()
@@ -74,7 +246,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
         )
     db = connect(path, "ro&immutable=1", Frozen)
     try:
-        schema.check(db, path.parent)
+        check(db, path.parent)
     except BaseException:
         db.close()
         raise

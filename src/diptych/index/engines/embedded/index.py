@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from diptych.index.base import Engine, Samples, check_k, check_limit
-from diptych.index.engines.embedded import catalog, checksums, known_columns, schema, writing
+from diptych.index.base import Engine, Samples, check_k, check_limit, rescore
+from diptych.index.engines.embedded import catalog, checksums, connections, store
 from diptych.index.engines.embedded.approximate import Graphs, is_codes, is_stale
 from diptych.index.engines.embedded.columns import MetadataColumns
 from diptych.index.engines.embedded.scan import fetch, scan
@@ -19,7 +19,6 @@ from diptych.index.engines.embedded.store import ATTEMPTS, Store
 from diptych.index.engines.embedded.verify import verify
 from diptych.index.engines.embedded.words import Words
 from diptych.index.engines.pairs import best_pairs
-from diptych.index.exact import rescore
 from diptych.index.protocol import (
     KINDS,
     Collection,
@@ -82,8 +81,8 @@ class EmbeddedIndex(Engine):
             lambda state, db: (
                 state,
                 (
-                    schema.rows(db, self.path, "columns"),
-                    schema.rows(db, self.path, "collections"),
+                    connections.rows(db, self.path, "columns"),
+                    connections.rows(db, self.path, "collections"),
                 ),
             )
         )
@@ -92,7 +91,7 @@ class EmbeddedIndex(Engine):
             counts={kind: state.count(kind) for kind in KINDS},
             deleted=sum(len(s.gone) for s in state.segments),
             size=self._store.size(),
-            columns={name: tuple(known_columns.column_kinds(kinds)) for name, kinds in columns},
+            columns={name: tuple(catalog.column_kinds(kinds)) for name, kinds in columns},
             collections=tuple(Collection(*row) for row in collections),
             approximate={graph.kind: graph.rows for graph in state.graphs},
             coded=tuple(graph.kind for graph in state.graphs if is_codes(graph)),
@@ -117,7 +116,7 @@ class EmbeddedIndex(Engine):
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items by id and say how many were there; texts of a removed image go with it."""
         with self._store.writing() as db:
-            return writing.remove(db, ids)
+            return store.remove(db, ids)
 
     def compact(self, *, show_progress: bool = False) -> int:
         """Give back the space of removed rows and forget their columns; the number of bytes freed.
@@ -127,9 +126,9 @@ class EmbeddedIndex(Engine):
         before = self._store.size()
         with self._store.alone() as state:
             with self._store.writing() as db:
-                old, moves = writing.compact(db, self.path, self._layout, state, show_progress)
+                old, moves = store.compact(db, self.path, self._layout, state, show_progress)
                 graphs = self._graphs.follow(db, state, old, moves)
-                known_columns.recount_columns(db)
+                catalog.recount_columns(db)
             self._store.drop([s.file for s in old] + [graph.file for graph in graphs])
             self._store.shrink()
         return max(0, before - self._store.size())
@@ -244,7 +243,7 @@ class EmbeddedIndex(Engine):
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
         """The most frequent texts and booleans of a metadata column, and how many items have each."""
-        return self._read(lambda state, db: known_columns.common_values(db, column, limit))
+        return self._read(lambda state, db: catalog.common_values(db, column, limit))
 
     def sample(
         self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
@@ -320,7 +319,7 @@ class EmbeddedIndex(Engine):
             if present and not replace:
                 raise self._already(next(iter(present)))
             catalog.remove_slots(db, present.values())
-            writing.insert(db, self.path, self._layout, items, rows)
+            store.insert(db, self.path, self._layout, items, rows)
 
     def _root(self, collection: int) -> str:
         query = "SELECT root FROM collections WHERE number = ?"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.index.engines.embedded import schema
+from diptych.index.engines.embedded import connections
 from diptych.index.engines.embedded.catalog import replaced
 from diptych.index.engines.embedded.checksums import damaged, slot_sum, small_digest
 from diptych.index.engines.embedded.segments import FILES, ROW_BITS, Blocks, Mapped, RowLayout, attach
@@ -118,21 +118,21 @@ def read_state(
         return before
     if facts.get("digest") != small_digest(db):
         raise damaged(folder)
-    generation, epoch = (schema.number(folder, facts, name) for name in ("generation", "epoch"))
+    generation, epoch = (connections.number(folder, facts, name) for name in ("generation", "epoch"))
     if before is not None and before.generation > generation:  # another thread is ahead of this snapshot
         before = None
     known = {s.number: s for s in before.segments} if before is not None and before.epoch == epoch else {}
     last = before.last_dead if before is not None and known else 0
-    dead = np.array([slot for (slot,) in schema.rows(db, folder, "dead", (last,))], np.int64)
+    dead = np.array([slot for (slot,) in connections.rows(db, folder, "dead", (last,))], np.int64)
     last = db.execute("SELECT coalesce(max(serial), 0) FROM dead").fetchone()[0]
     total = slot_sum(dead) + (before.dead_sum if before is not None and known else 0)
     if str(total) != facts.get("dead_sum"):
         raise damaged(folder)
     segments = [
         _segment(db, folder, layout, row, known.get(row[0]), dead)
-        for row in schema.rows(db, folder, "segments")
+        for row in connections.rows(db, folder, "segments")
     ]
-    if segments and segments[-1].number >= schema.number(folder, facts, "next_segment"):
+    if segments and segments[-1].number >= connections.number(folder, facts, "next_segment"):
         raise damaged(folder, "the number of its next segment is taken")
     return State(generation, epoch, tuple(segments), last, total, _read_graphs(db, folder))
 
@@ -166,18 +166,18 @@ def _segment(
     if blocks is None:
         blocks = Blocks(path, layout, mapped, None if old is None else old.blocks)
         have = 0 if old is None else len(old)
-        blocks.extend(schema.rows(db, folder, "blocks", (number, have)))
+        blocks.extend(connections.rows(db, folder, "blocks", (number, have)))
     return Segment(number, kind, file, layout, mapped, blocks, gone)
 
 
 def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:
     graphs = []
     signed = dict(db.execute("SELECT key, value FROM meta WHERE key LIKE 'signature-%'").fetchall())
-    for kind, file, rows, size, covers, checksum in schema.rows(db, folder, "graphs"):
+    for kind, file, rows, size, covers, checksum in connections.rows(db, folder, "graphs"):
         name = FILES.path(folder, file).name
         covered = parse_json(covers)
         if not isinstance(covered, dict) or not all(
-            key.isdecimal() and len(key) < 12 and type(count) is int and 0 <= count <= schema.MAX_ROWS
+            key.isdecimal() and len(key) < 12 and type(count) is int and 0 <= count <= connections.MAX_ROWS
             for key, count in covered.items()
         ):
             raise damaged(folder, f"the rows that {name} covers")

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from diptych.errors import IndexFault
-from diptych.index.engines.embedded import catalog, checksums, connections, schema
+from diptych.index.engines.embedded import catalog, checksums, connections
 from diptych.index.engines.embedded.segments import FILES, RowLayout, checksum, slot_of
 from diptych.index.engines.embedded.state import State
 from diptych.index.protocol import KINDS
@@ -72,7 +72,7 @@ def _sums(state: State, db: sqlite3.Connection, folder: Path) -> list[str]:
     stray = _count(db, "SELECT count(*) FROM thumbnails WHERE slot NOT IN (SELECT slot FROM items)")
     if stray:
         faults.append(f"{stray} thumbnails belong to no item.")
-    facts = schema.facts(db, folder)
+    facts = connections.facts(db, folder)
     if facts.get("columns_digest") != checksums.columns_digest(db):
         faults.append("the list of metadata columns is damaged.")
     return faults + _word_faults(folder)

@@ -11,7 +11,7 @@ import numpy as np
 from diptych.index.engines.embedded.segments import ROW_BITS
 from diptych.index.engines.embedded.state import Selection, State
 from diptych.index.protocol import KINDS, Kind
-from diptych.index.query import lexical
+from diptych.index.query.words import COMMON, COMMON_SHARE, words_of
 
 REMEMBERED = 10_000  # words of which is known whether they are common; a service sees ever new ones
 
@@ -40,7 +40,7 @@ class Words:
         """(slot, BM25) of the k best items that have a word of the text, best first."""
         best: list[tuple[int, float]] = []
         for one in KINDS if kind is None else (kind,):
-            words = lexical.words_of(text)
+            words = words_of(text)
             telling = [word for word in words if not self._is_common(state, db, one, word)]
             # quoted: nothing a user wrote is read as an operator
             expression = " OR ".join(f'"{word}"' for word in telling or words)
@@ -49,7 +49,7 @@ class Words:
         return sorted(best, key=lambda pair: -pair[1])[:k]  # of equal ones the images first
 
     def _is_common(self, state: State, db: sqlite3.Connection, kind: Kind, word: str) -> bool:
-        most = max(lexical.COMMON, state.count(kind) // lexical.COMMON_SHARE)
+        most = max(COMMON, state.count(kind) // COMMON_SHARE)
         if state.count(kind) <= most:
             return False
         with self._lock:

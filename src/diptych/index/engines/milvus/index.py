@@ -14,12 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diptych.errors import IndexFault, SettingsError
-from diptych.index.base import Engine, Samples, check_k, check_limit, new_facts
-from diptych.index.engines.milvus import making, reading
-from diptych.index.engines.milvus.address import read_address
-from diptych.index.engines.milvus.cells import key_of
+from diptych.index.base import Engine, Samples, check_k, check_limit, held_kinds, new_facts
+from diptych.index.engines.milvus import facts, ranking
 from diptych.index.engines.milvus.facts import IndexFacts, picture_rows
-from diptych.index.engines.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Wanted, keys, wanted
+from diptych.index.engines.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Wanted, key_of, keys, wanted
 from diptych.index.engines.milvus.ranking import Nearest, best_words, check_depth
 from diptych.index.engines.milvus.rows import (
     Row,
@@ -28,12 +26,11 @@ from diptych.index.engines.milvus.rows import (
     row,
     vectors_of,
 )
-from diptych.index.engines.milvus.server import Server
+from diptych.index.engines.milvus.server import Server, read_address
 from diptych.index.engines.milvus.table import STRONG, drop_quietly
-from diptych.index.metadata import held_kinds
 from diptych.index.protocol import KINDS, Collection, Hits, IndexInfo, Item, Kind, Pair, Precision, Vectors
 from diptych.index.query.filters import Filter, kind_of, parse_filter
-from diptych.index.query.lexical import words_of
+from diptych.index.query.words import words_of
 from diptych.progress import track
 
 
@@ -49,14 +46,14 @@ class MilvusIndex(Engine):
         self._address = read_address(url)
         self._server, self._writable = Server(self._address), writable
         self.path = self._server.label
-        self._items, self._meta = making.tables(self._server)
+        self._items, self._meta = facts.tables(self._server)
         self._facts_of_index = IndexFacts(self._meta)
         self._samples, self._serial, self._serials = Samples(), 0, threading.Lock()
         try:
-            self._facts = making.read_facts(self._items)
+            self._facts = facts.read_facts(self._items)
             self._dimension = int(self._facts["dimension"])
             self._parts = Parts(int(self._facts["partitions"]), self._facts["partition_by"])
-            self._graph = making.prepare(self._items, self._meta, self._facts, writable)
+            self._graph = facts.prepare(self._items, self._meta, self._facts, writable)
         except BaseException:
             self.close()
             raise
@@ -74,18 +71,18 @@ class MilvusIndex(Engine):
         """A new, empty index, open for writing; an index that is already there is refused."""
         check_storable(dimension, precision)
         address = read_address(url)
-        facts = {
+        about = {
             **new_facts(dimension, precision, model, fingerprint),
             "partitions": str(address.partitions),
             "partition_by": address.partition_by,
         }
         server = Server(address)
         try:
-            making.make(server, facts)
+            facts.make(server, about)
             try:
                 return cls(url, writable=True)
             except SettingsError:  # options that this server cannot meet: leave nothing behind
-                for table in making.tables(server):
+                for table in facts.tables(server):
                     drop_quietly(table)
                 raise
         finally:
@@ -96,7 +93,7 @@ class MilvusIndex(Engine):
         """Whether there is an index to open."""
         server = Server(read_address(url))
         try:
-            return making.tables(server)[0].exists()
+            return facts.tables(server)[0].exists()
         finally:
             server.close()
 
@@ -123,7 +120,7 @@ class MilvusIndex(Engine):
         """Items present, of one kind or of all; with a filter, those that pass."""
         if filter is None:
             return self._items.count(wanted(kind, None, ()).expression)
-        return reading.passing(self._items, self._wanted(kind, filter))
+        return ranking.passing(self._items, self._wanted(kind, filter))
 
     # ------------------------------------------------------------------ changing
 
@@ -182,7 +179,7 @@ class MilvusIndex(Engine):
         if asked == self._graph:
             return
         for _ in track([kind], "approximate index", 1, show_progress):
-            making.change_graph(self._items, self._graph, asked)
+            facts.change_graph(self._items, self._graph, asked)
             self._graph = asked
         self._facts_of_index.count_change()
 
@@ -191,7 +188,7 @@ class MilvusIndex(Engine):
         self._check_writable()
         held: dict[str, set[str]] = {}
         owners: set[tuple[str, int]] = set()
-        pieces = self._items.rows(EVERY, ["item", "serial", "pictures"], reading.ITEM_BYTES)
+        pieces = self._items.rows(EVERY, ["item", "serial", "pictures"], ranking.ITEM_BYTES)
         for piece in track(pieces, "pieces of the index", None, show_progress):
             for one in piece:
                 values = ((name, kind_of(value)) for name, value in item_of(one).metadata.items())
@@ -229,7 +226,7 @@ class MilvusIndex(Engine):
         """(id, content) of every item of a collection, for a re-index to compare."""
         one_kind = "" if kind is None else f" and kind == {KIND_NUMBERS[kind]}"
         for piece in self._items.rows(
-            f"collection == {int(collection)}{one_kind}", ["item"], reading.ITEM_BYTES
+            f"collection == {int(collection)}{one_kind}", ["item"], ranking.ITEM_BYTES
         ):
             yield from ((one.id, one.content) for one in map(item_of, piece))
 
@@ -262,7 +259,7 @@ class MilvusIndex(Engine):
         check_k(k)
         check_depth(k)
         if not self._facts["words"]:
-            self._server.needs(making.WORDS, "full-text search (--hybrid)")
+            self._server.needs(facts.WORDS, "full-text search (--hybrid)")
             raise SettingsError(
                 f"{self.path} was made by a server without full-text search: index the collection again under another "
                 "name, or search without --hybrid."
@@ -272,7 +269,7 @@ class MilvusIndex(Engine):
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
         """The most frequent texts and booleans of a metadata column; in a large index their numbers are estimates."""
-        return reading.common_values(self._items, column, limit)
+        return ranking.common_values(self._items, column, limit)
 
     def sample(
         self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
@@ -280,7 +277,7 @@ class MilvusIndex(Engine):
         """Vectors of up to ``size`` items spread evenly over the index, the same for the same state."""
 
         def make() -> Vectors:
-            chosen = reading.spread(self._items, self._wanted(kind, filter), size)
+            chosen = ranking.spread(self._items, self._wanted(kind, filter), size)
             found = self._items.pick(chosen, ["vector", "serial"])
             return vectors_of([found[key] for key in chosen if key in found], self._dimension)
 
@@ -290,7 +287,7 @@ class MilvusIndex(Engine):
         self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 24
     ) -> list[Item]:
         """The items whose vectors ``sample`` gives, in the same order."""
-        chosen = reading.spread(self._items, self._wanted(kind, filter), size)
+        chosen = ranking.spread(self._items, self._wanted(kind, filter), size)
         found = self._items.pick(chosen, ["item", "serial"])
         return [item_of(found[key]) for key in chosen if key in found]
 
@@ -307,13 +304,13 @@ class MilvusIndex(Engine):
         The vectors of the kind are brought here for it: the server has no way to compare all with all.
         """
         check_limit(limit)
-        return reading.pairs(
+        return ranking.pairs(
             self._items, wanted(kind, None, ()), self._dimension, threshold, limit, show_progress
         )
 
     def verify(self, *, show_progress: bool = False) -> list[str]:
         """Read everything and compare it with its checksums: one sentence per fault."""
-        return reading.faults(self._items, self._meta, self._dimension, show_progress)
+        return ranking.faults(self._items, self._meta, self._dimension, show_progress)
 
     def close(self) -> None:
         """Close the connection; idempotent."""

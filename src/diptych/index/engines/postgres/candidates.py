@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.index.base import TIE, rescore
 from diptych.index.engines.postgres.records import item, rows_of
-from diptych.index.exact import TIE, rescore
 from diptych.index.protocol import Hit, Hits, Vectors
 
 MARGIN = 32  # candidates beyond k that are scored again: the server's float32 must not decide who is in

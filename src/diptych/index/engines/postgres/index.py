@@ -14,17 +14,14 @@ from typing import Any
 import numpy as np
 
 from diptych.errors import IndexFault
-from diptych.index.base import Engine, Samples, check_k, check_limit, new_facts
+from diptych.index.base import MAX_TIES, Engine, Samples, check_k, check_limit, new_facts
 from diptych.index.engines.pairs import best_pairs
 from diptych.index.engines.postgres import ranking, tables
 from diptych.index.engines.postgres.candidates import MARGIN, Candidates, hits_of, is_crowded, scored
-from diptych.index.engines.postgres.code_tables import CodeTables
 from diptych.index.engines.postgres.database import Connection, Database, HalfVector, Vector
-from diptych.index.engines.postgres.pushdown import condition, storable
-from diptych.index.engines.postgres.ranking import Chosen
-from diptych.index.engines.postgres.records import records, rows_of, storable_ids
+from diptych.index.engines.postgres.ranking import Chosen, CodeTables
+from diptych.index.engines.postgres.records import condition, records, rows_of, storable, storable_ids
 from diptych.index.engines.postgres.tables import Tables
-from diptych.index.exact import MAX_TIES
 from diptych.index.protocol import (
     KINDS,
     Collection,
@@ -37,8 +34,8 @@ from diptych.index.protocol import (
     Precision,
     Vectors,
 )
-from diptych.index.query.bm25 import Tokenizer
 from diptych.index.query.filters import Filter, parse_filter
+from diptych.index.query.words import Tokenizer
 from diptych.progress import track
 
 LEAST_EF, MAX_EF = 250, 1000  # candidates an HNSW search keeps; the second is pgvector's limit

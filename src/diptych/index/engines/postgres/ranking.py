@@ -1,18 +1,26 @@
-"""The SQL that ranks: nearest vectors, best words, and an even sample, each over what a filter selects."""
+"""The SQL that ranks: nearest vectors, best words, and an even sample, each over what a filter selects.
+
+Binary codes are packed ``bit`` columns, compared by pgvector's Hamming distance (XOR and popcount). A kind has a table
+``codes_<kind>`` of (serial, code) and a row of ``code_bases`` with the mean and the rotation that made its codes. Codes
+go with their vectors (a foreign key); whoever adds vectors adds their codes in the same transaction. The nearest codes
+are the shortlist whose stored vectors decide.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from diptych.codes import Codes
+from diptych.index.engines.coding import FACTOR, PROPOSALS, Coder
 from diptych.index.engines.postgres.database import Connection
-from diptych.index.engines.postgres.records import COLUMNS, item
+from diptych.index.engines.postgres.records import COLUMNS, item, rows_of
 from diptych.index.engines.postgres.tables import Tables
-from diptych.index.protocol import Item, Kind
-from diptych.index.query.bm25 import K1, LEAST_IDF, B
-from diptych.index.query.lexical import COMMON, COMMON_SHARE
+from diptych.index.protocol import KINDS, Item, Kind, Vectors
+from diptych.index.query.words import COMMON, COMMON_SHARE, K1, LEAST_IDF, B
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +122,114 @@ def sample(db: Connection, tables: Tables, chosen: Chosen, size: int) -> list[An
     query = tables.sql("SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial")
     rows = db.execute(query, (spread(db, tables, chosen, size),), binary=True).fetchall()
     return [vector for (vector,) in rows]
+
+
+PIECE = 10_000  # vectors coded at once
+
+
+class CodeTables:
+    """The tables of codes of one index; each call runs inside the caller's transaction."""
+
+    def __init__(self, tables: Tables, dimension: int) -> None:
+        self.tables, self.dimension = tables, dimension
+        self._coders: dict[tuple[str, int], Coder] = {}  # by kind and the number of its table
+
+    def kinds(self, db: Connection) -> dict[str, int]:
+        """Kinds that have codes, and the server's number of their table, which a new table changes."""
+        schema = self.tables.schema
+        names = [f"{schema}.code_bases", *(f"{schema}.codes_{kind}" for kind in KINDS)]
+        query = (
+            "SELECT to_regclass(name)::oid::bigint FROM unnest(%s::text[]) WITH ORDINALITY n(name, place) "
+        )
+        base, *found = [number for (number,) in db.execute(f"{query} ORDER BY place", (names,)).fetchall()]
+        if base is None:
+            return {}
+        return {kind: number for kind, number in zip(KINDS, found, strict=True) if number is not None}
+
+    def build(self, db: Connection, kind: Kind) -> None:
+        """Code every vector of a kind, unless that is done."""
+        if kind in self.kinds(db):
+            return
+        mean = "SELECT avg(vector) FROM {s}.vectors WHERE kind = %s"
+        found = db.execute(self.tables.sql(mean), (kind,), binary=True).fetchone()[0]
+        middle = np.zeros(self.dimension) if found is None else found.to_numpy()
+        coder = Coder.around(np.asarray(middle, np.float32))
+        for statement in (
+            "CREATE TABLE IF NOT EXISTS {s}.code_bases(kind text PRIMARY KEY, mean bytea NOT NULL, "
+            "rotation bytea NOT NULL)",
+            f"CREATE TABLE {{s}}.codes_{kind}(serial bigint PRIMARY KEY REFERENCES {{s}}.vectors ON DELETE CASCADE, "
+            f"code bit({coder.bits}) NOT NULL)",
+        ):
+            db.execute(self.tables.sql(statement))
+        keep = self.tables.sql("INSERT INTO {s}.code_bases VALUES (%s, %s, %s)")
+        db.execute(keep, (kind, *(part.astype("<f4").tobytes() for part in (coder.mean, coder.rotation))))
+        self._fill(db, kind, coder, 0)
+
+    def follow(self, db: Connection, first: int) -> None:
+        """Code the vectors that were added from a serial on."""
+        for kind, number in self.kinds(db).items():
+            self._fill(db, kind, self._coder(db, kind, number), first)
+
+    def drop(self, db: Connection, kind: Kind) -> None:
+        """Forget the codes of a kind."""
+        if kind in self.kinds(db):
+            db.execute(self.tables.sql(f"DROP TABLE {{s}}.codes_{kind}"))
+            db.execute(self.tables.sql("DELETE FROM {s}.code_bases WHERE kind = %s"), (kind,))
+
+    def nearest(self, db: Connection, kind: Kind, queries: Vectors, k: int) -> list[Any]:
+        """A cursor over (serial, vector, item …) of the nearest codes for each query, unordered."""
+        coder = self._coder(db, kind, self.kinds(db)[kind])
+        statement = self.tables.sql(
+            f"SELECT serial, v.vector, {COLUMNS} FROM (SELECT serial FROM {{s}}.codes_{kind} "
+            f"ORDER BY code <~> %(code)s::bit({coder.bits}), serial LIMIT %(count)s) best "
+            "JOIN {s}.vectors v USING (serial) JOIN {s}.items USING (serial)"
+        )
+        count = max(PROPOSALS, FACTOR * k)
+        with db.pipeline():
+            return [
+                db.execute(statement, {"code": code, "count": count}, binary=True)
+                for code in written(coder.code_queries(queries), coder.bits)
+            ]
+
+    def verify(self, db: Connection, counts: dict[str, int]) -> list[str]:
+        """One sentence per kind whose codes are not as many as its items."""
+        faults = []
+        for kind in self.kinds(db):
+            coded = db.execute(self.tables.sql(f"SELECT count(*) FROM {{s}}.codes_{kind}")).fetchone()[0]
+            if coded != counts[kind]:
+                faults.append(
+                    f"{coded} of {counts[kind]} {kind} items have a binary code: build the codes again (--codes)."
+                )
+        return faults
+
+    def names(self, db: Connection) -> list[str]:
+        """The tables of codes, for compaction."""
+        return [f"codes_{kind}" for kind in self.kinds(db)]
+
+    def _coder(self, db: Connection, kind: str, number: int) -> Coder:
+        """What made the codes of a table; read once."""
+        if (kind, number) not in self._coders:
+            query = self.tables.sql("SELECT mean, rotation FROM {s}.code_bases WHERE kind = %s")
+            mean, rotation = db.execute(query, (kind,), binary=True).fetchone()
+            rows = np.frombuffer(rotation, "<f4").reshape(self.dimension, -1)
+            self._coders[kind, number] = Coder(np.frombuffer(mean, "<f4"), rows)
+        return self._coders[kind, number]
+
+    def _fill(self, db: Connection, kind: str, coder: Coder, first: int) -> None:
+        with db.cursor(name="uncoded", binary=True) as rows:  # read piece by piece, not into memory
+            vectors = "SELECT serial, vector FROM {s}.vectors WHERE kind = %s AND serial >= %s"
+            rows.execute(self.tables.sql(vectors), (kind, first))
+            pieces: Iterator[Sequence[Any]] = iter(lambda: rows.fetchmany(PIECE), [])
+            for piece in pieces:
+                codes = written(coder.code(rows_of([row[1] for row in piece], self.dimension)), coder.bits)
+                copy = self.tables.sql(f"COPY {{s}}.codes_{kind} FROM STDIN")
+                with db.cursor().copy(copy) as lines:
+                    for (serial, _), code in zip(piece, codes, strict=True):
+                        lines.write_row((serial, code))
+
+
+def written(codes: Codes, bits: int) -> list[str]:
+    """Packed codes as PostgreSQL writes bits, the first on the left."""
+    rows = np.ascontiguousarray(codes.astype("<u8", copy=False)).view(np.uint8)
+    ones = np.unpackbits(rows, axis=1, count=bits, bitorder="little") + ord("0")
+    return [row.tobytes().decode() for row in ones]

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from diptych.errors import IndexFault, SettingsError
+from diptych.index.base import check_column_count, held_kinds
 from diptych.index.engines.postgres.database import Connection, Jsonb, sql
-from diptych.index.engines.postgres.pushdown import folded
-from diptych.index.engines.postgres.records import COLUMNS, Record, checksum, item
-from diptych.index.metadata import check_column_count, held_kinds
+from diptych.index.engines.postgres.records import COLUMNS, Record, checksum, folded, item
 from diptych.index.protocol import KINDS, Collection, Item, Kind
 from diptych.index.query.filters import kind_of
 from diptych.progress import track

@@ -1,4 +1,4 @@
-"""BM25 for an engine without it: words as SQLite's FTS5 cuts them, and the score as FTS5 computes it.
+"""Words of texts and queries, and BM25 for an engine without it, as SQLite's FTS5 computes it.
 
 PostgreSQL's own ``ts_rank`` does not know how rare a word is, and its dictionaries stem by other rules: a
 hybrid search would answer differently there. Here FTS5's tokenizer cuts the texts, and the score is FTS5's::
@@ -12,12 +12,35 @@ with f the times the word is in the text, n the texts that have it, N all texts 
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 import threading
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
-from diptych.index.query.lexical import words_of
+MAX_WORDS = 64  # words of a text that are looked up
+COMMON, COMMON_SHARE = (
+    1000,
+    10,
+)  # a word in more than 1,000 items and a tenth of all says little, and costs most
+FUSION = 60  # the constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a query that are looked up, each once; like FTS5's they end at an underscore too."""
+    composed = unicodedata.normalize("NFC", text.lower())  # an accent of its own would end a word
+    return list(dict.fromkeys(re.findall(r"[^\W_]+", composed)))[:MAX_WORDS]
+
+
+def fuse(rankings: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Reciprocal rank fusion: Σ over rankings of 1 / (60 + rank), rank from 1, for each id."""
+    scores: dict[str, float] = {}
+    for ranking in rankings:
+        for rank, id in enumerate(ranking, 1):
+            scores[id] = scores.get(id, 0.0) + 1.0 / (FUSION + rank)
+    return scores
+
 
 K1, B, LEAST_IDF = 1.2, 0.75, 1e-6  # FTS5's constants
 LONGEST = 200  # bytes of a word kept as it is: a database's index holds no longer ones
