@@ -43,7 +43,7 @@ def test_a_writer_that_ends_by_itself_is_noticed(crashing: ModuleType, tmp_path:
     path = tmp_path / "crash.index"
     with (
         EmbeddedIndex.create(path, crashing.DIMENSION),  # has the lock: the child is refused at once
-        pytest.raises(AssertionError, match="ended with status 1 before it began"),
+        pytest.raises(AssertionError, match="status 1"),
     ):
         crashing.crash(path, {}, 1, patience=0.0, search=False)
 
@@ -53,15 +53,15 @@ def test_the_check_would_notice(crashing: ModuleType, tmp_path: Path) -> None:
     with EmbeddedIndex.create(path, crashing.DIMENSION) as index:
         index.add([Item("i1", content="5")], crashing.vector_of("i1", 5)[None])
         index.add([Item("i2", content="6")], crashing.vector_of("i2", 7)[None])
-    with pytest.raises(AssertionError, match="a vector is not the one last written"):
+    with pytest.raises(AssertionError, match="last written"):
         crashing.check(path, [{"i1": 5, "i2": 6}], search=False)
-    with pytest.raises(AssertionError, match="none of the 1 states"):
+    with pytest.raises(AssertionError, match="1 states"):
         crashing.check(path, [{"i1": 5}], search=False)
     file = next(path.glob("vectors-*"))
     data = bytearray(file.read_bytes())
     data[3] ^= 1
     file.write_bytes(data)
-    with pytest.raises(AssertionError, match="is damaged between rows 0 and 1"):
+    with pytest.raises(AssertionError, match="rows 0 and 1"):
         crashing.check(path, [{"i1": 5, "i2": 6}], search=False)
 
 

@@ -218,7 +218,7 @@ def test_wrong_shapes_and_values_get_one_sentence():
         judge_labels(scores, image_labels, text_labels[:5])
     with pytest.raises(DataError, match=r"\b3\b"):
         judge_labels(scores, image_labels, text_labels[:, :2])
-    with pytest.raises(DataError, match="other values than 0 and 1"):
+    with pytest.raises(DataError, match="0 and 1"):
         judge_labels(scores, 2 * image_labels, text_labels)
     with pytest.raises(SettingsError, match=r"\b1\b"):
         judge_labels(scores, image_labels, text_labels, depth=0)

@@ -115,7 +115,7 @@ def test_filters_know_dates() -> None:
         assert matches(parse_filter(text), row) is passes, text
     assert parse_filter("date > 2024-06-01") == Condition("date", ">", ("2024-06-01",))
     assert not matches(parse_filter("date > 2024-06-01"), {"date": None})
-    with pytest.raises(QueryError, match="expected a date such as 2024-06-01"):
+    with pytest.raises(QueryError, match="2024-06-01"):
         parse_filter("date > 2024-13-45")
     assert parse_filter("price > 2024") == Condition("price", ">", (2024,))
 

@@ -39,7 +39,7 @@ class Table(Encoder):
 """
 BACKBONE = """
 from torch import nn
-from diptych.encoders.backbone import Backbone
+from diptych.encoders.encoder import Backbone
 
 class Colours(Backbone):
     '''Patches of 16 x 16 pixels, each as three numbers.'''

@@ -214,7 +214,7 @@ def test_a_saved_setting_never_makes_its_module_run(foreign_run: Path, undeclare
 )
 def test_settings_taken_from_another_run_are_looked_at_too(saved: dict[str, str]) -> None:
     kind = RECIPES["cookie-match"].settings
-    with pytest.raises(SettingsError, match="a file does not make its module run"):
+    with pytest.raises(SettingsError, match="acme_nowhere"):
         check_saved(kind, saved)
     check_saved(kind, {"image_encoder": "hf:some/model", "image_pool": "gpo", "objective": "own + 0.5*dcl"})
 
@@ -232,9 +232,7 @@ def test_names_that_a_package_declares(data: Path, acme: Path, tmp_path: Path) -
     for name in ("first-text", "acme_protocol:FirstText"):
         run(*evaluation, f"--protocol={name}", path=acme)
         assert Report.load(report).primary_metric == "first_text"
-    assert "there is no protocol 'halfs': did you mean halves?" in refusal(
-        *evaluation, "--protocol=halfs", path=acme
-    )
+    assert "halves?" in refusal(*evaluation, "--protocol=halfs", path=acme)
 
 
 def test_a_reader_of_another_package(acme: Path, tmp_path: Path) -> None:
@@ -335,7 +333,7 @@ def test_a_registry_keeps_one_thing_by_one_name() -> None:
     assert list(registry) == ["car", "boat"]
     assert registry.find("boat") is os.getpid
     for name in ("car", "boat"):
-        with pytest.raises(SettingsError, match=f"there is a toy '{name}' already"):
+        with pytest.raises(SettingsError, match=f"toy '{name}'"):
             registry[name] = "os:sep"
     assert not registry.is_foreign("os:sep")
 

@@ -206,7 +206,7 @@ def test_models_dates_and_seeds_may_differ() -> None:
 def test_tied_queries_are_reported_and_many_of_them_warned_of() -> None:
     report = evaluate_scores(np.zeros((60, 300)), PAIRING, bootstrap=0)
     assert report.card.tied_queries == {"image_to_text": 60, "text_to_image": 300}
-    assert "100.0 % of the queries are tied" in str(report)
+    assert "100.0 %" in str(report)
     assert "warning" in report.card_fields()
 
 

@@ -159,7 +159,7 @@ def test_the_service_gives_times_and_opens_the_video(made: Path) -> None:
         for id in ("still.png", "gone.mp4#t=0"):
             refusal = client.get("/api/video", params={"id": id})
             assert refusal.status_code == 404
-            assert "there is no video of" in refusal.json()["error"]
+            assert id in refusal.json()["error"]
 
 
 def test_a_video_outside_the_roots_is_not_served(made: Path, tmp_path: Path) -> None:
@@ -211,7 +211,6 @@ def test_the_command_line_indexes_and_searches_a_folder_of_videos(tmp_path: Path
     said = diptych("index", tmp_path / "model", tmp_path / "films")
     assert "6 images, 1 text (6 added" in said.stdout
     assert "skipped broken.webm#t=0: " in said.stderr
-    assert "cannot be read as a video" in said.stderr
     place = f"{tmp_path / 'films'}.index"
     still = tmp_path / "still.png"
     captions.images[captions.image_ids.index("noise.mp4#t=4")].save(still)

@@ -764,3 +764,19 @@ def test_a_command_says(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
     said = refused(*shlex.split(command.replace("FOLDER", str(tmp_path)))).removeprefix("error: ")
     said = re.sub(r" \(see '.*'\)$", "", said)
     check(said.replace(str(tmp_path), "FOLDER"), COMMANDS[command])
+
+
+PROSE = re.compile(
+    r"""match=r?f?"([^"]*)"|assert f?"([^"]*)" in (?:refus|stderr|said\.stderr|\w+\.json\(\)\["error"\])"""
+)
+"""What other tests expect of an error: a type, a name, a number; never a sentence."""
+
+
+@pytest.mark.parametrize("file", sorted(Path(__file__).parent.rglob("test_*.py")), ids=lambda file: file.name)
+def test_sentences_are_pinned_here_alone(file: Path) -> None:
+    if file == Path(__file__):
+        return
+    expected = [one or other for one, other in PROSE.findall(file.read_text("utf-8"))]
+    names = re.compile(r"\S*[/\\_.:\[\]*'{}-]\S*")  # paths, flags, patterns, quoted values
+    prose = [text for text in expected if len(re.findall(r"\b[a-z]{2,}\b", names.sub(" ", text))) > 3]
+    assert not prose

