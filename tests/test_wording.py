@@ -30,7 +30,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.augmentation import PictureAugmentation
 from diptych.data.captions import Captions
 from diptych.data.concepts import word_vectors
-from diptych.data.corrections import data_hash
+from diptych.data.corrections import corrupted, data_hash
 from diptych.data.decode.opening import open_image
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.decode.video_files import Video
@@ -135,6 +135,11 @@ def corrections(folder: Path, lines: str) -> Captions:
     place = corrected_table(folder)
     content = "image_id,text_id,verdict,by,data\n" + lines.replace("HASH", data_hash(open_captions(place)))
     return open_captions(f"{place}?corrections={put(folder, 'c.csv', content)}")
+
+
+def noisy(folder: Path, content: Any) -> object:
+    """That table with noise of a file."""
+    return corrupted(open_captions(corrected_table(folder)), str(put(folder, "n.npy", content)))
 
 
 def regions(folder: Path, name: str, content: bytes | None) -> Captions:
@@ -296,6 +301,10 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: table(p, b"image,text\na.png,x\n", colour="red"),
          "the format 'manifest' has no option 'colour': its options are images, empty, image, text, "
          "instances, unlabelled, corrections."),
+        (lambda p: corrupted(open_captions(corrected_table(p)), "0.4"),
+         "--noise is '0.4': give a ratio and its unit, such as 0.4:text or 0.4:image, or a file .npy."),
+        (lambda p: corrupted(open_captions(corrected_table(p)), "4:text"),
+         "--noise is '4:text': the ratio is a share of the texts, from 0 to 1."),
         (lambda _: audit("photos?corrections=c.csv"),
          "an audit looks at the data as they are: leave out ?corrections."),
         (lambda p: index(p).search(ROW, 0),
@@ -327,6 +336,14 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "model; embed again, or use another place."),
         (lambda _: check_clash(["b", "a"]),
          "the index already has another item with the id 'a': index it into another place."),
+        (lambda p: noisy(p, np.arange(3)),
+         "FOLDER/n.npy has 3 rows for the 2 texts and 2 images of the training split of FOLDER/m.csv: give the noise "
+         "file of this data."),
+        (lambda p: noisy(p, np.array([0, 2])),
+         "FOLDER/n.npy names image row 2, and the training split of FOLDER/m.csv has rows 0 to 1: give the noise file "
+         "of this data."),
+        (lambda p: noisy(p, np.zeros(2)),
+         "FOLDER/n.npy holds float64 of shape (2,): noise is a list of image rows."),
         (lambda p: corrections(p, "a.png,a.png#0,wrong,me,f00d\n"),
          "FOLDER/c.csv corrects other data (f00d) than FOLDER/m.csv: give the corrections of this data."),
         (lambda p: corrections(p, "z.png,a.png#0,wrong,me,HASH\n"),

@@ -103,6 +103,9 @@ class TrainingSettings:
     on_collapse: Literal["warn", "stop"] = setting(
         "warn", "what to do when the loss sits at its collapsed value"
     )
+    noise: str = setting(
+        "", "mix up training pairs: RATIO:text or RATIO:image, or a file .npy of the image row of each text"
+    )
     strict_images: bool = setting(
         False, "stop at a picture that cannot be read (else it is left out, counted and listed)"
     )

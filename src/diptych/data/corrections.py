@@ -1,9 +1,12 @@
-"""Corrections of a data set: what people say about its pairs, in a file of their own; the data stay as they are.
+"""Corrections and noise: pairs that are taken out or mixed up behind the reader; the files of the data stay.
 
 ``corrections.csv`` has the columns ``image_id,text_id,verdict,by,data``. The verdicts ``keep``, ``wrong`` and
 ``unsure`` are about a pair of the data, ``matches`` says that a text is also right for another image. ``data`` is the
 hash of the data set that was looked at (``data_hash``). A text without an id of its own is called IMAGE#N, the N-th
 text of its image from 0.
+
+Noise gives training texts the images of others: by a file that other programs use too (``.npy``, the image row of each
+text, or of each image for all its texts), or drawn as published code draws it, by text or by image.
 """
 
 from __future__ import annotations
@@ -12,19 +15,23 @@ import csv
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.data.problems import LeftOut, unopenable
-from diptych.errors import DataError
+from diptych.errors import DataError, SettingsError
 from diptych.progress import counted
 
 COLUMNS = ("image_id", "text_id", "verdict", "by", "data")
 _OPTION = re.compile(r"[?&]corrections=([^&?]+)")
+_DRAWN = re.compile(r"(\d*\.?\d+):(text|image)")
 VERDICTS = ("keep", "wrong", "unsure", "matches")
 
 
@@ -123,21 +130,117 @@ def corrected(captions: Captions, path: str | Path) -> Captions:
             f"{path} corrects other data ({other[0]}) than {captions.name}: give the corrections of this data."
         )
     row_of = check_ids(corrections, captions, path)
-    left = np.ones(len(captions.texts), bool)
-    left[[row_of[one.text_id] for one in corrections if one.verdict == "wrong"]] = False
-    kept = np.flatnonzero(left)
-    new_text = np.full(len(left), -1, np.int64)
+    wrong = [row_of[one.text_id] for one in corrections if one.verdict == "wrong"]
+    kept = np.setdiff1d(np.arange(len(captions.texts)), wrong)
+    gone = set(captions.image_of[wrong].tolist()) - set(captions.image_of[kept].tolist())
+    note = f"{path}: {counted(len(wrong), 'wrong pair')} left out."
+    smaller = with_pairs(captions, kept, captions.image_of[kept], note)
+    return (
+        smaller.subset([row for row in range(len(captions.images)) if row not in gone]) if gone else smaller
+    )
+
+
+def with_pairs(
+    captions: Captions, kept: NDArray[np.int64], image_of: NDArray[np.int64], note: str
+) -> Captions:
+    """The same images with some of the texts, each with the image given for it."""
+    if len(kept) == len(captions.texts):
+        return replace(captions, image_of=image_of, notes=(*captions.notes, note))
+    new_text = np.full(len(captions.texts), -1, np.int64)
     new_text[kept] = np.arange(len(kept))
-    gone = set(captions.image_of[~left].tolist()) - set(captions.image_of[kept].tolist())
-    note = f"{path}: {counted(len(left) - len(kept), 'wrong pair')} left out."
-    smaller = replace(
+    return replace(
         captions,
         texts=[captions.texts[row] for row in kept.tolist()],
-        image_of=captions.image_of[kept],
+        image_of=image_of,
         text_ids=None if captions.text_ids is None else [captions.text_ids[row] for row in kept.tolist()],
         order=None if captions.order is None else captions.order.renumbered(new_text),
         notes=(*captions.notes, note),
     )
-    return (
-        smaller.subset([row for row in range(len(captions.images)) if row not in gone]) if gone else smaller
-    )
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How the pairs of a training split were mixed up.
+
+    ``ratio`` is the nominal one, ``wrong`` the share of texts that have another image now, ``lost`` the share of images
+    that keep none of their texts. ``unit`` is image where the texts of an image stay together. ``hash`` is that of the
+    file, or of what was drawn.
+    """
+
+    given: str
+    ratio: float
+    unit: str
+    wrong: float
+    lost: float
+    hash: str
+
+    @staticmethod
+    def read(content: Mapping[str, Any]) -> Noise:
+        """What ``asdict`` made of one, out of a file."""
+        ratio, wrong, lost = (float(content[name]) for name in ("ratio", "wrong", "lost"))
+        return Noise(str(content["given"]), ratio, str(content["unit"]), wrong, lost, str(content["hash"]))
+
+    def __str__(self) -> str:
+        return (
+            f"{100 * self.ratio:g} % by {self.unit} ({100 * self.wrong:.1f} % of texts have another image, "
+            f"{100 * self.lost:.1f} % of images keep no text; {self.given}, {self.hash})"
+        )
+
+
+def corrupted(captions: Captions, noise: str) -> tuple[Captions, Noise]:
+    """A training split with noise, a file or RATIO:text or RATIO:image, and what that did to it.
+
+    What is drawn depends on the data and the ratio alone: runs of other seeds train on the same pairs.
+    """
+    own = captions.image_of
+    found, digest, drawn = _noisy(captions, noise)
+    images, keeping = np.unique(own), np.unique(own[found == own])
+    wrong = float(np.mean(found != own)) if len(own) else 0.0
+    shown = np.zeros(len(captions.images), np.int64)
+    shown[own] = found  # for each image, that of its last text
+    together = len(images) < len(own) and bool((shown[own] == found).all())
+    ratio, unit = drawn or (round(wrong, 2), "image" if together else "text")
+    about = Noise(noise, ratio, unit, wrong, (len(images) - len(keeping)) / max(1, len(images)), digest)
+    every = np.arange(len(own))
+    return with_pairs(captions, every, found, f"noise in the training pairs: {about}."), about
+
+
+def _noisy(captions: Captions, noise: str) -> tuple[NDArray[np.int64], str, tuple[float, str] | None]:
+    """The image of each text, a hash of where it is from, and the ratio and unit where it was drawn."""
+    drawn, path = _DRAWN.fullmatch(noise), Path(noise).expanduser()
+    if drawn is None and path.suffix != ".npy":
+        raise SettingsError(
+            f"--noise is '{noise}': give a ratio and its unit, such as 0.4:text or 0.4:image, or a file .npy."
+        )
+    if drawn is None:
+        rows = _rows_of_file(captions, path)
+        return rows, hashlib.sha256(path.read_bytes()).hexdigest()[:16], None
+    ratio, unit, own = float(drawn[1]), drawn[2], captions.image_of
+    if ratio > 1:
+        raise SettingsError(f"--noise is '{noise}': the ratio is a share of the {unit}s, from 0 to 1.")
+    rng = np.random.default_rng(0)
+    shown = np.arange(len(captions.images)) if unit == "image" else own.copy()
+    units = np.unique(own) if unit == "image" else np.arange(len(own))
+    chosen = rng.permutation(units)[: int(ratio * len(units))]
+    shown[chosen] = rng.permutation(shown[chosen])
+    rows = shown[own] if unit == "image" else shown
+    return rows, hashlib.sha256(rows.tobytes()).hexdigest()[:16], (ratio, unit)
+
+
+def _rows_of_file(captions: Captions, path: Path) -> NDArray[np.int64]:
+    store, texts, images = ArrayStore(path), len(captions.texts), len(captions.images)
+    if len(store.shape) != 1 or store.dtype.kind not in "iu":
+        raise DataError(f"{path} holds {store.dtype} of shape {store.shape}: noise is a list of image rows.")
+    if len(store) not in (texts, images):
+        raise DataError(
+            f"{path} has {len(store):,} rows for the {texts:,} texts and {images:,} images of the training split of "
+            f"{captions.name}: give the noise file of this data."
+        )
+    rows = store.rows(np.arange(len(store))).astype(np.int64)
+    outside = rows[(rows < 0) | (rows >= images)]
+    if len(outside):
+        raise DataError(
+            f"{path} names image row {outside[0]}, and the training split of {captions.name} has rows 0 to "
+            f"{images - 1}: give the noise file of this data."
+        )
+    return rows if len(rows) == texts else rows[captions.image_of]

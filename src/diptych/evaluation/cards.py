@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
+
+from diptych.data.corrections import Noise
 
 EQUAL = "own pairs, and images of an equal text"
 REPEATED_SHARE = (
@@ -38,6 +40,7 @@ class Card:
     tied_at_top: int | None = None  # tied queries whose recall the tie rule may decide (None: not known)
     repeated_texts: int = 0  # texts that another text equals
     run: str = ""  # folder of the run, or of each member of an ensemble
+    noise: tuple[Noise, ...] = ()  # in the training pairs of the runs that had any
 
     PROTOCOL_FIELDS: ClassVar[tuple[str, ...]] = (
         "protocol", "split", "folds", "images", "texts", "texts_per_image", "ties", "score", "data_hash",
@@ -76,6 +79,7 @@ class Card:
             "intervals": draws if self.bootstrap else "none",
             "diptych": self.version,
             "date": self.date,
+            **noise_fact(self.noise),
         }
 
     def lines(self) -> list[str]:
@@ -88,6 +92,7 @@ class Card:
             f"ties {card['ties']} (tied: {card['tied queries']}), score {card['score']}, "
             f"data {card['data hash']}, model {card['model']}, diptych {card['diptych']}, {card['date']}",
             f"intervals: {card['intervals']}",
+            *(f"{name}: {value}" for name, value in noise_fact(self.noise).items()),
         ]
 
     def warning(self) -> str:
@@ -116,6 +121,7 @@ class Facts:
     protocol: Mapping[str, Any]
     other: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""  # a warning, if there is one
+    noise: tuple[Noise, ...] = ()  # in the training pairs of the runs that had any
 
     def leaving_out(self, count: int) -> Facts:
         """The card, which says how many pictures were left out, if any were."""
@@ -129,16 +135,27 @@ class Facts:
 
     def described(self) -> dict[str, str]:
         """The facts in words, for a table."""
-        return {name: _fact(value) for name, value in {**self.protocol, **self.other}.items()}
+        facts = {**self.protocol, **self.other, **noise_fact(self.noise)}
+        return {name: _fact(value) for name, value in facts.items()}
 
     def lines(self) -> list[str]:
         """The facts as a line under the tables."""
         return [", ".join(f"{name} {_fact(value)}" for name, value in facts.items())
-                for facts in (self.protocol, self.other) if facts]  # fmt: skip
+                for facts in (self.protocol, self.other, noise_fact(self.noise)) if facts]  # fmt: skip
 
     def warning(self) -> str:
         """The note."""
         return self.note
+
+
+def noise_words(noise: Sequence[Noise]) -> str:
+    """The noise that a model was trained with."""
+    return " + ".join(map(str, noise)) or "none"
+
+
+def noise_fact(noise: Sequence[Noise]) -> dict[str, str]:
+    """The noise as a fact of a card; a model that was trained without any has none."""
+    return {"training noise": noise_words(noise)} if noise else {}
 
 
 def direction_words(direction: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import combinations, takewhile
 from pathlib import PurePath
 from statistics import mean
 
 from diptych.errors import SettingsError
-from diptych.evaluation.cards import Card
+from diptych.evaluation.cards import Card, noise_words
 from diptych.evaluation.report import Group, Report, aligned_rows, markdown_rows
 from diptych.evaluation.significance import Doubt, paired, welch
 
@@ -72,6 +72,13 @@ class Comparison:
         for names in self.names:
             if len(names) > 1:
                 lines.append(f"{_shown(names)}: {', '.join(names)}")
+        noise = [noise_words(side[0].card.noise) for side in (self.first, self.second)]
+        if noise != ["none", "none"]:
+            lines += [
+                f"training noise of {_shown(n)}: {said}" for n, said in zip(self.names, noise, strict=True)
+            ]
+        if noise[0] != noise[1]:
+            lines.append("the noise differs: the two sides learned from different training pairs.")
         if any(row.queries for row in self.rows):
             lines.append(
                 "difference: second − first, with the 95 % interval and the p of a paired test over the queries (other "
@@ -116,6 +123,7 @@ def compare(
         members = [[one[name] for one in side] for side in groups]
         for other in (*members[0][1:], *members[1]):
             _check_protocol(members[0][0], other, allow)
+        _check_noise(members)
         rows += _differences(members[0], members[1], draws, seed)
     chosen = names or (_names(sides[0], "first"), _names(sides[1], "second"))
     return Comparison(rows, sides[0], sides[1], chosen)
@@ -160,6 +168,22 @@ def _check_protocol(one: Group, other: Group, allow: Collection[str]) -> None:
             raise SettingsError(
                 f"these results are not comparable: their {name} differs ({fields.get(name)} and "
                 f"{theirs.get(name)}); evaluate both alike."
+            )
+
+
+def _check_noise(sides: Sequence[Sequence[Group]]) -> None:
+    """Refuse noise of one nominal ratio that is not the same noise; only the two sides may differ in their ratios."""
+    cards = [(number, group.card) for number, side in enumerate(sides) for group in side]
+    for (side, one), (other_side, other) in combinations(cards, 2):
+        ratios, kinds = (
+            [sorted(said(noise) for noise in card.noise) for card in (one, other)]
+            for said in (lambda noise: round(noise.ratio, 2), lambda noise: (noise.unit, noise.hash))
+        )
+        if kinds[0] != kinds[1] and (ratios[0] == ratios[1] or side == other_side):
+            first, second = (noise_words(card.noise) for card in (one, other))
+            raise SettingsError(
+                f"these results are not comparable: their training noise differs ({first} and {second}); train both "
+                "with the same --noise."
             )
 
 

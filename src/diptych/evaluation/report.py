@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych import notebook
+from diptych.data.corrections import Noise
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Card, Facts, direction_words
 from diptych.evaluation.metrics import DIRECTIONS, KS
@@ -285,6 +286,7 @@ class Report:
 
 def _group(content: Mapping[str, Any]) -> Group:
     card = dict(content["card"])
+    card["noise"] = tuple(Noise.read(one) for one in card.get("noise", ()))
     if content["kind"] == "Card":
         card["texts_per_image"] = tuple(card["texts_per_image"])
     made: Card | Facts = Card(**card) if content["kind"] == "Card" else Facts(**card)

@@ -32,6 +32,7 @@ from diptych.model.retriever import Retriever
 from diptych.model.scores import MeanScores, Scores
 from diptych.runs.measures import Asked, Measure, measures_of
 from diptych.runs.reading import database_of, places_of, readable_views, split_of, views_of
+from diptych.training.checkpoint import noise_of
 from diptych.training.prepare import prepare
 from diptych.vectors.manifest import is_vectors
 
@@ -107,7 +108,7 @@ def _models(runs: Sequence[Path], asked: Asked) -> Report:
             if one.captions:
                 group = replace(group, card=group.card.leaving_out(left_out + more_left_out * one.others))
             groups.append(group)
-    return Report(tuple(_told_apart(groups, measures, " + ".join(map(str, runs)))))
+    return Report(tuple(_told_apart(groups, measures, runs)))
 
 
 # --- open, load, leave out, prepare
@@ -240,10 +241,14 @@ def _reranked(models: Sequence[Retriever], prepared: Sequence[Prepared], quick: 
 # --- card
 
 
-def _told_apart(groups: Sequence[Group], measures: Sequence[Measure], run: str) -> Iterator[Group]:
-    """The groups with the folders of the runs on their cards; where two have one name, each names its protocol."""
+def _told_apart(
+    groups: Sequence[Group], measures: Sequence[Measure], runs: Sequence[Path]
+) -> Iterator[Group]:
+    """The groups with the folders of the runs and their noise on the cards; two of one name name their protocol."""
     names = [group.name for group in groups]
+    run, noise = " + ".join(map(str, runs)), tuple(one for one in map(noise_of, runs) if one and one.wrong)
     for one, group in zip(measures, groups, strict=True):
-        card = replace(group.card, run=run) if isinstance(group.card, Card) else group.card
+        card = replace(group.card, noise=noise)
+        card = replace(card, run=run) if isinstance(card, Card) else card
         group = replace(group, card=card)
         yield group.under(one.protocol) if names.count(group.name) > 1 else group

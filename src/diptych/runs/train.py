@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych.data.captions import Captions
-from diptych.data.corrections import named_corrections
+from diptych.data.corrections import Noise, corrupted, named_corrections
 from diptych.data.formats import open_captions
 from diptych.data.problems import FILE, LeftOut, ToBeLeftOut, unopenable
 from diptych.devices import describe_device, pick_device
@@ -152,13 +152,13 @@ def _run(
         )
     left_out, strict = LeftOut(), settings.strict_images
     captions = data if isinstance(data, Captions) else _opened(data, strict)
-    parts = training_splits(captions)
+    parts, noise = _noisy(training_splits(captions), settings.noise)
     if not strict:  # what has no content to name has no fingerprint either
         first, second = (left_out.add(part, unopenable(part.images)) for part in parts)
         parts = first, second
     written = captions.name if isinstance(data, Captions) else data
     corrections = {} if isinstance(data, Captions) else named_corrections(data)
-    card = RunCard(recipe.name, settings, written, captions_fingerprint(*parts), corrections)
+    card = RunCard(recipe.name, settings, written, captions_fingerprint(*parts), corrections, noise)
     if resume:
         checkpoint.check_resumable(folder, card)
     method, device = _built(recipe, settings, parts, given, where)
@@ -171,7 +171,7 @@ def _run(
     if speaks:
         left_out.save(folder)
         left_out.tell(len(captions.images), folder / FILE)
-        print("".join(f"{note}\n" for note in captions.notes), end="", file=sys.stderr, flush=True)
+        print("".join(f"{note}\n" for note in parts[0].notes), end="", file=sys.stderr, flush=True)
     multiple = _multiple(settings, method.retriever, device)
     training, validation = (
         prepare(method.retriever, part, pad_to_multiple=multiple, **how) for part in parts
@@ -188,6 +188,14 @@ def _run(
         method, card, training, validation, folder,
         on_cpu=device == "cpu", targets=targets, resume=resume, show_progress=show_progress,
     )  # fmt: skip
+
+
+def _noisy(parts: Splits, noise: str) -> tuple[Splits, Noise | None]:
+    """The splits with noise in the pairs to train on, if any is asked for; those to validate on stay clean."""
+    if not noise:
+        return parts, None
+    training, about = corrupted(parts[0], noise)
+    return (training, parts[1]), about
 
 
 def _opened(data: str, strict: bool) -> Captions:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from diptych import __version__
+from diptych.data.corrections import Noise
 from diptych.errors import CheckpointError
 from diptych.settings import TrainingSettings, differences, from_saved, to_json
 from diptych.storage import parse_json, recover_folder, replace_folder, write_text
@@ -62,9 +63,8 @@ class RunCard:
     settings: TrainingSettings
     data: str
     data_fingerprint: str
-    corrections: Mapping[str, str] = field(
-        default_factory=dict
-    )  # their file and its hash, where there are any
+    corrections: Mapping[str, str] = field(default_factory=dict)  # their file and its hash, if any
+    noise: Noise | None = None  # in the training pairs
 
     def save(self, folder: Path) -> None:
         """Write ``run.json``."""
@@ -78,6 +78,8 @@ class RunCard:
         }
         if self.corrections:
             content["corrections"] = dict(self.corrections)
+        if self.noise is not None:
+            content["noise"] = asdict(self.noise)
         write_text(folder / "run.json", json.dumps(content, indent=2))
 
 
@@ -103,6 +105,19 @@ def read_run(folder: Path) -> dict[str, Any]:
     if wrong:
         raise CheckpointError(f"{path} is damaged (no {wrong[0]}): copy the run again.")
     return content
+
+
+def noise_of(folder: Path) -> Noise | None:
+    """The noise that a run was trained with; None where there was none, or where the folder is no run."""
+    found = read_run(folder).get("noise") if (folder / "run.json").is_file() else None
+    if found is None:
+        return None
+    try:
+        return Noise.read(found)
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder / 'run.json'} is damaged (noise: {error}): copy the run again."
+        ) from error
 
 
 def deciding_metric(folder: Path) -> str | None:
