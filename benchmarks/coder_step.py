@@ -31,11 +31,10 @@ from diptych.encoders.regions import Regions
 from diptych.model.retriever import Retriever, Tower
 from diptych.model.twin import Momentum
 from diptych.objectives.combine import On, Sum
-from diptych.objectives.diversity import DiversityContrast
-from diptych.objectives.momentum import MomentumContrast
+from diptych.objectives.contrast import CoupledQueue
+from diptych.objectives.diversity import DiversityContrast, MomentumContrast
 from diptych.objectives.objective import Objective, after_step
 from diptych.objectives.prototypes import PrototypeClassification
-from diptych.objectives.queues import CoupledQueue
 from diptych.training.method import Method
 from diptych.training.step import Step
 from diptych.types import Batch, Features

@@ -36,11 +36,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from diptych.data.captions import Captions, StoredImage
 from diptych.objectives.objective import start_epoch
 from diptych.recipes import RECIPES
-from diptych.targets.filling import fill_targets
+from diptych.targets.columns import divide, fill_targets
 from diptych.training.loading import PairLoader
 from diptych.training.optim import build_optimizer
 from diptych.training.prepare import prepare
-from diptych.training.resident import divide
 from diptych.training.step import WARM_STEPS, GraphedStep, Step
 from diptych.types import Batch
 

@@ -23,17 +23,11 @@ path.insert(0, str(Path(__file__).resolve().parents[1]))
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import PrecomputedGrid
-from diptych.interaction.refine import refine
-from diptych.interaction.saf import SAF
-from diptych.interaction.sgr import SGR
+from diptych.interaction.sgraf import SAF, SGR
 from diptych.interaction.similarity_scorer import SimilarityScorer
 from diptych.types import Features
 
 NOISE = 3.0  # length of the noise on a word of length 1
-TEST_SET, BEST = (
-    (1000, 5000),
-    16,
-)  # images and texts of a usual test set; pairs of a query that refining scores again
 
 
 def l2(x: Tensor, dim: int) -> Tensor:
@@ -129,23 +123,10 @@ def best_of(work: Callable[[], object], repeats: int, device: str) -> float:
 def score(scorer: nn.Module, images: Features, texts: Features, precision: str = "no") -> Tensor:
     """(N, M)."""
     kind = images.values.device.type
-    half = torch.float16 if precision.startswith("fp16") else torch.bfloat16
+    half = torch.float16 if precision == "fp16" else torch.bfloat16
     with torch.autocast(kind, half, enabled=precision != "no"):
         scores: Tensor = scorer(images, texts)
-    if precision.endswith("refine") and isinstance(scorer, SimilarityScorer):
-        refine(scorer, images, texts, scores)
     return scores
-
-
-@torch.inference_mode()
-def refine_seconds(
-    scorer: SimilarityScorer, images: Features, texts: Features, precision: str, device: str
-) -> float:
-    """Seconds for each pair that is scored again in float32."""
-    scores = score(scorer, images, texts, precision.split()[0])
-    before = scores.clone()
-    seconds = best_of(lambda: refine(scorer, images, texts, scores), 1, device)
-    return seconds / max(1, int((scores != before).sum()))
 
 
 def agreement(found: Tensor, reference: Tensor, k: int = 10) -> float:
@@ -262,13 +243,7 @@ def main() -> None:
         torch.testing.assert_close(
             reference[:, :64], score(plain, images, few), rtol=0, atol=1e-5 if device == "cpu" else 1e-4
         )
-        rough = 1.0  # seconds of the precision before
-        for precision in (
-            "no",
-            "bf16",
-            "bf16 + refine",
-            *(["fp16", "fp16 + refine"] if device == "cuda" else []),
-        ):
+        for precision in ("no", "bf16", *(["fp16"] if device == "cuda" else [])):
             found = score(ours, images, texts, precision)
             fast = best_of(partial(score, ours, images, texts, precision), args.repeats, device)
             name = f"{ours.kind}, {'fp32' if precision == 'no' else precision}"
@@ -277,15 +252,6 @@ def main() -> None:
                 f"{(found - reference).abs().max():>12.1e}{agreement(found, reference):>12.1%}"
                 f"  spread {float(reference.std()):.3f}"
             )
-            if precision.endswith("refine"):
-                again = int(TEST_SET[0] * BEST + TEST_SET[1] * BEST)
-                seconds = refine_seconds(ours, images, texts, precision, device)
-                added = again * seconds * (pairs / rough) / (TEST_SET[0] * TEST_SET[1])
-                print(
-                    f"    refining takes {1e-3 / seconds:,.1f} k pairs/s: {again:,} of {TEST_SET[0]:,} images × "
-                    f"{TEST_SET[1]:,} texts add {added:.1%} to the time of scoring, at most"
-                )
-            rough = fast
     if device == "cuda":
         for kind in (SGR, SAF):
             for precision, graph in (("bf16", True), ("bf16", False), ("no", False)):

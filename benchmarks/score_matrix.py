@@ -33,8 +33,7 @@ from pair_scorers import PlainLoop
 
 from diptych.cache.rows import RowFile
 from diptych.evaluation import score_matrix
-from diptych.interaction.saf import SAF
-from diptych.interaction.sgr import SGR
+from diptych.interaction.sgraf import SAF, SGR
 from diptych.interaction.similarity_scorer import SimilarityScorer
 from diptych.model.scores import PairScores, Where
 from diptych.types import Ragged

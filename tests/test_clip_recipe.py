@@ -17,8 +17,7 @@ from diptych.data.formats import open_captions
 from diptych.model.retriever import Retriever
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes import RECIPES
-from diptych.training.optim import build_optimizer
-from diptych.training.schedules import schedule_of
+from diptych.training.optim import build_optimizer, schedule_of
 
 SMALL = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "log_steps": 1}
 

@@ -27,13 +27,12 @@ from diptych.model.retriever import Retriever, Tower
 from diptych.model.twin import Twin
 from diptych.objectives.clustering import kmeans, nearest
 from diptych.objectives.combine import On, Sum
-from diptych.objectives.diversity import DiversityContrast
-from diptych.objectives.momentum import MomentumContrast
+from diptych.objectives.contrast import CoupledQueue
+from diptych.objectives.diversity import DiversityContrast, MomentumContrast
 from diptych.objectives.objective import after_epoch, after_step, start_epoch
 from diptych.objectives.prototypes import PrototypeClassification
-from diptych.objectives.queues import CoupledQueue
 from diptych.ops import unit
-from diptych.training.encoded_pairs import encode_pairs, show_pairs
+from diptych.training.validation import encode_pairs, show_pairs
 from diptych.types import Batch, Embeddings, as_inputs
 
 COLOURS, THINGS = ["red", "green", "blue", "grey"], ["dog", "ball", "car", "tree", "boat"]

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from diptych.errors import SettingsError
-from diptych.objectives.combine import On, Parted, Sum, SwitchAt
+from diptych.objectives.combine import On, Parted, Ramp, Sum, SwitchAt
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective, after_epoch, after_step, start_epoch
-from diptych.objectives.ramp import Ramp
 from diptych.objectives.soft_labels import (
     IMAGE_TEACHER,
     TEXT_TEACHER,

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from diptych.aggregators import GPO, Mean
 from diptych.branches.branch import Branch
-from diptych.branches.concept import ConceptBranch
-from diptych.branches.graph import concept_graph
+from diptych.branches.concept import ConceptBranch, concept_graph
 from diptych.data.concepts import (
     Concepts,
     WordVectors,

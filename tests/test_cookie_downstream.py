@@ -26,7 +26,7 @@ from diptych.evaluation.report import Report
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES, cookie_hash, cookie_video
 from diptych.runs.reading import database_of
-from diptych.targets.hashing import HashTargets
+from diptych.targets.labels import HashTargets
 
 SMALL = ["--dim=16", "--heads=2", "--batch_size=12", "--min_count=1", "--word_dim=8"]
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 50, 220)}

@@ -14,8 +14,7 @@ from small import bert_folder, photos
 from small_senteval import write_senteval
 from torch import nn
 
-from diptych.branches.first import FirstVectors
-from diptych.branches.heads import UniModalHeads
+from diptych.branches.heads import FirstVectors, UniModalHeads
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.text_inputs import clean_caption
@@ -27,12 +26,11 @@ from diptych.objectives.matching import ITM
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.recipes import RECIPES
 from diptych.runs.train import run_recipe, seed_everything
-from diptych.targets.filling import fill_targets
+from diptych.targets.columns import Resident, fill_targets
 from diptych.targets.teachers import cache_text_vectors
 from diptych.training.loading import PairLoader
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer
-from diptych.training.resident import Resident
 from diptych.training.step import Step
 from diptych.training.teachers import Teachers, with_teachers
 from diptych.types import as_inputs

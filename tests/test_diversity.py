@@ -14,10 +14,8 @@ from torch import Tensor
 
 from diptych.errors import SettingsError
 from diptych.objectives.combine import On
-from diptych.objectives.contrast import Contrast
-from diptych.objectives.diversity import DiversityContrast
-from diptych.objectives.momentum import Enqueue
-from diptych.objectives.queues import CoupledQueue
+from diptych.objectives.contrast import Contrast, CoupledQueue
+from diptych.objectives.diversity import DiversityContrast, Enqueue
 from diptych.types import Embeddings
 
 KINDS = ["std", "std_reversed", "std_supplement", "entropy", "none"]

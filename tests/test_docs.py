@@ -402,9 +402,9 @@ def test_what_is_made_from_the_code_is_up_to_date() -> None:
 @pytest.mark.parametrize(
     ("module", "phrase"),
     [
-        ("training/health.py", "its value when all similarities are"),
-        ("training/health.py", "the loss became NaN or infinite at step"),
-        ("training/health.py", "belongs to a frozen part but is in training mode"),
+        ("training/log.py", "its value when all similarities are"),
+        ("training/log.py", "the loss became NaN or infinite at step"),
+        ("training/log.py", "belongs to a frozen part but is in training mode"),
         ("evaluation/cards.py", "% of the queries are tied"),
     ],
 )

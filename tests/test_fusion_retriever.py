@@ -9,7 +9,7 @@ import torch
 from dual_folders import vit_folder
 from small import bert_folder, pictures, texts
 
-from diptych.aggregators.head import Head
+from diptych.aggregators.pooling import Head
 from diptych.data.images import PixelInput, open_image
 from diptych.data.text import WordPieceInput
 from diptych.encoders.backbones import HubBackbone

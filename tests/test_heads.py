@@ -9,9 +9,8 @@ from small import pictures
 from torch import nn
 
 from diptych.aggregators import First
-from diptych.aggregators.head import Head
-from diptych.branches.first import FirstVectors
-from diptych.branches.heads import UniModalHeads
+from diptych.aggregators.pooling import Head
+from diptych.branches.heads import FirstVectors, UniModalHeads
 from diptych.data.images import open_image
 from diptych.encoders.dual import load_dual
 from diptych.model.retriever import Retriever, Tower

@@ -33,7 +33,7 @@ from diptych.model.retriever import Tower
 from diptych.settings import TrainingSettings, to_json
 from diptych.training.checkpoint import Progress, RunCard, _progress, check_resumable, read_run
 from diptych.training.log import Log, read_log
-from diptych.training.signals import interruptible
+from diptych.training.processes import interruptible
 
 SOURCES = sorted(Path(diptych.__file__).parent.rglob("*.py"))
 

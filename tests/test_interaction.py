@@ -15,13 +15,10 @@ from diptych.encoders.attended import SelfAttended, TextualSelfAttention, Visual
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import PrecomputedGrid
 from diptych.errors import DataError, SettingsError
-from diptych.interaction import refine as refining
 from diptych.interaction import similarity_scorer
-from diptych.interaction.saf import SAF
-from diptych.interaction.sgr import SGR
+from diptych.interaction.sgraf import SAF, SGR
 from diptych.interaction.similarity import squared_linear
-from diptych.interaction.similarity_scorer import SimilarityScorer
-from diptych.interaction.tiles import length_buckets, spans
+from diptych.interaction.similarity_scorer import SimilarityScorer, length_buckets, spans
 from diptych.types import Features
 
 DIM, NODES = 12, 6
@@ -327,27 +324,6 @@ def test_matched_pairs_score_as_in_the_matrix(kind: type[SimilarityScorer]) -> N
     rows, columns = torch.tensor([0, 3, 1, 2, 2]), torch.tensor([4, 0, 1, 2, 3])
     found = scorer.pairs(images.map(lambda t: t[rows]), texts.map(lambda t: t[columns]))
     torch.testing.assert_close(found, expected[rows, columns], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_refined_scores_rank_as_in_full_precision(
-    kind: type[SimilarityScorer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(refining, "SPARE", 3)
-    monkeypatch.setattr(refining, "CPU_CHUNK", 16)
-    scorer = scorer_of(kind).eval()
-    images, texts = sides(n=20, sizes=tuple(1 + n % 5 for n in range(30)))
-    expected = scorer(images, texts).detach()
-    rough = expected + 0.004 * torch.randn_like(expected)
-    k = 2
-    assert not torch.equal(rough.topk(k, 1).indices, expected.topk(k, 1).indices)
-    refined = refining.refine(scorer, images, texts, rough.clone(), k)
-    for axis in (0, 1):
-        same = refined.topk(k, axis).indices == expected.topk(k, axis).indices
-        assert float(same.float().mean()) > 0.95
-    changed = refined != rough
-    torch.testing.assert_close(refined[changed], expected[changed], rtol=0, atol=1e-5)
-    assert int(changed.sum()) < refined.numel()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU")

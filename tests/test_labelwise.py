@@ -23,7 +23,7 @@ from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
 from diptych.recipes.labelwise import RECIPE, Settings
 from diptych.runs.train import seed_everything
-from diptych.targets.filling import fill_targets
+from diptych.targets.columns import fill_targets
 from diptych.targets.labels import LabelTargets, RegionTargets, detector_classes
 from diptych.training.loading import PairLoader
 from diptych.training.method import Method

@@ -17,11 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from diptych.errors import SettingsError
 from diptych.model.twin import Twin, bare
 from diptych.objectives.combine import Sum
-from diptych.objectives.contrast import Contrast
-from diptych.objectives.diversity import DiversityContrast
-from diptych.objectives.momentum import Enqueue, MomentumContrast
+from diptych.objectives.contrast import Contrast, CoupledQueue
+from diptych.objectives.diversity import DiversityContrast, Enqueue, MomentumContrast
 from diptych.objectives.objective import after_step
-from diptych.objectives.queues import CoupledQueue
 from diptych.ops import unit
 from diptych.types import Batch, Embeddings, Features
 

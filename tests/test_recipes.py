@@ -28,12 +28,12 @@ from diptych.objectives.objective import after_epoch, after_step, start_epoch
 from diptych.parts import describe
 from diptych.recipes import RECIPES
 from diptych.runs.train import seed_everything, training_splits
-from diptych.targets.filling import fill_targets
-from diptych.training.encoded_pairs import show_pairs
+from diptych.targets.columns import fill_targets
 from diptych.training.loading import PairLoader
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, trainable
 from diptych.training.step import Step
+from diptych.training.validation import show_pairs
 
 SMALL = {
     "dim": 16, "batch_size": 12, "min_count": 1, "word_dim": 8,

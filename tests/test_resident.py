@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
 from diptych.errors import DataError
-from diptych.targets.columns import Column
-from diptych.training import resident
-from diptych.training.resident import Resident, divide
+from diptych.targets import columns
+from diptych.targets.columns import Column, Resident, divide
 from diptych.types import Batch, Features
 
 CPU = torch.device("cpu")
@@ -69,15 +68,15 @@ def test_only_files_that_fit_go_onto_a_gpu(
         return columns
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
-    monkeypatch.setattr(resident, "Resident", hold)
-    columns = {
+    monkeypatch.setattr(columns, "Resident", hold)
+    given = {
         "teacher_text": saved(tmp_path, "teacher_text", 6, 7)[0],
         "labels": Column(np.ones((3, 2)), "image"),
     }
-    held, read = divide(columns, captions(), torch.device("cuda"))
+    held, read = divide(given, captions(), torch.device("cuda"))
     on_gpu = ["teacher_text"] if free > 1000 else []
     assert list(held) == on_gpu  # type: ignore[call-overload]
-    assert list(read) == [name for name in columns if name not in on_gpu]
+    assert list(read) == [name for name in given if name not in on_gpu]
 
 
 def test_a_column_of_other_data_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from diptych.errors import DataError, SettingsError
 from diptych.interaction import similarity_scorer
-from diptych.interaction.refine import refine
 from diptych.interaction.scan import SCAN, Direction, Pooling
 from diptych.parts import describe, rebuild
 from diptych.types import Features
@@ -137,8 +136,6 @@ def test_matched_pairs_score_as_in_the_matrix(direction: Direction, pooling: Poo
     images, texts = (side.map(float_) for side in (sets([3, 1, 4], 0), sets([2, 5, 1], 1)))
     whole = scorer(images, texts)
     assert torch.allclose(scorer.pairs(images, texts), whole.diagonal(), atol=1e-6)
-    rough = whole + 0.01
-    assert torch.allclose(refine(scorer, images, texts, rough), whole, atol=1e-6)
 
 
 def float_(values: Tensor) -> Tensor:

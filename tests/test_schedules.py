@@ -14,7 +14,7 @@ from diptych.recipes import RECIPES
 from diptych.runs.train import resumed_settings
 from diptych.settings import UNSAID, TrainingSettings, from_saved, to_json
 from diptych.training.checkpoint import RunCard, check_resumable
-from diptych.training.schedules import (
+from diptych.training.optim import (
     CosineDecay,
     EveryDecay,
     LinearDecay,
@@ -110,7 +110,7 @@ NEWER: dict[str, dict[str, object]] = {
 """What a run means that was saved before these settings existed."""
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", list(RECIPES))
 def test_saved_runs_keep_the_form_they_were_made_with(recipe: str, tmp_path: Path) -> None:
     kind, newer = RECIPES[recipe].settings, NEWER.get(recipe, {})
     older = {f.name for f in fields(kind) if f.metadata["before"] is not UNSAID}

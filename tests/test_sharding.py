@@ -12,7 +12,7 @@ from test_docs import wrong_commands
 
 from diptych.errors import SettingsError
 from diptych.recipes import RECIPES
-from diptych.training.start import check_settings
+from diptych.training.processes import check_settings
 
 
 def test_what_a_divided_model_cannot_do_is_refused(tmp_path: Path) -> None:

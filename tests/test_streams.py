@@ -26,7 +26,7 @@ from diptych.objectives import soft_labels
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes import RECIPES
-from diptych.targets.filling import fill_targets
+from diptych.targets.columns import fill_targets
 from diptych.training.loading import PairLoader
 from diptych.training.method import Method
 from diptych.training.step import Step

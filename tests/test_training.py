@@ -31,10 +31,9 @@ from diptych.objectives.objective import start_epoch
 from diptych.recipes import RECIPES
 from diptych.runs.train import resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json
-from diptych.training import health, session
+from diptych.training import log, session
 from diptych.training.log import read_log
-from diptych.training.optim import can_fold_clip, fold_clip
-from diptych.training.schedules import Schedule, StepDecay
+from diptych.training.optim import Schedule, StepDecay, can_fold_clip, fold_clip
 from diptych.training.step import Step
 from diptych.types import Batch, Features
 
@@ -343,7 +342,7 @@ def test_schedule() -> None:
 
 
 def test_health_names_nan_with_its_step() -> None:
-    watch = health.Health(torch.device("cpu"))
+    watch = log.Health(torch.device("cpu"))
     for step in range(1, 6):
         watch.watch(step, {"triplet": torch.tensor(float("nan") if step >= 3 else 1.0)}, None)
     with pytest.raises(TrainingError, match=r"\b3\b"):
@@ -351,8 +350,8 @@ def test_health_names_nan_with_its_step() -> None:
 
 
 def test_health_names_collapse_once() -> None:
-    watch = health.Health(torch.device("cpu"))
-    for step in range(health.COLLAPSE_STEPS - 1):
+    watch = log.Health(torch.device("cpu"))
+    for step in range(log.COLLAPSE_STEPS - 1):
         watch.watch(step, {"triplet": torch.tensor(51.3)}, 51.2)
     assert watch.report({}, 51.2) == []
     watch.watch(999, {"triplet": torch.tensor(51.3)}, 51.2)
@@ -363,7 +362,7 @@ def test_health_names_collapse_once() -> None:
 def test_health_names_batch_norm_in_the_wrong_mode() -> None:
     frozen = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).requires_grad_(False).train()
     with pytest.raises(TrainingError, match=r"'0\.1'"):
-        health.check_modes(torch.nn.Sequential(frozen, torch.nn.Linear(2, 2)))
+        log.check_modes(torch.nn.Sequential(frozen, torch.nn.Linear(2, 2)))
 
 
 def test_collapsed_value_follows_the_switch() -> None:

@@ -74,14 +74,13 @@ from diptych.index.ingest.target import Target, check_clash
 from diptych.index.protocol import Item, Precision
 from diptych.index.query.filters import parse_filter
 from diptych.index.query.parse import parse_query
-from diptych.interaction.sgr import SGR
+from diptych.interaction.sgraf import SGR
 from diptych.model.scores import EmbeddingScores, MeanScores
-from diptych.objectives.contrast import Contrast
+from diptych.objectives.contrast import Contrast, CoupledQueue
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.expressions import parse_objective
 from diptych.objectives.labels import LabelLoss
 from diptych.objectives.prototypes import PrototypeClassification
-from diptych.objectives.queues import CoupledQueue
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.objectives.triplet import Triplet
 from diptych.runs.audit import audit

@@ -7,7 +7,6 @@ pools to zeros: raising would make the host wait for the device at every step.
 
 from __future__ import annotations
 
-from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.generators import (
     CosSinBiGRU,
     CosSinMLP,
@@ -18,7 +17,7 @@ from diptych.aggregators.generators import (
     SortedRowBiGRU,
 )
 from diptych.aggregators.gpo import GPO
-from diptych.aggregators.pooling import First, GeM, KMax, Last, Max, Mean
+from diptych.aggregators.pooling import Aggregator, First, GeM, KMax, Last, Max, Mean
 
 __all__ = [
     "GPO",

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from diptych import ops
-from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.generators import CosSinBiGRU, Generator
+from diptych.aggregators.pooling import Aggregator
 from diptych.aggregators.sorting import sort_sets
 from diptych.errors import SettingsError
 from diptych.parts import part

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.aggregators.aggregator import Aggregator
+from diptych.aggregators.pooling import Aggregator
 from diptych.aggregators.sorting import at_least_float32
 from diptych.errors import SettingsError
 from diptych.parts import part

@@ -1,4 +1,4 @@
-"""Fixed poolings, and GeM with its one parameter."""
+"""What every aggregator offers; fixed poolings, GeM with its one parameter, and a head on the first element."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.sorting import at_least_float32, sort_sets
 from diptych.errors import SettingsError
 from diptych.parts import part
 from diptych.types import Features
+
+
+class Aggregator(nn.Module):
+    """A padded batch of sets, values (B, L, D) and mask (B, L) → vectors (B, ``dim_of(D)``), float32 or better."""
+
+    def dim_of(self, encoder_dim: int) -> int:
+        """Width of the pooled vector; the encoder's, unless a head of another width says its own."""
+        return encoder_dim
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, L, D) → (B, dim)."""
+        raise NotImplementedError
 
 
 @part
@@ -111,3 +122,37 @@ def _element(features: Features, place: Tensor) -> Tensor:
     rows = torch.arange(place.shape[0], device=place.device)  # not len(): an exported batch may have any size
     chosen = at_least_float32(features.values[rows, place])
     return chosen.masked_fill(~features.mask.any(dim=1, keepdim=True), 0)
+
+
+STD = 0.02  # standard deviation of a head's weights
+
+
+def make_head(input_dim: int, dim: int, norm: bool) -> nn.Sequential:
+    """Linear(input_dim → dim), with ``norm`` a LayerNorm before it; weights ~ N(0, 0.02²), no activation."""
+    linear = nn.Linear(input_dim, dim)
+    nn.init.normal_(linear.weight, std=STD)
+    return nn.Sequential(*([nn.LayerNorm(input_dim)] if norm else []), linear)
+
+
+@part
+class Head(Aggregator):
+    """The first element of a set → LayerNorm (with ``norm``) → Linear: (B, L, input_dim) → (B, dim).
+
+    The first element is the pooled vector f of a dual encoder (CUSA on CLIP: ``norm``, dim = input_dim), or the class
+    token of a transformer (X2-VLM: no norm, 768 → 256).
+    """
+
+    def __init__(self, input_dim: int, dim: int, norm: bool = True) -> None:
+        super().__init__()
+        self.dim, self.first = dim, First()
+        self.head = make_head(input_dim, dim, norm)
+
+    def dim_of(self, encoder_dim: int) -> int:
+        """The head's own width."""
+        return self.dim
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, L, input_dim) → (B, dim)."""
+        weight = self.head[-1].weight
+        out: Tensor = self.head(self.first(features).to(weight.dtype))
+        return out

@@ -1,4 +1,4 @@
-"""Uni-modal heads: a view of both sides for image–image and text–text similarity, outside the score."""
+"""Views outside the score for image–image and text–text similarity: uni-modal heads, and the encoders' own vectors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from diptych import ops
-from diptych.aggregators.aggregator import Aggregator
+from diptych.aggregators import First
+from diptych.aggregators.pooling import Aggregator
 from diptych.branches.branch import Branch
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features
@@ -78,3 +79,29 @@ def _head(width: int, dim: int, layer_norm: bool) -> nn.Module:
     head = _Head(width, dim)
     nn.init.normal_(head.weight, std=SPREAD)
     return nn.Sequential(nn.LayerNorm(width), head)
+
+
+@part
+class FirstVectors(Branch):
+    """unit(f), f the first local feature: a dual encoder's pooled vector before any head. It has no weights.
+
+    CUSA's rows without USA measure uni-modal similarity with it. ``dim`` is the width of f, ``text_dim`` that of a
+    text's where it differs.
+    """
+
+    def __init__(self, dim: int, text_dim: int | None = None) -> None:
+        super().__init__()
+        self.dim, self._text_dim, self.first = dim, text_dim, First()
+
+    @property
+    def text_dim(self) -> int:
+        """Width of a text's f."""
+        return self._text_dim or self.dim
+
+    def image(self, vector: Tensor, features: Features) -> Tensor:
+        """Unit rows (B, dim) of images."""
+        return ops.unit(self.first(features).float())
+
+    def text(self, vector: Tensor, features: Features) -> Tensor:
+        """Unit rows (B, text_dim) of texts."""
+        return ops.unit(self.first(features).float())

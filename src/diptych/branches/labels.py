@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diptych.aggregators.aggregator import Aggregator
+from diptych.aggregators.pooling import Aggregator
 from diptych.branches.branch import Branch
 from diptych.data.labels import Labels
 from diptych.encoders.sharing import TokenStates

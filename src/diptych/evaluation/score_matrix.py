@@ -15,7 +15,6 @@ from torch import Tensor
 from diptych.cache.rows import RowFile
 from diptych.devices import autocast
 from diptych.errors import DataError
-from diptych.interaction.refine import pairs_at_once
 from diptych.model.reranking import candidates
 from diptych.model.scores import MatrixScores, MeanScores, PairScores, Scores, Where, check_scores, evaluating
 from diptych.progress import track
@@ -24,6 +23,7 @@ from diptych.storage import parse_json, write_text
 IMAGES, TEXTS = 512, 2048  # pairs computed at once
 BLOCK_BYTES = 64 << 20  # most bytes of scores between two writes
 EXACT = 16  # best pairs of each query that are computed again in float32 where the scores are not
+CPU_CHUNK, GPU_CHUNK = 64, 2048  # pairs computed again at once; on a CPU what its caches hold
 
 
 def stored_scores(
@@ -168,7 +168,7 @@ def _refine(members: list[PairScores], matrix: NDArray[np.float32], show_progres
     first = members[0].texts
     sizes = (first.bounds[1:] - first.bounds[:-1])[columns]
     order = sizes.argsort(stable=True)  # texts of one length side by side
-    size = pairs_at_once(members[0].device)
+    size = CPU_CHUNK if members[0].device.type == "cpu" else GPU_CHUNK
     parts = [order[start : start + size] for start in range(0, len(order), size)]
     for part in track(parts, "refine", len(parts), show_progress):
         image, text = rows[part], columns[part]

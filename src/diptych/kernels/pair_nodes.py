@@ -2,7 +2,7 @@
 
 The large tensors of a pair never leave the chip: softmax → context → difference → square → W_loc → unit length is one
 kernel, which writes K-d vectors alone; a step of reasoning is another. Halves are multiplied with float32 sums. The
-plain forms are in ``interaction/similarity.py`` and ``interaction/sgr.py``.
+plain forms are in ``interaction/similarity.py`` and ``interaction/sgraf.py``.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

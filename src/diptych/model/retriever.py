@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from diptych import ops
 from diptych.aggregators import First
-from diptych.aggregators.aggregator import Aggregator
+from diptych.aggregators.pooling import Aggregator
 from diptych.branches.branch import Branch
 from diptych.branches.labels import label_view
 from diptych.data.captions import ImageStore

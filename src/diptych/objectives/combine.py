@@ -1,4 +1,4 @@
-"""Objectives made of objectives: a weighted sum, a switch at an epoch, one at other rows, one in parts of a batch."""
+"""Objectives made of objectives: a weighted sum, a switch at an epoch, one at other rows, one in parts, a ramp."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych.errors import SettingsError
-from diptych.objectives.objective import Combined, Objective
+from diptych.objectives.objective import Combined, Objective, collapsed_value
 from diptych.types import Batch, Embeddings, Features, Terms
 
 
@@ -33,7 +33,7 @@ class Sum(Combined):
     def collapsed_value(self, pairs: int) -> float | None:
         """The weighted sum where every member knows its own."""
         values = {
-            name: o.collapsed_value(pairs) for name, o in self.members.items() if isinstance(o, Objective)
+            name: collapsed_value(o, pairs) for name, o in self.members.items() if isinstance(o, Objective)
         }
         known = {name: value for name, value in values.items() if value is not None}
         return sum(self.weights[n] * v for n, v in known.items()) if len(known) == len(values) else None
@@ -67,7 +67,7 @@ class On(Combined):
 
     def collapsed_value(self, pairs: int) -> float | None:
         """The objective's own."""
-        return self.objective.collapsed_value(pairs)
+        return collapsed_value(self.objective, pairs)
 
     def _seen(self, embeddings: Embeddings) -> Embeddings:
         first, image_features = _rows(embeddings, self.first)
@@ -110,7 +110,7 @@ class SwitchAt(Combined):
 
     def collapsed_value(self, pairs: int) -> float | None:
         """That of the objective in force."""
-        return self.current.collapsed_value(pairs)
+        return collapsed_value(self.current, pairs)
 
 
 class Parted(Combined):
@@ -141,7 +141,7 @@ class Parted(Combined):
 
     def collapsed_value(self, pairs: int) -> float | None:
         """The objective's own, of one part."""
-        return self.objective.collapsed_value(pairs // self.parts)
+        return collapsed_value(self.objective, pairs // self.parts)
 
 
 def _part(embeddings: Embeddings, batch: Batch, start: int, size: int) -> tuple[Embeddings, Batch]:
@@ -152,3 +152,39 @@ def _part(embeddings: Embeddings, batch: Batch, start: int, size: int) -> tuple[
     return replace(
         seen, image_features=None, text_features=None, scores=scores, matches=None
     ), batch.map_rows(lambda values: values[rows])
+
+
+class Ramp(Objective):
+    """L · i / n at step i = 0, 1, … of one ``epoch``, L in all others.
+
+    The public code of VSE∞ calls this its warm-up. Adam divides by the size of the gradient, so little of it remains
+    apart from the clipping. n is ``steps``.
+    """
+
+    position: Tensor
+
+    def __init__(self, objective: Objective, epoch: int, steps: int) -> None:
+        super().__init__()
+        self.objective, self.epoch, self.steps = objective, epoch, steps
+        self.rises = False
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The objective's terms, times i / n in the epoch of the ramp."""
+        terms = self.objective(embeddings, batch)
+        if not self.rises:
+            return terms
+        return {name: value * (self.position / self.steps) for name, value in terms.items()}
+
+    def start_epoch(self, epoch: int) -> None:
+        """The ramp rises in its epoch alone."""
+        self.rises = epoch == self.epoch
+
+    def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
+        """One step further."""
+        if self.rises:
+            self.position += 1
+
+    def collapsed_value(self, pairs: int) -> float | None:
+        """The objective's own, except while it rises."""
+        return None if self.rises else collapsed_value(self.objective, pairs)

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from diptych.data.labels import checked_centres
 from diptych.errors import DataError, SettingsError
+from diptych.objectives.labels import TARGET
 from diptych.objectives.objective import Objective
 from diptych.types import Batch, Embeddings, Terms
-
-TARGET = "labels"  # the column of the batch that holds the labels of each image
 
 
 class CentralSimilarity(Objective):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -36,9 +37,6 @@ class Objective(nn.Module):
     objective that holds others does not pass them on.
     """
 
-    show_progress = True  # of work that takes long; the training loop sets it
-    takes_turns = False  # whether a step may leave parameters without a gradient
-
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The named, weighted terms of this batch."""
         raise NotImplementedError
@@ -49,30 +47,35 @@ class Objective(nn.Module):
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
         """Called after the optimiser step, without gradient: the one place where buffers move."""
 
-    def wants_pairs(self, epoch: int) -> bool:
-        """Whether ``see_pairs`` is to be called at the end of this epoch; the pairs are encoded only then."""
-        return False
-
-    def see_pairs(self, epoch: int, pairs: PairVectors | None) -> None:
-        """Called at the end of an epoch, before ``after_epoch``, where ``wants_pairs`` says so.
-
-        Every process calls it, the first with the vectors, the others with None.
-        """
-
     def after_epoch(self, epoch: int) -> None:
         """Called after the last step of each epoch, without gradient."""
-
-    def collapsed_value(self, pairs: int) -> float | None:
-        """The loss of ``pairs`` pairs when all similarities are equal, where that is a known trap; else None."""
-        return None
 
     def __call__(self, embeddings: Embeddings, batch: Batch) -> Terms:
         terms: Terms = super().__call__(embeddings, batch)
         return terms
 
 
+class SeesPairs(Objective):
+    """An objective that looks at all training pairs at the end of some epochs."""
+
+    show_progress = True  # of work that takes long; the training loop sets it
+
+    def wants_pairs(self, epoch: int) -> bool:
+        """Whether ``see_pairs`` is to be called at the end of this epoch; the pairs are encoded only then."""
+        raise NotImplementedError
+
+    def see_pairs(self, epoch: int, pairs: PairVectors | None) -> None:
+        """Called at the end of an epoch, before ``after_epoch``, where ``wants_pairs`` says so.
+
+        Every process calls it, the first with the vectors, the others with None.
+        """
+        raise NotImplementedError
+
+
 class Combined(Objective):
     """An objective made of others: it may choose which of them a step asks, and the rows that each of them sees."""
+
+    takes_turns = False  # whether a step may leave parameters without a gradient
 
     def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
         """The members that a step asks, each with its rows; by default all of them with the same rows."""
@@ -88,6 +91,20 @@ def members_of(objective: Objective) -> Iterator[Objective]:
             yield part
         else:
             waiting = [*part.children(), *waiting]
+
+
+@runtime_checkable
+class Collapses(Protocol):
+    """An objective with a value that gives a collapsed model away."""
+
+    def collapsed_value(self, pairs: int) -> float | None:
+        """The loss of ``pairs`` pairs when all similarities are equal; None where that shows nothing."""
+        ...
+
+
+def collapsed_value(objective: Objective, pairs: int) -> float | None:
+    """The loss of ``pairs`` pairs when all similarities are equal, where that is a known trap; else None."""
+    return objective.collapsed_value(pairs) if isinstance(objective, Collapses) else None
 
 
 def start_epoch(objective: Objective, epoch: int) -> None:
@@ -110,3 +127,16 @@ def after_epoch(objective: Objective, epoch: int) -> None:
     for member in members_of(objective):
         after_epoch(member, epoch)
     objective.after_epoch(epoch)
+
+
+class FunctionObjective(Objective):
+    """An objective made of ``function(embeddings, batch)``, which returns the loss or named terms of it."""
+
+    def __init__(self, function: Callable[[Embeddings, Batch], Terms | Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """What the function returns; a single loss is called ``loss``."""
+        found = self.function(embeddings, batch)
+        return {"loss": found} if isinstance(found, Tensor) else found

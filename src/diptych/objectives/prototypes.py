@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 from diptych import ops
 from diptych.errors import CheckpointError, SettingsError
 from diptych.objectives.clustering import ROWS, cluster, nearest
-from diptych.objectives.objective import Objective, PairVectors
+from diptych.objectives.objective import PairVectors, SeesPairs
 from diptych.types import Batch, Embeddings, Terms
 
 
-class PrototypeClassification(Objective):
+class PrototypeClassification(SeesPairs):
     """L = (1/s) · [CE(s · P^C v^C, z) + CE(s · P^C w^C, z)], z the cluster of unit(v^I + w^I)   (Eq. 7).
 
     =================  ======================================================================================

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diptych.aggregators import First
-from diptych.aggregators.aggregator import Aggregator
-from diptych.aggregators.head import Head
+from diptych.aggregators.pooling import Aggregator, Head
 from diptych.branches.branch import Branch
-from diptych.branches.first import FirstVectors
+from diptych.branches.heads import FirstVectors
 from diptych.data.captions import Captions
 from diptych.data.text_inputs import CleanedInput
 from diptych.encoders.dual import DualEncoder, load_dual

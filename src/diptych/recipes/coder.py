@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diptych.aggregators import GPO
-from diptych.branches.concept import ConceptBranch
-from diptych.branches.graph import Norm
+from diptych.branches.concept import ConceptBranch, Norm
 from diptych.data.captions import Captions
 from diptych.data.concepts import SHARES as CVSE_SHARES
 from diptych.data.concepts import count_concepts, find_concepts, read_cvse, word_vectors
@@ -21,12 +20,10 @@ from diptych.model import named
 from diptych.model.retriever import Retriever
 from diptych.model.twin import KeyPrecision, Momentum
 from diptych.objectives.combine import On, Sum
-from diptych.objectives.contrast import Contrast, Diversity, Positive
-from diptych.objectives.diversity import DiversityContrast
-from diptych.objectives.momentum import Enqueue, MomentumContrast
+from diptych.objectives.contrast import Contrast, CoupledQueue, Diversity, Positive
+from diptych.objectives.diversity import DiversityContrast, Enqueue, MomentumContrast
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
-from diptych.objectives.queues import CoupledQueue
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.settings import setting

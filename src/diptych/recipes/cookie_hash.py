@@ -23,7 +23,7 @@ from diptych.recipes import cookie
 from diptych.recipes.recipe import Recipe, Row, Table
 from diptych.registries import POOLINGS
 from diptych.settings import setting
-from diptych.targets.hashing import HashTargets
+from diptych.targets.labels import HashTargets
 from diptych.training.method import Method
 
 HEAD = f"branches.{VIEW}."

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych.aggregators.head import Head
+from diptych.aggregators.pooling import Head
 from diptych.branches.branch import Branch
-from diptych.branches.first import FirstVectors
+from diptych.branches.heads import FirstVectors
 from diptych.data.captions import Captions
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput

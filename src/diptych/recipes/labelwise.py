@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from diptych.aggregators import Mean
-from diptych.aggregators.aggregator import Aggregator
 from diptych.aggregators.labels import ClassScores, CommonLayer, CommonSpace, LabelHead
+from diptych.aggregators.pooling import Aggregator
 from diptych.branches.branch import Branch
 from diptych.branches.labels import ContextPrediction, FrontView, LabelView, PooledView
 from diptych.data.captions import Captions, holds_features
@@ -33,7 +33,7 @@ from diptych.objectives.objective import Objective
 from diptych.recipes.recipe import Figure, Recipe, Row, Table
 from diptych.registries import IMAGE_ENCODERS, TEXT_ENCODERS
 from diptych.settings import TrainingSettings, setting
-from diptych.targets.filling import TargetSource
+from diptych.targets.columns import TargetSource
 from diptych.targets.labels import LabelTargets, RegionTargets, detector_classes
 from diptych.training.method import Method
 

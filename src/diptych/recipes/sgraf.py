@@ -22,9 +22,8 @@ from diptych.encoders.attended import SelfAttended, TextualSelfAttention, Visual
 from diptych.encoders.cnn import Grid
 from diptych.encoders.encoder import Encoder
 from diptych.errors import SettingsError
-from diptych.interaction.saf import SAF
 from diptych.interaction.scorer import PairScorer
-from diptych.interaction.sgr import SGR
+from diptych.interaction.sgraf import SAF, SGR
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.combine import SwitchAt

@@ -24,7 +24,7 @@ from diptych.data.captions import Captions
 from diptych.encoders.regions import Regions
 from diptych.encoders.transformer import TransformerText
 from diptych.model import named
-from diptych.objectives.ramp import Ramp
+from diptych.objectives.combine import Ramp
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
 from diptych.registries import IMAGE_ENCODERS

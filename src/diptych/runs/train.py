@@ -28,13 +28,12 @@ from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.evaluate import check_data
 from diptych.model.retriever import Retriever
 from diptych.objectives.expressions import OWN
-from diptych.objectives.function import FunctionObjective
-from diptych.objectives.objective import Objective
+from diptych.objectives.objective import FunctionObjective, Objective
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 from diptych.settings import TrainingSettings, check_saved, from_json, from_saved
 from diptych.storage import storing
-from diptych.targets.filling import fill_targets
+from diptych.targets.columns import fill_targets
 from diptych.training import checkpoint, loop
 from diptych.training.baseline import Baseline, ridge_baseline
 from diptych.training.checkpoint import Progress, RunCard
@@ -42,8 +41,8 @@ from diptych.training.loading import check_batch_size
 from diptych.training.method import Method
 from diptych.training.optim import trainable
 from diptych.training.prepare import prepare, ready_views, unreadable_images
+from diptych.training.processes import check_settings
 from diptych.training.ridge import Names, names_of
-from diptych.training.start import check_settings
 from diptych.training.teachers import Teachers, with_teachers
 from diptych.types import Batch, Embeddings, Terms
 

@@ -1,4 +1,4 @@
-"""Targets of label-wise training: the labels of each image, and the classes of its regions."""
+"""Targets that are classes: the labels of each image and the classes of its regions, and those that hashing reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diptych.cache.features import cache_image_features
 from diptych.data.arrays import read_items
 from diptych.data.captions import Captions, ImageStore, holds_pictures
 from diptych.data.images import ImageInput
-from diptych.data.labels import Labels
+from diptych.data.labels import Labels, class_rows, class_sets
 from diptych.data.readers.label_arrays import REGION_CLASSES, LazyRow
 from diptych.encoders.encoder import Backbone
 from diptych.errors import DataError
@@ -125,3 +125,23 @@ def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     for row, one in enumerate(rows):
         matrix[row, : len(one)] = one
     return matrix
+
+
+@dataclass(frozen=True)
+class HashTargets:
+    """The column ``labels``, (N, C): the classes ``names`` of every image, all zeros where it has none."""
+
+    column: str
+    names: Sequence[str]
+
+    def columns(
+        self,
+        captions: Captions,
+        *,
+        device: torch.device,
+        cache_dir: Path | None = None,
+        show_progress: bool = True,
+    ) -> Mapping[str, Column]:
+        """One row per image."""
+        rows = class_rows(class_sets(captions, self.column), self.names)
+        return {TARGET: Column(rows.astype(np.float32), "image")}

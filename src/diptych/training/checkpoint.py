@@ -29,7 +29,7 @@ from diptych.errors import CheckpointError
 from diptych.settings import TrainingSettings, differences, from_saved, to_json
 from diptych.storage import parse_json, recover_folder, replace_folder, write_text
 from diptych.training.method import Method
-from diptych.training.schedules import depends_on_epochs
+from diptych.training.optim import depends_on_epochs
 from diptych.weights import is_divided, own_tensors, whole_state, whole_tensor
 
 FORMAT = 1

@@ -13,8 +13,8 @@ from diptych.objectives.objective import after_step
 from diptych.targets.columns import Column
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.method import Method
+from diptych.training.processes import interrupted, interruptible
 from diptych.training.session import Session
-from diptych.training.signals import interrupted, interruptible
 
 
 def train(

@@ -14,7 +14,7 @@ from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
 from diptych.model.twin import Momentum, Twin
 from diptych.objectives.objective import Objective
-from diptych.targets.filling import TargetSource
+from diptych.targets.columns import TargetSource
 from diptych.training.loading import ViewMaker
 
 

@@ -11,26 +11,20 @@ from torch import nn
 
 from diptych.errors import SettingsError, TrainingError
 from diptych.evaluation.prepared import Prepared
-from diptych.objectives.objective import Objective, after_epoch, start_epoch
+from diptych.objectives.objective import SeesPairs, after_epoch, collapsed_value, start_epoch
 from diptych.progress import track
 from diptych.settings import TrainingSettings
-from diptych.targets.columns import Column
+from diptych.targets.columns import Column, Resident, divide
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
-from diptych.training.encoded_pairs import show_pairs
 from diptych.training.gradient_cache import CachedStep
-from diptych.training.health import Health, check_modes
 from diptych.training.loading import PairLoader
-from diptych.training.log import Log
-from diptych.training.meter import Meter
+from diptych.training.log import Health, Log, Meter, check_modes
 from diptych.training.method import Method
-from diptych.training.optim import build_optimizer, freeze_for_epoch, set_rates, trainable
-from diptych.training.processes import divided, in_one_piece, save_on_main, share
-from diptych.training.resident import Resident, divide
-from diptych.training.schedules import schedule_of
-from diptych.training.start import start
+from diptych.training.optim import build_optimizer, freeze_for_epoch, schedule_of, set_rates, trainable
+from diptych.training.processes import divided, in_one_piece, save_on_main, share, start
 from diptych.training.step import GraphedStep, Step
-from diptych.training.validation import Clock, finish_epoch, stop_early
+from diptych.training.validation import Clock, finish_epoch, show_pairs, stop_early
 from diptych.types import Batch, Embeddings, Terms
 
 
@@ -55,7 +49,7 @@ class Session:
         self.settings = card.settings
         self.accelerator = start(method, self.settings, on_cpu)
         for part in method.objective.modules():
-            if isinstance(part, Objective):
+            if isinstance(part, SeesPairs):
                 part.show_progress = show_progress and self.accelerator.is_main_process
         self.loader: PairLoader | None = None
         self.resident: Resident | None = None
@@ -83,7 +77,7 @@ class Session:
         self.step.waiting = [self.parameters[name] for name in waiting if self.settings.shard_model]
         check_modes(self.method.retriever)
         start_epoch(self.method.objective, epoch)
-        self.collapsed = self.method.objective.collapsed_value(self.settings.batch_size)
+        self.collapsed = collapsed_value(self.method.objective, self.settings.batch_size)
         self.meter = Meter(self.settings.batch_size)
 
     def batches(self, epoch: int) -> Iterable[Batch]:

@@ -11,9 +11,9 @@ from accelerate import Accelerator
 from torch import nn
 
 from diptych import ops
+from diptych.targets.columns import Resident
 from diptych.training.method import Method
 from diptych.training.optim import can_fold_clip, fold_clip
-from diptych.training.resident import Resident
 from diptych.training.streams import beside
 from diptych.training.turns import backward_of_turn, takes_turns
 from diptych.types import Batch, Embeddings, Terms

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from diptych.objectives.objective import Objective
+from diptych.objectives.objective import Combined, Objective
 
 
 def takes_turns(objective: Objective) -> bool:
     """Whether a step of this objective may leave parameters out."""
-    return any(isinstance(part, Objective) and part.takes_turns for part in objective.modules())
+    return any(isinstance(part, Combined) and part.takes_turns for part in objective.modules())
 
 
 def backward_of_turn(
