@@ -23,6 +23,7 @@ from test_runtime import picture_model, small_model
 from diptych.data.images import as_item
 from diptych.errors import RuntimeFault, SettingsError
 from diptych.index.models import VARIABLE, LightModel, check_probes, open_model
+from diptych.model.protocol import picture_side
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import CLOSE, export_runtime
 from diptych.runtime.folder import FOLDER, PROBES, Probes, find_runtime
@@ -291,6 +292,13 @@ def test_cells_are_shared_by_both_backends(model: Path, photos: Path, tmp_path: 
     first.compute(keys, shown)
     again = open_model(model).cell_cache(tmp_path)  # type: ignore[attr-defined]
     assert again.known(keys[3]).dtype == np.float16
+
+
+def test_both_backends_say_how_large_a_picture_they_need(model: Path) -> None:
+    """Photos are decoded at no more than that size."""
+    sides = {picture_side(open_model(model, backend=one)) for one in ("torch", "onnx")}
+    assert len(sides) == 1
+    assert None not in sides
 
 
 def test_probes_refuse_a_backend_that_computes_something_else(model: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from diptych.progress import printable
 from diptych.runtime.folder import PROBES, Probes, best_folder, compare, find_runtime, has_pair_scorer
 
 if TYPE_CHECKING:
+    from diptych.data.images import ImageInput
     from diptych.runtime.model import RuntimeModel
 
 BACKENDS = ("torch", "onnx")
@@ -243,6 +244,11 @@ class LightModel:
     def dim(self) -> int:
         """Length of an encoded vector."""
         return self.runtime.dim
+
+    @property
+    def image_input(self) -> ImageInput:
+        """How pictures are prepared."""
+        return self.runtime.image_input
 
     def fingerprint(self) -> str:
         """The fingerprint of the model."""
