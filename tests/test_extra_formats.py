@@ -14,10 +14,10 @@ from PIL import Image
 
 from diptych.data.check import check
 from diptych.data.decode import extra_formats
-from diptych.data.decode.extra_formats import left_out_by_kind
+from diptych.data.decode.extra_formats import is_image, left_out_by_kind
 from diptych.data.decode.opening import open_image
 from diptych.data.decode.processes import Decoders
-from diptych.data.files import find_images, is_image
+from diptych.data.files import find_images
 from diptych.data.formats import open_captions
 from diptych.errors import DataError, ImageError
 

@@ -15,8 +15,8 @@ from PIL import EpsImagePlugin, Image
 from written import icon, one_bit_png
 
 from diptych.data.arrays import Sets
+from diptych.data.decode.extra_formats import IMAGE_SUFFIXES
 from diptych.data.decode.opening import FORMATS, open_image
-from diptych.data.files import IMAGE_SUFFIXES
 from diptych.data.images import DETECTOR_MEAN, IMAGENET_MEAN, IMAGENET_STD, PixelInput, RegionInput, as_item
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.parts import describe, rebuild

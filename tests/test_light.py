@@ -41,6 +41,24 @@ from diptych.cli import main
 main(sys.argv[1:])
 """
 
+WALK = """
+import atexit, os, threading
+import diptych
+
+root, seen = os.path.dirname(diptych.__file__) + os.sep, set()
+
+def note(frame, event, arg):
+    file = frame.f_code.co_filename
+    if event == "call" and file.startswith(root) and frame.f_code.co_name not in ("<module>", "<lambda>"):
+        seen.add(file[len(root):])
+
+atexit.register(lambda: sys.stderr.write("\\n" + "\\n".join(sorted(seen))))
+threading.setprofile(note)
+sys.setprofile(note)
+"""
+WALKED = BLOCKED.replace("main(", f"{WALK}\nmain(")
+"""The same, and on stderr the files of the package whose functions ran."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _default_backend() -> Any:
@@ -79,9 +97,9 @@ def place(model: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -
     return made
 
 
-def light(*args: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+def light(*args: object, status: int = 0, script: str = BLOCKED) -> subprocess.CompletedProcess[str]:
     """A command without torch."""
-    command = [sys.executable, "-c", BLOCKED, *map(str, args)]
+    command = [sys.executable, "-c", script, *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
     assert done.returncode == status, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -292,6 +310,20 @@ def test_cells_are_shared_by_both_backends(model: Path, photos: Path, tmp_path: 
     first.compute(keys, shown)
     again = open_model(model).cell_cache(tmp_path)  # type: ignore[attr-defined]
     assert again.known(keys[3]).dtype == np.float16
+
+
+@pytest.mark.parametrize(("command", "most"), [("search", 45), ("index", 60)])
+def test_a_command_walks_through_few_files(
+    command: str, most: int, place: Path, model: Path, photos: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for file in photos.glob("*.png"):
+        shutil.copyfile(file, bare / file.name)
+    words = {"search": [place, "a red dog"], "index": [model, bare, "--index", tmp_path / "i", "--no_cache"]}
+    said = light(command, *words[command], script=WALKED).stderr
+    entered = [line for line in said.splitlines() if line.endswith(".py")]
+    assert 20 < len(entered) <= most, said
 
 
 def test_both_backends_say_how_large_a_picture_they_need(model: Path) -> None:

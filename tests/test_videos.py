@@ -14,7 +14,8 @@ from PIL import Image
 
 from diptych.data.check import check
 from diptych.data.decode import video_files
-from diptych.data.decode.video_files import Video, clock, is_video, sample_times
+from diptych.data.decode.extra_formats import VIDEO_SUFFIXES, is_video
+from diptych.data.decode.video_files import Video, clock, sample_times
 from diptych.data.formats import open_captions, recognise
 from diptych.data.readers.folder import FrameImages
 from diptych.errors import ImageError, MissingExtra, SettingsError
@@ -183,7 +184,7 @@ def test_names_tell_videos_from_other_files() -> None:
     assert is_video("a/B.MP4")
     assert not is_video("a/._b.mp4")
     assert not is_video("a/b.jpg")
-    assert all(suffix.startswith(".") for suffix in video_files.VIDEO_SUFFIXES)
+    assert all(suffix.startswith(".") for suffix in VIDEO_SUFFIXES)
 
 
 def test_frames_are_turned_upright(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,12 +33,16 @@ MODULE_CLASS = re.compile(r"[^\W\d]\w*(\.\w+)*:[^\W\d]\w*(\.\w+)*")
 
 @dataclass(frozen=True)
 class Entry:
-    """A name, one line of help, and what it stands for: ``module:attribute``, a module, or the thing itself."""
+    """A name, one line of help, and what it stands for: ``module:attribute``, a module, or the thing itself.
+
+    ``signs`` of a data format are endings of names, in lower case: a path without any of them is not in the format.
+    """
 
     name: str
     help: str
     target: Any
     section: str = ""
+    signs: tuple[str, ...] = ()
 
 
 class Registry:

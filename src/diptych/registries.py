@@ -132,59 +132,85 @@ JUDGEMENTS = Registry(
 )
 
 
-def _reader(name: str, help: str, module: str = "") -> Entry:
-    return Entry(name, help, f"diptych.data.readers.{module or name.replace('-', '_')}")
+def _reader(name: str, help: str, signs: str = "", module: str = "") -> Entry:
+    """A format; ``signs`` are endings, one of which a name in the folder or that of the file has (``NAME/``: a folder).
+
+    A reader is imported only where one of them is found, or where it has none.
+    """
+    target = f"diptych.data.readers.{module or name.replace('-', '_')}"
+    return Entry(name, help, target, signs=tuple(signs.split()))
 
 
 READERS = Registry(
     "format",
     "readers",
     [  # in the order they are tried: the more particular first
-        _reader("emoji", "the word 'emoji': OpenMoji pictures with English names"),
-        _reader("huggingface", "a folder written by save_to_disk"),
-        _reader("precomputed", "a folder with train_ims.npy, train_caps.txt, ..."),
+        _reader("emoji", "the word 'emoji': OpenMoji pictures with English names", "emoji"),
+        _reader("huggingface", "a folder written by save_to_disk", "dataset_dict.json state.json"),
+        _reader(
+            "precomputed",
+            "a folder with train_ims.npy, train_caps.txt, ...",
+            "_ims.npy _caps.txt precomp/",
+        ),
         _reader(
             "hashing",
             "test.txt, database.txt and train.txt: an image and one 0 or 1 per class in each line",
+            "test.txt",
             "hashing_lists",
         ),
         _reader(
             "hgr",
             "annotation/RET/ref_captions.json, public_split and ordered_feature: videos as HGR stores them",
+            "annotation/",
             "video_folders:HGR",
         ),
         _reader(
             "dual-encoding",
             "TextData/*.caption.txt and FeatureData: videos as dual_encoding stores them",
+            "/",
             "video_folders:DUAL_ENCODING",
         ),
-        _reader("video-json", "the JSON of MSR-VTT or VATEX, and VIDEO.npy files"),
+        _reader("video-json", "the JSON of MSR-VTT or VATEX, and VIDEO.npy files", ".json"),
         _reader(
             "label-arrays",
             "train_preim.npy, train_tag.mat, train_label.mat, ...: regions, tags and labels (extra 'mat')",
+            "_tag.mat",
         ),
         _reader(
             "mirflickr",
             "mirflickr25k_annotations_v080, meta/tags and pictures: MIRFlickr25K",
+            "meta/ mirflickr/",
             "tag_sets:MIRFLICKR",
         ),
         _reader(
             "nus-wide",
             "ImageList, Groundtruth/AllLabels, NUS_WID_Tags and pictures: NUS-WIDE",
+            "imagelist/",
             "tag_sets:NUS_WIDE",
         ),
-        _reader("webdataset", "a folder or pattern of .tar files"),
-        _reader("corpora", "a .json that lists corpora of tars with weights"),
-        _reader("karpathy", "dataset_coco.json or dataset_flickr30k.json and images"),
         _reader(
-            "lists", "JSON lists per split (train.json, ...) of image and caption, or captions by image name"
+            "webdataset",
+            "a folder or pattern of .tar files",
+            ".tar .tar.gz .tgz .tar.bz2 .tar.xz .tar.zst",
         ),
-        _reader("manifest", "a .csv, .tsv or .jsonl with an image column, and images"),
-        _reader("parquet", "a .parquet with a column of image paths, or several"),
-        _reader("videos", "a folder of videos, read as frames (extra 'video')", "folder:VIDEOS"),
-        _reader("folder", "a folder of images, texts in .txt files beside them", "folder:IMAGES"),
+        _reader("corpora", "a .json that lists corpora of tars with weights", ".json"),
+        _reader("karpathy", "dataset_coco.json or dataset_flickr30k.json and images", ".json"),
+        _reader(
+            "lists",
+            "JSON lists per split (train.json, ...) of image and caption, or captions by image name",
+            ".json",
+        ),
+        _reader(
+            "manifest",
+            "a .csv, .tsv or .jsonl with an image column, and images",
+            ".csv .tsv .jsonl .txt",
+        ),
+        _reader("parquet", "a .parquet with a column of image paths, or several", ".parquet"),
+        _reader("videos", "a folder of videos, read as frames (extra 'video')", module="folder:VIDEOS"),
+        _reader("folder", "a folder of images, texts in .txt files beside them", module="folder:IMAGES"),
     ],
 )
+
 
 ENGINES = Registry(
     "engine for URLs of the scheme",

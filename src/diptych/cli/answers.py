@@ -190,7 +190,6 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> N
 
 def name_of(index: Index, item: Item) -> str:
     """A short name for people: the path from where they stand, with the time of a frame, or the id."""
-    from diptych.data.decode.video_files import clock
     from diptych.index.query.frames import frame_of
 
     file, frame = index.file(item), frame_of(item)
@@ -198,7 +197,11 @@ def name_of(index: Index, item: Item) -> str:
         return printable(item.id)
     short = os.path.relpath(file)
     name = str(file) if short.startswith("..") else short
-    return printable(name if frame is None else f"{name} at {clock(frame.time)}")
+    if frame is None:
+        return printable(name)
+    from diptych.data.decode.video_files import clock
+
+    return printable(f"{name} at {clock(frame.time)}")
 
 
 def _text(item: Item) -> str:

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diptych.data.captions import ImageStore, Joined, StoredImage, StoreRows, holds_features
 from diptych.errors import DataError
 
 if TYPE_CHECKING:
     import torch
+
+    from diptych.data.captions import ImageStore, StoredImage
 
 # what numpy's reader of headers, which evaluates a literal, raises for a damaged one
 _NO_HEADER = (
@@ -172,6 +173,8 @@ def read_items(
 
     With ``pin_memory`` such a block lies in pinned memory, from which a GPU copies while the host goes on.
     """
+    from diptych.data.captions import Joined, StoreRows
+
     if isinstance(store, StoreRows):
         return read_items(store.store, store.rows[indices], pin_memory=pin_memory)
     if isinstance(store, ArrayStore):
@@ -191,6 +194,8 @@ def read_items(
 
 def are_features(store: Any) -> bool:
     """Whether a list, or a store that says so, holds features; no item is read to know it."""
+    from diptych.data.captions import holds_features
+
     return holds_features(store) if isinstance(store, list | tuple) else getattr(store, "features", False)
 
 

@@ -7,19 +7,18 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from diptych.data.captions import StoredImage
-from diptych.data.decode.extra_formats import kind_of
+from diptych.data.decode.extra_formats import COMPRESSED, is_image, is_video
 from diptych.data.decode.opening import open_image
 from diptych.data.problems import Problems
-from diptych.errors import ImageError
+from diptych.errors import DataError, ImageError
 from diptych.progress import counted
 from diptych.storage import parse_json
 
-COMPRESSED = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".avif"})
-IMAGE_SUFFIXES = COMPRESSED | {".bmp", ".tif", ".tiff", ".ppm"}
 IMAGE_FOLDERS = (
     ".",
     "images",
@@ -35,15 +34,6 @@ ENVIRONMENT_FILE = "pyvenv.cfg"  # in the folder of a virtual environment
 SHOWN = 3  # names in a sentence about folders
 WHOLE = 64 * 1024  # content up to this size is hashed whole
 PAGE = 16 * 1024  # four pages of this size are hashed of larger compressed files
-
-
-def is_image(name: str) -> bool:
-    """Whether a file name is that of an image that can be read (not a hidden or macOS ``._`` file)."""
-    base = name.rsplit("/", 1)[-1]
-    if base.startswith("."):
-        return False
-    kind = kind_of(base)
-    return os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES or (kind is not None and kind.is_read)
 
 
 def read_lines(path: Path, problems: Problems) -> list[str | None]:
@@ -84,6 +74,11 @@ def head(path: Path, size: int = 64 * 1024) -> str:
     """The beginning of a file, to recognise what it is; bytes that are not text are replaced."""
     with path.open("rb") as handle:
         return handle.read(size).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+
+
+def find_videos(folder: Path) -> Iterator[str]:
+    """Names of the videos below a folder, relative, with forward slashes, in no order."""
+    return filter(is_video, find_files(folder))
 
 
 def find_images(folder: Path) -> list[str]:
@@ -205,3 +200,25 @@ class FileImages:
             except (OSError, ValueError) as error:
                 raise ImageError(f"{path} cannot be read ({error}): check the file.") from error
         return self._keys[index]
+
+
+@dataclass(frozen=True)
+class Member:
+    """Where the bytes of one file in a tar lie."""
+
+    tar: str
+    name: str
+    offset: int
+    size: int
+
+    def bytes(self) -> bytes:
+        """The content, read in place."""
+        try:
+            with open(self.tar, "rb") as handle:
+                handle.seek(self.offset)
+                return handle.read(self.size)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self} cannot be read ({error}): copy the tar again.") from error
+
+    def __str__(self) -> str:
+        return f"{self.tar}/{self.name}"

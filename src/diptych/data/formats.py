@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diptych.data.captions import Captions, canonical_split
-from diptych.data.corrections import corrected
 from diptych.data.decode.extra_formats import left_out_by_kind
 from diptych.data.files import find_files
-from diptych.data.labels import labelled, with_instances
 from diptych.data.problems import Problems
-from diptych.data.readers import manifest
 from diptych.errors import DataError, DiptychError, SettingsError
 from diptych.names import called, first_line, import_plugins
 from diptych.registries import READERS
@@ -46,10 +44,16 @@ class Format:
         own = {name: value for name, value in options.items() if name not in FURTHER}
         captions = self._read(place, own)
         if "instances" in options:
+            from diptych.data.labels import with_instances
+
             captions = with_instances(captions, options["instances"])
         if "unlabelled" in options:
+            from diptych.data.labels import labelled
+
             captions = labelled(captions, options["unlabelled"])
         if "corrections" in options:
+            from diptych.data.corrections import corrected
+
             captions = corrected(captions, str(options["corrections"]))
         return captions
 
@@ -88,8 +92,28 @@ file of corrections (``data.corrections``), which is about the whole data set.""
 def formats() -> list[Format]:
     """Every format in the order they are tried: those of plugins, then the more particular of this package first."""
     import_plugins()
-    own = set(READERS.own)
-    return [format_named(name) for name in sorted(READERS, key=lambda name: name in own)]
+    return [format_named(name) for name in sorted(READERS, key=lambda name: name in READERS.own)]
+
+
+def _matching(place: Path) -> Iterator[Format]:
+    """The formats of a path, in the order they are tried; a reader whose signs are not there is not imported."""
+    import_plugins()
+    names = _names(place)
+    for name in sorted(READERS, key=lambda name: name in READERS.own):
+        signs = READERS.own[name].signs if name in READERS.own else ()
+        if not signs or any(one.endswith(signs) for one in names):
+            found = format_named(name)
+            if found.matches(place):
+                yield found
+
+
+def _names(place: Path) -> list[str]:
+    """What signs are looked for in, in lower case: the name of a file or pattern, the names inside a folder."""
+    try:
+        with os.scandir(place) as inside:
+            return [f"{one.name}/".lower() if one.is_dir() else one.name.lower() for one in inside]
+    except OSError:
+        return [place.name.lower()]
 
 
 def format_named(name: str) -> Format:
@@ -168,8 +192,7 @@ def _plain(text: str) -> Any:
 
 def recognise(path: str | Path) -> str | None:
     """The name of the format a path holds, or None."""
-    place = located(path)
-    return next((entry.name for entry in formats() if entry.matches(place)), None)
+    return next((entry.name for entry in _matching(located(path))), None)
 
 
 def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] | None = None) -> Format:
@@ -184,18 +207,23 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
             raise DataError(f"{path} is not in the format '{name}': expected {named.description}.")
         return named
     place = located(path)
-    if given and manifest.tables(place):
-        return format_named("manifest")
-    for entry in formats():
-        if entry.matches(place):
-            return entry
+    if given:
+        from diptych.data.readers import manifest
+
+        if manifest.tables(place):
+            return format_named("manifest")
+    found = next(_matching(place), None)
+    if found is not None:
+        return found
     if not place.exists():
         raise DataError(
             f"{path} does not exist: give the path of a data set, or 'emoji' for the built-in one."
         )
     if unread := left_out_by_kind(find_files(place) if place.is_dir() else [place.name]):
         raise DataError(f"{path} holds no picture that can be read: {' '.join(unread)}")
-    if table := manifest.not_understood(place):
+    from diptych.data.readers.manifest import not_understood
+
+    if table := not_understood(place):
         raise DataError(table)
     what = "no picture and no data set that is known" if place.is_dir() else "no data set that is known"
     raise DataError(

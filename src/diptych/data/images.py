@@ -6,18 +6,20 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from diptych.data.arrays import Arrays, Sets
-from diptych.data.augmentation import RandAugment, random_window
 from diptych.data.captions import StoredImage
 from diptych.data.decode.opening import open_image, to_rgb
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe, part
+
+if TYPE_CHECKING:
+    from diptych.data.augmentation import RandAugment
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DETECTOR_MEAN = (102.9801, 115.9465, 122.7717)  # BGR, 0…255: the bottom-up-attention detector
@@ -145,7 +147,11 @@ class PixelInput(ImageInput):
             f"augmentation='{augmentation}' is unknown: choose window or x-vlm.",
         )
         self.resize, self.filter, self.side = resize, FILTERS[interpolation], size
-        self.operations = RandAugment() if augmentation == "x-vlm" else None
+        self.operations: RandAugment | None = None
+        if augmentation == "x-vlm":
+            from diptych.data.augmentation import RandAugment
+
+            self.operations = RandAugment()
         # (x·unit − mean) / std as one multiplication and one addition
         unit = 1.0 if bgr else 1.0 / 255.0
         scale = [unit / s for s in std]
@@ -187,6 +193,8 @@ class PixelInput(ImageInput):
         width, height = size
         left = top = 0
         if rng is not None and self.operations is not None:
+            from diptych.data.augmentation import random_window
+
             return random_window(size, self.crop_ratio, rng)
         if rng is not None:
             ratio = rng.uniform(*self.crop_ratio)

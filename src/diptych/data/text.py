@@ -11,13 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore, Sets, flat_index
-from diptych.data.augmentation import WordAugmentation
 from diptych.data.vocabulary import (
     END,
     MASK,
@@ -32,6 +31,9 @@ from diptych.data.vocabulary import (
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.progress import track
+
+if TYPE_CHECKING:
+    from diptych.data.augmentation import WordAugmentation
 
 _TOKENIZING = threading.Lock()
 CHUNK = 8192  # texts read at a time, which bounds what a tokenizer's encodings hold
@@ -222,6 +224,8 @@ class WordInput(TextInput):
             raise SettingsError(
                 f"word augmentation needs {MASK} in the vocabulary: append it, or set augment=0."
             )
+        from diptych.data.augmentation import WordAugmentation
+
         choices = np.arange(len(self.words), dtype=np.int64)
         return WordAugmentation(rate, self._ids[MASK], choices, keep_a_word=keep_a_word)
 
@@ -305,6 +309,8 @@ class WordPieceInput(TextInput):
         """Any piece of the vocabulary may stand for a replaced one."""
         if self._mask_id is None:
             raise SettingsError("this tokenizer has no mask token to augment with: set augment=0.")
+        from diptych.data.augmentation import WordAugmentation
+
         choices = np.fromiter(sorted(self.tokenizer.get_vocab().values()), dtype=np.int64)
         return WordAugmentation(rate, self._mask_id, choices, keep_a_word=keep_a_word)
 

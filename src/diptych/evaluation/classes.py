@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych import ops
-from diptych.data.files import OnDisk, is_image
+from diptych.data.decode.extra_formats import is_image
+from diptych.data.files import OnDisk
 from diptych.errors import DataError
 
 CUB_TEST = slice(100, 200)  # test classes among the class folders in order

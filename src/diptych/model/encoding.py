@@ -27,7 +27,7 @@ from torch import Tensor
 
 from diptych.data.arrays import are_features, read_ahead, read_items
 from diptych.data.captions import StoredImage
-from diptych.data.files import is_image
+from diptych.data.decode.extra_formats import is_image
 from diptych.data.images import ImageInput, as_item
 from diptych.data.text import CachedTexts, TextInput, TextStore
 from diptych.devices import autocast

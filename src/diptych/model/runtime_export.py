@@ -92,10 +92,9 @@ def export_runtime(model: Retriever, home: Path, source: Path | None = None) -> 
     _check_packages()
     model = model.cpu().float().eval()
     model.precision = "no"
-    if type(model.image_input) not in READERS:
-        raise SettingsError(
-            _refusal(f"its pictures are read by {type(model.image_input).__name__}, which needs torch")
-        )
+    reader = type(model.image_input)
+    if READERS.get(reader.__name__) != reader.__module__:
+        raise SettingsError(_refusal(f"its pictures are read by {reader.__name__}, which needs torch"))
     with torch.no_grad():  # not inference mode, in which poolings remember what they computed
         largest = {"image": _largest_set(model), "text": _largest_text(model)}
         probes = _probes(model, largest)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import Arrays, Sets, are_features, read_ahead, read_items
-from diptych.data.captions import ImageStore, StoredImage, holds_features
-from diptych.data.images import ImageInput, ImageLike, PixelInput, RegionInput, as_item
-from diptych.data.processors import ProcessedPixels
 from diptych.data.text import TextInput
 from diptych.errors import DataError, DiptychError, RuntimeFault, SettingsError
-from diptych.parts import check_arguments
 from diptych.progress import track
 from diptych.runtime.folder import (
     BACKBONE,
@@ -34,14 +32,23 @@ from diptych.runtime.folder import (
 )
 from diptych.runtime.texts import text_reader
 
+if TYPE_CHECKING:  # a query of words needs nothing of pictures
+    from diptych.data.captions import ImageStore, StoredImage
+    from diptych.data.images import ImageInput, ImageLike
+
 Side = Literal["image", "text"]
 Vectors = NDArray[np.float32]
 
 PICTURES = 4  # per batch: more of them do not fit into the caches of a processor, and take longer
 SETS = 64  # sets of features per batch
 TEXTS = 64
-READERS = (PixelInput, ProcessedPixels, RegionInput)
-"""What may prepare images; ``runtime.json`` names one of them."""
+SET_READER = "RegionInput"
+READERS = {
+    "PixelInput": "diptych.data.images",
+    "ProcessedPixels": "diptych.data.processors",
+    SET_READER: "diptych.data.images",
+}
+"""What may prepare images, and where it is; ``runtime.json`` names one of them."""
 
 
 class RuntimeModel:
@@ -62,7 +69,8 @@ class RuntimeModel:
         self._lock = threading.RLock()
         self._sessions: dict[str, Session] = {}
         self._reader: TextInput | None = None
-        self.image_input = _image_input(folder, facts.images)
+        if facts.images.get("part") not in READERS:
+            raise _unprepared(folder, facts.images.get("part"))
 
     @staticmethod
     def open(place: str | Path, *, threads: int | None = None) -> RuntimeModel:
@@ -80,6 +88,21 @@ class RuntimeModel:
     def dim(self) -> int:
         """Length of an encoded vector."""
         return self.facts.dimension
+
+    @cached_property
+    def image_input(self) -> ImageInput:
+        """How pictures are prepared, as ``runtime.json`` describes it: one of our own inputs."""
+        from diptych.parts import check_arguments
+
+        arguments = dict(self.facts.images)
+        name = arguments.pop("part")
+        try:
+            kind = getattr(import_module(READERS[name]), name)
+            check_arguments(kind, arguments)
+            found: ImageInput = kind(**arguments)
+        except (DiptychError, ValueError, TypeError) as error:
+            raise _unprepared(self.folder, error) from error
+        return found
 
     def fingerprint(self) -> str:
         """The fingerprint of the model that this runtime was written from."""
@@ -102,6 +125,8 @@ class RuntimeModel:
 
         Cells of the model's frozen backbone that were computed before, as float arrays (cells, channels), skip it.
         """
+        from diptych.data.images import ImageLike
+
         self._ready("image")
         return self._images(
             [images] if isinstance(images, ImageLike) else images, view, batch_size, show_progress
@@ -170,7 +195,7 @@ class RuntimeModel:
                 return
             if side == "image":
                 cells = self.facts.backbone is not None
-                sets = cells or isinstance(self.image_input, RegionInput)
+                sets = cells or self._reads_sets
                 if cells:
                     self._sessions["backbone"] = self._session(BACKBONE, ["images"], ["cells"])
                 session = self._session(IMAGE, ["images", "mask"] if sets else ["images"], self._outputs)
@@ -218,6 +243,9 @@ class RuntimeModel:
 
     def _image_batches(self, store: Any, size: int, show_progress: bool) -> Iterator[tuple[slice, Any]]:
         """Which images, and their inputs; the next batch is read and decoded meanwhile."""
+        from diptych.data.captions import holds_features
+        from diptych.data.images import as_item
+
         jobs = [slice(start, min(start + size, len(store))) for start in range(0, len(store), size)]
         shared = isinstance(store, list | tuple) and len({id(item) for item in store}) < len(store)
 
@@ -234,7 +262,7 @@ class RuntimeModel:
     def _image(self, output: str, inputs: Arrays) -> Vectors:
         session = self._sessions["image"]
         if isinstance(inputs, Sets):
-            if self.facts.backbone is None and not isinstance(self.image_input, RegionInput):
+            if self.facts.backbone is None and not self._reads_sets:
                 raise DataError("this model reads pictures, not stored features: give pictures.")
             self._check_size("image", inputs)
             return session(output, images=inputs.values.astype(np.float32, copy=False), mask=inputs.mask)
@@ -269,6 +297,10 @@ class RuntimeModel:
             )
 
     @property
+    def _reads_sets(self) -> bool:
+        return bool(self.facts.images["part"] == SET_READER)
+
+    @property
     def _outputs(self) -> list[str]:
         return ["vectors"] if self.facts.labels is None else ["vectors", "labels"]
 
@@ -288,19 +320,10 @@ class RuntimeModel:
         return Session(self.folder / name, inputs, outputs, self.threads)
 
 
-def _image_input(folder: Path, described: Mapping[str, Any]) -> ImageInput:
-    """The input that ``runtime.json`` describes, one of our own."""
-    kinds = {kind.__name__: kind for kind in READERS}
-    try:
-        arguments = dict(described)
-        kind = kinds[arguments.pop("part")]
-        check_arguments(kind, arguments)
-        found: ImageInput = kind(**arguments)
-    except (DiptychError, ValueError, KeyError, TypeError) as error:
-        raise RuntimeFault(
-            f"{folder} does not say how pictures are prepared ({error}): {advice(folder.parent)}."
-        ) from error
-    return found
+def _unprepared(folder: Path, reason: object) -> RuntimeFault:
+    return RuntimeFault(
+        f"{folder} does not say how pictures are prepared ({reason}): {advice(folder.parent)}."
+    )
 
 
 def _told(scores: Vectors, names: Sequence[str], least: float, top: int | None) -> dict[str, float]:

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from diptych.data.text import CHUNK, TextInput, TextStore, TokenTexts, WordInput, flatten
-from diptych.data.text_inputs import FORMS, CleanedInput, FixedTexts
 from diptych.errors import RuntimeFault
 from diptych.runtime.folder import TOKENIZER, VOCABULARY, advice
 from diptych.storage import parse_json
@@ -60,7 +59,9 @@ class Pieces(TextInput):
         ids, offsets = flatten(lists)
         return TokenTexts(ids, np.full_like(ids, -1), offsets, self.pad)
 
-    def _fixed(self, lists: Sequence[Sequence[int]], length: int) -> FixedTexts:
+    def _fixed(self, lists: Sequence[Sequence[int]], length: int) -> TextStore:
+        from diptych.data.text_inputs import FixedTexts
+
         ids = np.full((len(lists), length), self.pad, dtype=np.int32)
         mask = np.full(ids.shape, not self.masked)
         for row, one in enumerate(lists):
@@ -81,10 +82,14 @@ def text_reader(folder: Path, described: Mapping[str, Any]) -> TextInput:
             reader = Pieces(folder / TOKENIZER, **settings)
         else:
             raise ValueError(f"texts of the unknown kind {kind!r:.40}")
-        if clean is not None and clean not in FORMS:
-            raise ValueError(f"captions cleaned in the unknown form {clean!r:.40}")
+        if clean is not None:
+            from diptych.data.text_inputs import FORMS, CleanedInput
+
+            if clean not in FORMS:
+                raise ValueError(f"captions cleaned in the unknown form {clean!r:.40}")
+            reader = CleanedInput(reader, clean)
     except Exception as error:  # the package tokenizers raises plain ones
         raise RuntimeFault(
             f"the tokenizer in {folder} cannot be read ({error}): {advice(folder.parent)}."
         ) from error
-    return CleanedInput(reader, clean) if clean else reader
+    return reader

@@ -13,9 +13,9 @@ from pathlib import Path
 from PIL import Image
 
 from diptych.addresses import download
+from diptych.data.decode.extra_formats import is_video
 from diptych.data.decode.opening import MAX_PIXELS, THUMBNAIL, make_thumbnail
 from diptych.data.decode.processes import WALL_SECONDS, Decoders
-from diptych.data.decode.video_files import is_video
 from diptych.errors import ImageError
 from diptych.index import deadline
 from diptych.index.protocol import Index, Item

@@ -1,4 +1,4 @@
-"""Pictures that Pillow alone does not read: HEIC, camera RAW and SVG, each by a package of an extra.
+"""Pictures and videos by the names of their files; HEIC, camera RAW and SVG, which Pillow alone does not read.
 
 Light enough for the decoder processes; a package is imported when the first picture of its kind is opened. Limits are
 those of ``data.opening``: sizes are checked before pixels are decoded.
@@ -22,6 +22,11 @@ from diptych.progress import counted
 if TYPE_CHECKING:
     from PIL import Image
 
+COMPRESSED = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".avif"})
+IMAGE_SUFFIXES = COMPRESSED | {".bmp", ".tif", ".tiff", ".ppm"}
+VIDEO_SUFFIXES = frozenset(
+    {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".ogv", ".flv", ".wmv", ".3gp"}
+)
 SVG_SIDE = 1024  # pixels of the longer side that a drawing, which has no pixels of its own, is rendered at
 SVG_BYTES = 20_000_000
 HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs", b"mif1", b"msf1")
@@ -82,6 +87,21 @@ def _is_installed(module: str) -> bool:
 def kind_of(name: str) -> Kind | None:
     """The kind of a file by its name, None for what Pillow reads and what is not a picture."""
     return _OF_SUFFIX.get(os.path.splitext(name)[1].lower())
+
+
+def is_image(name: str) -> bool:
+    """Whether a file name is that of an image that can be read (not a hidden or macOS ``._`` file)."""
+    base = name.rsplit("/", 1)[-1]
+    if base.startswith("."):
+        return False
+    kind = kind_of(base)
+    return os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES or (kind is not None and kind.is_read)
+
+
+def is_video(name: str) -> bool:
+    """Whether a file name is that of a video (not a hidden or macOS ``._`` file)."""
+    base = name.rsplit("/", 1)[-1]
+    return not base.startswith(".") and os.path.splitext(base)[1].lower() in VIDEO_SUFFIXES
 
 
 def left_out_by_kind(names: Iterable[str]) -> list[str]:

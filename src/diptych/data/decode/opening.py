@@ -24,7 +24,7 @@ MAX_SCANS = (
     100  # of a progressive JPEG, each a pass over the whole picture: cameras and programs write about ten
 )
 # Pillow has more: some of them decode before they tell the size (ICO, ICNS), one starts a program (EPS). Pillow opens
-# MPO as JPEG. The suffixes of files in these formats are IMAGE_SUFFIXES in data/files.py.
+# MPO as JPEG. The suffixes of files in these formats are IMAGE_SUFFIXES in extra_formats.py.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 STRIP = 4_000_000  # pixels converted at once: a whole copy of a large picture takes hundreds of megabytes
 TILE_TAGS = (

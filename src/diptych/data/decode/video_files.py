@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -11,27 +10,12 @@ from typing import Any, Self
 from PIL import Image
 
 from diptych.data.decode.opening import MAX_PIXELS
-from diptych.data.files import find_files
 from diptych.errors import ImageError, MissingExtra
 
-VIDEO_SUFFIXES = frozenset(
-    {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".ogv", ".flv", ".wmv", ".3gp"}
-)
 # Containers that hold a video themselves. The library knows others that name further files or addresses to open
 # (playlists, concatenations), and a suffix does not say which one a file is.
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,ogg,flv,asf,asf_o,m4v,mpegvideo,h264"
 AHEAD = 12.0  # seconds that are decoded through rather than looked up again; a usual distance of key frames
-
-
-def is_video(name: str) -> bool:
-    """Whether a file name is that of a video (not a hidden or macOS ``._`` file)."""
-    base = name.rsplit("/", 1)[-1]
-    return not base.startswith(".") and os.path.splitext(base)[1].lower() in VIDEO_SUFFIXES
-
-
-def find_videos(folder: Path) -> Iterator[str]:
-    """Names of the videos below a folder, relative, with forward slashes, in no order."""
-    return filter(is_video, find_files(folder))
 
 
 def sample_times(duration: float, every: float, most: int) -> list[float]:

@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data.captions import SPLIT_NAMES, UNSPLIT, Captions, StoredImage
-from diptych.data.decode.extra_formats import left_out_by_kind
+from diptych.data.decode.extra_formats import is_image, is_video, left_out_by_kind
 from diptych.data.decode.opening import open_image
-from diptych.data.decode.video_files import Video, can_read_videos, find_videos, is_video, sample_times
+from diptych.data.decode.video_files import Video, can_read_videos, sample_times
 from diptych.data.files import (
     FileImages,
     OnDisk,
     content_hash,
     find_files,
     find_images,
-    is_image,
+    find_videos,
     left_out_folders,
     read_lines,
 )

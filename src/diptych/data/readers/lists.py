@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 
 from diptych.data.captions import UNSPLIT, Captions, split_of_each
-from diptych.data.files import head, is_image, read_json
+from diptych.data.decode.extra_formats import is_image
+from diptych.data.files import head, read_json
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import IMAGE_COLUMNS, Columns, Draft, Empty, Row, add_rows, with_files
 

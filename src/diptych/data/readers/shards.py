@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from diptych.data.captions import StoredImage
 from diptych.data.decode.opening import open_image
+from diptych.data.files import Member
 from diptych.data.problems import Found, Problem
-from diptych.data.readers.webdataset import Member, scan
+from diptych.data.readers.webdataset import scan
 from diptych.errors import DataError, StorageError
 from diptych.storage import cache_folder, parse_json, write_bytes
 

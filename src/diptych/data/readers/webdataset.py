@@ -21,7 +21,7 @@ from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, StoredImage, split_in_name
 from diptych.data.decode.opening import open_image
-from diptych.data.files import content_hash
+from diptych.data.files import Member, content_hash
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Empty, add_texts
 from diptych.errors import DataError
@@ -34,28 +34,6 @@ TEXT_BYTES = 16_000_000  # largest .txt or .json, which is read whole
 MOST_NAMES = 1_000_000  # largest number of names in a brace pattern
 NOT_RANDOM = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
-
-
-@dataclass(frozen=True)
-class Member:
-    """Where the bytes of one file in a tar lie."""
-
-    tar: str
-    name: str
-    offset: int
-    size: int
-
-    def bytes(self) -> bytes:
-        """The content, read in place."""
-        try:
-            with open(self.tar, "rb") as handle:
-                handle.seek(self.offset)
-                return handle.read(self.size)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self} cannot be read ({error}): copy the tar again.") from error
-
-    def __str__(self) -> str:
-        return f"{self.tar}/{self.name}"
 
 
 class BoundedInfo(tarfile.TarInfo):

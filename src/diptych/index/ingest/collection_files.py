@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from diptych.data.captions import Captions, StoreRows
-from diptych.data.decode.video_files import is_video
-from diptych.data.readers.webdataset import Member
+from diptych.data.decode.extra_formats import is_video
+from diptych.data.files import Member
 from diptych.errors import DataError
 from diptych.index.base import check_storable
 from diptych.index.ingest.photos import PhotoFile

@@ -16,8 +16,7 @@ from typing import Any, BinaryIO
 from PIL import ExifTags, Image
 
 from diptych.data.decode.opening import THUMBNAIL, exif_tags, open_header, to_rgb, undecoded
-from diptych.data.files import content_hash
-from diptych.data.readers.webdataset import Member
+from diptych.data.files import Member, content_hash
 from diptych.errors import ImageError
 
 DATE, CAMERA, LATITUDE, LONGITUDE = "date", "camera", "latitude", "longitude"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diptych.data.decode.video_files import Video, is_video
+from diptych.data.decode.extra_formats import is_video
 from diptych.index.protocol import Hit, Item
 
 if TYPE_CHECKING:  # opening an index must not cost the memory of torch
@@ -42,6 +42,8 @@ def picture_of(item: Item, file: Path) -> StoredImage:
         from diptych.data.images import as_item
 
         return as_item(file)
+    from diptych.data.decode.video_files import Video
+
     with Video(file) as video:
         return video.frame(frame.time)
 

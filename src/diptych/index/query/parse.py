@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from diptych.data.files import is_image
+from diptych.data.decode.extra_formats import is_image
 from diptych.errors import QueryError
 from diptych.index.protocol import Query, Term
 

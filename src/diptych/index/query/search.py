@@ -8,13 +8,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 import numpy as np
 
-from diptych.addresses import PATIENCE, download
-from diptych.data.decode.opening import open_image
-from diptych.data.images import ImageLike, as_item
 from diptych.errors import IndexFault, QueryError
 from diptych.index.base import check_k, other_model, rescore
 from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Query, Term, Vectors
@@ -24,6 +21,9 @@ from diptych.index.query.frames import one_per_video
 from diptych.index.query.parse import parse_query
 from diptych.index.query.words import Tokenizer, fuse
 from diptych.model.protocol import Model, pairs_of
+
+if TYPE_CHECKING:  # a query of words needs nothing of pictures
+    from diptych.data.images import ImageLike
 
 DEEPER = 4  # times as many items are asked for when those found are frames of too few videos
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
@@ -331,12 +331,17 @@ class Searcher:
 
     def _picture(self, term: Term) -> Any:
         if term.kind == "image":
+            from diptych.data.images import as_item
+
             return as_item(term.value)
         if not self.allow_urls:
             raise QueryError(
                 f"{term.value} is a web address: download the image and give its path, or allow addresses "
                 "(--allow_urls)."
             )
+        from diptych.addresses import PATIENCE, download
+        from diptych.data.decode.opening import open_image
+
         address = str(term.value)
         data = download(address, MAX_DOWNLOAD, time.monotonic() + PATIENCE)
         return open_image(data, name=address)
