@@ -75,7 +75,7 @@ from diptych.index.protocol import Item, Precision
 from diptych.index.query.filters import parse_filter
 from diptych.index.query.parse import parse_query
 from diptych.interaction.sgraf import SGR
-from diptych.model.scores import EmbeddingScores, MeanScores
+from diptych.model.scores import EmbeddingScores, MatrixScores, MeanScores
 from diptych.objectives.contrast import Contrast, CoupledQueue
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.expressions import parse_objective
@@ -84,6 +84,7 @@ from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.objectives.triplet import Triplet
 from diptych.runs.audit import audit
+from diptych.runs.judge import Claim, fitted_scores
 from diptych.runs.plan import Demand
 from diptych.runtime.folder import Probes, compare
 from diptych.runtime.model import RuntimeModel
@@ -304,6 +305,8 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "--noise is '0.4': give a ratio and its unit, such as 0.4:text or 0.4:image, or a file .npy."),
         (lambda p: corrupted(open_captions(corrected_table(p)), "4:text"),
          "--noise is '4:text': the ratio is a share of the texts, from 0 to 1."),
+        (lambda _: Claim.read("most"),
+         "--claimed most is not a number: give 81.7, or image_to_text_recall@1=81.7."),
         (lambda _: audit("photos?corrections=c.csv"),
          "an audit looks at the data as they are: leave out ?corrections."),
         (lambda p: index(p).search(ROW, 0),
@@ -327,6 +330,10 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: TrainingSettings(learning_rate=float("nan")), "--learning_rate is nan: give a number."),
     ],
     DataError: [
+        (lambda p: fitted_scores(
+            MatrixScores(np.eye(3)), table(p, b"image,text\na.png,x\nb.png,y\n"), 1000),
+         "the scores are 3 × 3, but FOLDER has 2 images and 2 texts: give the scores (images, texts) of this "
+         "split."),
         (lambda p: vanished(p).check_there(),
          "FOLDER/gone disappeared while it was read; nothing was removed: bring it back and run the same "
          "command again, it continues."),

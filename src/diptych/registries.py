@@ -329,6 +329,7 @@ COMMANDS = Registry(
             "evaluate:evaluate",
         ),
         _command("evaluate", "compare", "Compare two results, or several seeds of each.", "evaluate:compare"),
+        _command("evaluate", "judge", "Check a claimed number: which protocol gives it?", "evaluate:judge"),
         _command("evaluate", "show", "Draw what models have learned.", "show:show"),
         _command("evaluate", "label", "Predict labels with a label-wise model.", "label:label"),
         _command("search", "index", "Make a collection searchable.", "index:index"),

@@ -1,4 +1,4 @@
-"""evaluate, compare."""
+"""evaluate, compare, judge."""
 
 from __future__ import annotations
 
@@ -148,3 +148,30 @@ def compare(results: tuple[Path, ...], other: tuple[Path, ...], draws: int, **op
     from diptych.runs.compare import compare_runs
 
     echo(compare_runs(results, other, draws=draws, **options).render())
+
+
+@click.command()
+@click.argument("scores", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--data", required=True, help="data set that the scores are of")
+@click.option("--split", default="test", show_default=True, help="split that the scores are of")
+@click.option(
+    "--claimed",
+    multiple=True,
+    help="a number to find, such as 81.7 or rsum=480.3 (may be repeated: one reading must give all)",
+)
+@click.option("--fold", default=1000, show_default=True, type=click.IntRange(1), help="images of a fold")
+@click.option("--trec", type=click.Path(path_type=Path), help="folder to write TREC runs and qrels into")
+@column_flags
+def judge(
+    scores: tuple[Path, ...], data: str, image_column: str | None, text_column: str | None, **options: Any
+) -> None:
+    """Check a claimed number: which protocol gives it?
+
+    SCORES is a matrix (images, texts) in a .npy file, two .npy files with the vectors of images and of texts, or one or
+    two TREC runs. All images, the first fold and the mean of folds are measured, right and with one mistake: only the
+    first texts, another number of texts per image, ties broken for or against the model, images repeated, directions
+    exchanged, the order of the rows lost.
+    """
+    from diptych.runs.judge import judge as run
+
+    echo(run(scores, with_columns(data, image_column, text_column), **options).render())

@@ -99,6 +99,15 @@ def read_runs(
     return scores
 
 
+def run_queries(path: str | Path, captions: Captions) -> Queries:
+    """The side that asks in a run: that of the first query's id."""
+    try:
+        query = (Path(path).read_text("utf-8").split(maxsplit=1) or [""])[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): give a text file.") from error
+    return "images" if query in captions.image_ids else "texts"
+
+
 def write_qrels(path: str | Path, captions: Captions, queries: Queries) -> None:
     """Write the pairs of the captions as judgements."""
     names = _names(captions)
