@@ -298,6 +298,17 @@ def test_the_page_compares_two_runs(runs: tuple[Path, Path], tmp_path: Path) -> 
     assert re.findall(r"image_to_text_recall@1 +([\d.]+)", done.output) == [recall]
 
 
+def test_the_page_of_one_run_shows_its_answers_alone(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    file = tmp_path / "one.html"
+    done = diptych("grids", runs[0], "--output", file, "--count", 3)
+    assert done.exit_code == 0, done.output
+    page = file.read_text("utf-8")
+    assert page.count("<div class='pair'>") == 6
+    assert page.count("right at rank") == 6
+    assert "3 of 70 queries, drawn at random (seed 0)." in page
+    assert "ranks the right answer higher" not in page
+
+
 def test_pictures_are_shown_and_names_escaped(tmp_path: Path) -> None:
     paths = pictures(tmp_path / "p", count=3)
     captions = Captions(
@@ -317,14 +328,15 @@ def test_pictures_are_shown_and_names_escaped(tmp_path: Path) -> None:
     assert "<i>" not in page
     shown = {"both": ("said", compared.comparisons("image_to_text", 3))}
     assert comparison_page("title", "intro", (("",), []), shown).count("<img ") == 3  # the queries
-    with pytest.raises(SettingsError, match=r"\b1\b"):
-        Compared(captions, {"a": scores["a"]})
+    with pytest.raises(SettingsError, match=r"\b3\b"):
+        Compared(captions, dict.fromkeys("abc", scores["a"]))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["grids", 0], "grids compare two runs, not 1"),
+        (["grids", 0, "--where", "differs"], "differs"),
+        (["grids", 0, 1, 1], "not 3"),
         (["grids", 0, 0], "learned"),
         (["space", 0, "--split", "test"], "test"),
         (

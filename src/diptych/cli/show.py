@@ -82,7 +82,7 @@ def space(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 )
 @_output("grids.html")
 def grids(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
-    """Two runs' answers to the same queries, as one page."""
+    """The answers of one run, or of two to the same queries, as one page."""
     from diptych.runs.show import show_grids
 
     echo(show_grids(runs, output, **options))

@@ -1,4 +1,4 @@
-"""What a model answers to queries drawn from captions, and what two models answer to the same ones."""
+"""What a model answers to queries drawn from captions, and what one or two models answer to the same ones."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Shown:
 
 
 class Compared:
-    """Two models over the same captions; ``scores`` maps the name of a model to its scores (images, texts)."""
+    """One or two models over the same captions; ``scores`` maps a model's name to its scores (images, texts)."""
 
     def __init__(self, data: Captions, scores: Mapping[str, Scores]) -> None:
-        if len(scores) != 2:
-            raise SettingsError(f"{len(scores)} models to compare: give two of different names.")
+        if len(scores) not in (1, 2):
+            raise SettingsError(f"{len(scores)} models to compare: give one, or two of different names.")
         self.data, self.scores, self.shown = data, dict(scores), Shown(data)
         self.ranks: dict[str, Ranks] = {
             name: count_ranks(one, data.image_of) for name, one in self.scores.items()
@@ -64,15 +64,17 @@ class Compared:
     def comparisons(
         self, direction: str, count: int, *, answers: int = 6, where: str = "random", seed: int = 0
     ) -> list[QueryComparison]:
-        """``count`` queries of a direction with the best ``answers`` of either model."""
-        a, b = self._placements(direction)
+        """``count`` queries of a direction with the best ``answers`` of each model."""
+        if where == "differs" and len(self.scores) == 1:
+            raise SettingsError("where='differs' compares two models and there is one: say random.")
+        a, b = (self._placements(direction) * 2)[:2]
         places = chosen_queries(a.ranks(), b.ranks(), count, where, seed)
         shown = self._to_images if direction == "text_to_image" else self._to_texts
         return [shown(int(a.queries[place]), int(place), answers) for place in places]
 
     def counts(self, direction: str) -> tuple[int, int, int]:
         """Queries whose right answer the first model ranks higher, the second ranks higher, and neither."""
-        first, second = (placement.ranks() for placement in self._placements(direction))
+        first, second = (placement.ranks() for placement in (self._placements(direction) * 2)[:2])
         return int((first < second).sum()), int((second < first).sum()), int((first == second).sum())
 
     def _placements(self, direction: str) -> list[Placement]:

@@ -155,9 +155,9 @@ def show_grids(
     seed: int = 0,
     show_progress: bool = True,
 ) -> str:
-    """Write one page with what two runs answer to the same queries, and return how they compare in all."""
-    if len(runs) != 2:
-        raise SettingsError(f"grids compare two runs, not {len(runs)}: diptych show grids RUN1 RUN2.")
+    """Write one page with what one or two runs answer to the same queries, and return how they do in all."""
+    if len(runs) > 2:
+        raise SettingsError(f"grids show one run or two, not {len(runs)}: diptych show grids RUN1 RUN2.")
     names, views = names_of(runs), views_of(runs, data, split, ToBeLeftOut())
     models = [Retriever.from_pretrained(run) for run in runs]
     views = shown_views(models, views, show_progress)
@@ -181,7 +181,7 @@ def show_grids(
         f"{shown.name}, split {split}: {len(shown.images)} images and {len(shown.texts)} texts, data "
         f"{shown.fingerprint()}, ties by index. Models: {fingerprints}. Right answers are framed in green."
     )
-    title = f"{names[0]} and {names[1]}"
+    title = " and ".join(names)
     write_text(output, comparison_page(title, introduction, (("", *names), rows), grids))
     return "\n".join(
         [
@@ -289,6 +289,8 @@ def _chosen(compared: Compared, way: str, count: int, where: str, seed: int) -> 
         "random": f"{count} of {total} queries, drawn at random (seed {seed}).",
         "differs": f"The {count} of {total} queries whose rank differs most: the extremes, not a fair sample.",
     }[where]
+    if len(names) == 1:
+        return how
     return (
         f"{how} Of all, {names[0]} ranks the right answer higher for {first}, {names[1]} for {second}; "
         f"{equal} are ranked alike."
