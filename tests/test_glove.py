@@ -45,6 +45,32 @@ def test_a_first_line_of_word2vec_is_no_word(tmp_path: Path) -> None:
     assert word_vectors(["dog"], path).matrix.shape == (1, 3)
 
 
+def binary(path: Path, words: dict[str, list[float]], ends: str = "\n") -> Path:
+    """A file as word2vec writes it; newer programs leave out the end of the line."""
+    entries = [
+        f"{word} ".encode() + np.array(row, "<f4").tobytes() + ends.encode() for word, row in words.items()
+    ]
+    path.write_bytes(f"{len(words)} {len(next(iter(words.values())))}\n".encode() + b"".join(entries))
+    return path
+
+
+@pytest.mark.parametrize("ends", ["\n", ""])
+def test_the_binary_form_of_word2vec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    words = {"the": [1.0, 2.0], "Dog": [3.0, 0.25], "École": [5.0, 6.0], "cat": [10.0, 32.0]}
+    path = binary(tmp_path / "vectors.bin", words, ends)
+    monkeypatch.setattr("diptych.data.concepts.BLOCK", 16)  # words cut by the end of a block
+    monkeypatch.setattr("diptych.data.concepts.LONGEST_WORD", 12)
+    vectors = word_vectors(["École", "cat", "dog", "Cat"], path)
+    assert vectors.matrix.tolist() == [[5, 6], [10, 32], [0, 0], [10, 32]]
+    assert vectors.found.tolist() == [True, True, False, True]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="word 4 of 4"):
+        word_vectors(["cat"], path)
+    path.write_bytes(b"no numbers")
+    with pytest.raises(DataError, match="two numbers"):
+        word_vectors(["cat"], path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

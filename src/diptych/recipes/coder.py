@@ -71,7 +71,8 @@ class Settings(vse_infinity.Settings):
         "7:2:1 of nouns, adjectives, verbs as in CVSE's lists, or of nouns, verbs, adjectives as printed",
     )
     concept_vectors: str = setting(
-        "", "word vectors of the concepts: 'glove' (50-d) or a GloVe text file (else CVSE's own, or 'glove')"
+        "",
+        "word vectors of the concepts: 'glove' (50-d) or a file of GloVe or word2vec (else CVSE's own, or 'glove')",
     )
     concept_weight: float = setting(0.1, "1 − β: share of the concept view in the score", low=0, high=1)
     concept_attention: float = setting(10.0, "λ of Eq. 2, from CVSE", low=0)

@@ -73,7 +73,7 @@ class Towers(TrainingSettings):
     text_multiplier: float = setting(1.0, "learning-rate factor of the text transformer", low=0)
     word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
     word_vectors: str = setting(
-        "", "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file"
+        "", "start word vectors from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec"
     )
     clip_norm: float = setting(
         2.0, "largest global gradient norm (0: none; the supplement does not say, 2 is VSE∞'s)", low=0

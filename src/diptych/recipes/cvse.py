@@ -51,7 +51,8 @@ class Settings(TrainingSettings):
     concept_size: int = setting(300, "concepts g in the vocabulary", low=10)
     concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
     concept_vectors: str = setting(
-        "", "word vectors of the concepts: 'glove' (50-d) or a GloVe text file (else CVSE's own, or 'glove')"
+        "",
+        "word vectors of the concepts: 'glove' (50-d) or a file of GloVe or word2vec (else CVSE's own, or 'glove')",
     )
     label_share: float = setting(
         0.35, "share of a text's own concepts in its weights (COCO: 0.4)", low=0, high=1
@@ -77,7 +78,7 @@ class Settings(TrainingSettings):
     word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
     word_vectors: str = setting(
         "",
-        "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file (published: 300-d GloVe)",
+        "start word vectors from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec (published: 300-d GloVe)",
     )
     vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
     min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)

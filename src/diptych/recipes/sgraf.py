@@ -76,7 +76,7 @@ class Settings(TrainingSettings):
     text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
     word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
     word_vectors: str = setting(
-        "", "start word vectors from 'glove' (50-d, extra 'demo') or a GloVe text file"
+        "", "start word vectors from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec"
     )
     vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
     min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
