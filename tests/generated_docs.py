@@ -8,9 +8,10 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from diptych.data.formats import FURTHER, format_named
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
-from diptych.registries import REGISTRIES
+from diptych.registries import READERS, REGISTRIES
 from diptych.settings import TrainingSettings, literal_choices
 
 _RECIPES: list[Recipe] = [RECIPES[name] for name in RECIPES.own]
@@ -46,6 +47,15 @@ def names_table() -> str:
         for registry in REGISTRIES
     ]
     return "\n".join(["| kind | group of entry points | names of this package |", "|---|---|---|", *lines])
+
+
+def formats_table() -> str:
+    """Every format that is read, in docs/data.md."""
+    lines = []
+    for found in map(format_named, READERS.own):
+        options = ", ".join(f"`{name}`" for name in found.options if name not in FURTHER)
+        lines.append(f"| `{found.name}` | {found.description} | {options} |")
+    return "\n".join(["| name | what it looks like | options |", "|---|---|---|", *lines])
 
 
 def _said(entry: dataclasses.Field[typing.Any]) -> tuple[typing.Any, str]:
@@ -86,6 +96,7 @@ def pages() -> dict[Path, str]:
     parts = {
         ROOT / "README.md": ("recipes", readme_table()),
         ROOT / "docs" / "extending.md": ("names", names_table()),
+        ROOT / "docs" / "data.md": ("formats", formats_table()),
     }
     made = {ROOT / "docs" / "recipes.md": recipes_page()}
     for path, (mark, table) in parts.items():

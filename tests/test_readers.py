@@ -303,6 +303,35 @@ def test_pictures_by_id_mapping(tmp_path: Path) -> None:
         open_captions(tmp_path / "f30k", pictures=True)
 
 
+@pytest.mark.parametrize("layout", ["laps", "pcme++"])
+def test_a_folder_without_arrays_gives_its_pictures(tmp_path: Path, layout: str) -> None:
+    root = tmp_path / "coco"
+    texts = root if layout == "laps" else root / "precomp"
+    save_part(texts, "dev", 2)
+    (texts / "dev_ims.npy").unlink()
+    save_pictures(root / ("coco-images" if layout == "laps" else "images") / "val2014", ["a.png", "b.png"])
+    (root / "id_mapping.json").write_text(json.dumps({"0": "val2014/a.png", "1": "val2014/b.png"}))
+    captions = open_captions(root)
+    assert np.array_equal(captions.images[1], picture(1))
+    assert len(captions.texts) == 10
+    with pytest.raises(DataError, match=r"dev_ims\.npy"):
+        open_captions(root, pictures=False)
+
+
+def test_cc152k_has_a_text_in_the_second_column_of_a_table(tmp_path: Path) -> None:
+    for split, count in (("train", 6), ("dev", 3)):
+        np.save(tmp_path / f"{split}_ims.npy", np.ones((count, 2, 4), np.float32))
+        rows = [f'http://x/{n}.jpg\t"a ""cat"" number {n}"' for n in range(count)]
+        (tmp_path / f"{split}_caps.tsv").write_text("\n".join(rows) + "\n")
+    captions = open_captions(tmp_path)
+    assert captions.image_of.tolist() == list(range(9))
+    assert captions.texts[4] == 'a "cat" number 4'
+    assert len(captions.split("val").images) == 3
+    (tmp_path / "dev_caps.tsv").write_text("a\tx\nalone\nb\ty\n")
+    with pytest.raises(DataError, match=r"dev_caps\.tsv:2"):
+        open_captions(tmp_path, split="val")
+
+
 # --- Karpathy ------------------------------------------------------------------------------------
 
 

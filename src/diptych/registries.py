@@ -146,11 +146,16 @@ READERS = Registry(
     "readers",
     [  # in the order they are tried: the more particular first
         _reader("emoji", "the word 'emoji': OpenMoji pictures with English names", "emoji"),
-        _reader("huggingface", "a folder written by save_to_disk", "dataset_dict.json state.json"),
+        _reader(
+            "huggingface",
+            "a folder written by save_to_disk (extra 'hf-datasets')",
+            "dataset_dict.json state.json",
+        ),
         _reader(
             "precomputed",
-            "a folder with train_ims.npy, train_caps.txt, ...",
-            "_ims.npy _caps.txt precomp/",
+            "a folder with train_ims.npy, train_caps.txt (or .tsv), train_ids.txt, ..., or precomp/ with them; or with "
+            "pictures and id_mapping.json in the place of arrays",
+            "_ims.npy _caps.txt _caps.tsv precomp/",
         ),
         _reader(
             "hashing",
@@ -160,7 +165,8 @@ READERS = Registry(
         ),
         _reader(
             "hgr",
-            "annotation/RET/ref_captions.json, public_split and ordered_feature: videos as HGR stores them",
+            "annotation/RET/ref_captions.json, public_split and ordered_feature: videos as HGR stores them "
+            "(extra 'hdf5')",
             "annotation/",
             "video_folders:HGR",
         ),
@@ -190,7 +196,7 @@ READERS = Registry(
         ),
         _reader(
             "webdataset",
-            "a folder or pattern of .tar files",
+            "a folder of .tar files, one of them, or a pattern (train-{0000..0009}.tar)",
             ".tar .tar.gz .tgz .tar.bz2 .tar.xz .tar.zst",
         ),
         _reader("corpora", "a .json that lists corpora of tars with weights", ".json"),
@@ -205,8 +211,16 @@ READERS = Registry(
             "a .csv, .tsv or .jsonl with an image column, and images",
             ".csv .tsv .jsonl .txt",
         ),
-        _reader("parquet", "a .parquet with a column of image paths, or several", ".parquet"),
-        _reader("videos", "a folder of videos, read as frames (extra 'video')", module="folder:VIDEOS"),
+        _reader(
+            "parquet",
+            "a .parquet with a column of image paths, a folder or a pattern of them (extra 'parquet')",
+            ".parquet",
+        ),
+        _reader(
+            "videos",
+            "a folder of videos, and images beside them: frames at equal distances (extra 'video')",
+            module="folder:VIDEOS",
+        ),
         _reader("folder", "a folder of images, texts in .txt files beside them", module="folder:IMAGES"),
     ],
 )

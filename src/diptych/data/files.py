@@ -27,6 +27,8 @@ IMAGE_FOLDERS = (
     "image",
     "flickr30k-images",
     "flickr30k_images",
+    "coco-images",
+    "coco_images",
     "Flicker8k_Dataset",
 )
 CACHES = frozenset({"__pycache__", "node_modules"})  # beside hidden ones such as .cache

@@ -12,12 +12,14 @@ on disk and are read row by row.
   images twice, so where ``testall`` exists ``test`` is read only when asked for (``split="test"``).
 * ``*_image_of.txt``, where it exists, gives the row of each text's image, one per line: ``diptych extract``
   writes it for images that do not have five texts each. Nothing is cut then.
-* With ``id_mapping.json`` and the pictures beside the folder (VSE∞'s layout for training from raw images) and
-  ``pictures=True``, the items are the pictures instead of the arrays.
+* With ``id_mapping.json`` and the pictures beside the folder (VSE∞'s layout for training from raw images) the items
+  are the pictures where there is no array (LAPS, PCME++), or where ``pictures=True`` asks for them.
+* ``*_caps.tsv`` (CC152K) has the text in its second column; each image has one.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ from diptych.errors import DataError, SettingsError
 
 PUBLISHED = ("train", "val", "dev", "test", "testall")
 MAPPING = "id_mapping.json"
+TEXTS = 5  # of an image, in published folders
 VAL_TEXTS = 5000
 SHAPE = "a float array (images, 36, 2048) or (images, D)"
 
@@ -50,7 +53,7 @@ def parts(path: Path) -> dict[str, str]:
     if not root.is_dir():
         return {}
     arrays = {file.name.removesuffix("_ims.npy") for file in root.glob("*_ims.npy") if file.name[0] != "."}
-    names = [name for name in PUBLISHED if name in arrays or (root / f"{name}_caps.txt").exists()]
+    names = [name for name in PUBLISHED if name in arrays or _caps(root, name).exists()]
     return {canonical_split(name): name for name in (*names, *sorted(arrays - set(names)))}
 
 
@@ -59,19 +62,28 @@ def folder(path: Path) -> Path:
     return path / "precomp" if (path / "precomp").is_dir() else path
 
 
+def _caps(root: Path, name: str) -> Path:
+    """The file of a split's texts."""
+    table = root / f"{name}_caps.tsv"
+    return table if table.exists() else root / f"{name}_caps.txt"
+
+
 def read(
     path: Path,
     *,
     split: str | None = None,
-    texts_per_image: int = 5,
+    texts_per_image: int | None = None,
     cut_val: bool = True,
-    pictures: bool = False,
+    pictures: bool | None = None,
     images: str | Path | None = None,
     empty: Empty = "error",
     problems: Problems | None = None,
 ) -> Captions:
-    """Read a precomputed folder, or one split of it without needing the arrays of the others."""
-    if texts_per_image < 1:
+    """Read a precomputed folder, or one split of it without needing the arrays of the others.
+
+    ``texts_per_image`` is 5, of a table of texts 1; ``pictures`` is whether there are pictures and no array.
+    """
+    if texts_per_image is not None and texts_per_image < 1:
         raise SettingsError(
             f"texts_per_image is {texts_per_image}: it must be 1 or more (five in published folders)."
         )
@@ -83,13 +95,16 @@ def read(
     # ids are compared over every split, also those not wanted: an image in two splits must not pass
     ids = {name: _ids(root / f"{file}_ids.txt", problems) for name, file in there.items()}
     _compare_ids(ids, root, problems)
+    if pictures is None:
+        pictures = not any(root.glob("*_ims.npy")) and _mapping(root).exists()
     names = _picture_names(root, problems) if pictures else None
     draft = Draft(str(path), problems, empty, strict_ids=False)
     stores: list[ImageStore] = []
     for name, file in there.items():
         if name == wanted or (wanted is None and not (name == "test" and "testall" in there)):
-            limit = VAL_TEXTS // texts_per_image if name == "val" and cut_val else None
-            stores += Part(root, file, name, texts_per_image, limit).add(draft, ids[name], names)
+            k = texts_per_image or (1 if _caps(root, file).suffix == ".tsv" else TEXTS)
+            limit = VAL_TEXTS // k if name == "val" and cut_val else None
+            stores += Part(root, file, name, k, limit).add(draft, ids[name], names)
     if names is not None:
         return with_files(draft, root, images, problems)
     _compare_widths(stores, root, problems)
@@ -109,12 +124,12 @@ class Part:
     def add(self, draft: Draft, ids: list[str] | None, names: Mapping[str, str] | None) -> list[ImageStore]:
         """Put images and texts into the draft; returns the array of the images (none after an error)."""
         k, problems = self.texts_per_image, draft.problems
-        caps = self.root / f"{self.file}_caps.txt"
+        caps = _caps(self.root, self.file)
         if not caps.exists():
             expected = f"one text per line, {k} per image"
             problems.error("missing file", caps, "the file does not exist", expected)
             return []
-        lines = read_lines(caps, problems)
+        lines = _second_cells(caps, problems) if caps.suffix == ".tsv" else read_lines(caps, problems)
         pairs = self._listed_pairs(len(lines), problems)
         if names is None:
             store = self._array(len(lines), pairs is None, problems)
@@ -250,6 +265,19 @@ class Part:
         return [names.get(image_id, image_id) for image_id in ids]
 
 
+def _second_cells(path: Path, problems: Problems) -> list[str | None]:
+    """The text of each row of a table without a header."""
+    lines = read_lines(path, problems)
+    texts: list[str | None] = []
+    for number, cells in enumerate(csv.reader((line or "" for line in lines), delimiter="\t"), 1):
+        if len(cells) < 2:
+            problems.error(
+                "csv", f"{path}:{number}", f"the row has {len(cells)} fields", "the text is the second"
+            )
+        texts.append(cells[1] if len(cells) > 1 else None)
+    return texts
+
+
 def _ids(path: Path, problems: Problems) -> list[str] | None:
     if not path.exists():
         return None
@@ -277,15 +305,18 @@ def _compare_ids(ids: Mapping[str, list[str] | None], root: Path, problems: Prob
                 problems.error("in two splits", root, message, "leave it in one of them")
 
 
+def _mapping(root: Path) -> Path:
+    """The file that names the pictures of ids, in the folder or above it."""
+    return root / MAPPING if (root / MAPPING).exists() else root.parent / MAPPING
+
+
 def _picture_names(root: Path, problems: Problems) -> dict[str, str]:
-    for place in (root, root.parent):
-        if (place / MAPPING).exists():
-            names = read_json(place / MAPPING, problems)
-            if isinstance(names, dict):
-                return {str(image_id): str(name) for image_id, name in names.items()}
-            problems.error("json", place / MAPPING, "not an object", '{"id": "relative/file.jpg", ...}')
-            return {}
-    problems.error(
-        "missing file", root.parent / MAPPING, "the file does not exist", '{"id": "relative/file.jpg", ...}'
-    )
+    path, expected = _mapping(root), '{"id": "relative/file.jpg", ...}'
+    if not path.exists():
+        problems.error("missing file", path, "the file does not exist", expected)
+        return {}
+    names = read_json(path, problems)
+    if isinstance(names, dict):
+        return {str(image_id): str(name) for image_id, name in names.items()}
+    problems.error("json", path, "not an object", expected)
     return {}
