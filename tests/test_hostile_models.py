@@ -114,7 +114,8 @@ def test_a_configuration_that_is_none(folder: Path, text: str) -> None:
 @pytest.mark.parametrize("name", ["/etc/hostname", "../secret.json", "sub/../../secret.json", "link.json"])
 def test_an_asset_stays_in_its_folder(folder: Path, name: str) -> None:
     (folder.parent / "secret.json").write_text('["<pad>", "secret"]')
-    (folder / "link.json").symlink_to(folder.parent / "secret.json")
+    if name == "link.json":
+        (folder / name).symlink_to(folder.parent / "secret.json")
     config = json.loads((folder / "config.json").read_text())
     text = json.dumps(config)
     for way in places(config):
@@ -125,7 +126,7 @@ def test_an_asset_stays_in_its_folder(folder: Path, name: str) -> None:
             text = text.replace(json.dumps(inner), json.dumps({"asset": name}))
     assert name in text
     (folder / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"config\.json"):
+    with pytest.raises(CheckpointError, match=r"plain|refers"):
         Retriever.from_pretrained(folder)
 
 

@@ -16,6 +16,7 @@ import os
 import re
 from pathlib import Path
 
+from diptych import storage
 from diptych.errors import DiptychError, StorageError
 from diptych.storage import Entries, create_file
 
@@ -33,8 +34,7 @@ def data_folder() -> Path:
 
     ``XDG_DATA_HOME`` takes the place of ``~/.local/share`` where it is set.
     """
-    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(os.environ.get("DIPTYCH_HOME") or f"{home}/diptych").expanduser()
+    return Path(os.environ.get("DIPTYCH_HOME") or storage.data_folder()).expanduser()
 
 
 def own_key(make: bool = False) -> bytes | None:

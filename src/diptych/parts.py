@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 
 from diptych.errors import CheckpointError, DiptychError
 from diptych.names import import_declared, import_plugins
-from diptych.storage import parse_json
+from diptych.storage import MODEL, parse_json
 
 T = TypeVar("T")
 PARTS: dict[tuple[str, str], type] = {}
@@ -240,29 +240,15 @@ class _Rebuilding:
     def _asset(self, name: Any) -> Any:
         if self.folder is None:
             raise CheckpointError(f"the asset '{name}' needs a model folder: pass the folder it lies in.")
-        path = inside(self.folder, name)
+        path = MODEL.path(self.folder, name, folders=True)
         try:
             if not path.exists():
                 raise CheckpointError(
                     f"{path} is missing: copy the whole model folder, not only its weights."
                 )
-            return parse_json(path.read_bytes()) if path.suffix == ".json" else path
+            return parse_json(MODEL.read(path)) if path.suffix == ".json" else path
         except (ValueError, OSError) as error:
             raise CheckpointError(f"{path} is damaged ({error}): copy the model again.") from error
-
-
-def inside(folder: Path, name: Any) -> Path:
-    """The path of a file in a model folder; one that leads out of it is refused."""
-    try:
-        path = (folder / name).resolve()
-        if isinstance(name, str) and path.is_relative_to(folder.resolve()):
-            return folder / name
-    except (TypeError, ValueError, OSError):
-        pass
-    raise CheckpointError(
-        f"config.json of {folder} names the file {name!r:.100}, which is not in the folder: copy the model again, or "
-        "do not trust it."
-    )
 
 
 def check_arguments(kind: type, arguments: Mapping[str, Any]) -> None:

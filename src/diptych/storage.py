@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import itertools
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from uuid import uuid4
 
 from safetensors import SafetensorError
 
-from diptych.errors import DiptychError, StorageError
+from diptych.errors import CheckpointError, DataError, DiptychError, StorageError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -96,7 +97,7 @@ def create_folder(target: Path) -> Iterator[Path]:
 
 def recover_folder(target: Path) -> None:
     """Put back what a crash in the middle of ``replace_folder`` left under ``.old-``; call before reading."""
-    old = target.with_name(f".old-{target.name}")
+    old = target.with_name(f".old-{target.name}") if target.name else target
     if old.exists() and not target.exists():
         with _locked(target.parent):  # not the one that is being replaced this moment
             if old.exists() and not target.exists():
@@ -181,37 +182,56 @@ class Entries:
     """The files of one kind of folder, which may come from a stranger: fixed names, plain files, no links.
 
     A name that was read from a file becomes a path by ``path`` and by nothing else. The folder itself may be reached
-    through a link. ``fault`` is the error of this kind of folder, ``remedy`` the end of its sentence.
+    through a link. ``fault`` is the error of this kind of folder, ``remedy`` the end of its sentence. With
+    ``snapshots``, the links of a Hugging Face cache may be followed to its own blobs.
     """
 
     names: re.Pattern[str]
     fault: type[DiptychError]
     remedy: str
+    snapshots: bool = False
 
-    def path(self, folder: Path, name: object) -> Path:
-        """The path of the file that something below the folder calls ``name``; it need not be there."""
+    def path(self, folder: Path, name: object, *, folders: bool = False) -> Path:
+        """The path of the file, or one of the ``folders``, that something calls ``name``; it need not be there."""
         if not isinstance(name, str) or not self.names.fullmatch(name):
             shown = ascii(name)
             shown = shown if len(shown) <= NAME_SHOWN else f"…{shown[-NAME_SHOWN:]}"
             raise self.fault(f"{folder} refers to a file {shown}, which is not one of its own: {self.remedy}")
-        self.check(folder / name)
+        if folders and (folder / name).is_dir():
+            self.check_below(folder / name, entry=True)
+        else:
+            self.check(folder / name)
         return folder / name
 
-    def check(self, path: Path) -> None:
-        """Raise when something other than a plain file has this name."""
+    def check(self, path: Path) -> Path:
+        """The path of a plain file, or of none; raise when something else has this name."""
         try:
             mode = path.lstat().st_mode
+            blob = _blob(path) if self.snapshots and stat.S_ISLNK(mode) else None
+            if blob is not None:
+                path, mode = blob, blob.lstat().st_mode
         except FileNotFoundError:
-            return
+            return path
         if not stat.S_ISREG(mode):
             raise self._not_plain(path)
+        return path
+
+    def check_below(self, folder: Path, *, entry: bool = False) -> None:
+        """Raise when anything below a folder, itself an ``entry`` or not, is neither a plain file nor a folder."""
+        if entry and folder.is_symlink():
+            raise self._not_plain(folder)
+        for place, folders, files in os.walk(folder):
+            for name in (*folders, *files):
+                path = Path(place, name)
+                if not stat.S_ISDIR(path.lstat().st_mode):
+                    self.check(path)
 
     def open(self, path: Path, flags: int = os.O_RDONLY) -> int:
         """A descriptor of a plain file, opened relative to its folder and through no link.
 
         Where the system cannot do that, what is there is checked just before it is opened.
         """
-        self.check(path)
+        path = self.check(path)
         flags |= getattr(os, "O_BINARY", 0)
         try:
             if os.open not in os.supports_dir_fd or not hasattr(os, "O_NOFOLLOW"):
@@ -236,8 +256,45 @@ class Entries:
         with os.fdopen(self.open(path), "rb") as file:
             return file.read()
 
+    def write(self, path: Path, content: str | bytes) -> None:
+        """Fill a plain file of a folder that nobody else reads yet; a text in UTF-8."""
+        with os.fdopen(self.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+    def remove(self, path: Path) -> None:
+        """Take a plain file away, where it is there."""
+        self.check(path).unlink(missing_ok=True)
+
     def _not_plain(self, path: Path) -> DiptychError:
         return self.fault(f"{path} is a link, a pipe, a device or a folder, not a plain file: {self.remedy}")
+
+
+MODEL = Entries(
+    re.compile(r"(?!\.)[^/\\\x00-\x1f\x7f]{1,200}"),
+    CheckpointError,
+    "copy the model again, or do not trust it.",
+    snapshots=True,
+)
+"""The files of models, runs and runtimes."""
+CACHE = Entries(
+    re.compile(r"\.?[A-Za-z0-9][A-Za-z0-9._-]{0,200}"),
+    DataError,
+    "remove it, and what it held is computed again.",
+)
+"""The files of the cache folder."""
+
+
+def _blob(link: Path) -> Path | None:
+    """Where a link of a snapshot ends, None unless that is in the folder of the same model.
+
+    ``models--OWNER--NAME/snapshots/COMMIT/FILE`` leads to ``models--OWNER--NAME/blobs/HASH``.
+    """
+    above = link.absolute().parents
+    for snapshots, model in itertools.pairwise(above):
+        if snapshots.name == "snapshots" and model.name.startswith("models--"):
+            end = os.path.realpath(link)
+            return Path(end) if Path(end).is_relative_to(os.path.realpath(model)) else None
+    return None
 
 
 def parse_json(data: str | bytes) -> Any:
@@ -247,9 +304,7 @@ def parse_json(data: str | bytes) -> Any:
     """
     try:
         return json.loads(data)
-    except json.JSONDecodeError:
-        raise
-    except UnicodeDecodeError:
+    except (json.JSONDecodeError, UnicodeDecodeError):
         raise
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None

@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from diptych.storage import MODEL
+
 Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Turns a state into the one that is saved."""
 
@@ -63,9 +65,14 @@ def save_weights(module: nn.Module, file: Path, change: Change | None = None) ->
     save_file(own_tensors(change(state) if change else state), file)
 
 
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a plain file by name."""
+    return load_file(MODEL.check(file))
+
+
 def load_weights(module: nn.Module, file: Path) -> None:
     """Load what ``save_weights`` wrote; strict in names and shapes."""
-    found = load_file(file)
+    found = read_tensors(file)
     for name, first in aliases(module).items():
         if first in found:
             found.setdefault(name, found[first])

@@ -20,6 +20,7 @@ from diptych.branches.branch import Branch
 from diptych.data.concepts import Concepts, WordVectors
 from diptych.errors import SettingsError
 from diptych.parts import part
+from diptych.storage import MODEL
 from diptych.types import Batch, Embeddings, Features
 
 Norm = Literal["sym", "cvse", "coder"]
@@ -199,7 +200,7 @@ class ConceptBranch(Branch):
     def save_assets(self, folder: Path) -> dict[str, Any]:
         """Write the words, in their order."""
         name = f"concepts-{_digest(self.words)}.json"
-        (folder / name).write_text(json.dumps(self.words, ensure_ascii=False), "utf-8")
+        MODEL.write(folder / name, json.dumps(self.words, ensure_ascii=False))
         return {"words": name}
 
     def content_arguments(self) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def _remove_rows(folder: Path, number: int) -> bool:
 
 def _remove(path: Path) -> bool:
     with storing(path):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             for inner in path.iterdir():
                 inner.unlink(missing_ok=True)
             path.rmdir()

@@ -34,7 +34,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from diptych.cache.rows import crc_at, put, read_file, stamp_of, to_half
+from diptych.cache.rows import crc_at, put, stamp_of, to_half
 from diptych.data.arrays import ArrayStore
 from diptych.errors import DataError, StorageError
 from diptych.storage import Entries, parse_json, storing, write_bytes, write_text
@@ -196,12 +196,12 @@ class FeaturePack:
             if not self._alone():
                 return False
             self.refresh()
-            entries = _sound_entries(read_file(FILES, self._path("index")))
+            entries = _sound_entries(FILES.read(self._path("index")))
             kept = entries[~np.isin(entries["row"] // self.per_file, list(gone))]
             write_bytes(self._path("index"), kept.tobytes())
             for number in gone:
                 for suffix in ("f16", "used"):
-                    self._path(f"rows-{number:06d}.{suffix}").unlink(missing_ok=True)
+                    FILES.remove(self._path(f"rows-{number:06d}.{suffix}"))
             self.refresh()
         return True
 
@@ -288,7 +288,7 @@ class FeaturePack:
 
     def _stamps(self) -> dict[str, Any]:
         try:
-            found = parse_json(read_file(FILES, self._path("stamps.json")))
+            found = parse_json(FILES.read(self._path("stamps.json")))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -296,7 +296,7 @@ class FeaturePack:
     def _read_shape(self) -> tuple[int, ...]:
         path = self._path("pack.json")
         try:
-            found = parse_json(read_file(FILES, path))
+            found = parse_json(FILES.read(path))
             shape = tuple(int(side) for side in found["shape"])
             self.title = self.title or str(found.get("title", ""))
             if found["format"] != FORMAT or not shape or min(shape) < 1:

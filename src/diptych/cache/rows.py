@@ -97,7 +97,7 @@ class RowFile:
     def held_key(self) -> Any:
         """The key of what is there, None where there is no log."""
         try:
-            title = parse_json(read_file(HIDDEN, self.log).partition(b"\n")[0])
+            title = parse_json(HIDDEN.read(self.log).partition(b"\n")[0])
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         return title.get("key") if isinstance(title, dict) and title.get("format") == FORMAT else None
@@ -143,13 +143,13 @@ class RowFile:
             self._write_line({"changed": True})
         self._changed = True
         so_far = self.progress
-        return np.memmap(self.part, self.dtype, "r+", HEADER, (so_far.rows, *so_far.row_shape))
+        return np.memmap(HIDDEN.check(self.part), self.dtype, "r+", HEADER, (so_far.rows, *so_far.row_shape))
 
     def finish(self) -> None:
         """Put the file under its own name, whole."""
         with storing(self.path):
             put(HIDDEN, self.part, self._header(), 0)
-            os.truncate(self.part, self._end())
+            put(HIDDEN, self.part, b"", self._end(), last=True)
             if self._changed:
                 start = HEADER
                 for chunk in self._chunks:
@@ -162,8 +162,8 @@ class RowFile:
 
     def discard(self) -> None:
         """Forget what was written so far."""
-        self.part.unlink(missing_ok=True)
-        self.log.unlink(missing_ok=True)
+        HIDDEN.remove(self.part)
+        HIDDEN.remove(self.log)
 
     def _open(self) -> None:
         lines = self._read_log()
@@ -198,7 +198,7 @@ class RowFile:
         if self.held_key() != self.key:
             return None
         lines: list[dict[str, Any]] = []
-        for text in read_file(HIDDEN, self.log).split(b"\n")[1:-1]:
+        for text in HIDDEN.read(self.log).split(b"\n")[1:-1]:
             try:
                 line = parse_json(text)
             except ValueError:
@@ -220,7 +220,7 @@ class RowFile:
 
     def _fits(self) -> bool:
         """Whether the finished file has the header and the size that the chunks give it."""
-        with self.path.open("rb") as file:
+        with os.fdopen(HIDDEN.open(self.path), "rb") as file:
             return file.read(HEADER) == self._header() and self.path.stat().st_size == self._end()
 
     def _end(self) -> int:
@@ -281,12 +281,6 @@ def to_half(rows: NDArray[Any]) -> NDArray[np.float16]:
     return half
 
 
-def read_file(names: Entries, path: Path) -> bytes:
-    """The bytes of a plain file."""
-    with os.fdopen(names.open(path), "rb") as file:
-        return file.read()
-
-
 def put(names: Entries, path: Path, data: bytes, at: int, *, last: bool = False) -> None:
     """Write bytes into a plain file and sync them; with ``last``, what lies behind them is cut off."""
     with os.fdopen(names.open(path, os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as file:
@@ -302,7 +296,7 @@ def crc_at(path: Path, start: int, size: int) -> int:
     """The checksum of so many bytes of a file, -1 where it is not there or ends before."""
     total = 0
     try:
-        with path.open("rb", buffering=0) as file:
+        with os.fdopen(HIDDEN.open(path), "rb", buffering=0) as file:
             file.seek(start)
             while size and (block := file.read(min(size, BLOCK))):
                 total = zlib.crc32(block, total)

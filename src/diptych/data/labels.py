@@ -24,7 +24,7 @@ from diptych.data.files import read_json
 from diptych.data.problems import Problems
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
-from diptych.storage import parse_json
+from diptych.storage import MODEL, parse_json
 
 COLUMN = "labels"  # the column of a manifest that holds the labels of an image
 SEPARATORS = ";|"  # between the labels of one cell
@@ -72,7 +72,7 @@ class Labels:
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
         """Write the names, in their order."""
-        (folder / "labels.json").write_text(json.dumps(self.names, ensure_ascii=False, indent=1), "utf-8")
+        MODEL.write(folder / "labels.json", json.dumps(self.names, ensure_ascii=False, indent=1))
         return {"names": "labels.json"}
 
     def content_arguments(self) -> dict[str, Any]:

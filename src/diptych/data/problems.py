@@ -17,7 +17,7 @@ from diptych.data.arrays import read_ahead
 from diptych.data.captions import Captions, ImageStore
 from diptych.errors import DataError, ImageError
 from diptych.progress import counted, track
-from diptych.storage import write_text
+from diptych.storage import MODEL, write_text
 
 Severity = Literal["error", "warning"]
 NAMED = 3  # missing files an error names before it counts the rest
@@ -178,7 +178,7 @@ class LeftOut:
         if self.reasons:
             write_text(folder / FILE, "".join(f"{id}\t{reason}\n" for id, reason in self.reasons.items()))
         else:
-            (folder / FILE).unlink(missing_ok=True)
+            MODEL.remove(folder / FILE)
 
 
 class ToBeLeftOut(Problems):

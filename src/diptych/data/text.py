@@ -31,6 +31,7 @@ from diptych.data.vocabulary import (
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.progress import track
+from diptych.storage import MODEL
 
 if TYPE_CHECKING:
     from diptych.data.augmentation import WordAugmentation
@@ -236,7 +237,7 @@ class WordInput(TextInput):
     def save_assets(self, folder: Path) -> dict[str, Any]:
         """Write the words in the published form."""
         content = json.dumps(published_form(self.words), ensure_ascii=False)
-        (folder / "vocabulary.json").write_text(content, "utf-8")
+        MODEL.write(folder / "vocabulary.json", content)
         return {"words": "vocabulary.json"}
 
     def content_arguments(self) -> dict[str, Any]:
@@ -350,6 +351,7 @@ def load_tokenizer(source: str | Path, fast: bool = True) -> Any:
     is_path = isinstance(source, Path) or Path(source).is_dir() or str(source).startswith((".", "/", "~"))
     if is_path and not Path(source).is_dir():
         raise DataError(f"the tokenizer folder {source} does not exist: check the path.")
+    MODEL.check_below(Path(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(source), use_fast=True, local_files_only=is_path, trust_remote_code=False

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import DataError, SettingsError
-from diptych.storage import parse_json
+from diptych.storage import MODEL, parse_json
 
 PAD, START, END, UNKNOWN, MASK = "<pad>", "<start>", "<end>", "<unk>", "<mask>"
 MIN_COUNT = 4  # rarer words become <unk> (published rule)
@@ -207,9 +207,9 @@ class BertPieces:
         folder.mkdir(parents=True, exist_ok=True)
         state = json.loads(self.backend_tokenizer.to_str())
         state["truncation"] = state["padding"] = None  # of the last call, not of the tokenizer
-        (folder / "tokenizer.json").write_text(json.dumps(state, ensure_ascii=False), "utf-8")
+        MODEL.write(folder / "tokenizer.json", json.dumps(state, ensure_ascii=False))
         settings = json.dumps(self._settings, indent=2, sort_keys=True, ensure_ascii=False)
-        (folder / "tokenizer_config.json").write_text(settings, "utf-8")
+        MODEL.write(folder / "tokenizer_config.json", settings)
 
 
 def read_pieces(source: str | Path) -> BertPieces | None:
@@ -218,8 +218,8 @@ def read_pieces(source: str | Path) -> BertPieces | None:
 
     folder = Path(source)
     try:
-        settings = parse_json((folder / "tokenizer_config.json").read_bytes())
-        file = (folder / "tokenizer.json").read_bytes()
+        settings = parse_json(MODEL.read(folder / "tokenizer_config.json"))
+        file = MODEL.read(folder / "tokenizer.json")
         state = parse_json(file)
         if not _is_plain(settings, state):
             return None

@@ -29,6 +29,7 @@ from diptych.encoders.pretrained import (
 )
 from diptych.errors import SettingsError
 from diptych.parts import part
+from diptych.storage import MODEL
 
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as image processors store them
 
@@ -85,7 +86,7 @@ class HubBackbone(Backbone):
         """Configuration and preprocessing in a folder of their own; the weights travel with the model."""
         name = free_name(folder, "image_backbone")
         self.model.config.save_pretrained(folder / name)  # type: ignore[operator, union-attr]
-        (folder / name / PREPROCESSOR).write_text(json.dumps(self.processor, indent=2), "utf-8")
+        MODEL.write(folder / name / PREPROCESSOR, json.dumps(self.processor, indent=2))
         return {"source": name, "pretrained": False}
 
     def content_arguments(self) -> dict[str, object]:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from diptych import ops
 from diptych.encoders.pretrained import source_name
-from diptych.storage import parse_json
+from diptych.storage import MODEL, parse_json
+from diptych.weights import read_tensors
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -61,7 +61,7 @@ class BertConfig(SimpleNamespace):
     def save_pretrained(self, folder: Path) -> None:
         """Write config.json."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True), "utf-8")
+        MODEL.write(folder / "config.json", json.dumps(self.to_dict(), indent=2, sort_keys=True))
 
 
 class States(NamedTuple):
@@ -218,7 +218,7 @@ def _table(rows: int, width: int, padding: int | None = None) -> nn.Embedding:
 
 
 def _config(file: Path) -> BertConfig | None:
-    found = parse_json(file.read_bytes())
+    found = parse_json(MODEL.read(file))
     if found.get("model_type") != "bert" or set(found) - set(DEFAULTS) - EXTRA:
         return None
     values = {**DEFAULTS, **found}
@@ -242,7 +242,7 @@ def _config(file: Path) -> BertConfig | None:
 
 def _weights(file: Path, wanted: set[str]) -> dict[str, Tensor] | None:
     """The weights of exactly these names, in float32; None where they are others."""
-    found = {name.removeprefix("bert."): value for name, value in load_file(file).items()}
+    found = {name.removeprefix("bert."): value for name, value in read_tensors(file).items()}
     kept = {name: value.float() for name, value in found.items() if not name.startswith(UNUSED)}
     return kept if set(kept) == wanted else None
 

@@ -10,7 +10,7 @@ from diptych.data.text import TextInput
 from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.known_names import CLASS_WORDS, is_open_clip, is_pretrained_name
 from diptych.errors import SettingsError
-from diptych.storage import parse_json
+from diptych.storage import MODEL, parse_json
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def is_dual_encoder(source: str | Path) -> bool:
     if is_pretrained_name(source) or is_open_clip(source):
         return True
     try:
-        config = parse_json((Path(source) / "config.json").read_text("utf-8"))
+        config = parse_json(MODEL.read(Path(source) / "config.json"))
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "model_type" in config

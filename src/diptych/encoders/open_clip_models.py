@@ -24,7 +24,7 @@ from diptych.encoders.pretrained import free_name, import_package
 from diptych.errors import DataError, DiptychError, SettingsError
 from diptych.parts import part
 from diptych.progress import track
-from diptych.storage import parse_json
+from diptych.storage import MODEL, parse_json
 from diptych.types import Features, Inputs
 
 FORMS = "open_clip:ARCHITECTURE/WEIGHTS, open_clip:hf-hub:ID or open_clip:FOLDER"
@@ -39,7 +39,7 @@ class _OpenClipSide(DualSide):
         """The configuration in a folder of its own; the weights travel with the model."""
         name = free_name(folder, "open_clip")
         (folder / name).mkdir()
-        (folder / name / OPEN_CLIP_CONFIG).write_text(json.dumps(self.config, indent=2), "utf-8")
+        MODEL.write(folder / name / OPEN_CLIP_CONFIG, json.dumps(self.config, indent=2))
         return {"source": name, "pretrained": False}
 
     def content_arguments(self) -> dict[str, object]:
@@ -121,7 +121,7 @@ class OpenClipTokens(TextInput):
         """Write the configuration, and the files of a tokenizer that has any."""
         name = free_name(folder, "open_clip")
         (folder / name).mkdir()
-        (folder / name / OPEN_CLIP_CONFIG).write_text(json.dumps(self.config, indent=2), "utf-8")
+        MODEL.write(folder / name / OPEN_CLIP_CONFIG, json.dumps(self.config, indent=2))
         if hasattr(self.tokenizer, "save_pretrained"):
             self.tokenizer.save_pretrained(folder / name)
         return {"source": name}
@@ -189,7 +189,8 @@ def _read_config(source: str | Path) -> dict[str, Any]:
     with _quiet(source):
         if name.startswith("local-dir:"):
             path = Path(name.removeprefix("local-dir:")) / OPEN_CLIP_CONFIG
-            return {"model_cfg": parse_json(path.read_text("utf-8"))["model_cfg"]}
+            MODEL.check_below(path.parent)  # open_clip opens the weights
+            return {"model_cfg": parse_json(MODEL.read(path))["model_cfg"]}
         if name.startswith("hf-hub:"):
             from open_clip.factory import _get_hf_config
 

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -22,7 +22,7 @@ from torch import nn
 
 from diptych.encoders.known_names import HUGGING_FACE, known_name
 from diptych.errors import DataError, MissingExtra, SettingsError
-from diptych.storage import parse_json
+from diptych.storage import MODEL, parse_json
 
 PATIENCE = 3.0  # seconds for the hub to take a connection
 PREPROCESSOR = "preprocessor_config.json"
@@ -98,7 +98,7 @@ def read_json(source: str | Path, filename: str) -> dict[str, Any] | None:
     try:
         with asking(name):
             path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
-        found = None if path is None else parse_json(Path(path).read_text("utf-8"))
+        found = None if path is None else parse_json(MODEL.read(Path(path)))
     except (OSError, ValueError) as error:
         raise DataError(f"{filename} of {name} cannot be read ({error}): download it again.") from error
     return found if isinstance(found, dict) else None
@@ -154,9 +154,14 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def asking(name: str) -> Iterator[None]:
-    """Quietly, and for a hub id without a network at once: only what was downloaded before is looked at."""
-    from huggingface_hub import constants
+    """Quietly, and for a hub id without a network at once: only what was downloaded before is looked at.
 
+    Links of a folder or of a snapshot that lead elsewhere are refused before transformers follows them.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    found = None if Path(name).is_dir() else _cached(try_to_load_from_cache, name)
+    MODEL.check_below(Path(name) if found is None else found)
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or not (Path(name).is_dir() or _hub_answers(constants.ENDPOINT))
     try:
@@ -164,6 +169,15 @@ def asking(name: str) -> Iterator[None]:
             yield
     finally:
         constants.HF_HUB_OFFLINE = before
+
+
+def _cached(find: Callable[[str, str], Any], name: str) -> Path | None:
+    """The snapshot of a hub id in the cache; None where there is none."""
+    try:
+        found = find(name, "config.json")
+    except ValueError:  # that is no id, as transformers will say
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 @cache

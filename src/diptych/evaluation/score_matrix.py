@@ -18,7 +18,7 @@ from diptych.errors import DataError
 from diptych.model.reranking import candidates
 from diptych.model.scores import MatrixScores, MeanScores, PairScores, Scores, Where, check_scores, evaluating
 from diptych.progress import track
-from diptych.storage import parse_json, write_text
+from diptych.storage import CACHE, parse_json, write_text
 
 IMAGES, TEXTS = 512, 2048  # pairs computed at once
 BLOCK_BYTES = 64 << 20  # most bytes of scores between two writes
@@ -82,7 +82,7 @@ def read_scores(path: Path) -> MatrixScores:
     try:
         matrix = np.load(path, mmap_mode="c", allow_pickle=False)
         card = path.with_suffix(".json")
-        known = json.loads(card.read_text("utf-8")) if card.exists() else {}
+        known = parse_json(CACHE.read(card)) if card.exists() else {}
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path} cannot be read ({error}): give a .npy matrix of scores (images, texts)."
@@ -114,7 +114,7 @@ def _read_card(path: Path, logged: bool) -> tuple[dict[str, Any] | None, int, bo
             )
         return None, 0, False
     try:
-        found = parse_json(card.read_bytes())
+        found = parse_json(CACHE.read(card))
         done, refined = int(found.pop("done")), bool(found.pop("refined"))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise DataError(f"{card} is damaged ({error}): remove it and {path.name}, and run again.") from error

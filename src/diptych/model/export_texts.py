@@ -15,6 +15,7 @@ from diptych.data.vocabulary import published_form
 from diptych.errors import SettingsError
 from diptych.runtime.folder import TOKENIZER, VOCABULARY
 from diptych.runtime.texts import text_reader
+from diptych.storage import MODEL
 
 ODD_TEXTS = (
     "a", "Two  spaces,\tand a tab", "  spaces around  ", "UPPER case, don't; (really?) [no] {x}", "naïve café, 3.14 €",
@@ -30,10 +31,10 @@ def write_texts(text_input: TextInput, folder: Path) -> dict[str, Any]:
         return {**write_texts(text_input.inner, folder), "clean": text_input.form}
     if isinstance(text_input, WordInput):
         words = json.dumps(published_form(text_input.words), ensure_ascii=False)
-        (folder / VOCABULARY).write_text(words, "utf-8")
+        MODEL.write(folder / VOCABULARY, words)
         described: dict[str, Any] = {"kind": "words", "max_length": text_input.max_length}
     elif isinstance(text_input, WordPieceInput | FixedLengthInput):
-        (folder / TOKENIZER).write_text(_tokenizer_json(text_input.tokenizer), "utf-8")
+        MODEL.write(folder / TOKENIZER, _tokenizer_json(text_input.tokenizer))
         described = _described(text_input)
     else:
         raise SettingsError(f"its texts are read by {type(text_input).__name__}, which needs torch")

@@ -11,7 +11,8 @@ from torch import nn
 from diptych.encoders.known_names import hub_hint
 from diptych.errors import CheckpointError
 from diptych.parts import rebuild
-from diptych.storage import parse_json, recover_folder
+from diptych.runtime.folder import best_folder
+from diptych.storage import MODEL, parse_json
 from diptych.weights import load_weights
 
 M = TypeVar("M", bound=nn.Module)
@@ -20,15 +21,13 @@ FORMAT = 1  # version of the model folder; raised when an old folder can no long
 
 def load_folder(folder: Path, kind: type[M]) -> M:
     """The model of this kind that a folder describes, with its weights, on the CPU."""
-    if (folder / "run.json").is_file():  # a run folder: its best model
-        folder = folder / "best"
-    recover_folder(folder)
+    folder = best_folder(folder)
     if not (folder / "config.json").is_file():
         raise CheckpointError(
             f"{folder} is not a model folder (no config.json): give the folder of a trained run{hub_hint(folder)}."
         )
     try:
-        config = parse_json((folder / "config.json").read_bytes())
+        config = parse_json(MODEL.read(folder / "config.json"))
         found, tree = int(config["format"]), config["retriever"]
     except (ValueError, KeyError, TypeError, OverflowError, OSError) as error:
         raise CheckpointError(

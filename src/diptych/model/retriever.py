@@ -33,7 +33,7 @@ from diptych.model.folder import FORMAT, load_folder
 from diptych.model.reranking import RerankedScores
 from diptych.model.scores import EmbeddingScores, PairScores, Scores, vector_scores
 from diptych.parts import describe, part
-from diptych.storage import replace_folder
+from diptych.storage import MODEL, replace_folder
 from diptych.types import Batch, Embeddings, Features, Inputs, Ragged, Sides
 from diptych.weights import save_weights, update_digest
 
@@ -286,9 +286,9 @@ class Retriever(nn.Module):
         """Write ``config.json``, ``model.safetensors``, assets and a README card; replaces the folder atomically."""
         with replace_folder(Path(folder)) as new:
             config = {"format": FORMAT, "retriever": describe(self, new)}
-            (new / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False), "utf-8")
+            MODEL.write(new / "config.json", json.dumps(config, indent=2, ensure_ascii=False))
             save_weights(self, new / "model.safetensors", merged)
-            (new / "README.md").write_text(card or f"A Diptych retriever, {self.dim} dimensions.\n", "utf-8")
+            MODEL.write(new / "README.md", card or f"A Diptych retriever, {self.dim} dimensions.\n")
 
     @staticmethod
     def from_pretrained(

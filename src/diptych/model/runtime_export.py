@@ -46,7 +46,7 @@ from diptych.runtime.folder import (
     read_facts,
 )  # fmt: skip
 from diptych.runtime.model import READERS, RuntimeModel
-from diptych.storage import REFUSED, create_folder, replace_folder
+from diptych.storage import MODEL, REFUSED, create_folder, replace_folder
 from diptych.types import Features, Inputs, as_inputs
 
 OPSET = 18
@@ -164,7 +164,7 @@ def copy_onnx(source: str | Path, folder: Path) -> list[Path]:
     try:
         with create_folder(folder) as new:
             for file in (home / FOLDER).iterdir():
-                shutil.copyfile(file, new / file.name)
+                MODEL.write(MODEL.path(new, file.name), MODEL.read(file))
     except FileExistsError as error:
         raise SettingsError(f"{folder} is already there: choose another folder.") from error
     return sorted(folder.iterdir())

@@ -15,7 +15,7 @@ from diptych.reports.charts import figure_class
 from diptych.runs.figures import draw_table
 from diptych.runs.train import inherited, resumed_settings, run_recipe, training_splits
 from diptych.settings import from_json, to_json
-from diptych.storage import parse_json, write_text
+from diptych.storage import MODEL, parse_json, write_text
 from diptych.training.checkpoint import Progress, has_state
 
 
@@ -67,7 +67,7 @@ def ablate(
 
 def _keep(file: Path, results: Mapping[str, Any]) -> None:
     """Write the rows that were run beside those of earlier calls."""
-    earlier = parse_json(file.read_text("utf-8")) if file.exists() else {}
+    earlier = parse_json(MODEL.read(file)) if file.exists() else {}
     write_text(file, json.dumps({**earlier, **results}, indent=2))
 
 

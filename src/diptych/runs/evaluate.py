@@ -32,6 +32,7 @@ from diptych.model.retriever import Retriever
 from diptych.model.scores import MeanScores, Scores
 from diptych.runs.measures import Asked, Measure, measures_of
 from diptych.runs.reading import database_of, places_of, readable_views, split_of, views_of
+from diptych.storage import MODEL
 from diptych.training.checkpoint import noise_of
 from diptych.training.prepare import prepare
 from diptych.vectors.manifest import is_vectors
@@ -146,7 +147,7 @@ def _is_model(run: Path) -> bool:
     if (run / "run.json").is_file() or str(run) == CLASS_WORDS:
         return True
     config = run / "config.json"
-    if config.is_file() and b'"retriever"' in config.read_bytes():
+    if config.is_file() and b'"retriever"' in MODEL.read(config):
         return True
     return is_dual_encoder(run) and (is_open_clip(run) or hasattr(load_config(str(run)), "vision_config"))
 

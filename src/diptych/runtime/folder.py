@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from diptych.errors import RuntimeFault
-from diptych.storage import cache_folder, new_file, parse_json, recover_folder
+from diptych.storage import MODEL, cache_folder, new_file, parse_json, recover_folder
 
 FORMAT = 1  # version of runtime.json; raised when an old runtime can no longer be run
 FOLDER, FACTS, PROBES = "runtime", "runtime.json", "probes.safetensors"
@@ -70,13 +71,17 @@ class Facts:
 
     def save(self, folder: Path) -> None:
         """Write ``runtime.json``."""
-        (folder / FACTS).write_text(json.dumps(asdict(self), indent=1, ensure_ascii=False), "utf-8")
+        MODEL.write(folder / FACTS, json.dumps(asdict(self), indent=1, ensure_ascii=False))
 
 
 def best_folder(place: str | Path) -> Path:
-    """A model folder, or that of the best model of a run."""
+    """A model folder, or that of the best model of a run; what is in it are plain files and folders."""
     folder = Path(place).expanduser()
-    return folder / "best" if (folder / "run.json").is_file() else folder
+    is_run = (folder / "run.json").is_file()
+    folder = folder / "best" if is_run else folder
+    recover_folder(folder)
+    MODEL.check_below(folder, entry=is_run)
+    return folder
 
 
 def cached_folder(fingerprint: str) -> Path:
@@ -104,7 +109,7 @@ def find_runtime(place: str | Path, fingerprint: str | None = None) -> Path | No
 def has_pair_scorer(place: str | Path) -> bool:
     """Whether the model of a folder scores pairs, as its ``config.json`` says."""
     try:
-        tree = parse_json((best_folder(place) / "config.json").read_bytes())["retriever"]
+        tree = parse_json(MODEL.read(best_folder(place) / "config.json"))["retriever"]
         return tree.get("scorer") is not None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -115,7 +120,7 @@ def read_facts(home: Path) -> Facts:
     folder, file = home / FOLDER, home / FOLDER / FACTS
     recover_folder(folder)
     try:
-        found = parse_json(file.read_bytes())
+        found = parse_json(MODEL.read(file))
         if found["format"] != FORMAT:
             raise RuntimeFault(
                 f"{folder} has runtime format {found['format']!r:.20}, this version runs {FORMAT}: {advice(home)}."
@@ -141,7 +146,7 @@ def advice(home: Path) -> str:
 def file_facts(file: Path) -> list[Any]:
     """Bytes and SHA-256 of a file."""
     digest = hashlib.sha256()
-    with file.open("rb") as handle:
+    with os.fdopen(MODEL.open(file), "rb") as handle:
         while piece := handle.read(PIECE):
             digest.update(piece)
     return [file.stat().st_size, digest.hexdigest()]
@@ -170,7 +175,7 @@ def _check_types(facts: Facts) -> None:
 def _check_sizes(home: Path, folder: Path, files: Mapping[str, list[Any]]) -> None:
     """Cheap signs of a copy that is not whole: the digests are for those who want to be sure."""
     for name, (size, _) in files.items():
-        file = folder / name
+        file = MODEL.path(folder, name)
         found = file.stat().st_size if file.is_file() else None
         if found != size:
             held = "is missing" if found is None else f"has {found:,} bytes, not {size:,}"
@@ -218,7 +223,7 @@ class Probes:
     def read(file: Path) -> Probes:
         """The probes of a model folder."""
         try:
-            with safe_open(file, "numpy") as opened:
+            with safe_open(MODEL.check(file), "numpy") as opened:
                 about = opened.metadata() or {}
                 if about.get("format") != PROBES_FORMAT:
                     raise ValueError(
@@ -309,7 +314,7 @@ class Session:
         self.run_options.only_execute_path_to_fetches = True
         try:
             self.session = onnxruntime.InferenceSession(
-                str(file), options, providers=["CPUExecutionProvider"]
+                str(MODEL.check(file)), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # ONNX Runtime's own, of many kinds
             version = onnxruntime.__version__

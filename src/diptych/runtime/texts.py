@@ -23,7 +23,7 @@ import numpy as np
 from diptych.data.text import CHUNK, TextInput, TextStore, TokenTexts, WordInput, flatten
 from diptych.errors import RuntimeFault
 from diptych.runtime.folder import TOKENIZER, VOCABULARY, advice
-from diptych.storage import parse_json
+from diptych.storage import MODEL, parse_json
 
 
 class Pieces(TextInput):
@@ -41,7 +41,7 @@ class Pieces(TextInput):
     ) -> None:
         from tokenizers import Tokenizer
 
-        self.backend = Tokenizer.from_file(str(file))
+        self.backend = Tokenizer.from_buffer(MODEL.read(file))
         self.backend.no_padding()
         self.backend.enable_truncation(max_length, direction=cut)
         self.pad, self.length, self.side, self.masked = pad, length, side, masked
@@ -77,7 +77,7 @@ def text_reader(folder: Path, described: Mapping[str, Any]) -> TextInput:
         clean, kind = settings.pop("clean", None), settings.pop("kind")
         reader: TextInput
         if kind == "words":
-            reader = WordInput(parse_json((folder / VOCABULARY).read_bytes()), augment=0.0, **settings)
+            reader = WordInput(parse_json(MODEL.read(folder / VOCABULARY)), augment=0.0, **settings)
         elif kind == "pieces":
             reader = Pieces(folder / TOKENIZER, **settings)
         else:

@@ -12,7 +12,7 @@ from diptych.data.captions import holds_features
 from diptych.data.text import CachedTexts
 from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.prepared import Prepared
-from diptych.storage import parse_json, write_text
+from diptych.storage import MODEL, parse_json, write_text
 from diptych.training.checkpoint import Progress
 from diptych.training.method import Method
 from diptych.training.ridge import Names, accumulate, choose
@@ -33,7 +33,7 @@ class Baseline:
     def load(folder: Path) -> Baseline | None:
         """What an earlier start of a run measured; None where it measured nothing, or the file is damaged."""
         try:
-            content = parse_json((folder / FILE).read_text("utf-8"))
+            content = parse_json(MODEL.read(folder / FILE))
             return Baseline(
                 None if content["rsum"] is None else float(content["rsum"]), str(content["reason"])
             )

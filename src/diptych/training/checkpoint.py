@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
@@ -27,10 +27,10 @@ from diptych import __version__
 from diptych.data.corrections import Noise
 from diptych.errors import CheckpointError
 from diptych.settings import TrainingSettings, differences, from_saved, to_json
-from diptych.storage import parse_json, recover_folder, replace_folder, write_text
+from diptych.storage import MODEL, parse_json, recover_folder, replace_folder, write_text
 from diptych.training.method import Method
 from diptych.training.optim import depends_on_epochs
-from diptych.weights import is_divided, own_tensors, whole_state, whole_tensor
+from diptych.weights import is_divided, own_tensors, read_tensors, whole_state, whole_tensor
 
 FORMAT = 1
 # what loading a state that somebody else wrote, or a disk damaged, may raise
@@ -91,7 +91,7 @@ def read_run(folder: Path) -> dict[str, Any]:
             f"{folder} is not a run folder (no run.json): give the --output_dir of a training run."
         )
     try:
-        content = parse_json(path.read_bytes())
+        content = parse_json(MODEL.read(path))
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is damaged ({error}): copy the run again.") from error
     if not isinstance(content, dict):
@@ -123,7 +123,7 @@ def noise_of(folder: Path) -> Noise | None:
 def deciding_metric(folder: Path) -> str | None:
     """The metric that chose the best epoch of a run; None where its state says nothing."""
     try:
-        content = parse_json((folder / "last" / "progress.json").read_bytes())
+        content = parse_json(MODEL.read(folder / "last" / "progress.json"))
     except (OSError, ValueError):
         return None
     return str(content.get("metric", "rsum")) if isinstance(content, dict) else None
@@ -188,9 +188,9 @@ def save_state(
         for rank, state in enumerate(randoms):
             save_file(state, new / f"random-{rank}.safetensors")
         if scaler is not None:
-            (new / "scaler.json").write_text(json.dumps(scaler.state_dict()), "utf-8")
+            MODEL.write(new / "scaler.json", json.dumps(scaler.state_dict()))
         saved = {**asdict(progress), "best": progress.best if math.isfinite(progress.best) else None}
-        (new / "progress.json").write_text(json.dumps(saved), "utf-8")
+        MODEL.write(new / "progress.json", json.dumps(saved))
 
 
 def has_state(folder: Path) -> bool:
@@ -216,7 +216,7 @@ def load_modules(folder: Path, method: Method) -> None:
     _check_state(folder)
     with _loading(folder):
         for name, module in method.modules().items():
-            module.load_state_dict(load_file(folder / "last" / f"{name}.safetensors"), strict=True)
+            module.load_state_dict(read_tensors(folder / "last" / f"{name}.safetensors"), strict=True)
 
 
 def load_rest(
@@ -230,17 +230,18 @@ def load_rest(
     _check_state(folder)
     last = folder / "last"
     with _loading(folder):
-        _load_optimizer(method, optimizer, load_file(last / "optimizer.safetensors"))
+        _load_optimizer(method, optimizer, read_tensors(last / "optimizer.safetensors"))
         randoms = last / f"random-{rank}.safetensors"
         if not randoms.exists():
             raise CheckpointError(f"{folder} was trained by fewer processes: resume it with the same number.")
-        _load_random(load_file(randoms))
+        _load_random(read_tensors(randoms))
         if scaler is not None:
-            scaler.load_state_dict(parse_json((last / "scaler.json").read_bytes()))
-        return _progress(parse_json((last / "progress.json").read_bytes()))
+            scaler.load_state_dict(parse_json(MODEL.read(last / "scaler.json")))
+        return _progress(parse_json(MODEL.read(last / "progress.json")))
 
 
 def _check_state(folder: Path) -> None:
+    MODEL.check_below(folder / "last", entry=True)
     if not has_state(folder):
         raise CheckpointError(
             f"{folder} has no saved state yet (no last/ folder): start it without resuming."

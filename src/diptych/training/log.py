@@ -6,6 +6,7 @@ The checks read the device only when asked for a report, every few steps: no ste
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from diptych.errors import MissingExtra, TrainingError
-from diptych.storage import parse_json, storing, write_text
+from diptych.storage import MODEL, parse_json, storing, write_text
 from diptych.types import Terms
+
+APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 class Log:
@@ -40,8 +43,8 @@ class Log:
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """One line: the step and what was measured there."""
-        with storing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+        with storing(self.path), os.fdopen(MODEL.open(self.path, APPENDING), "ab") as file:
+            file.write(json.dumps({"step": step, **values}).encode() + b"\n")
         if self.writer is not None:
             for name, value in values.items():
                 if isinstance(value, int | float):
@@ -56,7 +59,7 @@ class Log:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The lines of a log; one that is damaged, or cut short by a crash, is left out, and no other."""
     lines: list[dict[str, Any]] = []
-    for line in path.read_bytes().split(b"\n"):
+    for line in MODEL.read(path).split(b"\n"):
         try:
             content = parse_json(line)
         except ValueError:

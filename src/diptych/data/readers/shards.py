@@ -26,7 +26,7 @@ from diptych.data.files import Member
 from diptych.data.problems import Found, Problem
 from diptych.data.readers.webdataset import scan
 from diptych.errors import DataError, StorageError
-from diptych.storage import cache_folder, parse_json, write_bytes
+from diptych.storage import CACHE, cache_folder, parse_json, write_bytes
 
 Ints = NDArray[np.int64]
 FORMAT = 1  # version of the index files
@@ -195,7 +195,7 @@ def _packed(shard: Shard) -> bytes:
 def _load(kept: Path, path: Path) -> Shard | None:
     """An index from the cache folder; None where there is none, or a damaged one."""
     try:
-        with np.load(io.BytesIO(kept.read_bytes()), allow_pickle=False) as data:
+        with np.load(io.BytesIO(CACHE.read(kept)), allow_pickle=False) as data:
             columns = {
                 name: StringColumn(data[f"{name}_blob"].tobytes(), data[f"{name}_ends"])
                 for name in ("keys", "texts")

@@ -125,7 +125,7 @@ class Store:
         """Delete files that the committed state no longer refers to."""
         self._state = None
         for name in files:
-            FILES.path(self.path, name).unlink(missing_ok=True)
+            FILES.remove(FILES.path(self.path, name))
 
     def shrink(self) -> None:
         """Give the space of removed rows in the catalog back to the file system."""
