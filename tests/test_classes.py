@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import diptych, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import precomputed
 
 from diptych.errors import DataError
 from diptych.evaluation import classes as module
 from diptych.evaluation.classes import class_ranks, class_recall, open_class_list
+from diptych.evaluation.report import Report
+from diptych.model.retriever import Retriever
 
 
 def loop(
@@ -169,6 +173,59 @@ def test_inaturalist(tmp_path: Path) -> None:
     (tmp_path / "Inat_dataset_splits/Inaturalist_test_set1.txt").write_text("train2018/x/a.jpg\n")
     with pytest.raises(DataError, match="'x'"):
         open_class_list(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sgr(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data = precomputed(tmp_path_factory.mktemp("data") / "toy_precomp")
+    run = tmp_path_factory.mktemp("run") / "sgr"
+    flags = [
+        "--epochs",
+        1,
+        "--dim",
+        16,
+        "--similarity_dim",
+        8,
+        "--batch_size",
+        12,
+        "--min_count",
+        1,
+        "--word_dim",
+        8,
+    ]
+    diptych("train", "sgr", "--data", data, "--output_dir", run, *flags)
+    return run
+
+
+def shop(root: Path) -> tuple[list[str], np.ndarray]:
+    """The list of In-Shop without pictures, and the features of its images in another order."""
+    sides = ["query", "query", "gallery", "gallery", "gallery"]
+    rows = [(f"img/id_0{n % 2}/{n}.jpg", f"id_0{n % 2}", side) for n, side in enumerate(sides)]
+    (root / "Eval").mkdir(parents=True)
+    lines = ["5", "image_name item_id evaluation_status", *(" ".join(row) for row in rows)]
+    (root / "Eval/list_eval_partition.txt").write_text("\n".join(lines))
+    names = [f"Img/{row[0]}" for row in reversed(rows)]
+    return names, np.random.default_rng(0).standard_normal((5, 6, 16)).astype(np.float32)
+
+
+def test_a_model_of_regions_reads_the_arrays_of_a_list(sgr: Path, tmp_path: Path) -> None:
+    names, regions = shop(tmp_path / "shop")
+    asked = ("evaluate", sgr, "--protocol", "image-classes", "--data", tmp_path / "shop")
+    assert "no features" in refused(*asked)
+    folder = tmp_path / "shop" / "features"
+    folder.mkdir()
+    for number, part in enumerate((slice(0, 2), slice(2, 5))):  # any number of files
+        np.save(folder / f"{number}_ims.npy", regions[part])
+        (folder / f"{number}_ids.txt").write_text("\n".join(names[part]) + "\n")
+    diptych(*asked, "--output", tmp_path / "report.json")
+    vectors = Retriever.from_pretrained(sgr).encode_image(list(regions[::-1]))
+    classes = np.array([0, 1, 0, 1, 0])
+    expected = class_recall(vectors[:2], classes[:2], vectors[2:], classes[2:])[1]
+    assert Report.load(tmp_path / "report.json").metrics["in-shop_image_to_image_recall@1"] == expected
+    (folder / "0_ids.txt").write_text("\n".join(names[1:2]) + "\n")
+    assert "0_ids.txt" in refused(*asked)
+    (folder / "0_ids.txt").write_text("x\ny\n")
+    assert "3.jpg" in refused(*asked)
 
 
 def test_other_folders(tmp_path: Path) -> None:

@@ -54,9 +54,11 @@ class ImageInput(ABC):
     """Turns the items of an image store into what an image encoder reads.
 
     ``side`` is the length in pixels that the short side of a picture is resized to, at most; None: not known.
+    ``pictures`` says whether it reads pictures; every input reads features.
     """
 
     side: int | None = None
+    pictures = True
 
     @abstractmethod
     def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Arrays:
@@ -74,6 +76,8 @@ class RegionInput(ImageInput):
     Images may differ in R: rows are padded with zeros. float16 stays float16 (half the reading and half the
     copy to the GPU; encoders cast), everything else becomes float32. Nothing is normalised.
     """
+
+    pictures = False
 
     def __init__(self, dim: int = 2048) -> None:
         if dim < 1:

@@ -6,12 +6,15 @@
 ``in-shop``      ``Eval/list_eval_partition.txt``, images under ``Img/``      image_name item_id status
 ``inaturalist``  ``Inat_dataset_splits/Inaturalist_test_set1.txt``            paths; the class is the parent folder
 ===============  ==========================================================  =====================================
+
+A model of stored features reads arrays in the place of the pictures: ``*_ims.npy`` (N, R, D) with ``*_ids.txt``, the
+name of the picture of each row, in the folder or one inside it. ``diptych extract`` writes such files.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych import ops
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import ImageStore, Joined, StoreRows
 from diptych.data.decode.extra_formats import is_image
-from diptych.data.files import OnDisk
+from diptych.data.files import OnDisk, read_lines
+from diptych.data.problems import Problems
 from diptych.errors import DataError
 
 CUB_TEST = slice(100, 200)  # test classes among the class folders in order
@@ -50,8 +56,8 @@ def is_class_list(folder: str | Path) -> bool:
     return Path(folder).is_dir() and _found(Path(folder)) is not None
 
 
-def open_class_list(folder: str | Path) -> ClassList:
-    """The test list in ``folder``, whichever of the four it is; an image that is not there is an error."""
+def open_class_list(folder: str | Path, *, pictures: bool = True) -> ClassList:
+    """The test list in ``folder``, whichever of the four it is; a picture that is not there is an error, if needed."""
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: give the folder of CUB, SOP, In-Shop or iNaturalist.")
@@ -60,7 +66,44 @@ def open_class_list(folder: str | Path) -> ClassList:
         names = ", ".join(_READERS)
         raise DataError(f"{folder} is not a known list of classes (none of {names}): give its own folder.")
     read, root = found
-    return _present(read(root))
+    return _present(read(root)) if pictures else read(root)
+
+
+def stored_features(folder: str | Path, paths: Sequence[Path]) -> ImageStore:
+    """The stored features of these pictures of a list."""
+    folder = Path(folder)
+    files = [file for pattern in ("*_ims.npy", "*/*_ims.npy") for file in sorted(folder.glob(pattern))]
+    if not files:
+        raise DataError(
+            f"{folder} holds no features, and this model reads no pictures: put *_ims.npy and *_ids.txt there."
+        )
+    names: list[str] = []
+    stores: list[ImageStore] = []
+    for file in files:
+        ids = file.with_name(file.name.replace("_ims.npy", "_ids.txt"))
+        lines = read_lines(ids, Problems()) if ids.is_file() else []
+        stores.append(ArrayStore(file))
+        if len(lines) != len(stores[-1]):
+            raise DataError(
+                f"{ids} has {len(lines):,} names for the {len(stores[-1]):,} rows of {file.name}: write one per row."
+            )
+        names += [(line or "").strip() for line in lines]
+    row_of = {name: row for row, name in enumerate(names)}
+    rows = [_row(row_of, folder, path) for path in paths]
+    absent = [path for path, row in zip(paths, rows, strict=True) if row is None]
+    if absent:
+        raise DataError(
+            f"{len(absent):,} of the {len(paths):,} pictures in {folder} have no features (first: {absent[0]}): "
+            "extract them all."
+        )
+    return StoreRows(Joined(stores), np.array(rows, dtype=np.int64))
+
+
+def _row(row_of: Mapping[str, int], folder: Path, path: Path) -> int | None:
+    """The row of a picture, whose name may begin below the folder or at any folder inside it."""
+    parts = path.relative_to(folder).parts
+    ends = ("/".join(parts[start:]) for start in range(len(parts)))
+    return next((row_of[end] for end in ends if end in row_of), None)
 
 
 def _found(folder: Path) -> tuple[Callable[[Path], ClassList], Path] | None:

@@ -18,7 +18,13 @@ from diptych.data.files import FileImages
 from diptych.data.problems import LeftOut, undecodable
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Facts
-from diptych.evaluation.classes import ClassList, class_recall, is_class_list, open_class_list
+from diptych.evaluation.classes import (
+    ClassList,
+    class_recall,
+    is_class_list,
+    open_class_list,
+    stored_features,
+)
 from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.metrics import KS
 from diptych.evaluation.prepared import Prepared
@@ -34,7 +40,8 @@ from diptych.targets.teachers import TextTeacher, cache_text_vectors
 class ImageClasses:
     """R@1 of class-based image retrieval on the lists of CUB, SOP, In-Shop or iNaturalist, and their mean.
 
-    Pictures that cannot be read are left out, told and counted on the card, or with ``strict_images`` an error.
+    Pictures that cannot be read are left out, told and counted on the card, or with ``strict_images`` an error. A model
+    of stored features reads those in the folders.
     """
 
     folders: Sequence[str | Path]
@@ -48,21 +55,24 @@ class ImageClasses:
     ) -> Group:
         """The group ``image-classes``; ``data`` plays no part."""
         view = uni_view(model)
-        lists, left_out = [open_class_list(folder) for folder in self.folders], LeftOut()
-        if not self.strict_images:
+        pictures, left_out = model.image_input.pictures, LeftOut()
+        lists = [open_class_list(folder, pictures=pictures) for folder in self.folders]
+        if pictures and not self.strict_images:
             total = sum(len(one.paths) + len(one.gallery_paths or ()) for one in lists)
             lists = [_readable(one, left_out, show_progress) for one in lists]
             left_out.tell(total)
         metrics: dict[str, float] = {}
         rows: list[tuple[str, list[str]]] = []
-        for one in lists:
-            images = model.encode_image(_images(one.paths), view=view, show_progress=show_progress)
-            gallery = None
-            if one.gallery_paths is not None:
-                gallery = model.encode_image(
-                    _images(one.gallery_paths), view=view, show_progress=show_progress
-                )
-            found = class_recall(images, one.classes, gallery, one.gallery_classes)
+        for folder, one in zip(self.folders, lists, strict=True):
+            stores = [
+                _images(paths) if pictures else stored_features(folder, paths)
+                for paths in (one.paths, one.gallery_paths)
+                if paths is not None
+            ]
+            images, *gallery = (
+                model.encode_image(store, view=view, show_progress=show_progress) for store in stores
+            )
+            found = class_recall(images, one.classes, gallery[0] if gallery else None, one.gallery_classes)
             metrics[f"{one.name}_image_to_image_recall@1"] = found[1]
             rows.append((_described(one), [f"{one.name}_image_to_image_recall@1"]))
         metrics["image_classes_average"] = float(np.mean(list(metrics.values())))
