@@ -130,9 +130,8 @@ class TrainingSettings:
                     f"--{entry.name} is {value!r}: choose one of {', '.join(map(str, choices))}."
                 )
             names = entry.metadata.get("names")
-            if (
-                names is not None and not names.forms
-            ):  # a form may be a folder, which is looked for when it is used
+            # a form may be a folder, which is looked for when it is used
+            if names is not None and not names.forms:
                 names.check(value)
 
 

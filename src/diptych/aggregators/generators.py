@@ -201,9 +201,8 @@ class RankBiGRU(nn.Module):
 def _post_norm_layer(layer: Any, x: Tensor, invalid: Tensor) -> Tensor:
     """What ``nn.TransformerEncoderLayer`` computes: torch's exporter fixes the number of sets in its attention."""
     joint = nn.functional.linear(x, layer.self_attn.in_proj_weight, layer.self_attn.in_proj_bias)
-    q, k, v = joint.view(*x.shape[:2], 3, layer.self_attn.num_heads, -1).permute(
-        2, 0, 3, 1, 4
-    )  # (S, heads, L, ·)
+    # (S, heads, L, ·)
+    q, k, v = joint.view(*x.shape[:2], 3, layer.self_attn.num_heads, -1).permute(2, 0, 3, 1, 4)
     mixed = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=~invalid[:, None, None])
     x = layer.norm1(x + layer.self_attn.out_proj(mixed.transpose(1, 2).flatten(2)))
     fed: Tensor = layer.norm2(x + layer.linear2(torch.relu(layer.linear1(x))))

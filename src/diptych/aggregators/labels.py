@@ -41,9 +41,8 @@ class LabelHead(Aggregator):
     def forward(self, features: Features) -> Tensor:
         """(B, L, dim) → (B, C)."""
         valid = features.mask[..., None]
-        tokens = torch.sigmoid(
-            at_least_float32(self.linear(features.values.masked_fill(~valid, 0)))
-        )  # (B, L, C)
+        # (B, L, C)
+        tokens = torch.sigmoid(at_least_float32(self.linear(features.values.masked_fill(~valid, 0))))
         return ops.masked_mean(ops.unit(tokens) if self.unit_tokens else tokens, features.mask)
 
 

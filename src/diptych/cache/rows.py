@@ -293,7 +293,7 @@ def put(names: Entries, path: Path, data: bytes, at: int, *, last: bool = False)
 
 
 def crc_at(path: Path, start: int, size: int) -> int:
-    """The checksum of so many bytes of a file, -1 where it is not there or ends before."""
+    """The checksum of ``size`` bytes of a file, -1 where it is not there or ends before."""
     total = 0
     try:
         with os.fdopen(HIDDEN.open(path), "rb", buffering=0) as file:

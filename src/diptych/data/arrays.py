@@ -178,9 +178,8 @@ def read_items(
     if isinstance(store, StoreRows):
         return read_items(store.store, store.rows[indices], pin_memory=pin_memory)
     if isinstance(store, ArrayStore):
-        return store.rows(
-            indices, pin_memory=pin_memory
-        )  # a row met twice costs less than reordering the block
+        # a row met twice costs less than reordering the block
+        return store.rows(indices, pin_memory=pin_memory)
     if isinstance(store, Joined):
         members = np.searchsorted(store.ends, indices, side="right")
         if len(indices) and (members == members[0]).all():

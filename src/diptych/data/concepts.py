@@ -149,9 +149,8 @@ def _textblob_tagger() -> Tagger:
         raise MissingExtra("textblob", "concepts", "choosing concepts by part of speech") from error
     tagger = PatternTagger()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ResourceWarning
-        )  # it leaves its lexicon file to the garbage collector
+        # it leaves its lexicon file to the garbage collector
+        warnings.simplefilter("ignore", ResourceWarning)
         tagger.tag("word", tokenize=False)
 
     def tag(word: str) -> str:

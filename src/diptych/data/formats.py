@@ -63,9 +63,8 @@ class Format:
             return self.read(place, **options)
         except DiptychError:
             raise
-        except (
-            Exception
-        ) as error:  # a file holds what it holds: a list where an object was written, no line at all
+        except Exception as error:
+            # a file holds what it holds: a list where an object was written, no line at all
             reason = f"{type(error).__name__}: {error}"[:300]
             raise DataError(
                 f"{place} cannot be read as {self.name} ({reason}): check the file, or name another format."

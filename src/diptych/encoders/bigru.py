@@ -102,9 +102,8 @@ def valid_first(inputs: Inputs, pad: int) -> Features:
             "a GRU reads token ids (texts, words): prepare the texts with the model's text input."
         )
     places = torch.arange(inputs.mask.shape[1], device=inputs.mask.device)
-    order = torch.argsort(
-        places + inputs.mask.shape[1] * ~inputs.mask, dim=1
-    )  # no two are equal: stable, and exportable
+    # no two are equal: stable, and exportable
+    order = torch.argsort(places + inputs.mask.shape[1] * ~inputs.mask, dim=1)
     mask = inputs.mask.gather(1, order)
     return Features(inputs.values.gather(1, order).masked_fill(~mask, pad), mask)
 

@@ -149,11 +149,12 @@ def _joined(x: Tensor) -> Tensor:
 
 
 COUNT_FROM_ZERO = ("bert",)
+# the first position has the number of the pad token, plus 1
 COUNT_FROM_PAD = (
     "roberta",
     "xlm-roberta",
     "camembert",
-)  # the first position has the number of the pad token, plus 1
+)
 
 WIDTHS = (16, 32, 64, 128)  # widths of a head that the matrix units take
 

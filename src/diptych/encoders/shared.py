@@ -33,9 +33,8 @@ class Layer(nn.Module):
         """(B, L, D) → (B, L, D); ``mask`` (B, L)."""
         q, k, v = self._heads(x)
         rate = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=_keys(mask), dropout_p=rate
-        )  # (B, H, L, D/H)
+        # (B, H, L, D/H)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=_keys(mask), dropout_p=rate)
         mixed = self.out(mixed.transpose(1, 2).flatten(2))
         h = self.attended(x + F.dropout(mixed, self.dropout, self.training))
         inner = F.dropout(F.gelu(self.first(h)), self.dropout, self.training)

@@ -118,9 +118,8 @@ class _Ranking:
         distances = hamming(code, self.codes)
         if without is not None:
             distances[without] = np.iinfo(distances.dtype).max  # behind all others, and so outside the top
-        near = np.flatnonzero(
-            distances <= kth(distances, self.top)
-        )  # the top, and all that tie with its last
+        # the top, and all that tie with its last
+        near = np.flatnonzero(distances <= kth(distances, self.top))
         near = near[np.argsort(distances[near], kind="stable")]  # of bytes: a counting sort
         shared = self.labels[0][near] & labels[0]
         for word in range(1, len(labels)):

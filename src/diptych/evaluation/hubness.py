@@ -62,7 +62,7 @@ def inverted_softmax(scored: Scored, bank: Scores, name: str, *, beta: float = B
 
 
 def bank_of(captions: Captions, seed: int = 0) -> Captions:
-    """The captions, or so many of a large collection as a bank needs, drawn with ``seed``."""
+    """The captions; of a large collection, the number that a bank needs, drawn with ``seed``."""
     if len(captions.images) <= IMAGES:
         return captions
     drawn = torch.randperm(len(captions.images), generator=torch.Generator().manual_seed(seed))[:IMAGES]

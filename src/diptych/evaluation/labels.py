@@ -35,9 +35,8 @@ from diptych.model.scores import LEAST, Scores, as_scores, checked_tile, full_pr
 DEPTH = 500  # the k of NDCG@k
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))  # 0.05, 0.10, … 0.95
 BYTES = 64 * 2**20  # scores and sorting keys of one block of queries
-TILE_BYTES = (
-    8 * 2**20
-)  # scores of one block where it can be: larger ones get new pages from the system every time
+# scores of one block where it can be: larger ones get new pages from the system every time
+TILE_BYTES = 8 * 2**20
 MOST_QUERIES = 256  # queries per block
 PAIR_BYTES = 24  # memory for one query and one gallery item: a float32 score, an int64 key, room for sorting
 
@@ -252,9 +251,8 @@ def _ideal(shared: Tensor, copies: Tensor, discount: Tensor) -> Tensor:
     most = int(shared.max().item()) if shared.numel() else 0
     items = discount.new_zeros(len(shared), most + 1)  # of each relevance
     items.scatter_add_(1, shared.long(), copies.to(discount.dtype).expand(shared.shape))
-    ends = (
-        items.flip(1).cumsum(1).long().clamp_max(len(discount))[:, :most]
-    )  # places taken by 'most', 'most − 1', … 1
+    # places taken by 'most', 'most − 1', … 1
+    ends = items.flip(1).cumsum(1).long().clamp_max(len(discount))[:, :most]
     sums = torch.cat([discount.new_zeros(1), discount.cumsum(0)])  # (depth + 1,) of the first r places
     gained = sums[ends].diff(dim=1, prepend=discount.new_zeros(len(shared), 1))
     return gained @ torch.arange(most, 0, -1, device=shared.device, dtype=discount.dtype)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 COLUMN = 0xFFFFFFFF  # the part of a sorting key that holds the column
-SAMPLED = 4  # rows of at least so many times the depth are sampled for a score that the first items reach
+SAMPLED = 4  # rows this many times as long as the depth are sampled for a score that the first items reach
 LEAST_SAMPLED = 64  # smallest number of the first items that a sample should contain
 WIDEST_STRIDE = 16  # between the columns of a sample
 SPREAD = 3.0  # standard deviations by which the score of a sample is lowered

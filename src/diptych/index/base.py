@@ -74,7 +74,8 @@ class Engine(Index):
             OSError,
             ValueError,
             RuntimeError,
-        ):  # no path of a file system: too long, a NUL, links in a circle
+        ):
+            # no path of a file system: too long, a NUL, links in a circle
             return None
 
     def __len__(self) -> int:

@@ -75,7 +75,7 @@ def under(deadline: Deadline | None) -> Iterator[None]:
 
 @contextmanager
 def within(seconds: float, stopped: threading.Event | None = None) -> Iterator[Deadline]:
-    """Give what runs inside so many seconds, or what is left of a deadline that ends before."""
+    """Limit what runs inside to ``seconds``, or to what is left of a deadline that ends before."""
     before = _current.get()
     deadline = Deadline(seconds, time.monotonic() + seconds, stopped or threading.Event())
     if before is not None and before.until < deadline.until:

@@ -143,9 +143,8 @@ class Fusion(PairScorer):
             drawn, possible = hard_negatives(seen.image @ seen.text.T, batch.image_ids, self.temperature)
         images, texts = seen.image_features, seen.text_features
         looks = self.look(images)
-        own = texts.map(
-            lambda t: torch.stack([t, t[drawn[0]]], dim=1)
-        )  # its text and a wrong one, (B, 2, W, D)
+        # its text and a wrong one, (B, 2, W, D)
+        own = texts.map(lambda t: torch.stack([t, t[drawn[0]]], dim=1))
         right = self.logits(looks, images.mask, own)
         others = [look[:, drawn[1]] for look in looks]
         wrong = self.logits(others, images.mask[drawn[1]], texts.map(lambda t: t[:, None]))

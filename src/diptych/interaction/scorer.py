@@ -16,7 +16,7 @@ class PairScorer(nn.Module):
 
     kind: str
     candidates: int | None = None
-    """None: every pair is scored. A number: the towers propose so many items for each query, and the scorer judges
+    """None: every pair is scored. A number: the towers propose that many items for each query, and the scorer judges
     them; in training it compares chosen pairs of a batch (``compare``) instead of scoring all of them."""
 
     refines = False

@@ -141,9 +141,8 @@ class TiledScorer(PairScorer):
         recompute = torch.is_grad_enabled() and self._bytes(buckets, images, dtype) > TRAINING_BYTES
         columns: list[tuple[Tensor, ...]] = []
         for bucket in buckets:
-            whole = (
-                len(buckets) == 1
-            )  # in its own order: nothing is sent to the device, so a graph can capture it
+            # in its own order: nothing is sent to the device, so a graph can capture it
+            whole = len(buckets) == 1
             chosen = texts if whole else texts[torch.tensor(bucket.rows, device=device)]
             chosen = chosen.shortened(bucket.words)
             pairs = max(1, tile_rows // (bucket.words + 1))

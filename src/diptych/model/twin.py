@@ -114,9 +114,8 @@ class Twin(nn.Module):
         bf16 = computes_bf16(device) if self.precision == "auto" else self.precision == "bf16"
         own = [p for n, p in self.retriever.named_parameters() if n not in self._shared]
         with _requiring_grad(own), torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext():
-            keys: Embeddings = self.retriever(
-                replace(batch, views={}), *kept
-            )  # towers give float32 whatever they computed in
+            # towers give float32 whatever they computed in
+            keys: Embeddings = self.retriever(replace(batch, views={}), *kept)
         return keys
 
     def _own(self, name: str) -> None:

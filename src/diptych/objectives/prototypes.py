@@ -139,9 +139,8 @@ class PrototypeClassification(SeesPairs):
                 show_progress=self.show_progress,
             )
             self.centroids.copy_(found.centroids)
-            self.hits.copy_(
-                found.sizes.clamp_min(1)
-            )  # one that was put elsewhere last stands for the pair there
+            # one that was put elsewhere last stands for the pair there
+            self.hits.copy_(found.sizes.clamp_min(1))
             moved.copy_(found.moved)
         if dist.is_available() and dist.is_initialized():
             for buffer in (self.centroids, self.hits, moved):

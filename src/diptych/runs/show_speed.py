@@ -124,7 +124,7 @@ class _Vectors:
         return self.found
 
     def query(self, text: str, images: int) -> None:
-        """Encode a text and find its best images in a gallery of so many."""
+        """Encode a text and find its best images in a gallery of ``images``."""
         if len(self.gallery) != images:
             rows = self.found.image
             self.gallery = rows.repeat(-(-images // len(rows)), 1)[:images]
@@ -153,7 +153,7 @@ class _Pairs:
         )  # fmt: skip
 
     def query(self, text: str, images: int) -> None:
-        """Encode a text and score it with so many images, a chunk at a time."""
+        """Encode a text and score it with a number of images, a chunk at a time."""
         words = self.model.encode_text_features([text]).take(torch.tensor([0])).to(self.model.device)
         parts = []
         with (

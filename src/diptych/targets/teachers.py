@@ -49,7 +49,7 @@ class ImageTeacher:
     =====================  ===============================================================================
     x_i                    ``space``: "pooled" is the mean of the cells (channels), "tokens" all cells end
                            to end (R · channels), as the public code takes Unicom's 49 tokens of 768
-    cheap equivalent       ``project``: a fixed Gaussian projection to so many dimensions (2,048 keeps
+    cheap equivalent       ``project``: a fixed Gaussian projection to this number of dimensions (2,048 keeps
                            cosines to about ±0.02); 0 keeps every dimension
     =====================  ===============================================================================
     """

@@ -14,13 +14,14 @@ from diptych.web.replies import refuse
 
 SHORTEST_TOKEN = 8  # characters
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+# the page itself holds no data: it asks for the token
 PAGE = (
     "/",
     "/docs",
     "/app.js",
     "/style.css",
     "/icon.svg",
-)  # the page itself holds no data: it asks for the token
+)
 READING = ("GET", "HEAD", "OPTIONS")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "

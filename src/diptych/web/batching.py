@@ -91,7 +91,7 @@ class Batcher:
             raise limit.late() from None
 
     def close(self, patience: float | None = None) -> None:
-        """Finish what waits, then stop, after so many seconds at the latest; idempotent."""
+        """Finish what waits, then stop, after ``patience`` seconds at the latest; idempotent."""
         with self._lock:
             if self._closed:
                 return

@@ -86,7 +86,7 @@ class BodyLimit:
 
 
 def _counted(receive: Receive, most: int, sentence: str) -> Receive:
-    """The body as it comes, up to so many bytes and so many seconds."""
+    """The body as it comes, within the limits of bytes and seconds."""
     seen, until, whole = 0, time.monotonic() + PATIENCE, False
 
     async def counted() -> Message:

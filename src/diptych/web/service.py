@@ -190,7 +190,7 @@ class Service:
     def _encoded(
         self, names: Iterable[str], uploads: dict[str, bytes]
     ) -> tuple[dict[str, Vectors], dict[str, bytes]]:
-        """Vectors and thumbnails of uploaded files, by name; only so many are in memory decoded at once."""
+        """Vectors and thumbnails of uploaded files, by name; a limited number of decoded files is in memory at once."""
         vectors: dict[str, Vectors] = {}
         thumbnails: dict[str, bytes] = {}
         waiting: dict[str, Image.Image] = {}

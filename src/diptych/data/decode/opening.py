@@ -27,10 +27,11 @@ MAX_SCANS = (
 # MPO as JPEG. The suffixes of files in these formats are IMAGE_SUFFIXES in extra_formats.py.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 STRIP = 4_000_000  # pixels converted at once: a whole copy of a large picture takes hundreds of megabytes
+# of TIFF: width and height of a tile, which is decoded whole however small the picture is
 TILE_TAGS = (
     322,
     323,
-)  # of TIFF: width and height of a tile, which is decoded whole however small the picture is
+)
 _header_lock = threading.Lock()
 
 

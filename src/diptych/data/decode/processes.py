@@ -1,7 +1,7 @@
 """Pictures of strangers, decoded in processes of their own, which may be killed.
 
 A decoder that a hostile file keeps busy, fills with memory or crashes takes nothing else with it: the process that
-decodes has so many seconds and bytes, and is replaced when it dies. What it used goes back to the system at the latest
+decodes has limits of time and memory, and is replaced when it dies. What it used goes back to the system at the latest
 when it ends, which it does after a large picture.
 """
 
@@ -27,10 +27,11 @@ from diptych.errors import ImageError, Unavailable
 DECODERS = 2  # processes
 CPU_SECONDS = 5.0  # that one picture may keep a core busy
 WALL_SECONDS = 20.0  # that one picture may take on a machine with other work
+# a process may take so much for each pixel it lets through, and so much more
 PIXEL_BYTES, SPARE_BYTES = (
     10,
     300_000_000,
-)  # a process may take so much for each pixel it lets through, and so much more
+)
 TIDY_BYTES = 200_000_000  # a process that has taken more is replaced
 _HEAD = struct.Struct(">IQ")  # sizes of what follows: a line of JSON, and data
 
@@ -124,7 +125,7 @@ class _Process:
     def decode(
         self, source: bytes | Path, name: str, longest: int, max_pixels: int, seconds: float
     ) -> Image.Image | str:
-        """A picture, or what is wrong with it; killed after so many seconds."""
+        """A picture, or what is wrong with it; killed after a limit of seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         data = b"" if isinstance(source, Path) else source

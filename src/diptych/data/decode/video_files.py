@@ -19,7 +19,7 @@ AHEAD = 12.0  # seconds that are decoded through rather than looked up again; a 
 
 
 def sample_times(duration: float, every: float, most: int) -> list[float]:
-    """Times 0, every, 2·every, ... before the end; where that is more than ``most``, so many at equal distances."""
+    """Times 0, every, 2·every, ... before the end; at most ``most``, then at equal distances."""
     step = max(every, duration / most)
     count = max(1, min(most, int(duration / step - 1e-9) + 1))
     return [round(n * step, 3) for n in range(count)]

@@ -176,13 +176,14 @@ IMAGE_COLUMNS = (
     "image_name",
     "image_file",
 )
+# names that mean images only beside a text column
 WEAK_IMAGE_COLUMNS = (
     "file",
     "path",
     "photo",
     "picture",
     "img",
-)  # names that mean images only beside a text column
+)
 TEXT_COLUMNS = (
     "text", "caption", "captions", "description", "title", "comment", "sentence", "alt", "alt_text",
 )  # fmt: skip

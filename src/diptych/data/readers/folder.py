@@ -147,9 +147,8 @@ class FrameImages:
         if name not in self._keys:
             with (self.root / name).open("rb") as handle:
                 size = os.fstat(handle.fileno()).st_size
-                suffix = (
-                    ".jpg" if is_video(name) else Path(name).suffix
-                )  # compressed: four pages stand for all
+                # compressed: four pages stand for all
+                suffix = ".jpg" if is_video(name) else Path(name).suffix
                 self._keys[name] = content_hash(handle, 0, size, suffix)
         return self._keys[name] if time is None else f"{self._keys[name]}@{time:g}"
 

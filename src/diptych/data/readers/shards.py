@@ -133,9 +133,8 @@ def index_shard(path: Path, names: Sequence[str], cache_dir: Path | None = None)
     shard = _load(kept, path)
     if shard is None:
         shard = _list(path, names)
-        with suppress(
-            OSError, StorageError
-        ):  # it only saves time: without it the next start lists the tar again
+        # it only saves time: without it the next start lists the tar again
+        with suppress(OSError, StorageError):
             write_bytes(kept, _packed(shard))
     return shard
 

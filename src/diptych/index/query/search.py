@@ -194,7 +194,7 @@ class Searcher:
         exact: bool | None,
         frames: bool,
     ) -> Hits:
-        """The nearest items, so many that ``depth`` are left when each video counts once."""
+        """The nearest items: enough that ``depth`` are left when each video counts once."""
         wanted = depth
         while True:
             hits = self.index.search(vector, wanted, kind=kind, filter=filter, exact=exact)

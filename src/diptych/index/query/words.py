@@ -20,10 +20,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 MAX_WORDS = 64  # words of a text that are looked up
+# a word in more than 1,000 items and a tenth of all says little, and costs most
 COMMON, COMMON_SHARE = (
     1000,
     10,
-)  # a word in more than 1,000 items and a tenth of all says little, and costs most
+)
 FUSION = 60  # the constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009)
 
 

@@ -301,9 +301,8 @@ def translating(folder: Path) -> Iterator[None]:
         yield
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise checksums.damaged(folder, str(error)) from error
-    except (
-        sqlite3.IntegrityError
-    ) as error:  # ids are compared before they are written: two rows claim one place
+    except sqlite3.IntegrityError as error:
+        # ids are compared before they are written: two rows claim one place
         raise checksums.damaged(folder, str(error)) from error
     except sqlite3.Error as error:
         name = _name(error)

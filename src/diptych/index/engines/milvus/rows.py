@@ -40,9 +40,8 @@ def check_storable(dimension: int, precision: str) -> None:
 def item_fields(schema: Any, dimension: int, words: bool = False) -> None:
     """The columns of a row per item; with ``words``, those from which the server computes BM25."""
     schema.add_field("pk", DataType.VARCHAR, is_primary=True, max_length=32)
-    schema.add_field(
-        "serial", DataType.INT64
-    )  # grows with every item written, and decides between equal scores
+    # grows with every item written, and decides between equal scores
+    schema.add_field("serial", DataType.INT64)
     schema.add_field("kind", DataType.INT8)
     schema.add_field("collection", DataType.INT64)
     schema.add_field("image", DataType.VARCHAR, max_length=32)  # the key of a text's image, empty without one

@@ -143,9 +143,8 @@ try:
 except ImportError as missing:
     raise MissingExtra("pymilvus", "milvus", "An index in Milvus") from missing
 
-logging.getLogger("pymilvus").setLevel(
-    logging.CRITICAL
-)  # it prints a traceback of what is told in a sentence here
+# it prints a traceback of what is told in a sentence here
+logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
 
 OLDEST = (2, 3)  # JSON columns, upserts and vectors in answers
 KNOCK = 5.0  # seconds for a connection; a server that is away is told from one that is slow

@@ -96,7 +96,7 @@ class Table:
         return "Loaded" in str(found.get("state")) and "NotLoad" not in str(found.get("state"))
 
     def load(self, replicas: int = 1) -> None:
-        """Make it readable, in the memory of so many query nodes."""
+        """Make it readable, in the memory of ``replicas`` query nodes."""
 
         def load(db: Any, seconds: float) -> None:
             try:
@@ -163,9 +163,8 @@ class Table:
                 waiting += [some[: len(some) // 2], some[len(some) // 2 :]]
                 continue
             for row in found:
-                before = out.get(
-                    row["pk"]
-                )  # a server killed in an update may show a row twice until it is repeated
+                # a server killed in an update may show a row twice until it is repeated
+                before = out.get(row["pk"])
                 if before is None or before.get("serial", 0) <= row.get("serial", 0):
                     out[row["pk"]] = row
         return out
