@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import BertConfig, BertModel
 
-from diptych.data.vocabulary import published_form, read_pieces
+from diptych.data.text import load_tokenizer
+from diptych.data.vocabulary import published_form
 from diptych.encoders.pretrained import minilm_folder
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.index.engines.opening import index_exists, open_index
@@ -164,9 +165,7 @@ def test_the_comparison_notices_swapped_directions(tmp_path: Path, words: Path) 
 
 def test_a_published_bert_checkpoint_gives_its_own_vectors(tmp_path: Path) -> None:
     folder = tiny_bert(tmp_path / "bert")
-    pieces = read_pieces(minilm_folder())
-    assert pieces is not None
-    pieces.save_pretrained(folder)
+    load_tokenizer(minilm_folder()).save_pretrained(folder)
     config = BertConfig.from_pretrained(folder)
     torch.manual_seed(5)
     bert = BertModel(config).eval()

@@ -142,7 +142,7 @@ def test_transformer_text_is_the_last_hidden_layer_projected(text_model: Path) -
         assert torch.allclose(out.values[texts.mask], encoder.linear(states)[texts.mask], atol=1e-5)
         alone = encoder(Features(texts.values[:1, :4], texts.mask[:1, :4]))
         assert torch.allclose(alone.values[0], out.values[0, :4], atol=1e-5)
-    assert not hasattr(encoder.model, "pooler")
+    assert encoder.model.pooler is None
     plain = TransformerText(text_model, projection=False).eval()
     assert plain.dim == 16
     assert torch.allclose(plain(texts).values[texts.mask], states[texts.mask], atol=1e-5)

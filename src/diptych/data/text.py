@@ -24,7 +24,6 @@ from diptych.data.vocabulary import (
     START,
     UNKNOWN,
     published_form,
-    read_pieces,
     tokenize,
     vocabulary_words,
 )
@@ -256,7 +255,7 @@ class WordPieceInput(TextInput):
     """
 
     def __init__(self, source: str | Path, augment: float = 0.2, max_length: int | None = None) -> None:
-        self.tokenizer: Any = read_pieces(source) or load_tokenizer(source)
+        self.tokenizer: Any = load_tokenizer(source)
         self.augment = _probability(augment)
         limit = int(min(self.tokenizer.model_max_length, 2**31))  # 10^30 when the tokenizer states none
         if max_length is not None and not 3 <= max_length <= limit:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from diptych import kernels
-from diptych.encoders.bert import read_bert
 from diptych.encoders.encoder import (
     AroundNetwork,
     check_rate,
@@ -51,8 +50,7 @@ class TransformerText(AroundNetwork):
     ) -> None:
         super().__init__()
         self.drop = check_rate(drop)
-        own = read_bert(source, pretrained)
-        self.model = load_model(source, load_config(source), pretrained) if own is None else own
+        self.model = load_model(source, load_config(source), pretrained)
         self.hidden = int(self.model.config.hidden_size)  # type: ignore[arg-type, union-attr]
         self.dim = dim if projection else self.hidden
         self.linear = xavier_linear(self.hidden, dim) if projection else nn.Identity()
