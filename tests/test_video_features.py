@@ -251,3 +251,42 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(MissingExtra, match=r"diptych\[hdf5\]"):
         open_captions(root)
     assert len(open_captions(root, mean=True).images) == 4  # the means need nothing
+
+
+def write_1k_a(root: Path, *, delimiter: str = ",") -> Path:
+    """All videos in one JSON, the first of which is the test list, with a text of its own."""
+    root.mkdir(parents=True)
+    names = list(SPLITS)
+    content = {
+        "info": {},
+        "videos": [{"video_id": name, "split": "train", "category": 3} for name in names],
+        "sentences": [{"video_id": name, "caption": text} for name in names for text in TEXTS[name]],
+    }
+    (root / "MSRVTT_data.json").write_text(json.dumps(content))
+    header = delimiter.join(("key", "vid_key", "video_id", "sentence"))
+    row = delimiter.join(("ret0", "msr0", names[0], '"a man, singing"'))
+    (root / "MSRVTT_JSFUSION_test.csv").write_text(f"{header}\n{row}\n")
+    for name in names:
+        np.save(root / f"{name}.npy", features(name))
+    return root
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_the_split_1k_a_of_msrvtt(tmp_path: Path, delimiter: str) -> None:
+    root, names = write_1k_a(tmp_path / "data", delimiter=delimiter), list(SPLITS)
+    captions = open_captions(root)
+    assert dict(zip(captions.image_ids, captions.splits, strict=True)) == {
+        name: "test" if name == names[0] else "train" for name in names
+    }
+    assert list(captions.split("test").texts) == ["a man, singing"]
+    assert len(captions.split("train").texts) == sum(len(TEXTS[name]) for name in names[1:])
+    (root / "MSRVTT_train.7k.csv").write_text(f"video_id\n{names[1]}\n")
+    assert list(open_captions(root, train="7k").split("train").image_ids) == [names[1]]
+    (root / "MSRVTT_train.9k.csv").write_text("video_id\nvideo99\n")
+    with pytest.raises(DataError, match="video99"):
+        open_captions(root)
+    with pytest.raises(SettingsError, match="5k"):
+        open_captions(root, train="5k")
+    (root / "MSRVTT_JSFUSION_test.csv").write_text("name,text\na,b\n")
+    with pytest.raises(DataError, match="video_id and sentence"):
+        open_captions(root)

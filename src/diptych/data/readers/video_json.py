@@ -5,8 +5,13 @@ data set   files                                        fields
 =========  ===========================================  =========================================================
 MSR-VTT    ``train_val_videodatainfo.json``,            ``videos[].{video_id, split, category}``,
            ``test_videodatainfo.json``                  ``sentences[].{video_id, caption}``
+1k-A       ``MSRVTT_data.json``, with                   the same; columns ``video_id`` and ``sentence``, the one text
+           ``MSRVTT_JSFUSION_test.csv``                 of each video of ``test``
 VATEX      ``vatex_training_v1.0.json``, ...            a list of ``{videoID, enCap, chCap}``
 =========  ===========================================  =========================================================
+
+With the list of 1k-A, the videos of ``MSRVTT_train.9k.csv`` (column ``video_id``; all others where it is not there)
+are ``train`` with all their texts. ``train=7k`` reads ``MSRVTT_train.7k.csv``.
 
 The features are ``VIDEO.npy`` files, (frames, D) or (1, frames, D), below the folder or the one named by
 ``features``; or one HDF5 file named by it.
@@ -14,9 +19,10 @@ The features are ``VIDEO.npy`` files, (frames, D) or (1, frames, D), below the f
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +36,7 @@ from diptych.errors import DataError, SettingsError
 _MSRVTT = re.compile(r"\{.*?\"(?:videos|sentences|info)\"\s*:", re.DOTALL)
 _VATEX = re.compile(r"\s*\[\s*\{[^{}]*?\"videoID\"\s*:")
 LANGUAGES = {"en": "enCap", "zh": "chCap"}
+DATA_1K_A, TEST_1K_A = "MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv"
 TRAINING = {"validate": "val", "validation": "val"}
 
 
@@ -54,10 +61,14 @@ def read(
     features: str | Path | None = None,
     frames: int = FRAMES,
     language: str = "en",
+    train: str = "9k",
     empty: Empty = "error",
     problems: Problems | None = None,
 ) -> Captions:
-    """Videos with their texts; ``language`` (en, zh) is that of VATEX's texts, ``frames`` are kept at most."""
+    """Videos with their texts; ``language`` (en, zh) is that of VATEX's texts, ``frames`` are kept at most.
+
+    ``train`` is the training list of MSR-VTT 1k-A, where the folder has its test list.
+    """
     problems = problems or Problems()
     checked_frames(frames)
     if language not in LANGUAGES:
@@ -66,6 +77,8 @@ def read(
     for file in _files(path):
         _add(file, LANGUAGES[language], clips, problems)
     root = path if path.is_dir() else path.parent
+    if (root / TEST_1K_A).is_file():
+        clips = _split_1k_a(root, clips, train, problems)
     names, store = _features(
         root, None if features is None else Path(features).expanduser(), list(clips), frames
     )
@@ -89,7 +102,41 @@ def _files(path: Path) -> list[Path]:
 
 
 def _is_msrvtt(path: Path) -> bool:
-    return "video" in path.name and bool(_MSRVTT.match(head(path)))
+    return ("video" in path.name or path.name == DATA_1K_A) and bool(_MSRVTT.match(head(path)))
+
+
+def _split_1k_a(root: Path, clips: dict[str, _Clip], train: str, problems: Problems) -> dict[str, _Clip]:
+    """The videos of 1k-A: those of the test list with its one text each, and those to train on."""
+    test = {row["video_id"]: row["sentence"] for row in _csv_rows(root / TEST_1K_A, "video_id", "sentence")}
+    listed = root / f"MSRVTT_train.{train}.csv"
+    if listed.is_file():
+        training = [row["video_id"] for row in _csv_rows(listed, "video_id")]
+    elif train == "9k":
+        training = [name for name in clips if name not in test]
+    else:
+        raise SettingsError(f"train='{train}' is unknown: {listed} does not exist.")
+    for name in (name for name in (*training, *test) if name not in clips):
+        problems.error(
+            "list", root, f"'{name}' is listed but no video of the JSON", "use files of one release"
+        )
+    chosen = {name: replace(clips[name], split="train") for name in training if name in clips}
+    held = {
+        name: replace(clips[name], split="test", texts=[text], where=str(root / TEST_1K_A))
+        for name, text in test.items()
+        if name in clips
+    }
+    return {**chosen, **held}
+
+
+def _csv_rows(path: Path, *columns: str) -> list[dict[str, str]]:
+    """The rows of a table that has these columns."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        header = file.readline()
+        file.seek(0)
+        rows = list(csv.DictReader(file, delimiter=";" if ";" in header else ","))
+    if not rows or any(row.get(name) is None for row in rows for name in columns):
+        raise DataError(f"{path} has no columns {' and '.join(columns)}: copy it again.")
+    return rows
 
 
 def _add(file: Path, field_of: str, clips: dict[str, _Clip], problems: Problems) -> None:
