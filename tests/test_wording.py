@@ -57,7 +57,7 @@ from diptych.errors import (
     StorageError,
 )
 from diptych.evaluation.cards import Facts
-from diptych.evaluation.classes import class_recall, open_class_list
+from diptych.evaluation.classes import class_recall, open_class_list, stored_features
 from diptych.evaluation.judgements import judge_lists, load_judgements
 from diptych.evaluation.metrics import count_ranks, retrieval_metrics
 from diptych.evaluation.protocols import EvaluationProtocol, protocol_named
@@ -472,7 +472,14 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          'FOLDER/corpora.json, corpus 1: "weight" is 0: give the passes over it in an epoch, more than 0.'),
         (lambda p: open_captions(put(p, "corpora.json", '{"corpora": [{"path": "nowhere"}]}')),
          "FOLDER/corpora.json, corpus 1: FOLDER/nowhere holds no tar: give a folder of webdataset tars, a "
-         "tar or a pattern."),
+         "tar or a pattern, or another data set."),
+        (lambda p: open_captions(put(p, "Train_GCC.tsv", "a dog\thttp://x/a.jpg\n")),
+         "FOLDER/Train_GCC.tsv: none of the 1 pictures is on disk: download them, and name their folder with "
+         "PATH?images=FOLDER."),
+        (lambda p: stored_features(p, [p / "a.jpg"]),
+         "FOLDER holds no features, and this model reads no pictures: put *_ims.npy and *_ids.txt there."),
+        (lambda p: stored_features(put(p, "x_ims.npy", np.ones((2, 1, 4), np.float32)).parent, [p / "a.jpg"]),
+         "FOLDER/x_ids.txt has 0 names for the 2 rows of x_ims.npy: write one per row."),
         (lambda p: open_captions(put(p, "train-0.tar", b"junk")),
          "FOLDER/train-0.tar: the tar is truncated or damaged (truncated header): it has 4 bytes; copy it "
          "again."),

@@ -176,7 +176,11 @@ READERS = Registry(
             "/",
             "video_folders:DUAL_ENCODING",
         ),
-        _reader("video-json", "the JSON of MSR-VTT or VATEX, and VIDEO.npy files", ".json"),
+        _reader(
+            "video-json",
+            "the JSON of MSR-VTT (1k-A with MSRVTT_JSFUSION_test.csv) or VATEX, and VIDEO.npy files",
+            ".json",
+        ),
         _reader(
             "label-arrays",
             "train_preim.npy, train_tag.mat, train_label.mat, ...: regions, tags and labels (extra 'mat')",
@@ -199,7 +203,19 @@ READERS = Registry(
             "a folder of .tar files, one of them, or a pattern (train-{0000..0009}.tar)",
             ".tar .tar.gz .tgz .tar.bz2 .tar.xz .tar.zst",
         ),
-        _reader("corpora", "a .json that lists corpora of tars with weights", ".json"),
+        _reader(
+            "questions",
+            "questions of VQA 2.0 (v2_OpenEnded_mscoco_train2014_questions.json) or GQA, and images",
+            ".json",
+            "pretraining:QUESTIONS",
+        ),
+        _reader(
+            "web-table",
+            "a table of texts and addresses (Conceptual Captions .tsv, SBU .json or .txt), and the pictures downloaded",
+            ".tsv sbu-captions-all.json _urls.txt dataset/",
+            "pretraining:WEB_TABLES",
+        ),
+        _reader("corpora", "a .json that lists corpora (tars, or any data set) with weights", ".json"),
         _reader("karpathy", "dataset_coco.json or dataset_flickr30k.json and images", ".json"),
         _reader(
             "lists",

@@ -1,20 +1,20 @@
-"""Several corpora at once: a JSON manifest that lists webdataset tars with weights, for pre-training.
+"""Several corpora at once: a JSON manifest that lists webdataset tars, or other data, with weights, for pre-training.
 
 ::
 
     {"corpora": [
       {"name": "captions", "path": "cc/train-{0000..0331}.tar"},
-      {"name": "questions", "path": "vqa/*.tar", "weight": 0.5, "texts": "question"},
+      {"name": "questions", "path": "vqa?images=coco", "weight": 0.5},
       {"path": "flickr8k"}
     ]}
 
 ==========  ==========================================================================================================
-``path``    a folder of tars, one tar, or a pattern; relative to the manifest
+``path``    a folder of tars, one tar, or a pattern, or any other data set with its options; relative to the manifest
 ``name``    what the ids of its images begin with (default: the path)
 ``weight``  passes over the corpus in an epoch: 1 (default) shows every text once, 0.5 half of them
 ``texts``   the field of a sample's .json that holds its texts, or a list of such names (default: captions, caption,
             text, texts, questions, question)
-``split``   the split of all its images (default: in the name of each tar, else train)
+``split``   the split of all its images (default: in the name of each tar, else train; that of other data)
 ``images``  a name that corpora of the same pictures share: samples of one key are then one picture, whose texts are
             never each other's negatives (default: every sample is a picture of its own)
 ==========  ==========================================================================================================
@@ -31,15 +31,26 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.captions import UNSPLIT, Captions, canonical_split, first_of_each, split_in_name
+from diptych.data.captions import (
+    UNSPLIT,
+    Captions,
+    ImageStore,
+    Joined,
+    canonical_split,
+    first_of_each,
+    split_in_name,
+)
 from diptych.data.files import head, read_json
+from diptych.data.formats import divided, located, open_captions
 from diptych.data.problems import Found, Problem, Problems
+from diptych.data.readers.pretraining import KIND, QUESTION
 from diptych.data.readers.shards import Shard, ShardImages, StringColumn, index_shard
 from diptych.data.readers.webdataset import JSON_TEXTS, tars
 from diptych.errors import DataError
@@ -137,7 +148,8 @@ class Corpus:
     """One entry of the manifest."""
 
     name: str
-    files: tuple[Path, ...]
+    place: str  # with the options behind it
+    files: tuple[Path, ...]  # its tars; none of other data
     weight: float
     texts: tuple[str, ...]
     split: str | None
@@ -149,58 +161,106 @@ def matches(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() == ".json" and bool(_OPENING.match(head(path)))
 
 
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A tar, or a data set of another format: its images by key, their names in the corpus, and their texts."""
+
+    corpus: int
+    images: Shard | ImageStore
+    keys: Sequence[str]
+    names: Sequence[str]
+    splits: Sequence[str]
+    texts: StringColumn
+    image_of: Ints
+    kinds: Sequence[str | None]
+
+
 def read(path: Path, *, problems: Problems | None = None) -> Captions:
     """Read a manifest of corpora: one data set whose order passes over each corpus by its weight."""
     entries, window = _entries(path, problems or Problems())
-    shards: list[tuple[int, Shard]] = []
-    listed = [(number, corpus, file) for number, corpus in enumerate(entries) for file in corpus.files]
+    pieces: list[_Piece] = []
+    skipped: list[Problem] = []
+    notes: list[str] = []
+    listed = [(n, corpus, file) for n, corpus in enumerate(entries) for file in corpus.files or (None,)]
     for number, corpus, file in track(listed, "listing shards"):
-        shards.append((number, index_shard(file, corpus.texts)))
-    skipped = [problem for _, shard in shards for problem in shard.skipped]
+        if file is None:
+            other = open_captions(corpus.place, problems=problems)
+            notes += other.notes
+            pieces.append(_other(number, corpus, other))
+        else:
+            shard = index_shard(file, corpus.texts)
+            skipped += shard.skipped
+            pieces.append(_tar(number, corpus, shard))
     _report(path, skipped, problems)
-    if not sum(len(shard.texts) for _, shard in shards):
+    if not sum(len(piece.texts) for piece in pieces):
         raise DataError(f"{path}: no sample of its corpora can be used: see 'diptych data check {path}'.")
-    return _captions(path, entries, shards, window)
+    return replace(_captions(path, entries, pieces, window), notes=notes)
 
 
-def _captions(path: Path, entries: list[Corpus], shards: list[tuple[int, Shard]], window: int) -> Captions:
-    ids, splits, image_of, images = [], [], [np.empty(0, np.int64)], 0
+def _tar(number: int, corpus: Corpus, shard: Shard) -> _Piece:
+    stems = Counter(file.stem for file in corpus.files)
+    stem = shard.path.stem if stems[shard.path.stem] == 1 else f"{shard.path.parent.name}/{shard.path.stem}"
+    split, count = corpus.split or split_in_name(shard.path.name) or UNSPLIT, len(shard.offsets)
+    kind = QUESTION if set(corpus.texts) <= {"question", "questions"} else None
+    names = [f"{stem}/{key}" for key in shard.keys]
+    return _Piece(
+        number, shard, shard.keys, names, [split] * count, shard.texts, shard.image_of, [kind] * count
+    )
+
+
+def _other(number: int, corpus: Corpus, found: Captions) -> _Piece:
+    splits = found.splits if corpus.split is None else [corpus.split] * len(found.images)
+    kinds = found.labels.get(KIND, [None] * len(found.images))
+    ids, texts = found.image_ids, StringColumn.of(found.texts)
+    return _Piece(number, found.images, ids, ids, splits, texts, found.image_of, kinds)
+
+
+def _captions(path: Path, entries: list[Corpus], pieces: list[_Piece], window: int) -> Captions:
+    ids, image_of, images = [], [np.empty(0, np.int64)], 0
+    splits: list[str] = []
     pictures: list[Any] = []
-    for number, shard in shards:
-        corpus, count = entries[number], len(shard.offsets)
-        split = corpus.split or split_in_name(shard.path.name) or UNSPLIT
-        stems = Counter(file.stem for file in corpus.files)
-        stem = (
-            shard.path.stem if stems[shard.path.stem] == 1 else f"{shard.path.parent.name}/{shard.path.stem}"
-        )
-        ids.append(StringColumn.of([f"{corpus.name}/{stem}/{key}" for key in shard.keys]))
-        splits += [split] * count
+    kinds: list[str | None] = []
+    for piece in pieces:
+        corpus = entries[piece.corpus]
+        ids.append(StringColumn.of([f"{corpus.name}/{name}" for name in piece.names]))
+        splits += piece.splits
+        kinds += piece.kinds
         if any(entry.images for entry in entries):
             pictures += [
                 (corpus.images, key) if corpus.images else (images, place)
-                for place, key in enumerate(shard.keys)
+                for place, key in enumerate(piece.keys)
             ]
-        image_of.append(shard.image_of + images)
-        images += count
-    sizes = np.array([len(shard.texts) for _, shard in shards])
+        image_of.append(piece.image_of + images)
+        images += len(piece.keys)
+    sizes = np.array([len(piece.texts) for piece in pieces])
     ends = np.cumsum(sizes)
     streams = []
     for number, corpus in enumerate(entries):
-        own = [i for i, (owner, _) in enumerate(shards) if owner == number and sizes[i]]
+        own = [i for i, piece in enumerate(pieces) if piece.corpus == number and sizes[i]]
         if own:
             rows = np.concatenate([np.arange(ends[i] - sizes[i], ends[i]) for i in own])
             streams.append(Stream(corpus.name, rows, [int(sizes[i]) for i in own], corpus.weight))
     return Captions(
-        images=ShardImages([shard for _, shard in shards]),
-        texts=StringColumn.joined([shard.texts for _, shard in shards]),
+        images=_images(pieces),
+        texts=StringColumn.joined([piece.texts for piece in pieces]),
         image_of=np.concatenate(image_of),
         image_ids=StringColumn.joined(ids),
         splits=splits,
+        labels={KIND: kinds} if any(kinds) else {},
         name=str(path),
         order=Mixture(tuple(streams), window),
         unreadable="skip",
         picture_of=first_of_each(pictures) if pictures else None,
     )
+
+
+def _images(pieces: Sequence[_Piece]) -> ImageStore:
+    """The images of all pieces, one after the other; tars that follow one another are one store."""
+    stores: list[ImageStore] = []
+    for packed, some in groupby(pieces, lambda piece: isinstance(piece.images, Shard)):
+        found = [piece.images for piece in some]
+        stores += [ShardImages(found)] if packed else found  # type: ignore[arg-type]
+    return stores[0] if len(stores) == 1 else Joined(stores)
 
 
 def _entries(path: Path, problems: Problems) -> tuple[list[Corpus], int]:
@@ -230,11 +290,11 @@ def _entry(path: Path, number: int, entry: Any) -> Corpus:
     weight = entry.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
         raise DataError(f'{where}: "weight" is {weight!r}: give the passes over it in an epoch, more than 0.')
-    place = path.parent / Path(entry["path"]).expanduser()
-    files = tars(place)
-    if not files:
+    place = str(path.parent / Path(entry["path"]).expanduser())
+    files = tars(Path(place))
+    if not files and not located(divided(place)[0]).exists():
         raise DataError(
-            f"{where}: {place} holds no tar: give a folder of webdataset tars, a tar or a pattern."
+            f"{where}: {place} holds no tar: give a folder of webdataset tars, a tar or a pattern, or another data set."
         )
     texts = entry.get("texts", list(TEXTS))
     split, images = entry.get("split"), entry.get("images")
@@ -244,6 +304,7 @@ def _entry(path: Path, number: int, entry: Any) -> Corpus:
         )
     return Corpus(
         name=str(entry.get("name", entry["path"])),
+        place=place,
         files=tuple(files),
         weight=float(weight),
         texts=(texts,) if isinstance(texts, str) else tuple(map(str, texts)),
