@@ -118,7 +118,7 @@ def test_the_report_shows_everything(made: Path) -> None:
             assert fact in page.words[heading]
         assert f"{name}: validation RSUM over epochs" in page.words["Training"]
     assert page.count("Held-out numbers", "tr") == 1 + 7  # R@1, R@5 and R@10 both ways, and their sum
-    assert page.count("Held-out numbers", "th") == 1 + len(MODELS)
+    assert page.count("Held-out numbers", "th") == len(MODELS)  # the corner is an empty cell
     assert "diptych search" in page.words["Search it yourself"]
     links = [
         attrs.get("src") or attrs.get("href") or "" for tags in page.sections.values() for _, attrs in tags

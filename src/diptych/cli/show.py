@@ -82,7 +82,7 @@ def space(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
 )
 @_output("grids.html")
 def grids(runs: tuple[Path, ...], output: Path, **options: Any) -> None:
-    """The answers of one run, or of two to the same queries, as one page."""
+    """Write the answers of one run, or of two, as one page."""
     from diptych.runs.show import show_grids
 
     echo(show_grids(runs, output, **options))
