@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 from diptych.registries import READERS, REGISTRIES
 from diptych.settings import TrainingSettings, literal_choices
+from diptych.tables import differences, papers, preset_help, presets, tables_of
 
 _RECIPES: list[Recipe] = [RECIPES[name] for name in RECIPES.own]
 ROOT = Path(__file__).parent.parent
@@ -23,14 +25,34 @@ This page is made from the code by `make docs`. Every setting is a flag of `trai
 """
 
 
-def rows(kind: type[TrainingSettings], over: type[TrainingSettings] | None) -> list[str]:
-    """A row per setting that ``over`` lacks or that has another default or other words there."""
+TABLES_HEAD = """# Every table and figure of the papers
+
+This page is made from the code by `make docs`. A command trains the rows of a table as they were published (`diptych
+reproduce`), measures them under the table's protocol, and prints the published numbers beside the measured ones. With
+`ablate` in place of `reproduce`, it runs the same rows with the defaults of their recipes and the protocol `plain`, on
+any data. Rows that are published only belong to methods that Diptych does not have. [Training](training.md) explains
+the flags; the tables themselves are the files in `src/diptych/papers/`.
+
+Each `--data NAME=PATH` is one data set. A table measures the columns whose data are given, and names those that are
+missing. `-grid` and `-pictures` are other forms of the same images, which some rows read. `cub`, `sop`, `in-shop` and
+`inaturalist` are the folders of those lists, `sts` is SentEval's folder.
+"""
+
+
+def rows(
+    kind: type[TrainingSettings],
+    over: type[TrainingSettings] | None,
+    differs: Mapping[str, str] | None = None,
+) -> list[str]:
+    """A row per setting that ``over`` lacks, or that has another default or other words there, or that ``differs``."""
+    why = {name: f" *Published*: {reason}." for name, reason in (differs or {}).items()}
     before = {f.name: _said(f) for f in dataclasses.fields(over)} if over is not None else {}
     hints = typing.get_type_hints(kind)
     return [
-        f"| `--{f.name}` | {_shown(f.default, choices(f, hints[f.name]))} | {f.metadata['help']} |"
+        f"| `--{f.name}` | {_shown(f.default, choices(f, hints[f.name]))} | "
+        f"{f.metadata['help']}{'.' * (f.name in why)}{why.get(f.name, '')} |"
         for f in dataclasses.fields(kind)
-        if before.get(f.name) != _said(f)
+        if before.get(f.name) != _said(f) or f.name in why
     ]
 
 
@@ -78,10 +100,10 @@ def recipes_page() -> str:
         base = base_of(recipe.settings) if own else recipe.settings
         built_on = f"`{names[base]}`" if base in names else "what every recipe has"
         sections.append(f"## `{recipe.name}`\n\n{recipe.title}. Builds on {built_on}.\n")
-        changed = rows(recipe.settings, base)
+        changed = rows(recipe.settings, base, differences(recipe.name))
         sections.append(_table(changed) if changed else "No other settings.\n")
-        if recipe.tables:
-            sections.append(_tables(recipe))
+        if presets(recipe.name):
+            sections.append(_presets(recipe))
     return "\n".join(sections)
 
 
@@ -98,7 +120,7 @@ def pages() -> dict[Path, str]:
         ROOT / "docs" / "extending.md": ("names", names_table()),
         ROOT / "docs" / "data.md": ("formats", formats_table()),
     }
-    made = {ROOT / "docs" / "recipes.md": recipes_page()}
+    made = {ROOT / "docs" / "recipes.md": recipes_page(), ROOT / "docs" / "tables.md": tables_page()}
     for path, (mark, table) in parts.items():
         page = path.read_text("utf-8")
         (old,) = re.findall(rf"<!-- {mark} -->.*?<!-- end -->", page, re.DOTALL)
@@ -110,9 +132,34 @@ def _table(lines: list[str]) -> str:
     return "\n".join(["| flag | default · others | |", "|---|---|---|", *lines, ""])
 
 
-def _tables(recipe: Recipe) -> str:
-    listed = [f"* `--table {name}`: {table.title}" for name, table in recipe.tables.items()]
-    return "\n".join(["Tables that `ablate` runs:\n", *listed, ""])
+def _presets(recipe: Recipe) -> str:
+    """The published settings of a recipe: what each changes against the defaults above."""
+    said = preset_help(recipe.name)
+    lines = [
+        f"| `--preset {name}` | {said[name]} | {' '.join(map(_flag, values.items())) or 'as the defaults'} |"
+        for name, values in presets(recipe.name).items()
+    ]
+    return "\n".join(["| published settings | | changes |", "|---|---|---|", *lines, ""])
+
+
+def _flag(setting: tuple[str, object]) -> str:
+    name, value = setting
+    return f"`--{name}`" if value is True else f"`--no_{name}`" if value is False else f"`--{name} {value}`"
+
+
+def tables_page() -> str:
+    """docs/tables.md."""
+    sections = [TABLES_HEAD]
+    for paper in papers():
+        lines = ["| table | what | command | rows | published only |", "|---|---|---|---:|---:|"]
+        for table in tables_of(paper).values():
+            data = "".join(f" --data {name}=PATH" for name in table.data)
+            command = table.command or f"diptych reproduce {paper} --table {table.name}{data}"
+            counts = (len(table.rows), sum(row.published_only for row in table.rows))
+            shown = " | ".join("" if table.command else str(count) for count in counts)
+            lines.append(f"| {table.source} | {table.title} | `{command}` | {shown} |")
+        sections.append("\n".join([f"## {paper}\n", *lines, ""]))
+    return "\n".join(sections)
 
 
 def _shown(default: object, choices: tuple[object, ...]) -> str:

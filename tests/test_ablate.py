@@ -1,4 +1,4 @@
-"""Ablations: every row of every table runs, published and measured side by side; finished rows are reused."""
+"""The commands ablate and reproduce: published and measured side by side; finished rows are reused."""
 
 from __future__ import annotations
 
@@ -16,100 +16,165 @@ from commands import CODER, TINY, diptych, flags, refused
 from small import precomputed
 
 from diptych.evaluation.significance import mean_and_interval
-from diptych.recipes import RECIPES
-from diptych.recipes.recipe import RECALLS
+from diptych.tables import tables_of
 from diptych.training.checkpoint import read_run
 from diptych.training.log import read_log
 
 QUICK = {**TINY, "epochs": 1, "log_steps": 20}
-TABLES = [(name, table) for name in ("vse-infinity", "coder") for table in RECIPES[name].tables]
-BY_SIZE = [("coder", "4")]  # its rows need 20,000 pairs
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return precomputed(tmp_path_factory.mktemp("data") / "toy_precomp", train=26, dev=10)  # 130 texts
+    folder = precomputed(tmp_path_factory.mktemp("data") / "toy_precomp", train=26, dev=10, testall=10)
+    for part in ("ims.npy", "caps.txt"):
+        (folder / f"testall_{part}").rename(folder / f"test_{part}")
+    return folder
 
 
-def arguments(recipe: str, table: str, data: Path, folder: Path) -> list[object]:
-    own = {**QUICK, **(CODER if recipe == "coder" else {})}
-    if (recipe, table) == ("coder", "f3"):
-        own["queue_size"] = 128  # not less than the largest batch of its rows
-    return ["ablate", recipe, "--table", table, "--data", data, "--output_dir", folder, *flags(own)]
+def arguments(paper: str, table: str, data: Path, folder: Path, **changes: object) -> list[object]:
+    own = {**QUICK, **(CODER if paper == "coder" else {}), **changes}
+    return ["ablate", paper, "--table", table, "--data", data, "--output_dir", folder, *flags(own)]
 
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def rows_of(said: str) -> list[tuple[str, list[str], list[str]]]:
-    """(name, published cells, measured cells) of each row of a printed table."""
-    lines = [line for line in said.splitlines() if line.startswith("|")][2:]
+def rows_of(folder: Path, table: str) -> list[tuple[str, list[str], list[str]]]:
+    """(name, published cells, measured cells) of each row of a saved table."""
+    content = (folder / f"table-{table}.md").read_text("utf-8")
+    lines = [line for line in content.splitlines() if line.startswith("|")][2:]
     pairs = list(zip(lines[::2], lines[1::2], strict=True))
     assert all(cells(a)[1] == "published" and cells(b)[1] == "measured" for a, b in pairs)
     return [(cells(a)[0], cells(a)[2:], cells(b)[2:]) for a, b in pairs]
 
 
-@pytest.mark.parametrize(("recipe", "table"), [pair for pair in TABLES if pair not in BY_SIZE])
-def test_every_row_runs_and_is_reused(recipe: str, table: str, data: Path, tmp_path: Path) -> None:
-    known = RECIPES[recipe].tables[table]
-    command = arguments(recipe, table, data, tmp_path)
+def test_every_row_runs_and_is_reused(data: Path, tmp_path: Path) -> None:
+    known = tables_of("vse-infinity")["2"]
+    command = arguments("vse-infinity", "2", data, tmp_path)
     said = diptych(*command).stdout
-    shown = rows_of(said)
-    assert [name for name, _, _ in shown] == [row.name for row in known.rows]
     assert known.title in said
-    assert known.protocol in said
-    results = json.loads((tmp_path / f"table-{table}.json").read_text())
+    assert known.source in said
+    shown = rows_of(tmp_path, "2")
+    results = json.loads((tmp_path / "table-2.json").read_text())["rows"]
     for (name, published, measured), row in zip(shown, known.rows, strict=True):
-        assert published == [f"{row.published[key]:.1f}" if key in row.published else "" for key in RECALLS]
-        assert measured == [f"{results[name][0][key]:.1f}" for key in RECALLS]
-    runs = {path.name.split("-")[0]: path for path in tmp_path.iterdir() if path.is_dir()}
-    assert len(runs) == len(known.rows)
-    for number, row in enumerate(known.rows, 1):
-        settings = read_run(runs[str(number)])["settings"]
-        assert {key: settings[key] for key in row.changes} == dict(row.changes)
-        best = max(
-            line["validation_rsum"] for line in read_log(runs[str(number)] / "log.jsonl") if "best" in line
-        )
-        assert results[row.name][0]["rsum"] == best
+        assert name == row.name
+        assert published == [f"{value:.1f}" for value in row.published["coco"].values()]
+        (run,) = results[name]["measured"]["coco"]
+        assert measured == [f"{run[key]:.1f}" for key in known.groups[0].columns]
+    runs = {row.name: tmp_path / f"toy-precomp-{end}-seed0" for row, end in zip(
+        known.rows, ("none", "visual", "visual-plus-text"), strict=True)}  # fmt: skip
+    for row in known.rows:
+        settings = read_run(runs[row.name])["settings"]
+        assert {key: settings[key] for key in row.switches} == dict(row.switches)
+    # what is measured is the test split, at the epoch that validation chose
+    report = diptych("evaluate", runs["none"], "--data", data, "--split", "test", "--bootstrap", 0).stdout
+    assert f"{results['none']['measured']['coco'][0]['rsum']:.1f}" in report
+    assert list(read_log(runs["none"] / "log.jsonl"))
 
     states = {path: (path / "last" / "progress.json").stat().st_mtime_ns for path in runs.values()}
-    shutil.rmtree(runs["1"])  # the others are finished
-    assert rows_of(diptych(*command).stdout) == shown
+    shutil.rmtree(runs["none"])  # the others are finished
+    diptych(*command)
+    assert rows_of(tmp_path, "2") == shown
     again = {path: (path / "last" / "progress.json").stat().st_mtime_ns for path in runs.values()}
-    assert [path for path in states if states[path] != again[path]] == [runs["1"]]
+    assert [path for path in states if states[path] != again[path]] == [runs["none"]]
 
 
-def test_more_prototypes_than_the_data_allow(tmp_path: Path, data: Path) -> None:
-    command = arguments("coder", "4", data, tmp_path / "runs")
-    sentence = refused(*command)
-    assert "5000" in sentence
-    assert "130" in sentence
-    assert not (tmp_path / "runs").exists()  # refused before any row runs
-    shown = RECIPES["coder"].tables["4"].rows
-    assert [row.changes["clusters"] for row in shown] == [5000, 10_000, 15_000, 20_000]
+def test_folders_of_earlier_versions_and_of_other_tables_are_found(data: Path, tmp_path: Path) -> None:
+    command = arguments("vse-infinity", "2", data, tmp_path)
+    diptych(*command, "--row", "none")
+    (tmp_path / "toy-precomp-none-seed0").rename(tmp_path / "1-none-seed0")
+    (tmp_path / "table-2.json").write_text('{"none": [{"rsum": 1.0}]}')
+    diptych(*command, "--row", "none")
+    assert sorted(path.name for path in tmp_path.iterdir() if (path / "run.json").exists()) == [
+        "1-none-seed0"
+    ]
+    assert json.loads((tmp_path / "table-2.json").read_text())["earlier"] == {"none": [{"rsum": 1.0}]}
+    diptych(
+        *arguments("vse-infinity", "sides", data, tmp_path, size_augmentation="none"), "--row", "GPO, GPO"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir() if (path / "run.json").exists()) == [
+        "1-none-seed0"
+    ]
 
 
 def test_several_seeds_of_one_row(data: Path, tmp_path: Path) -> None:
-    command = [*arguments("vse-infinity", "3", data, tmp_path), "--seeds", 3, "--row", "BiGRU"]
-    (name, _, measured), *rest = rows_of(diptych(*command).stdout)
-    assert (name, rest) == ("BiGRU", [])
-    values = [run["rsum"] for run in json.loads((tmp_path / "table-3.json").read_text())["BiGRU"]]
-    assert len(values) == 3
-    (tmp_path / "table-3.json").write_text('{"another row": []}')  # left by an earlier call with --row
+    command = [*arguments("vse-infinity", "3", data, tmp_path), "--seeds", 3, "--row", "BiGRU, region"]
     diptych(*command)
-    assert set(json.loads((tmp_path / "table-3.json").read_text())) == {"another row", "BiGRU"}
-    assert measured[-1] == f"{mean(values):.1f} ± {4.303 * stdev(values) / 3**0.5:.1f}"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
-        f"2-bigru-seed{seed}" for seed in range(3)
+    ((name, _, measured),) = rows_of(tmp_path, "3")
+    assert name == "BiGRU, region"
+    content = json.loads((tmp_path / "table-3.json").read_text())
+    values = [run["image_to_text_recall@1"] for run in content["rows"][name]["measured"]["coco"]]
+    assert len(values) == 3
+    assert measured[0] == f"{mean(values):.1f} ± {4.303 * stdev(values) / 3**0.5:.1f}"
+    content["rows"] = {"another row": {}}  # left by an earlier call with --row
+    (tmp_path / "table-3.json").write_text(json.dumps(content))
+    diptych(*command)
+    assert set(json.loads((tmp_path / "table-3.json").read_text())["rows"]) == {"another row", name}
+    assert sorted(path.name for path in tmp_path.iterdir() if (path / "run.json").exists()) == [
+        f"toy-precomp-bigru-region-seed{seed}" for seed in range(3)
     ]
-    assert not list(
-        tmp_path.rglob("*.onnx")
-    )  # encoders for searching are written for runs that a person asked for
+    assert not list(tmp_path.rglob("*.onnx"))  # encoders for searching are for runs that a person asked for
+
+
+def test_flag_row_preset_default(data: Path, tmp_path: Path) -> None:
+    """A flag wins over the row, the row over the preset; a varied setting wins over its own row."""
+    diptych(*arguments("coder", "3", data, tmp_path, temperature=0.2), "--row", "DCL_I", "--preset", "coco-bigru",
+            "--concept_vectors", "glove")  # fmt: skip
+    settings = read_run(tmp_path / "toy-precomp-dcl-i-seed0")["settings"]
+    assert (settings["temperature"], settings["diversity"], settings["clusters"]) == (0.2, "none", 6)
+    assert settings["contrast_margin"] == 0.3
+    said = diptych(
+        *arguments("coder", "3", data, tmp_path / "b", diversity="entropy"), "--row", "DCL_I"
+    ).stdout
+    assert "DCL_I: its own diversity is overruled by a flag." in said
+
+
+def test_a_setting_is_varied(data: Path, tmp_path: Path) -> None:
+    own = flags({**QUICK, **CODER, "concept": False, "prototypes": False})
+    command = [
+        "ablate",
+        "coder",
+        "--data",
+        data,
+        "--output_dir",
+        tmp_path,
+        "--vary",
+        "epsilon=0.05,0.2",
+        *own,
+    ]
+    said = diptych(*command, "--format", "markdown").stdout
+    assert "coder, epsilon = 0.05" in said
+    assert read_run(tmp_path / "toy-precomp-coder-epsilon-0-2-seed0")["settings"]["epsilon"] == 0.2
+    latex = diptych(*command, "--format", "latex").stdout
+    assert r"\begin{tabular}{llrrrrrrr}" in latex
+    assert "epsilon = 0.05 & measured" in latex
+
+
+def test_a_dry_run_trains_nothing_and_estimates(data: Path, tmp_path: Path) -> None:
+    said = diptych(*arguments("vse-infinity", "2", data, tmp_path / "runs"), "--seeds", 2, "--dry_run").stdout
+    assert not (tmp_path / "runs").exists()
+    assert "6 runs, about 0.00 hours" in said
+    assert said.count("vse-infinity  ") == 6
+    assert "split test, protocol plain" in said
+
+
+def test_column_groups(data: Path, tmp_path: Path) -> None:
+    """Two data sets: columns of both, a folder for each, and the data that are missing are named."""
+    table = ["reproduce", "vse-infinity", "--table", 4, "--row", "VSE++, BUTD region + BiGRU"]
+    other = shutil.copytree(data, tmp_path / "other")
+    given = ["--protocol", "plain", "--output_dir", tmp_path / "runs", *flags(QUICK)]
+    said = diptych(*table, "--data", f"coco={data}", *given).stdout
+    assert "not measured, for want of data: --data f30k=PATH." in said
+    said = diptych(*table, "--data", f"coco={data}", "--data", f"f30k={other}", *given).stdout
+    assert "Flickr30K: RSUM" in said
+    assert "for want of data" not in said
+    names = [path.name for path in (tmp_path / "runs").iterdir() if (path / "run.json").exists()]
+    assert sorted(names) == [f"{one}-vse-plus-plus-butd-region-plus-bigru-seed0" for one in ("coco", "f30k")]
 
 
 def interrupt_after(log: Path, lines: int) -> threading.Thread:
-    """Ctrl-C, as soon as a log has so many lines."""
+    """Ctrl-C, as soon as a log has this many lines."""
 
     def press() -> None:
         while not log.exists() or len(log.read_text().splitlines()) < lines:
@@ -122,31 +187,17 @@ def interrupt_after(log: Path, lines: int) -> threading.Thread:
 
 
 def test_ctrl_c_and_the_same_command_again(data: Path, tmp_path: Path) -> None:
-    command = [
-        *arguments("vse-infinity", "3", data, tmp_path),
-        "--log_steps",
-        1,
-        "--epochs",
-        3,
-        "--row",
-        "BiGRU",
-    ]
-    whole = [
-        *arguments("vse-infinity", "3", data, tmp_path / "whole"),
-        "--log_steps",
-        1,
-        "--epochs",
-        3,
-        "--row",
-        "BiGRU",
-    ]
-    pressed = interrupt_after(tmp_path / "2-bigru-seed0" / "log.jsonl", 5)
-    said = diptych(*command, status=130)
+    small = {"log_steps": 1, "epochs": 3}
+    row = ["--row", "BiGRU, region"]
+    run = tmp_path / "toy-precomp-bigru-region-seed0"
+    pressed = interrupt_after(run / "log.jsonl", 5)
+    said = diptych(*arguments("vse-infinity", "3", data, tmp_path, **small), *row, status=130)
     pressed.join(5)
-    run = tmp_path / "2-bigru-seed0"
     assert said.stderr.splitlines()[-1] == f"stopped and saved in {run}: run the same command again to go on."
     assert not (tmp_path / "table-3.json").exists()
-    assert rows_of(diptych(*command).stdout) == rows_of(diptych(*whole).stdout)
+    diptych(*arguments("vse-infinity", "3", data, tmp_path, **small), *row)
+    diptych(*arguments("vse-infinity", "3", data, tmp_path / "whole", **small), *row)
+    assert rows_of(tmp_path, "3") == rows_of(tmp_path / "whole", "3")
 
 
 def test_intervals_of_few_runs() -> None:
@@ -157,11 +208,15 @@ def test_intervals_of_few_runs() -> None:
     assert mean_and_interval(many) == f"{mean(many):.1f} ± {2.228 * stdev(many) / 11**0.5:.1f}"
 
 
-def test_mistakes_are_named(data: Path, tmp_path: Path) -> None:
-    command = arguments("vse-infinity", "2", data, tmp_path)
-    assert "nothing" in refused(*command, "--row", "nothing")
-    wrong = ("ablate", "vse-infinity", "--table", 9, "--data", data, "--output_dir", tmp_path)
-    assert "'9'" in refused(*wrong)
+def test_mistakes_are_named_before_anything_is_trained(data: Path, tmp_path: Path) -> None:
+    command = arguments("vse-infinity", "2", data, tmp_path / "runs")
+    assert "testall" in refused(*command, "--split", "testall")
+    assert "coco-1k" in refused(*command, "--protocol", "coco-1k")
+    assert "eccv" in refused(*command, "--judgements", "eccv")
+    assert "labels" in refused(*arguments("labelwise", "1", data, tmp_path / "runs", dim=16))
+    assert "5000" in refused(*arguments("coder", "4", data, tmp_path / "runs", clusters=5000))
+    sts = ["ablate", "cusa", "--table", "hosts", "--data", f"f30k={data}", "--data", f"sts={data}"]
+    assert "SentEval" in refused(*sts, "--output_dir", tmp_path / "runs", *flags(QUICK))
+    assert not (tmp_path / "runs").exists()
     diptych(*command, "--row", "none")
-    sentence = refused(*command, "--row", "none", "--margin", 0.3)
-    assert "--output_dir" in sentence
+    assert "--output_dir" in refused(*command, "--row", "none", "--margin", 0.3)

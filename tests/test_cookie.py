@@ -24,7 +24,7 @@ from diptych.encoders.shared import Contextual
 from diptych.errors import CheckpointError, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.ops import unit
-from diptych.recipes import RECIPES, cookie, cookie_match
+from diptych.recipes import cookie, cookie_match
 from diptych.runs.train import training_splits
 from diptych.types import Embeddings
 
@@ -288,10 +288,3 @@ def test_a_trained_backbone_sees_augmented_pictures(photographs: Path, tmp_path:
     flags = [*FLAGS, "--image_size=32", "--epochs=1", "--batch_size=4", "--train_backbone", "--micro_batch=2"]
     done = diptych("train", "cookie", "--data", photographs, "--output_dir", tmp_path / "run", *flags)
     assert done.exit_code == 0, done.output
-
-
-def test_every_table_has_rows_that_build(captions: Captions) -> None:
-    for name in ("cookie", "cookie-match"):
-        for table in RECIPES[name].tables.values():
-            for row in table.rows:
-                RECIPES[name].build(RECIPES[name].settings(**{**SMALL, **row.changes}), captions)

@@ -324,27 +324,6 @@ def test_four_directions_on_one_page(bert: str, tmp_path: Path) -> None:
     assert f"does not read {senteval}" in said
 
 
-def test_the_ablation_has_the_four_rows(data: str, bert: str, tmp_path: Path) -> None:
-    flags = [
-        part
-        for name, value in {**TINY, "epochs": 1, "text_teacher": bert}.items()
-        for part in (f"--{name}", str(value))
-    ]
-    table = run(
-        "ablate",
-        "cusa-vse-infinity",
-        "--table",
-        "8",
-        "--data",
-        data,
-        "--output_dir",
-        tmp_path / "runs",
-        *flags,
-    )
-    for row in ("| base |", "| + CSA |", "| + USA |", "| + CUSA |", "t2t R@1", "i2i ρ"):
-        assert row in table
-
-
 def test_uni_modal_vectors_are_not_the_joint_ones(data: str, bert: str, tmp_path: Path) -> None:
     trained(data, tmp_path / "run", text_teacher=bert, epochs=1)
     model = Retriever.from_pretrained(tmp_path / "run")

@@ -188,17 +188,6 @@ def test_save_and_load_change_nothing(name: str, world: World, tmp_path: Path) -
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", list(RECIPES))
-def test_every_table_row_builds_and_steps(name: str, world: World) -> None:
-    captions = world.captions(name)
-    for table in RECIPES[name].tables.values():
-        for row in table.rows:
-            method, settings = built(name, captions, world, **row.changes)
-            batch = next(loader_of(method, captions, settings).epoch(0))
-            start_epoch(method.objective, 1)
-            assert step(method, build_optimizer(method, settings), batch) > 0
-
-
 @pytest.mark.parametrize(
     ("name", "digest"),
     [

@@ -755,9 +755,28 @@ COMMANDS = {
         "Invalid value for '--batch_size': 'x' is not a valid integer.",
     "train vse-infinity --data emoji --output_dir FOLDER/run --precision half":
         "Invalid value for '--precision': 'half' is not one of 'no', 'bf16', 'fp16'.",
-    "ablate --table 3": "main ablate needs a name before --table: as in main ablate vse-infinity --table …",
+    "ablate --table 3": "main ablate needs a name before --table: as in main ablate coder --table …",
     "ablate vse-infinity --table 9":
-        "Invalid value for '--table': '9' is not one of '1', '2', '3', '4', 'sides', '7', '8'.",
+        "Invalid value for '--table': '9' is not one of '1', '2', '3', '4', '5', '6', '7', '8', 'sides', 'baselines'.",
+    "ablate coder --table 2": "the table 2 has nothing to measure: give --data f30k=PATH.",
+    "ablate coder --table 2 --data FOLDER --data emoji":
+        "two --data are without a name (FOLDER, emoji): give each a name of its own.",
+    "ablate coder --table 2 --data f30k=FOLDER --data f30k=emoji":
+        "two --data are named f30k (FOLDER, emoji): give each a name of its own.",
+    "ablate coder --table 2 --data coco=FOLDER": "the table 2 has no data named 'coco': it takes f30k.",
+    "ablate vse-infinity --table 6 --data FOLDER": "the table 6 reads no data: leave out --data FOLDER.",
+    "ablate coder --table 2 --data emoji --row nothing":
+        "the table has no row 'nothing': its rows are triplet, DCL, + M-DCL, + concept, + prototypes.",
+    "ablate coder --table 2 --data emoji --vary epsilon": "--vary epsilon: give a setting and its values, as in "
+        "epsilon=0.05,0.1,0.2.",
+    "ablate coder --table 2 --data emoji --vary epsilon=high": "epsilon = high: it must be of type float.",
+    "ablate coder --table 2 --data emoji --preset nothing":
+        "the recipe 'coder' has no preset 'nothing': choose one of paper, f30k-bert, coco-bert, f30k-bigru, "
+        "coco-bigru.",
+    "train ridge --data emoji --output_dir FOLDER/run --preset paper":
+        "the recipe 'ridge' has no preset 'paper': leave out --preset.",
+    "train coder --resume_from_checkpoint FOLDER/run --preset paper":
+        "a resumed run has its settings: leave out --preset.",
     "watch FOLDER/new.index FOLDER/nowhere": "there is no folder FOLDER/nowhere to watch: check the path.",
     "cache clear --older_than soon":
         "'soon' is not an age: write hours, days or weeks, such as 12h, 30d or 8w.",

@@ -345,12 +345,12 @@ COMMANDS = Registry(
             "train", "demo", "Train two models on emoji pictures, search them, write a report.", "demo:demo"
         ),
         _command("train", "train", "Train a recipe.", "train:train"),
-        _command("train", "ablate", "Run the rows of a paper's table on your data.", "train:ablate"),
+        _command("train", "ablate", "Run the rows of a paper's table on your data.", "ablate:ablate"),
         _command(
             "train",
             "reproduce",
-            "Reproduce an experiment of a paper that needs no data.",
-            "reproduce:reproduce",
+            "Run a paper's table as it was published.",
+            "ablate:reproduce",
         ),
         _command(
             "evaluate",

@@ -154,6 +154,25 @@ def plain_type(annotation: Any) -> type:
     return typing.cast(type, annotation)
 
 
+def setting_names(kind: type[TrainingSettings]) -> set[str]:
+    """The names of the settings of a recipe."""
+    return {entry.name for entry in dataclasses.fields(kind)}
+
+
+def parse_value(kind: type[TrainingSettings], name: str, text: str) -> Any:
+    """The value of a setting that a person wrote; booleans are true and false."""
+    if name not in setting_names(kind):
+        raise SettingsError(
+            f"there is no setting called {name}: see docs/recipes.md for those of each recipe."
+        )
+    wanted = plain_type(typing.get_type_hints(kind)[name])
+    words = {"true": True, "false": False}
+    try:
+        return words[text.lower()] if wanted is bool else wanted(text)
+    except (KeyError, ValueError):
+        raise SettingsError(f"{name} = {text}: it must be of type {wanted.__name__}.") from None
+
+
 def to_json(settings: TrainingSettings) -> dict[str, Any]:
     """Settings as a flat JSON object."""
     return dataclasses.asdict(settings)
@@ -163,7 +182,7 @@ def from_json(kind: type[S], values: dict[str, Any]) -> S:
     """Settings from a flat JSON object; an unknown name is an error that lists the nearest."""
     import difflib
 
-    known = {entry.name for entry in dataclasses.fields(kind)}
+    known = setting_names(kind)
     for name in values:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)

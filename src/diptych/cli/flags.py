@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import itertools
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import click
@@ -19,12 +19,14 @@ from diptych.settings import TrainingSettings, literal_choices, plain_type
 Command = Callable[..., Any]
 
 
-def settings_flags(kind: type[TrainingSettings]) -> Callable[[Command], Command]:
+def settings_flags(
+    kind: type[TrainingSettings], leave_out: Collection[str] = ()
+) -> Callable[[Command], Command]:
     """One flag per setting: ``--learning_rate 5e-4``, ``--compile/--no_compile``; none given means its default."""
     hints = typing.get_type_hints(kind)
 
     def decorate(command: Command) -> Command:
-        for entry in reversed(dataclasses.fields(kind)):
+        for entry in reversed([one for one in dataclasses.fields(kind) if one.name not in leave_out]):
             names = [f"--{entry.name}"]
             registry = entry.metadata["names"]
             known = f": {registry.choices}" if registry else ""

@@ -1,17 +1,20 @@
-"""train, ablate."""
+"""train."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from diptych.cli.collection import echo
-from diptych.cli.flags import column_flags, given, settings_flags, with_columns
+from diptych.cli.flags import Command, column_flags, given, settings_flags, with_columns
 from diptych.names import import_plugins
 from diptych.registries import RECIPES
+from diptych.tables import preset as preset_of
+from diptych.tables import presets
 
 if TYPE_CHECKING:
     from diptych.recipes.recipe import Recipe
@@ -22,15 +25,15 @@ class Recipes(click.Group):
     """A command for each recipe; those of plugins are made when they are asked for, or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of the recipes that have such a command."""
+        """The names of the recipes."""
         import_plugins()
-        return [name for name in RECIPES if self.name == "train" or RECIPES[name].tables]
+        return list(RECIPES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a recipe."""
         recipe = RECIPES.get(cmd_name)
-        if recipe is not None and (self.name == "train" or recipe.tables):
-            self.add_command(_train_command(recipe) if self.name == "train" else _ablate_command(recipe))
+        if recipe is not None:
+            self.add_command(_train_command(recipe))
         return super().get_command(ctx, cmd_name)
 
 
@@ -53,6 +56,7 @@ def _train_command(recipe: Recipe) -> click.Command:
     @click.option(
         "--no_runtime", is_flag=True, help="do not write the ONNX encoders for searching without torch"
     )
+    @_preset_flag(recipe.name)
     @column_flags
     @settings_flags(recipe.settings)
     def command(
@@ -60,6 +64,7 @@ def _train_command(recipe: Recipe) -> click.Command:
         output_dir: Path | None,
         resume_from_checkpoint: Path | None,
         no_runtime: bool,
+        preset: str | None,
         image_column: str | None,
         text_column: str | None,
         **flags: Any,
@@ -72,12 +77,15 @@ def _train_command(recipe: Recipe) -> click.Command:
                 "a run needs one folder: give --output_dir for a new run, or --resume_from_checkpoint for an old one."
             )
         if resume_from_checkpoint is not None:
+            if preset:
+                raise click.UsageError("a resumed run has its settings: leave out --preset.")
             folder, resume = resume_from_checkpoint, True
             settings = resumed_settings(recipe, folder, given(flags))
             data = data or str(read_run(folder)["data"])
         elif data is not None and output_dir is not None:
             folder, resume = output_dir, False
-            settings = recipe.settings(**inherited(recipe.settings, given(flags)))
+            values = {**(preset_of(recipe.name, preset) if preset else {}), **given(flags)}
+            settings = recipe.settings(**inherited(recipe.settings, values))
             data = with_columns(data, image_column, text_column)
         else:
             raise click.UsageError("a new run needs data: give --data, the path of a data set or 'emoji'.")
@@ -94,6 +102,11 @@ def _train_command(recipe: Recipe) -> click.Command:
     return command
 
 
+def _preset_flag(recipe: str) -> Callable[[Command], Command]:
+    known = ", ".join(presets(recipe)) or "the recipe has none"
+    return click.option("--preset", help=f"published settings, which other flags change: {known}")
+
+
 def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> None:
     """The best validation score, and how it compares with ridge regression."""
     from diptych.training.baseline import Baseline, verdict
@@ -106,38 +119,3 @@ def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> 
     said = verdict(progress, Baseline.load(folder) if baseline else None, data)
     if said:
         echo(said)
-
-
-@click.group(cls=Recipes)
-def ablate() -> None:
-    """Run the rows of a paper's table on your data. Published and measured numbers stand side by side."""
-
-
-def _ablate_command(recipe: Recipe) -> click.Command:
-    @click.command(recipe.name, help=f"{recipe.title}.")
-    @click.option(
-        "--table",
-        type=click.Choice(list(recipe.tables)),
-        help="table of the paper",
-        **({"required": True} if len(recipe.tables) > 1 else {"default": next(iter(recipe.tables))}),
-    )
-    @click.option("--data", required=True, help="data set: a path in any known format, or 'emoji'")
-    @click.option(
-        "--seeds", default=1, show_default=True, type=click.IntRange(1), help="runs per row, seeds 0, 1, …"
-    )
-    @click.option("--row", multiple=True, help="only the rows of this name (may be repeated)")
-    @click.option(
-        "--output_dir",
-        required=True,
-        type=click.Path(path_type=Path),
-        help="folder of the runs",
-    )
-    @settings_flags(recipe.settings)
-    def command(
-        table: str, data: str, seeds: int, row: tuple[str, ...], output_dir: Path, **flags: Any
-    ) -> None:
-        from diptych.runs.ablate import ablate as run
-
-        echo(run(recipe, table, data, output_dir, seeds=seeds, rows=row, changes=given(flags)))
-
-    return command

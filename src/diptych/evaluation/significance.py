@@ -142,11 +142,11 @@ def half_width(values: Sequence[float]) -> float:
     return student_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
-def mean_and_interval(values: Sequence[float]) -> str:
+def mean_and_interval(values: Sequence[float], digits: int = 1) -> str:
     """Mean and half width of the 95 % interval of the mean over runs; the value alone for one run, nothing for none."""
     if len(values) < 2:
-        return f"{values[0]:.1f}" if values else ""
-    return f"{mean(values):.1f} ± {half_width(values):.1f}"
+        return f"{values[0]:,.{digits}f}" if values else ""
+    return f"{mean(values):,.{digits}f} ± {half_width(values):,.{digits}f}"
 
 
 @lru_cache

@@ -25,7 +25,7 @@ from diptych.objectives.diversity import DiversityContrast, Enqueue, MomentumCon
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.recipes import vse_infinity
-from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.recipes.recipe import Recipe
 from diptych.settings import setting
 from diptych.training.method import Method
 
@@ -214,72 +214,5 @@ def concept_branch(settings: Settings, captions: Captions) -> ConceptBranch:
     )
 
 
-def _row(
-    name: str, i2t: tuple[float, float, float], t2i: tuple[float, float, float], **changes: object
-) -> Row:
-    keys = [f"{direction}_recall@{k}" for direction in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
-    return Row(name, changes, dict(zip(keys, (*i2t, *t2i), strict=True)))
-
-
-_BARE = {"concept": False, "prototypes": False}
-_F30K = "Flickr30K 1K test, BUTD regions + BERT"
-_FULL = (83.2, 96.5, 98.0), (63.1, 87.1, 93.0)
-TABLES = {
-    "2": Table(
-        "Components",
-        _F30K,
-        (
-            _row("triplet", (78.7, 94.5, 97.0), (58.6, 84.8, 90.1), loss="triplet", bank="none", **_BARE),
-            _row("DCL", (81.9, 95.6, 97.9), (61.5, 85.8, 91.8), bank="diversity", **_BARE),
-            _row("+ M-DCL", (82.6, 96.1, 98.0), (62.6, 86.7, 92.3), **_BARE),
-            _row("+ concept", (82.8, 96.1, 98.0), (62.8, 86.8, 92.6), prototypes=False),
-            _row("+ prototypes", *_FULL),
-        ),
-    ),
-    "3": Table(
-        "Diversity, without and with M-DCL",
-        _F30K,
-        (
-            _row("DCL_I", (80.3, 94.8, 97.3), (60.2, 85.3, 91.1), diversity="none", bank="none", **_BARE),
-            _row("std, batch", (81.5, 95.6, 97.5), (61.2, 85.6, 91.2), bank="none", **_BARE),
-            _row("std, batch and bank", (81.9, 95.6, 97.7), (61.5, 85.8, 91.4), bank="diversity", **_BARE),
-            _row("M-DCL, none", (82.0, 95.8, 97.7), (61.6, 86.2, 92.2), diversity="none"),
-            _row("M-DCL, std, batch", (82.8, 96.3, 97.9), (62.6, 87.0, 92.7), bank_diversity=False),
-            _row("M-DCL, std, batch and bank", *_FULL),
-        ),
-    ),
-    "4": Table(
-        "Number of prototypes",
-        _F30K,
-        (
-            _row("K = 5,000", (82.9, 96.3, 98.0), (63.1, 87.0, 92.7), clusters=5_000),
-            _row("K = 10,000", *_FULL, clusters=10_000),
-            _row("K = 15,000", (83.2, 96.3, 98.2), (63.0, 87.1, 92.8), clusters=15_000),
-            _row("K = 20,000", (82.8, 96.2, 97.9), (62.8, 87.0, 92.5), clusters=20_000),
-        ),
-    ),
-    "s3": Table(
-        "Estimate of diversity (supplement, Table 3)",
-        _F30K,
-        (
-            _row("none", (81.5, 95.8, 98.1), (61.3, 85.7, 91.0), diversity="none"),
-            _row("std", *_FULL),
-            _row("entropy", (83.0, 96.2, 98.1), (62.4, 86.9, 92.5), diversity="entropy"),
-        ),
-    ),
-    "f3": Table(
-        "Batch size, without and with the bank (Fig. 3; published: R@1 without M-DCL, the bank still in the diversity)",
-        _F30K,
-        (
-            Row("128, DCL", {"bank": "none", "batch_size": 128, **_BARE},
-                {"image_to_text_recall@1": 81.9, "text_to_image_recall@1": 61.5}),
-            Row("32, DCL", {"bank": "none", "batch_size": 32, **_BARE},
-                {"image_to_text_recall@1": 79.3, "text_to_image_recall@1": 59.3}),
-            Row("128, DCL + M-DCL", {"batch_size": 128, **_BARE}),
-            Row("32, DCL + M-DCL", {"batch_size": 32, **_BARE}),
-        ),
-    ),
-}  # fmt: skip
-
-RECIPE = Recipe("coder", "CODER: diverse contrast, momentum, concepts", Settings, build, TABLES)
+RECIPE = Recipe("coder", "CODER: diverse contrast, momentum, concepts", Settings, build)
 LITERAL = Recipe("coder-literal", "CODER with the printed formulas", LiteralSettings, build)

@@ -27,7 +27,7 @@ from diptych.model.retriever import Retriever
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
-from diptych.recipes.recipe import RECALLS, Recipe, Row, Table
+from diptych.recipes.recipe import Recipe
 from diptych.registries import IMAGE_ENCODERS, POOLINGS, TEXT_ENCODERS
 from diptych.settings import IMAGE_HELP, TrainingSettings, setting
 from diptych.training.method import Method
@@ -250,46 +250,4 @@ def _transformer(settings: Towers) -> TokenTransformer:
     return TokenTransformer(settings.dim, settings.depth, settings.heads, width, settings.dropout)
 
 
-COLUMNS = {
-    **RECALLS,
-    "STS-B test both_all": "STS-B",
-    "STS-B dev both_all": "STS-B dev",
-    "SICK-R test both_all": "SICK-R",
-    "SICK-R trial both_all": "SICK-R trial",
-}
-TABLES = {
-    "objectives": Table(
-        "With and without each contrastive objective",
-        "the supplement prints none",
-        (
-            Row("cross", {"visual_weight": 0.0, "textual_weight": 0.0}),
-            Row("cross + visual", {"textual_weight": 0.0}),
-            Row("cross + textual", {"visual_weight": 0.0}),
-            Row("cross + visual + textual", {}),
-        ),
-        COLUMNS,
-    ),
-    "sharing": Table(
-        "With and without weight sharing",
-        "the supplement prints none",
-        (
-            Row("no transformer", {"depth": 0}),
-            Row("one transformer each", {"share_weights": False}),
-            Row("weight sharing", {}),
-        ),
-        COLUMNS,
-    ),
-    "ablation": Table(
-        "Uni-modal objectives and weight sharing",
-        "the supplement prints none",
-        (
-            Row("cross, unshared", {"visual_weight": 0.0, "textual_weight": 0.0, "share_weights": False}),
-            Row("cross, shared", {"visual_weight": 0.0, "textual_weight": 0.0}),
-            Row("all, unshared", {"share_weights": False}),
-            Row("all, shared", {}),
-        ),
-        COLUMNS,
-    ),
-}
-
-RECIPE = Recipe("cookie", "COOKIE: contrastive pre-training", Settings, build, TABLES, evaluators)
+RECIPE = Recipe("cookie", "COOKIE: contrastive pre-training", Settings, build, evaluators=evaluators)

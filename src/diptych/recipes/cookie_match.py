@@ -10,7 +10,7 @@ from diptych.model import named
 from diptych.objectives.combine import SwitchAt
 from diptych.objectives.triplet import Triplet
 from diptych.recipes import cookie
-from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.recipes.recipe import Recipe
 from diptych.settings import setting
 from diptych.training.method import Method
 
@@ -66,16 +66,4 @@ def build(settings: Settings, captions: Captions) -> Method:
     )
 
 
-TABLES = {
-    "pooling": Table(
-        "Pooling of the two sides",
-        "the supplement prints none",
-        (
-            Row("MAX", {"image_pool": "max", "text_pool": "max"}),
-            Row("MEAN", {"image_pool": "mean", "text_pool": "mean"}),
-            Row("G-Pooling", {"image_pool": "gpo", "text_pool": "gpo"}),
-        ),
-    ),
-}
-
-RECIPE = Recipe("cookie-match", "COOKIE: image-text matching", Settings, build, TABLES)
+RECIPE = Recipe("cookie-match", "COOKIE: image-text matching", Settings, build)

@@ -14,7 +14,7 @@ from diptych.evaluation.video import VideoRetrieval
 from diptych.model import named
 from diptych.objectives.triplet import Triplet
 from diptych.recipes import cookie
-from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.recipes.recipe import Recipe
 from diptych.registries import IMAGE_ENCODERS, POOLINGS
 from diptych.settings import IMAGE_HELP, setting
 from diptych.training.method import Method
@@ -63,25 +63,4 @@ def evaluators(settings: Settings) -> tuple[VideoRetrieval, ...]:
     return (VideoRetrieval(dedupe_captions=settings.gallery == "different"),)
 
 
-COLUMNS = {
-    "video_to_text_recall@1": "v2t R@1", "video_to_text_recall@5": "R@5", "video_to_text_recall@10": "R@10",
-    "text_to_video_recall@1": "t2v R@1", "text_to_video_recall@5": "R@5", "text_to_video_recall@10": "R@10",
-    "video_rsum": "RSUM",
-}  # fmt: skip
-TABLES = {
-    "pooling": Table(
-        "Pooling of frames and words",
-        "MSR-VTT, ResNet-152 (Table 3 prints G-pooling alone)",
-        (
-            Row("MEAN-pooling", {"image_pool": "mean", "text_pool": "mean"}),
-            Row(
-                "G-pooling",
-                {"image_pool": "gpo", "text_pool": "gpo"},
-                dict(zip(COLUMNS, (20.0, 42.0, 54.9, 9.8, 28.3, 39.6, 194.6), strict=True)),
-            ),
-        ),
-        COLUMNS,
-    ),
-}
-
-RECIPE = Recipe("cookie-video", "COOKIE: video-text matching", Settings, build, TABLES, evaluators)
+RECIPE = Recipe("cookie-video", "COOKIE: video-text matching", Settings, build, evaluators=evaluators)

@@ -6,7 +6,6 @@ objective ``with_soft_labels`` and hands ``teachers`` to the method. With both w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,18 +16,10 @@ from diptych.evaluation.uni_modal import UniModal
 from diptych.objectives.combine import Sum
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI, CrossModalSoftLabels, UniModalSoftLabels
-from diptych.recipes.recipe import RECALLS, Row
 from diptych.registries import IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP, setting
 from diptych.targets.columns import Of
 from diptych.training.teachers import Teachers
-
-COLUMNS = {
-    **RECALLS,
-    "text_to_text_recall@1": "t2t R@1",
-    "text_to_text_recall@10": "t2t R@10",
-    "image_to_image_agreement": "i2i ρ",
-}
 
 LIVE: dict[str, tuple[Of, ...]] = {
     "cached": (), "live": ("image", "text"), "live_image": ("image",), "live_text": ("text",)
@@ -133,10 +124,3 @@ def teachers(settings: SoftLabelSettings, image_size: int = 224, clean: bool = F
 def evaluators(settings: SoftLabelSettings) -> tuple[Retrieval, UniModal]:
     """RSUM chooses the epoch; uni-modal figures stand beside it."""
     return Retrieval(), UniModal(settings.text_teacher)
-
-
-def rows(published: Sequence[Mapping[str, float]] = ({}, {}, {}, {})) -> tuple[Row, ...]:
-    """base, + CSA, + USA, + CUSA, with the published numbers of each; the weights are the recipe's own."""
-    changes: tuple[dict[str, float], ...] = ({"csa": 0.0, "usa": 0.0}, {"usa": 0.0}, {"csa": 0.0}, {})
-    names = ("base", "+ CSA", "+ USA", "+ CUSA")
-    return tuple(Row(*row) for row in zip(names, changes, published, strict=True))

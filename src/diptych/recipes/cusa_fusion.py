@@ -16,7 +16,7 @@ from diptych.objectives.combine import Sum
 from diptych.objectives.matching import ITC, ITM
 from diptych.objectives.objective import Objective
 from diptych.recipes import cusa, fusion
-from diptych.recipes.recipe import Recipe, Table
+from diptych.recipes.recipe import Recipe
 from diptych.settings import setting
 from diptych.training.method import Method
 
@@ -68,15 +68,4 @@ def build(settings: Settings, captions: Captions) -> Method:
     )
 
 
-TABLES = {
-    "8": Table(
-        "CSA, USA and both on a fusion re-ranker (Table 8 has X2-VLM, pre-trained)",
-        "not in the paper",
-        cusa.rows(),
-        cusa.COLUMNS,
-    )
-}
-
-RECIPE = Recipe(
-    "cusa-fusion", "Fusion re-ranker with CUSA's soft labels", Settings, build, TABLES, cusa.evaluators
-)
+RECIPE = Recipe("cusa-fusion", "Fusion re-ranker with CUSA's soft labels", Settings, build, cusa.evaluators)

@@ -13,7 +13,7 @@ from typing import Literal
 from diptych.data.captions import Captions
 from diptych.model import named
 from diptych.recipes import cusa, sgraf
-from diptych.recipes.recipe import RECALLS, Recipe, Table
+from diptych.recipes.recipe import Recipe
 from diptych.settings import setting
 from diptych.training.method import Method
 
@@ -59,37 +59,13 @@ def build(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -
     )
 
 
-def _table(name: str, *rows: tuple[float, ...]) -> dict[str, Table]:
-    published = [dict(zip(RECALLS, (*row, round(sum(row), 1)), strict=True)) for row in rows]
-    title = f"CSA, USA and both on {name}"
-    return {"8": Table(title, "Flickr30K 1K, BUTD features", cusa.rows(published), cusa.COLUMNS)}
-
-
 SGR_RECIPE = Recipe(
-    "cusa-sgr",
-    "SGR with CUSA's soft labels",
-    Settings,
-    partial(build, "sgr"),
-    _table(
-        "SGR",
-        (74.2, 93.4, 97.0, 56.1, 82.2, 88.3),
-        (78.7, 95.2, 97.7, 57.1, 84.0, 89.4),
-        (79.4, 94.8, 97.1, 57.9, 83.3, 89.1),
-        (79.3, 94.9, 97.5, 58.4, 84.2, 89.5),
-    ),
-    cusa.evaluators,
+    "cusa-sgr", "SGR with CUSA's soft labels", Settings, partial(build, "sgr"), evaluators=cusa.evaluators
 )
 SAF_RECIPE = Recipe(
     "cusa-saf",
     "SAF with CUSA's soft labels",
     FiltrationSettings,
     partial(build, "saf"),
-    _table(
-        "SAF",
-        (74.6, 94.8, 97.0, 55.8, 81.9, 88.2),
-        (77.3, 94.9, 97.9, 58.1, 84.6, 90.1),
-        (76.9, 94.2, 97.9, 58.8, 84.1, 90.1),
-        (77.8, 95.0, 98.0, 58.5, 83.9, 90.3),
-    ),
-    cusa.evaluators,
+    evaluators=cusa.evaluators,
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from diptych.data.captions import Captions
 from diptych.model.retriever import Retriever
 from diptych.recipes import cusa, vse_infinity
-from diptych.recipes.recipe import Recipe, Table
+from diptych.recipes.recipe import Recipe
 from diptych.training.method import Method
 
 
@@ -41,13 +41,6 @@ def build(settings: Settings, captions: Captions) -> Method:
     )
 
 
-TABLES = {
-    "8": Table(
-        "CSA, USA and both on VSE∞ (CUSA's Table 8 has other hosts)",
-        "not in the paper",
-        cusa.rows(),
-        cusa.COLUMNS,
-    )
-}
-
-RECIPE = Recipe("cusa-vse-infinity", "VSE∞ with CUSA's soft labels", Settings, build, TABLES, cusa.evaluators)
+RECIPE = Recipe(
+    "cusa-vse-infinity", "VSE∞ with CUSA's soft labels", Settings, build, evaluators=cusa.evaluators
+)

@@ -30,7 +30,7 @@ from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.combine import Sum
 from diptych.objectives.labels import DSCMR, SIDES, Alternate, Consistency, LabelLoss, MaskedPrediction, Side
 from diptych.objectives.objective import Objective
-from diptych.recipes.recipe import Figure, Recipe, Row, Table
+from diptych.recipes.recipe import Recipe
 from diptych.registries import IMAGE_ENCODERS, TEXT_ENCODERS
 from diptych.settings import TrainingSettings, setting
 from diptych.targets.columns import TargetSource
@@ -292,53 +292,6 @@ def _checked(settings: Settings, captions: Captions) -> Settings:
     return settings
 
 
-_NDCG = {"text_to_image_ndcg@500": "text → image NDCG", "image_to_text_ndcg@500": "image → text NDCG"}
-_FLICKR = "FLICKR25K, micro-F1 × 100"
-_F1 = {"image_f1": "image F1", "text_f1": "text F1"}
-
-
-def _columns() -> dict[str, str]:
-    return {
-        **_F1,
-        "image_to_text_ndcg@500": "i2t NDCG@500",
-        "text_to_image_ndcg@500": "t2i NDCG@500",
-        "ndcg": "mean NDCG",
-    }
-
-
-def _row(name: str, image: float, text: float, **changes: object) -> Row:
-    return Row(name, changes, {"image_f1": image, "text_f1": text})
-
-
-TABLES = {
-    "1": Table(
-        "Classification and retrieval of the shared model and of those it is compared with",
-        _FLICKR,
-        (
-            _row("Independent", 67.2, 53.0, baseline="independent"),
-            _row("DSCMR", 63.4, 53.6, baseline="dscmr"),
-            _row("Ours+Con", 68.6, 54.9, baseline="ours+con"),
-            _row("Ours", 69.0, 55.6, baseline="ours"),
-        ),
-        _columns(),
-    ),
-    "consistency": Table(
-        "Consistency loss on and off in the traditional two-network method (Figure 1)",
-        "FLICKR25K, curves only",
-        (
-            Row("Consistency−", {"baseline": "traditional"}),
-            Row("Consistency+", {"baseline": "traditional+con"}),
-        ),
-        _columns(),
-        Figure("epochs", {"image_f1": "image F1", "text_f1": "text F1", **_NDCG}),
-    ),
-    "lambda": Table(
-        "λ, the weight of masked prediction (Figure 3)",
-        "NDCG, curves only",
-        tuple(Row(f"λ = {weight:g}", {"context_weight": weight}) for weight in (0, 0.001, 0.01, 0.1, 1, 10)),
-        _columns(),
-        Figure("rows", _NDCG, "NDCG@500"),
-    ),
-}
-
-RECIPE = Recipe("labelwise", "Label-wise retrieval by semantic sharing", Settings, build, TABLES, evaluators)
+RECIPE = Recipe(
+    "labelwise", "Label-wise retrieval by semantic sharing", Settings, build, evaluators=evaluators
+)

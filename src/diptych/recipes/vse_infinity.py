@@ -13,7 +13,7 @@ from diptych.data.captions import Captions
 from diptych.model import named
 from diptych.model.retriever import Retriever
 from diptych.objectives.expressions import triplet
-from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.recipes.recipe import Recipe
 from diptych.registries import IMAGE_ENCODERS, POOLINGS, TEXT_ENCODERS
 from diptych.settings import IMAGE_HELP, TrainingSettings, setting
 from diptych.training.method import Method
@@ -87,79 +87,4 @@ def build(settings: Settings, captions: Captions) -> Method:
     )
 
 
-def _row(name: str, numbers: tuple[float, float, float, float], **changes: object) -> Row:
-    keys = (
-        "image_to_text_recall@1",
-        "image_to_text_recall@5",
-        "text_to_image_recall@1",
-        "text_to_image_recall@5",
-    )
-    return Row(name, changes, dict(zip(keys, numbers, strict=True)))
-
-
-_COCO = "COCO 5-fold 1K, BUTD features"
-TABLES = {
-    "1": Table(
-        "Aggregators on each side (region + BERT)",
-        _COCO,
-        (
-            _row("AvgPool, CLS", (67.7, 92.6, 54.8, 85.1), image_pool="mean", text_pool="first"),
-            _row("AvgPool, GPO", (71.7, 93.8, 57.5, 87.6), image_pool="mean", text_pool="gpo"),
-            _row("GPO, CLS", (73.8, 94.8, 59.2, 88.0), image_pool="gpo", text_pool="first"),
-            _row("GPO, GPO", (79.7, 96.4, 64.8, 91.4), image_pool="gpo", text_pool="gpo"),
-        ),
-    ),
-    "2": Table(
-        "Size Augmentation (region + BiGRU)",
-        _COCO,
-        (
-            _row("none", (74.6, 95.0, 60.6, 89.1), size_augmentation="none"),
-            _row("visual", (75.4, 95.5, 61.4, 89.5), size_augmentation="visual"),
-            _row("visual + text", (78.5, 96.0, 61.7, 90.3), size_augmentation="both"),
-        ),
-    ),
-    "3": Table(
-        "Sequence model of GPO (region + BiGRU)",
-        _COCO,
-        (
-            _row("Transformer", (77.4, 95.4, 61.4, 90.1), gpo_sequence="transformer"),
-            _row("BiGRU", (78.5, 96.0, 61.7, 90.3), gpo_sequence="bigru"),
-        ),
-    ),
-    "4": Table(
-        "VSE++ (mean pooling) against VSE∞ (GPO), region + BiGRU",
-        _COCO,
-        (
-            _row("VSE++", (68.5, 92.6, 54.0, 85.6), image_pool="mean", text_pool="mean"),
-            _row("VSE∞", (78.5, 96.0, 61.7, 90.3), image_pool="gpo", text_pool="gpo"),
-        ),
-    ),
-    "sides": Table(
-        "Mean pooling or GPO on each side (Table 1 with mean in place of CLS)",
-        "not in the paper",
-        (
-            Row("mean, mean", {"image_pool": "mean", "text_pool": "mean"}),
-            Row("GPO, mean", {"image_pool": "gpo", "text_pool": "mean"}),
-            Row("mean, GPO", {"image_pool": "mean", "text_pool": "gpo"}),
-            Row("GPO, GPO", {"image_pool": "gpo", "text_pool": "gpo"}),
-        ),
-    ),
-    "7": Table(
-        "Coefficients per dimension (region + BiGRU)",
-        _COCO,
-        (
-            _row("per dimension", (76.5, 95.9, 61.2, 89.6), gpo_per_dimension=True),
-            _row("shared", (78.5, 96.0, 61.7, 90.3), gpo_per_dimension=False),
-        ),
-    ),
-    "8": Table(
-        "Features into the generator (region + BiGRU)",
-        _COCO,
-        (
-            _row("with features", (78.0, 96.2, 61.8, 90.2), gpo_data_dependent=True),
-            _row("positions only", (78.5, 96.0, 61.7, 90.3), gpo_data_dependent=False),
-        ),
-    ),
-}
-
-RECIPE = Recipe("vse-infinity", "VSE∞: learned pooling (GPO)", Settings, build, TABLES)
+RECIPE = Recipe("vse-infinity", "VSE∞: learned pooling (GPO)", Settings, build)

@@ -1,130 +1,379 @@
-"""Run the rows of a paper's table, several seeds each, and set published and measured numbers side by side."""
+"""Run the rows of a paper's table, several seeds each, and set published and measured numbers side by side.
+
+The validation split chooses the epoch of a run, and the test split is measured once: its report is kept and read again.
+A run's folder is named after data set, row and seed. A run of equal recipe, settings and data is not trained twice.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from diptych.data.formats import open_captions
-from diptych.errors import CheckpointError, Interrupted, SettingsError
-from diptych.evaluation.significance import mean_and_interval
-from diptych.recipes.recipe import Recipe, Row, Table
+from diptych.errors import CheckpointError, Interrupted
+from diptych.evaluation.report import Report, aligned_rows
+from diptych.recipes.recipe import Recipe
+from diptych.registries import RECIPES
 from diptych.reports.charts import figure_class
-from diptych.runs.figures import draw_table
-from diptych.runs.train import inherited, resumed_settings, run_recipe, training_splits
-from diptych.settings import from_json, to_json
+from diptych.reports.tables import Metrics, Results
+from diptych.runs import columns
+from diptych.runs.evaluate import evaluate_runs
+from diptych.runs.table_plan import (
+    Cell,
+    Wanted,
+    check_cells,
+    protocol_of,
+    split_for,
+    table_data,
+)
+from diptych.runs.train import inherited, resumed_settings, run_recipe
+from diptych.settings import TrainingSettings, from_json, parse_value, setting_names, to_json
 from diptych.storage import MODEL, parse_json, write_text
-from diptych.training.checkpoint import Progress, has_state
+from diptych.tables import Group, Row, Table, preset, slug
+from diptych.training.checkpoint import Progress, has_state, read_run
 
 
-def ablate(
-    recipe: Recipe,
-    table: str,
-    data: str,
-    folder: Path,
-    *,
-    seeds: int = 1,
-    rows: Sequence[str] = (),
-    changes: Mapping[str, Any] | None = None,
-    show_progress: bool = True,
-) -> str:
-    """Run a table's rows on ``data`` and return the comparison; finished runs are reused, broken ones go on.
+@dataclass(frozen=True)
+class Job:
+    """One run to train: a row on a data set with a seed."""
 
-    ``changes`` apply to every row, the row's own switches win. The measured numbers are those of the validation
-    split at the best epoch; each run lies in ``folder/<number>-<row>-seed<k>``.
-    """
-    chosen = _chosen(recipe.tables[table], rows)
-    numbers = {row.name: number for number, row in enumerate(recipe.tables[table].rows, 1)}
-    results: dict[str, list[dict[str, float]]] = {}
-    histories: dict[str, list[list[dict[str, float]]]] = {}
-    training, _ = training_splits(open_captions(data))
-    if recipe.tables[table].figure is not None:
+    recipe: Recipe
+    settings: TrainingSettings
+    data: str
+    folder: str  # its name
+
+    @property
+    def key(self) -> str:
+        """The same for runs that would be equal."""
+        return json.dumps([self.recipe.name, self.data, to_json(self.settings)], sort_keys=True)
+
+
+def plan(table: Table, folder: Path, wanted: Wanted) -> str:
+    """What ``ablate`` would do, in words."""
+    return _checked(table, folder, wanted).plan()
+
+
+def ablate(table: Table, folder: Path, wanted: Wanted) -> Results:
+    """Train and measure a table; what was trained or measured before is used again, broken runs go on."""
+    runner = _checked(table, folder, wanted)
+    results = runner.results()
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / f"table-{table.name}"
+    write_text(place.with_suffix(".md"), results.markdown())
+    write_text(place.with_suffix(".tex"), results.latex())
+    write_text(place.with_suffix(".json"), json.dumps(_beside_earlier(place, results.json()), indent=2))
+    if table.figure is not None:
+        results.draw(folder / f"figure-{table.name}.svg")
+    return results
+
+
+def _checked(table: Table, folder: Path, wanted: Wanted) -> Runner:
+    runner = Runner(table, folder, wanted)
+    if table.figure is not None:
         figure_class()  # without the extra that draws, nothing is run
-    for row in chosen:  # what cannot be run is refused before the first row takes its hours
-        values = inherited(recipe.settings, {**(changes or {}), **row.changes})
-        recipe.build(from_json(recipe.settings, values), training)
-    for row in chosen:
-        for seed in range(seeds):
-            values = inherited(recipe.settings, {**(changes or {}), **row.changes, "seed": seed})
-            run = folder / f"{numbers[row.name]}-{_slug(row.name)}-seed{seed}"
-            if show_progress:
-                print(f"{row.name}, seed {seed}: {run}", flush=True)
-            progress = _measured(recipe, values, data, run, show_progress)
-            history = [_validation(line) for line in progress.history]
-            histories.setdefault(row.name, []).append(history)
-            (best,) = (line for line in history if line["epoch"] == progress.best_epoch)
-            results.setdefault(row.name, []).append(best)
-    _keep(folder / f"table-{table}.json", results)
-    said = render(recipe.tables[table], chosen, results, data)
-    if recipe.tables[table].figure is None:
-        return said
-    drawing = folder / f"figure-{table}.svg"
-    draw_table(recipe.tables[table], chosen, histories, results, drawing)
-    return f"{said}\n\n{drawing}"
+    runner.check()
+    return runner
 
 
-def _keep(file: Path, results: Mapping[str, Any]) -> None:
-    """Write the rows that were run beside those of earlier calls."""
+def _beside_earlier(place: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The rows of this call, and those of earlier calls that it does not have."""
+    file = place.with_suffix(".json")
     earlier = parse_json(MODEL.read(file)) if file.exists() else {}
-    write_text(file, json.dumps({**earlier, **results}, indent=2))
+    if "format" not in earlier:  # of earlier versions: metrics of the validation split by row
+        return content | ({"earlier": earlier} if earlier else {})
+    kept = {"earlier": earlier["earlier"]} if "earlier" in earlier else {}
+    return content | kept | {"rows": {**earlier["rows"], **content["rows"]}}
 
 
-def _measured(recipe: Recipe, values: dict[str, Any], data: str, run: Path, show_progress: bool) -> Progress:
-    settings = from_json(recipe.settings, values)
-    resume = has_state(run)
-    if resume and to_json(resumed_settings(recipe, run, {})) != to_json(settings):
-        raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
-    try:
-        return run_recipe(
-            recipe, settings, data, run, resume=resume, baseline=False, show_progress=show_progress
+class Runner:
+    """A table on given data."""
+
+    def __init__(self, table: Table, folder: Path, wanted: Wanted) -> None:
+        self.table, self.folder, self.wanted = table, folder, wanted
+        self.data = table_data(table, wanted.data)
+        chosen = [table.row(name) for name in wanted.rows] if wanted.rows else list(table.rows)
+        self.rows = [one for row in chosen for one in self._varied(row)]
+        self.found = {run: self._key(run) for run in _runs_in(folder)}
+        self.histories: dict[str, list[list[dict[str, float]]]] = {}
+        self.teachers: dict[str, dict[str, dict[str, float]]] = {}  # path → module → costs
+
+    # --- what there is to do
+
+    def _varied(self, row: Row) -> Iterator[Row]:
+        """The row, or one for each combination of the values of ``--vary``."""
+        if not self.wanted.vary or not row.recipe:
+            yield row
+            return
+        kind = RECIPES[row.recipe].settings
+        for values in product(*self.wanted.vary.values()):
+            named = dict(zip(self.wanted.vary, values, strict=True))
+            switches = {name: parse_value(kind, name, value) for name, value in named.items()}
+            words = ", ".join(f"{name} = {value}" for name, value in named.items())
+            yield replace(
+                row, name=f"{row.name}, {words}", switches={**row.switches, **switches}, published={}
+            )
+
+    def cells(self) -> Iterator[Cell]:
+        """Every row in every group whose data are given."""
+        for row in self.rows:
+            for group in self.table.groups:
+                if row.measured_in(group) and self._has_data(row, group):
+                    yield self._cell(row, group)
+
+    def _needed(self) -> list[Row]:
+        """The chosen rows, and those that they are means of."""
+        members = [self.table.row(name) for row in self.rows for name in row.mean_of]
+        return list({row.name: row for row in (*self.rows, *members)}.values())
+
+    def _has_data(self, row: Row, group: Group) -> bool:
+        """Whether there is what it trains on and, of several data sets to measure, one of them."""
+        needs = [name for name in self.table.needs(row, group) if name not in group.data]
+        return all(name in self.data for name in needs) and (
+            not group.data or any(name in self.data for name in group.data)
         )
-    except Interrupted as note:
-        raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
 
+    def _cell(self, row: Row, group: Group) -> Cell:
+        other = tuple(self.data[name] for name in group.data if name in self.data)
+        if row.mean_of:
+            members = tuple(self._cell(self.table.row(name), group) for name in row.mean_of)
+            return Cell(row, group, members[0].name, members[0].path, other, members)
+        name = row.trains_on(group)
+        return Cell(row, group, name, self.data.get(name, ""), other)
 
-def _validation(line: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of an epoch by their own names."""
-    return {name.removeprefix("validation_"): value for name, value in line.items()}
+    def settings(self, cell: Cell, seed: int) -> TrainingSettings:
+        """In this order: flag, row, preset, default."""
+        row, wanted = cell.row, self.wanted
+        kind = RECIPES[row.recipe].settings
+        name = wanted.preset or row.preset or (self.table.preset if wanted.published else "")
+        values = preset(row.recipe, name.format(data=cell.group.train)) if name else {}
+        known = setting_names(kind)
+        varied = {name: row.switches[name] for name in wanted.vary if name in row.switches}
+        flags = {name: value for name, value in wanted.changes.items() if name in known}
+        values = {**values, **row.switches, **flags, **varied, "seed": seed}
+        made: TrainingSettings = from_json(kind, inherited(kind, values))
+        return made
 
+    def jobs(self, cell: Cell, seed: int) -> list[Job]:
+        """The runs behind one measurement."""
+        if cell.members:
+            copies = cell.row.copies
+            seeds = range(copies * seed, copies * (seed + 1))
+            return [job for member in cell.members for one in seeds for job in self.jobs(member, one)]
+        folder = f"{self._data_name(cell.name)}-{slug(cell.row.name)}-seed{seed}"
+        return [Job(RECIPES[cell.row.recipe], self.settings(cell, seed), cell.path, folder)]
 
-def render(
-    table: Table, rows: Sequence[Row], results: Mapping[str, list[dict[str, float]]], data: str
-) -> str:
-    """Markdown: published numbers, then measured means with 95 % intervals over the seeds, for each row.
+    def _data_name(self, name: str) -> str:
+        """What a folder calls the data: its name in the table, or that of the path where only a path was given."""
+        if name in self.wanted.data:
+            return name
+        return slug(Path(self.data[name].split("?")[0]).name) or name
 
-    A column that was neither published nor measured is left out.
-    """
-    runs = [run for row in rows for run in results[row.name]]
-    known = [*runs, *(row.published for row in rows)]
-    columns = {
-        name: head for name, head in table.columns.items() if any(name in numbers for numbers in known)
-    }
-    lines = [
-        f"{table.title}",
-        f"published: {table.protocol}; measured: {data}, validation split. Unlike data: compare the order, not values.",
-        "",
-        f"| row | | {' | '.join(columns.values())} |",
-        f"|---|---|{'---|' * len(columns)}",
-    ]
-    for row in rows:
-        published = [f"{row.published[name]:.1f}" if name in row.published else "" for name in columns]
-        measured = [
-            mean_and_interval([run[name] for run in results[row.name] if name in run]) for name in columns
+    def trained(self) -> list[tuple[Cell, Job]]:
+        """Each run that the table needs, once."""
+        found: dict[str, tuple[Cell, Job]] = {}
+        for cell in self.cells():
+            if cell.group.kind == "test":
+                for seed in range(self.wanted.seeds):
+                    for job in self.jobs(cell, seed):
+                        found.setdefault(job.key, (cell, job))
+        return list(found.values())
+
+    def check(self) -> None:
+        """Refuse what cannot be run before the first row takes its hours."""
+        cells = list(self.cells())
+        check_cells(self.table, self.rows, cells, self.wanted, self.data, partial(self.settings, seed=0))
+
+    def plan(self) -> str:
+        """What would be trained and measured, and how long the training would take, from a few measured steps."""
+        rows = [["run", "recipe", "steps", "seconds a step", "hours"]]
+        total, costs = 0.0, dict[str, columns.Cost]()
+        for _, job in self.trained():
+            if _finished(run := self.place(job), job.settings):
+                rows.append([job.folder, job.recipe.name, "finished", "", ""])
+                continue
+            like = replace(job, settings=replace(job.settings, seed=0)).key
+            if like not in costs:
+                costs[like] = columns.measure_steps(job.recipe, job.settings, open_captions(job.data))
+            cost = costs[like]
+            left = max(0, cost.steps * job.settings.epochs - _steps_made(run))
+            hours = left * cost.seconds / 3600
+            total += hours
+            rows.append([job.folder, job.recipe.name, f"{left:,}", f"{cost.seconds:.3f}", f"{hours:.2f}"])
+        measured = [f"{cell.row.name} ({cell.group.title})" for cell in self.cells()]
+        told = [
+            f"{len(rows) - 1} runs, about {total:.2f} hours of training; features, validation and tests come on top.",
+            f"measured: {', '.join(measured)}.",
         ]
-        lines.append(f"| {row.name} | published | " + " | ".join(published) + " |")
-        lines.append("| | measured | " + " | ".join(measured) + " |")
-    return "\n".join(lines)
+        return "\n".join([*aligned_rows(rows), *told, *self._conditions()])
+
+    # --- run and measure
+
+    def results(self) -> Results:
+        """Train what is missing, measure what was not measured yet."""
+        measured: dict[str, dict[str, Sequence[Metrics]]] = {}
+        for _, job in self.trained():
+            self._train(job)
+        for cell in self.cells():
+            measured.setdefault(cell.row.name, {})[cell.group.name] = self._measured(cell)
+        groups = [
+            group
+            for group in self.table.groups
+            if any(
+                group.name in row.published or group.name in measured.get(row.name, {}) for row in self.rows
+            )
+        ]
+        notes = {row.name: self._note(row) for row in self.rows}
+        return Results(self.table, groups, self.rows, measured, self._conditions(), notes, self.histories)
+
+    def _measured(self, cell: Cell) -> list[Metrics]:
+        kind, seeds, show = cell.group.kind, range(self.wanted.seeds), self.wanted.show_progress
+        if kind == "test":
+            return [self._tested(cell, seed) for seed in seeds]
+        if kind == "pooling":
+            return list(columns.pooling_errors(cell.row.module, self.wanted.seeds, show_progress=show))
+        if kind == "counts":
+            return [columns.counts_of(cell.path)]
+        captions, settings = open_captions(cell.path), self.settings(cell, 0)
+        if kind == "teachers":
+            if cell.path not in self.teachers:
+                self.teachers[cell.path] = columns.teacher_costs(settings, captions)
+            return [self.teachers[cell.path][cell.row.module]]
+        cost = columns.measure_steps(RECIPES[cell.row.recipe], settings, captions)
+        said = columns.settings_of(settings, list(cell.group.columns))
+        return [{**cost.metrics(), **said, "parameters_million": cost.parameters / 1e6}]
+
+    def _train(self, job: Job) -> Progress:
+        run = self.place(job)
+        resume = has_state(run)
+        if resume and self._key(run) != job.key:
+            raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
+        if self.wanted.show_progress:
+            print(f"{run}", flush=True)
+        try:
+            progress = run_recipe(
+                job.recipe, job.settings, job.data, run,
+                resume=resume, baseline=False, show_progress=self.wanted.show_progress,
+            )  # fmt: skip
+        except Interrupted as note:
+            raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
+        self.found[run] = job.key
+        return progress
+
+    def place(self, job: Job) -> Path:
+        """The folder of a run: its own, or that of an equal run, of this table, another one or an earlier version."""
+        own = self.folder / job.folder
+        return (
+            own if has_state(own) else next((run for run, key in self.found.items() if key == job.key), own)
+        )
+
+    def _key(self, run: Path) -> str:
+        content = read_run(run)
+        recipe = RECIPES.get(content["recipe"])
+        if recipe is None:
+            return ""
+        settings = resumed_settings(recipe, run, {})
+        return Job(recipe, settings, content["data"], "").key
+
+    def _tested(self, cell: Cell, seed: int) -> Metrics:
+        """The metrics of a run, or of the mean of several, and of the epochs of its training."""
+        jobs = self.jobs(cell, seed)
+        runs = [self.place(job) for job in jobs]
+        if not cell.members and cell.group is self.table.groups[0]:
+            self.histories.setdefault(cell.row.name, []).append(_history(runs[0]))
+        path = list(dict.fromkeys(job.data for job in jobs))
+        options: dict[str, Any] = {
+            "data": list(cell.other)
+            if cell.other
+            else path
+            if len(path) == 1
+            else [job.data for job in jobs],
+            "split": split_for(cell, self.wanted),
+            "protocol": protocol_of(cell.group, self.wanted),
+            "judgements": list(self.wanted.judgements or cell.group.judgements),
+        }
+        digest = hashlib.sha256(json.dumps([list(map(str, runs)), options]).encode()).hexdigest()[:8]
+        name = (
+            f"{self._data_name(cell.name)}-{slug(cell.row.name)}-seed{seed}-{cell.group.name}-{digest}.json"
+        )
+        file = self.folder / "reports" / name
+        states = [(run / "last" / "progress.json").stat().st_mtime_ns for run in runs]
+        if not file.is_file() or file.stat().st_mtime_ns < max(states):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            show = self.wanted.show_progress
+            evaluate_runs(runs, **options, bootstrap=0, output=file, show_progress=show)
+        found = _metrics(Report.load(file), options["judgements"])
+        if len(cell.other) < len(cell.group.data):  # a mean over fewer data sets than the paper's
+            found = {name: value for name, value in found.items() if not name.endswith("_average")}
+        return found
+
+    # --- words
+
+    def _conditions(self) -> list[str]:
+        """What the numbers were measured on."""
+        said = []
+        for cell in {cell.group.name: cell for cell in self.cells()}.values():
+            group, place = cell.group, ", ".join(cell.other) or cell.path
+            if group.kind == "test":
+                rules = [f"protocol {protocol_of(group, self.wanted)}"]
+                rules += [f"judgements {one}" for one in self.wanted.judgements or group.judgements]
+                split = [] if cell.other else [f"split {split_for(cell, self.wanted)}"]
+                said.append(f"measured beside {group.title}: {', '.join([place, *split, *rules])}.")
+            elif place:
+                said.append(f"measured beside {group.title}: {place}.")
+        if self.wanted.changes:
+            flags = ", ".join(f"{name} {value}" for name, value in self.wanted.changes.items())
+            said.append(f"settings of every row that has them: {flags}.")
+        absent = [
+            name for name in replace(self.table, rows=tuple(self._needed())).data if name not in self.data
+        ]
+        if absent:
+            said.append(
+                f"not measured, for want of data: {', '.join(f'--data {name}=PATH' for name in absent)}."
+            )
+        return said
+
+    def _note(self, row: Row) -> str:
+        """Switches of a row that a flag overrules."""
+        lost = [name for name in row.switches if name in self.wanted.changes and name not in self.wanted.vary]
+        return f"its own {', '.join(lost)} is overruled by a flag." if lost else ""
 
 
-def _chosen(table: Table, names: Sequence[str]) -> list[Row]:
-    known = {row.name: row for row in table.rows}
-    for name in names:
-        if name not in known:
-            raise SettingsError(f"the table has no row '{name}': its rows are {', '.join(known)}.")
-    return [known[name] for name in names] if names else list(table.rows)
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(run for run in folder.iterdir() if has_state(run)) if folder.is_dir() else []
 
 
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
+def _steps_made(run: Path) -> int:
+    file = run / "last" / "progress.json"
+    return int(parse_json(MODEL.read(file))["step"]) if file.is_file() else 0
+
+
+def _finished(run: Path, settings: TrainingSettings) -> bool:
+    return has_state(run) and len(_history(run)) >= settings.epochs
+
+
+def _history(run: Path) -> list[dict[str, float]]:
+    """The metrics of every epoch of a run by their own names."""
+    content = parse_json(MODEL.read(run / "last" / "progress.json"))
+    return [
+        {name.removeprefix("validation_"): value for name, value in line.items()}
+        for line in content["history"]
+    ]
+
+
+def _metrics(report: Report, judgements: Sequence[str]) -> Metrics:
+    """Every metric by name, speeds too; those of judgements under the name that columns give them."""
+    found = dict(report.metrics)
+    for group in report.groups:
+        found |= {f"speed_{name}": value for name, value in group.speed.items()}
+    for one in judgements:
+        start = f"{Path(one).stem}_"
+        found |= {
+            f"judged_{name.removeprefix(start)}": v for name, v in found.items() if name.startswith(start)
+        }
+    return found

@@ -12,16 +12,13 @@ vanishes.
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from statistics import fmean
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,11 +26,9 @@ from torch import Tensor
 from diptych.aggregators import GPO, CosSinBiGRU, CosSinMLP, Generator, IndexBiGRU, Interpolation
 from diptych.errors import SettingsError
 from diptych.progress import track
-from diptych.storage import write_text
 from diptych.types import Features
 
 SMALLER, SEEN, LARGER = range(10, 20), range(20, 101), range(101, 121)
-TOLERANCE = 0.02  # difference that counts as the published number: data and optimiser are not published
 PROPOSED = "Cos/Sin+BiGRU"
 
 
@@ -63,15 +58,6 @@ class Results:
     runs: tuple[Run, ...]
     steps: int
 
-    def mean(self, design: str, pattern: str) -> Errors:
-        """The errors of a cell, averaged over its runs."""
-        found = [run.errors for run in self.runs if (run.design, run.pattern) == (design, pattern)]
-        return Errors(*(fmean(getattr(e, name) for e in found) for name in ("seen", "smaller", "larger")))
-
-    def seeds(self) -> int:
-        """Runs per cell."""
-        return len({run.seed for run in self.runs})
-
 
 DESIGNS: dict[str, Callable[[], Generator]] = {
     "Index+Interp": Interpolation,
@@ -87,35 +73,6 @@ PATTERNS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "M-10": lambda k, n: k + 0 * n < 10,
     "T-50%": lambda k, n: k < (n + 1) // 2,  # the upper half, the middle element of an odd set included
     "L": lambda k, n: n - 1 - k,
-}
-
-
-def _published(*cells: tuple[float, float, float]) -> dict[str, Errors]:
-    return {pattern: Errors(*cell) for pattern, cell in zip(PATTERNS, cells, strict=True)}
-
-
-# Table 6: seen, smaller, larger
-PUBLISHED = {
-    "Index+Interp": _published(
-        (0, 0, 0), (0.065, 0.017, 0.070), (0.030, 0.141, 0.014), (0.011, 0.039, 0.005), (0.004, 0.016, 0.002)
-    ),
-    "Cos/Sin+MLP": _published(
-        (0.012, 0.054, 0.006),
-        (0.003, 0.003, 0.003),
-        (0.047, 0.093, 0.030),
-        (0.032, 0.096, 0.026),
-        (0.022, 0.065, 0.028),
-    ),
-    "Index+BiGRU": _published(
-        (0.002, 0.006, 0.003),
-        (0.002, 0.004, 0.001),
-        (0.026, 0.052, 0.018),
-        (0.011, 0.049, 0.007),
-        (0.008, 0.015, 0.005),
-    ),
-    PROPOSED: _published(
-        (0, 0.002, 0), (0.005, 0.010, 0.004), (0.010, 0.031, 0.007), (0.006, 0.046, 0.004), (0, 0.005, 0.001)
-    ),
 }
 
 
@@ -237,53 +194,3 @@ def _together(jobs: Iterable[Job], workers: int) -> Iterator[Run]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def render(results: Results) -> str:
-    """Published and measured errors side by side, and whether the proposed design is reproduced."""
-    designs = [d for d in DESIGNS if any(run.design == d for run in results.runs)]
-    patterns = [p for p in PATTERNS if any(run.pattern == p for run in results.runs)]
-    lines = [
-        "VSE∞, supplement Table 6: RMSE of pooling coefficients, seen sizes | unseen smaller/larger",
-        f"runs per cell: {results.seeds()}, averaged, {results.steps} steps; sizes 20-100 | 10-19/101-120",
-        "",
-        f"{'design':<15}{'':<11}" + "".join(f"{pattern:<20}" for pattern in patterns),
-    ]
-    for design in designs:
-        published = "".join(f"{_cell(PUBLISHED[design][p]):<20}" for p in patterns)
-        measured = "".join(f"{_cell(results.mean(design, p)):<20}" for p in patterns)
-        lines += [f"{design:<15}{'published':<11}{published}", f"{'':<15}{'measured':<11}{measured}"]
-    if PROPOSED in designs:
-        distances = list(_distances(results, patterns))
-        near = sum(away <= TOLERANCE for away, _ in distances)
-        away, where = max(distances)
-        lines += [
-            "",
-            f"{PROPOSED}: {near} of {len(distances)} cells within {TOLERANCE} of the paper; "
-            f"the farthest, {where}, is {away:.3f} away.",
-        ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _distances(results: Results, patterns: Sequence[str]) -> Iterator[tuple[float, str]]:
-    """How far each cell of the proposed design lies from the published one, with its name."""
-    for pattern in patterns:
-        published, measured = asdict(PUBLISHED[PROPOSED][pattern]), asdict(results.mean(PROPOSED, pattern))
-        for sizes, value in measured.items():
-            yield abs(value - published[sizes]), f"{pattern} {sizes}"
-
-
-def _cell(cell: Errors) -> str:
-    seen, smaller, larger = (f"{value:.3f}".removeprefix("0") for value in asdict(cell).values())
-    return f"{seen} | {smaller}/{larger}"
-
-
-def reproduce(seeds: int = 3, output: Path | None = None, show_progress: bool = True) -> str:
-    """The whole table as text; ``output`` also receives every run as JSON."""
-    results = run(seeds=seeds, show_progress=show_progress)
-    if output is not None:
-        cells = {d: {p: asdict(results.mean(d, p)) for p in PATTERNS} for d in DESIGNS}
-        published = {d: {p: asdict(cell) for p, cell in row.items()} for d, row in PUBLISHED.items()}
-        content = {"published": published, "measured": cells, **asdict(results)}
-        write_text(output, json.dumps(content, indent=2) + "\n")
-    return render(results)

@@ -1,0 +1,189 @@
+"""ablate, reproduce: the tables of the papers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from diptych.cli.collection import echo
+from diptych.cli.flags import Command, given, settings_flags
+from diptych.registries import RECIPES
+from diptych.settings import setting_names
+from diptych.tables import Row, Table, main_recipe, papers, tables_of
+
+
+class Tables(click.Group):
+    """A command for each paper, and for each recipe that trains rows of a table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Papers first; what is published has papers alone."""
+        recipes = [name for name in RECIPES if name not in papers() and tables_of(name)]
+        return papers() if self.name == "reproduce" else [*papers(), *recipes]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a paper or recipe."""
+        if cmd_name not in self.commands and cmd_name in self.list_commands(ctx):
+            self.add_command(_command(cmd_name, published=self.name == "reproduce"))
+        return super().get_command(ctx, cmd_name)
+
+
+class NeedsTable(click.Command):
+    """A command whose ``--table`` may be left out only where there is one table, or where a setting is varied."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse a command line that names no table."""
+        rest = super().parse_args(ctx, args)
+        (option,) = (param for param in self.params if param.name == "table")
+        assert isinstance(option.type, click.Choice)
+        known = list(option.type.choices)
+        if ctx.params["table"] is None and not ctx.params["vary"] and len(known) > 1:
+            raise click.MissingParameter(ctx=ctx, param=option)
+        return rest
+
+
+@click.group(cls=Tables)
+def ablate() -> None:
+    """Run the rows of a paper's table on your data. Published and measured numbers stand side by side.
+
+    Every row has the settings of its recipe and the switches of the table. 'reproduce' takes the published settings
+    and protocols too.
+    """
+
+
+@click.group(cls=Tables)
+def reproduce() -> None:
+    """Run a paper's table as it was published. Its settings, protocols and columns, on its data."""
+
+
+def _command(name: str, published: bool) -> click.Command:
+    tables = {key: table for key, table in tables_of(name).items() if not table.command}
+    recipes = list(dict.fromkeys(recipe for table in tables.values() for recipe in table.recipes))
+    listed = "; ".join(f"{key}: {table.title}" for key, table in tables.items())
+    title = f"Tables of the {'paper' if name in papers() else 'recipe'} {name}.\n\n{listed}."
+
+    @click.command(name, cls=NeedsTable, help=title)
+    @click.option("--table", type=click.Choice(list(tables)), help="table of the paper (none: --vary alone)")
+    @_choices
+    @_outputs
+    @_flags(recipes)
+    def command(
+        table: str | None, output_dir: Path | None, dry_run: bool, written: str, **options: Any
+    ) -> None:
+        from diptych.runs import ablate as runner
+        from diptych.runs.table_plan import Wanted, data_by_name
+
+        vary = dict(_varied(one) for one in options.pop("vary"))
+        chosen = tables[table] if table is not None else _sweep(name, tables)
+        own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
+        data, rows = data_by_name(options.pop("data")), options.pop("row")
+        wanted = Wanted(data, rows=rows, vary=vary, published=published, changes=given(options), **own)
+        folder = output_dir or Path("runs") / f"{name}-{chosen.name}"
+        if dry_run:
+            echo(runner.plan(chosen, folder, wanted))
+            return
+        results = runner.ablate(chosen, folder, wanted)
+        if written == "json":
+            echo(json.dumps(results.json(), indent=2))
+            return
+        echo(getattr(results, written)())
+        for file in sorted([*folder.glob(f"table-{chosen.name}.*"), *folder.glob(f"figure-{chosen.name}.*")]):
+            echo(file)
+
+    return command
+
+
+def _choices(command: Command) -> Command:
+    """Which rows, on which data, measured how, with which settings."""
+    options = [
+        click.option(
+            "--data",
+            multiple=True,
+            help="PATH, or NAME=PATH for each data set of the table (may be repeated)",
+        ),
+        click.option("--split", help="split that is measured (default: test; testall for COCO's protocols)"),
+        click.option(
+            "--protocol", help="protocol of image-text retrieval (reproduce: the table's; ablate: plain)"
+        ),
+        click.option(
+            "--judgements", multiple=True, help="judgements in place of the table's (may be repeated)"
+        ),
+        click.option(
+            "--seeds",
+            default=1,
+            show_default=True,
+            type=click.IntRange(1),
+            help="runs per row, seeds 0, 1, …",
+        ),
+        click.option("--row", multiple=True, help="only the rows of this name (may be repeated)"),
+        click.option(
+            "--preset", help="published settings in place of the table's (docs/recipes.md lists them)"
+        ),
+        click.option("--vary", multiple=True, help="SETTING=a,b,c: repeat every row with each value"),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _outputs(command: Command) -> Command:
+    """What is done and written, and where."""
+    options = [
+        click.option(
+            "--dry_run", is_flag=True, help="list what would be trained and measured, with an estimate"
+        ),
+        click.option(
+            "--format",
+            "written",
+            default="terminal",
+            show_default=True,
+            type=click.Choice(["terminal", "markdown", "latex", "json"]),
+            help="form of the printed table; all are saved",
+        ),
+        click.option(
+            "--output_dir",
+            type=click.Path(path_type=Path),
+            help="folder of the runs (default: runs/PAPER-TABLE)",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _flags(recipes: list[str]) -> Callable[[Command], Command]:
+    """The settings of all recipes as flags; the seed is that of the run."""
+
+    def decorate(command: Command) -> Command:
+        done = {"seed", "preset"}
+        for name in recipes:
+            kind = RECIPES[name].settings
+            command = settings_flags(kind, leave_out=done)(command)
+            done |= setting_names(kind)
+        return command
+
+    return decorate
+
+
+def _varied(given: str) -> tuple[str, list[str]]:
+    name, mark, values = given.partition("=")
+    if not mark or not name or not all(values.split(",")):
+        raise click.UsageError(f"--vary {given}: give a setting and its values, as in epsilon=0.05,0.1,0.2.")
+    return name.replace("-", "_"), values.split(",")
+
+
+def _sweep(name: str, tables: dict[str, Table]) -> Table:
+    """A table of one row, the recipe as it is, for ``--vary`` without a table; a table by itself is the one meant."""
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    recipe = main_recipe(name) if name in papers() else name
+    if not recipe:
+        raise click.UsageError(f"--table is missing: choose one of {', '.join(tables)}.")
+    first = next(iter(tables.values()))
+    row = Row(recipe, recipe=recipe)
+    return Table(
+        first.paper, "vary", f"{recipe}, one setting varied", "not in the paper", first.groups[:1], (row,)
+    )

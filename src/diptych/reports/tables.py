@@ -1,0 +1,205 @@
+"""A paper's table with published and measured numbers: terminal, Markdown, LaTeX, JSON, and the picture of a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from diptych.evaluation.report import aligned_rows, markdown_rows
+from diptych.evaluation.significance import half_width, mean_and_interval
+from diptych.reports.charts import Line, picture_of_lines, save_picture
+from diptych.tables import Figure, Group, Row, Table
+
+FORMAT = 2
+SPEED = "speed_thousand_pairs_per_second"
+Metrics = Mapping[str, float]
+Histories = Mapping[str, Sequence[Sequence[Metrics]]]
+"""Row name → runs → epochs → metrics by name."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What was measured of a table: row → group → one set of metrics per seed; and what to say below it."""
+
+    table: Table
+    groups: Sequence[Group]
+    rows: Sequence[Row]
+    measured: Mapping[str, Mapping[str, Sequence[Metrics]]]
+    conditions: Sequence[str]  # data, split, protocol, settings: one sentence each
+    notes: Mapping[str, str] = field(default_factory=dict)  # row → what differs
+    histories: Histories = field(default_factory=dict)
+
+    def values(self, row: Row, group: Group, metric: str) -> list[float]:
+        """The values of a cell, one per seed."""
+        runs = self.measured.get(row.name, {}).get(group.name, ())
+        return [run[metric] for run in runs if metric in run]
+
+    def columns(self, group: Group) -> dict[str, str]:
+        """The columns of a group that were published or measured for one of the rows."""
+        return {
+            metric: head
+            for metric, head in group.columns.items()
+            if any(
+                metric in row.published.get(group.name, {}) or self.values(row, group, metric)
+                for row in self.rows
+            )
+        }
+
+    def cells(self) -> list[list[str]]:
+        """The table as text: a head, then for each row what was published and what was measured."""
+        several = len(self.groups) > 1
+        head = ["row", ""]
+        for group in self.groups:
+            head += [f"{group.title}: {one}" if several else one for one in self.columns(group).values()]
+        lines = [head]
+        for row in self.rows:
+            published = [
+                f"{row.published[group.name][metric]:,.{group.digits}f}"
+                if metric in row.published.get(group.name, {})
+                else ""
+                for group in self.groups
+                for metric in self.columns(group)
+            ]
+            measured = [
+                mean_and_interval(self.values(row, group, metric), group.digits)
+                for group in self.groups
+                for metric in self.columns(group)
+            ]
+            name = row.name
+            if any(published) or row.published_only:
+                lines.append([name, "published", *published])
+                name = ""
+            if not row.published_only:
+                lines.append([name, "measured", *measured])
+        return lines
+
+    def sentences(self) -> Iterator[str]:
+        """What stands below the table."""
+        yield from self.conditions
+        if self.table.note:
+            yield self.table.note
+        for row in self.rows:
+            said = " ".join(one for one in (row.note, self.notes.get(row.name, "")) if one)
+            if said:
+                yield f"{row.name}: {said}"
+
+    def terminal(self) -> str:
+        """Aligned columns."""
+        return "\n".join([self.heading, "", *aligned_rows(self.cells()), "", *self.sentences()])
+
+    @property
+    def heading(self) -> str:
+        """Title and source."""
+        return f"{self.table.title} ({self.table.source})"
+
+    def markdown(self) -> str:
+        """A Markdown table."""
+        return "\n".join([self.heading, "", *markdown_rows(self.cells()), "", *self.sentences(), ""])
+
+    def latex(self) -> str:
+        """A ``tabular`` with the rules of booktabs."""
+        head, *rows = self.cells()
+        lines = [
+            f"% {self.heading}",
+            *(f"% {one}" for one in self.sentences()),
+            rf"\begin{{tabular}}{{ll{'r' * (len(head) - 2)}}}",
+            r"\toprule",
+        ]
+        if len(self.groups) > 1:
+            spans = [rf"\multicolumn{{{len(self.columns(g))}}}{{c}}{{{_tex(g.title)}}}" for g in self.groups]
+            lines.append(" & ".join(["", "", *spans]) + r" \\")
+            head = ["row", "", *(one for group in self.groups for one in self.columns(group).values())]
+        lines += [" & ".join(map(_tex, head)) + r" \\", r"\midrule"]
+        lines += [" & ".join(map(_tex, row)) + r" \\" for row in rows]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+    def json(self) -> dict[str, Any]:
+        """Everything, for programs."""
+        return {
+            "format": FORMAT,
+            "paper": self.table.paper,
+            "table": self.table.name,
+            "title": self.heading,
+            "conditions": list(self.conditions),
+            "columns": {group.name: dict(group.columns) for group in self.groups},
+            "rows": {
+                row.name: {
+                    "published": {name: dict(values) for name, values in row.published.items()},
+                    "measured": {
+                        name: [dict(run) for run in runs]
+                        for name, runs in self.measured.get(row.name, {}).items()
+                    },
+                    "note": self.notes.get(row.name, ""),
+                }
+                for row in self.rows
+            },
+        }
+
+    def draw(self, output: Path) -> None:
+        """Write the figure: means over the seeds of a row with 95 % intervals; published numbers are dashed."""
+        figure = self.table.figure
+        assert figure is not None
+        names = {name for groups in self.measured.values() for name in groups}
+        group = next(group for group in self.groups if group.name in names)
+        rows = [row for row in self.rows if self.measured.get(row.name, {}).get(group.name)]
+        lines = {"epochs": self._over_epochs, "rows": self._over_rows, "speed": self._by_speed}[figure.over](
+            figure, rows, group
+        )
+        ticks = [row.name for row in rows] if figure.over == "rows" else []
+        label = "thousand pairs per second" if figure.over == "speed" else figure.over
+        save_picture(picture_of_lines(self.table.title, label, figure.unit, lines, ticks), output)
+
+    def _over_epochs(self, figure: Figure, rows: Sequence[Row], group: Group) -> list[Line]:
+        """A colour for each metric, dashes for the first row; measured on the validation split."""
+        lines = []
+        for number, row in enumerate(rows):
+            runs = self.histories[row.name]
+            epochs = min(len(run) for run in runs)  # a run that stopped early ends the line
+            for colour, (metric, words) in enumerate(figure.metrics.items()):
+                values = [[run[epoch][metric] for run in runs] for epoch in range(epochs)]
+                x = [epoch + 1 for epoch in range(epochs)]
+                lines.append(_line(f"{words}, {row.name}", x, values, colour, dashed=number == 0))
+        return lines
+
+    def _over_rows(self, figure: Figure, rows: Sequence[Row], group: Group) -> list[Line]:
+        lines = []
+        for colour, (metric, words) in enumerate(figure.metrics.items()):
+            x = list(range(len(rows)))
+            lines.append(_line(words, x, [self.values(row, group, metric) for row in rows], colour))
+            known = [(n, row.published.get(group.name, {})) for n, row in enumerate(rows)]
+            printed = [(n, numbers[metric]) for n, numbers in known if metric in numbers]
+            if printed:
+                values = [[value] for _, value in printed]
+                lines.append(
+                    _line(f"{words}, published", [n for n, _ in printed], values, colour, dashed=True)
+                )
+        return lines
+
+    def _by_speed(self, figure: Figure, rows: Sequence[Row], group: Group) -> list[Line]:
+        """A point for each row."""
+        ((metric, _),) = figure.metrics.items()
+        return [
+            _line(row.name, [mean(self.values(row, group, SPEED))], [self.values(row, group, metric)], colour)
+            for colour, row in enumerate(rows)
+        ]
+
+
+def _line(
+    name: str, x: Sequence[float], values: Sequence[Sequence[float]], colour: int, dashed: bool = False
+) -> Line:
+    return Line(name, x, [mean(one) for one in values], [half_width(one) for one in values], colour, dashed)
+
+
+def _tex(text: str) -> str:
+    """Text for LaTeX."""
+    return "".join(_TEX.get(letter, letter) for letter in text)
+
+
+_TEX = {
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+    "\\": r"\textbackslash{}", "±": r"$\pm$", "∞": r"$\infty$", "→": r"$\to$", "−": "--",
+    "λ": r"$\lambda$", "ε": r"$\varepsilon$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$",
+}  # fmt: skip

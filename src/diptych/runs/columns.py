@@ -1,0 +1,210 @@
+"""What measures cells that need no trained run: steps, teachers, settings, counts, the pooling experiment."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from diptych.data.captions import Captions
+from diptych.data.formats import open_captions
+from diptych.data.labels import COLUMN, class_names, class_sets
+from diptych.data.readers.hashing_lists import RANKED
+from diptych.evaluation.senteval import is_senteval, read_senteval
+from diptych.objectives.objective import after_step
+from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER
+from diptych.recipes.recipe import Recipe
+from diptych.runs import synthetic_pooling
+from diptych.runs.train import seed_everything, training_device, training_splits
+from diptych.settings import TrainingSettings
+from diptych.targets.columns import fill_targets
+from diptych.training.checkpoint import RunCard
+from diptych.training.prepare import prepare, ready_views
+from diptych.training.session import Session
+from diptych.training.teachers import Teachers
+
+STEPS = 3  # steps made; the first is not timed where there are more
+TIMES = 10  # that a teacher is timed
+MEGA = 2**20
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What training costs: seconds of a step, steps of an epoch, memory of the GPU and of the process."""
+
+    seconds: float
+    steps: int
+    parameters: int
+    gpu: int
+    memory: int
+
+    def metrics(self) -> dict[str, float]:
+        """As columns of a table."""
+        found = {
+            "step_ms": 1000 * self.seconds,
+            "epoch_minutes": self.seconds * self.steps / 60,
+            "memory_gb": self.memory / 2**30,
+        }
+        return found | ({"gpu_mb": self.gpu / MEGA} if self.gpu else {})
+
+
+def measure_steps(
+    recipe: Recipe,
+    settings: TrainingSettings,
+    captions: Captions,
+    *,
+    steps: int = STEPS,
+    device: str = "auto",
+) -> Cost:
+    """Build the method on the training split and make a few steps on its first pairs; nothing is kept."""
+    training, _ = training_splits(captions)
+    seed_everything(settings.seed)
+    method = recipe.build(settings, training)
+    parameters = sum(p.numel() for p in method.retriever.parameters())
+    batch = settings.batch_size
+    if method.solver is not None:
+        return Cost(0.0, 0, parameters, 0, _memory())
+    some = _first(training, steps * batch)
+    where = training_device(device)
+    how: dict[str, Any] = {"device": where, "show_progress": False}
+    ready = prepare(method.retriever, some, **how)
+    method.views = ready_views(method, some, **how)
+    targets = fill_targets(method.targets, some, **{**how, "device": torch.device(where)})
+    gpu = where.startswith("cuda")
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    with TemporaryDirectory() as folder:
+        card = RunCard(recipe.name, settings, captions.name, "")
+        session = Session(
+            method, card, ready, None, Path(folder),
+            targets=targets, on_cpu=where == "cpu", resume=False, show_progress=False,
+        )  # fmt: skip
+        with closing(session):
+            taken = _timed_steps(session, steps)
+    peak = torch.cuda.max_memory_allocated() if gpu else 0
+    return Cost(
+        statistics.median(taken[1:] or taken), len(training.texts) // batch, parameters, peak, _memory()
+    )
+
+
+def _timed_steps(session: Session, steps: int) -> list[float]:
+    session.start_epoch(0)
+    taken: list[float] = []
+    began = time.perf_counter()
+    for _, batch in zip(range(steps), session.batches(0), strict=False):
+        rate = session.set_rate()
+        embeddings, whole, terms = session.run_step(batch)
+        with torch.no_grad():
+            after_step(session.method.objective, embeddings, whole)
+        session.note(0, rate, terms)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        taken.append(now - began)
+        began = now
+    return taken
+
+
+def _first(training: Captions, texts: int) -> Captions:
+    """The first images, with at least this many texts where there are as many."""
+    counts = np.bincount(training.image_of, minlength=len(training.images)).cumsum()
+    return training.subset(range(min(int(np.searchsorted(counts, texts)) + 1, len(counts))))
+
+
+def _memory() -> int:
+    """The most memory that this process has held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def teacher_costs(settings: Any, captions: Captions, device: str = "auto") -> dict[str, dict[str, float]]:
+    """Milliseconds of each module of CUSA for one batch, memory of the GPU, and bytes on disk."""
+    training, _ = training_splits(captions)
+    some = _first(training, settings.batch_size)
+    where = torch.device(training_device(device))
+    found: dict[str, dict[str, float]] = {}
+    for live in (True, False):
+        teachers = Teachers(
+            settings.image_teacher,
+            settings.text_teacher,
+            live=("image", "text") if live else (),
+            space=settings.image_teacher_space,
+            project=settings.teacher_projection,
+            image_size=settings.teacher_image_size or 224,
+        )
+        columns = teachers.columns(some, device=where, show_progress=False)
+        for side, name in (("image", IMAGE_TEACHER), ("text", TEXT_TEACHER)):
+            read = columns[name].rows
+            count = len(some.images) if side == "image" else len(some.texts)
+            rows = np.arange(settings.batch_size) % count
+            found[f"{side}_{'live' if live else 'disk'}"] = _module(partial(read, rows))
+            if not live:
+                vectors = torch.from_numpy(np.asarray(read(rows))).to(where).float()
+                whole = len(training.images) if side == "image" else len(training.texts)
+                found[f"{side}_disk"]["disk_mb"] = vectors.shape[1] * 2 * whole / MEGA  # kept as float16
+                found[f"{side}_similarity"] = _module(partial(torch.matmul, vectors, vectors.T))
+    return found
+
+
+def _module(work: Callable[[], object]) -> dict[str, float]:
+    """Median milliseconds, and the GPU's memory where there is one."""
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+    work()
+    taken = []
+    for _ in range(TIMES):
+        began = time.perf_counter()
+        work()
+        if gpu:
+            torch.cuda.synchronize()
+        taken.append(1000 * (time.perf_counter() - began))
+    found = {"module_ms": statistics.median(taken)}
+    return found | ({"gpu_mb": torch.cuda.max_memory_allocated() / MEGA} if gpu else {})
+
+
+def counts_of(path: str) -> dict[str, float]:
+    """Images, texts and classes of a data set by split; pairs of sentences of a SentEval folder."""
+    if is_senteval(path):
+        sets = read_senteval(path).sets
+        found = {f"{one.name} {one.split}": float(len(one)) for one in sets}
+        return found | {f"{split}_images": found.get(f"STS-B {split}", 0.0) for split in ("train", "test")}
+    captions = open_captions(path)
+    found = {"images": float(len(captions.images)), "texts": float(len(captions.texts))}
+    for split in sorted(set(captions.splits)):
+        found[f"{split.removesuffix('all')}_images"] = float(captions.splits.count(split))
+    found["texts_per_image"] = len(captions.texts) / len(captions.images)
+    if COLUMN in captions.labels:
+        found["classes"] = float(len(class_names(class_sets(captions, COLUMN))))
+    if RANKED in captions.labels:
+        found["database_images"] = float(sum(map(bool, captions.labels[RANKED])))
+    return found
+
+
+def pooling_errors(design: str, seeds: int, *, show_progress: bool) -> list[dict[str, float]]:
+    """The errors of a design of GPO on every pattern, one set per seed."""
+    runs = synthetic_pooling.run(designs=[design], seeds=seeds, show_progress=show_progress).runs
+    return [
+        {
+            f"{run.pattern} {sizes}": value
+            for run in runs
+            if run.seed == seed
+            for sizes, value in asdict(run.errors).items()
+        }
+        for seed in range(seeds)
+    ]
+
+
+def settings_of(settings: TrainingSettings, names: Sequence[str]) -> dict[str, float]:
+    """The settings that columns name, where they are numbers."""
+    found = {name: getattr(settings, name, None) for name in names}
+    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}

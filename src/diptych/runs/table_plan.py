@@ -1,0 +1,162 @@
+"""What a table is run on: data by name, split and protocol of each cell; and what must be right before it starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diptych.data.formats import open_captions, separate_splits
+from diptych.errors import SettingsError
+from diptych.evaluation.evaluate import check_data
+from diptych.evaluation.protocols import EvaluationProtocol, rules_of
+from diptych.evaluation.retrieval import check_captions
+from diptych.registries import PROTOCOLS, RECIPES
+from diptych.runs.reading import open_split
+from diptych.runs.train import training_splits
+from diptych.settings import TrainingSettings, setting_names, to_json
+from diptych.tables import Group, Row, Table
+from diptych.training.loading import check_batch_size
+
+NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
+BARE = ""  # the name of data that were given without one
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user asks for: which rows, on which data and split, under which protocol, with which settings.
+
+    ``changes`` are settings that win over a row's, ``vary`` has the values of settings that every row is repeated
+    with. ``published`` asks for the table's own presets and protocols, where a row or a flag names none.
+    """
+
+    data: Mapping[str, str] = field(default_factory=dict)
+    split: str | None = None
+    protocol: str | None = None
+    judgements: Sequence[str] = ()
+    seeds: int = 1
+    rows: Sequence[str] = ()
+    preset: str | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    vary: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    published: bool = False
+    show_progress: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row in the columns of one group: the data to train on, by name and path, and what is measured there."""
+
+    row: Row
+    group: Group
+    name: str
+    path: str
+    other: tuple[str, ...] = ()  # paths of the data that are measured, where they are not the one to train on
+    members: tuple[Cell, ...] = ()
+
+
+def data_by_name(given: Sequence[str]) -> dict[str, str]:
+    """``NAME=PATH`` arguments by name; a path alone has the empty name."""
+    found: dict[str, str] = {}
+    for one in given:
+        named = NAMED.fullmatch(one)
+        name, path = (named[1], named[2]) if named else (BARE, one)
+        if name in found:
+            what = f"named {name}" if name else "without a name"
+            raise SettingsError(
+                f"two --data are {what} ({found[name]}, {path}): give each a name of its own."
+            )
+        found[name] = path
+    return found
+
+
+def table_data(table: Table, given: Mapping[str, str]) -> dict[str, str]:
+    """The path of each data set that the table names; a path without a name is what its first rows train on."""
+    known = table.data
+    wrong = next((name for name in given if name and name not in known), None)
+    if wrong is not None:
+        has = f"it takes {', '.join(known)}" if known else "it reads none"
+        raise SettingsError(f"the table {table.name} has no data named '{wrong}': {has}.")
+    found = {name: path for name, path in given.items() if name}
+    if BARE in given:
+        if not known:
+            raise SettingsError(f"the table {table.name} reads no data: leave out --data {given[BARE]}.")
+        first = table.groups[0].train or known[0]
+        forms = [name for name in known if name == first or name.startswith(f"{first}-")]
+        found = {**dict.fromkeys(forms or known[:1], given[BARE]), **found}
+    return found
+
+
+def protocol_of(group: Group, wanted: Wanted) -> str:
+    """The protocol of a group: as asked for, the table's own, or plain where neither is asked for."""
+    if not isinstance(PROTOCOLS.find(group.protocol), EvaluationProtocol):
+        return group.protocol
+    return wanted.protocol or (group.protocol if wanted.published else "plain")
+
+
+def split_for(cell: Cell, wanted: Wanted) -> str:
+    """The split that is measured: test, or all of COCO's test images where the protocol takes them."""
+    if wanted.split is not None:
+        return wanted.split
+    found = PROTOCOLS.find(protocol_of(cell.group, wanted))
+    coco = isinstance(found, EvaluationProtocol) and found.images == 5000
+    return "testall" if coco and "testall" in separate_splits(cell.path) else "test"
+
+
+def check_cells(
+    table: Table,
+    rows: Sequence[Row],
+    cells: Sequence[Cell],
+    wanted: Wanted,
+    data: Mapping[str, str],
+    settings_of: Callable[[Cell], TrainingSettings],
+) -> None:
+    """Raise what running would raise, before anything is trained."""
+    kinds = [RECIPES[row.recipe].settings for row in rows if row.recipe]
+    for name in (*wanted.changes, *wanted.vary):
+        if not any(name in setting_names(kind) for kind in kinds):
+            raise SettingsError(
+                f"no row of the table {table.name} has the setting {name}: leave out --{name}."
+            )
+    if not cells and not all(row.published_only for row in rows):
+        needs = " or ".join(f"--data {name}=PATH" for name in table.data if name not in data)
+        raise SettingsError(f"the table {table.name} has nothing to measure: give {needs}.")
+    built: set[str] = set()
+    for cell in [one for whole in cells for one in (whole.members or (whole,))]:
+        _check_measured(cell, wanted)
+        if not cell.row.recipe or cell.row.module:
+            continue
+        settings = settings_of(cell)
+        key = f"{cell.row.recipe} {cell.path} {to_json(settings)} {protocol_of(cell.group, wanted)}"
+        if key not in built:
+            built.add(key)
+            _check_built(cell, settings, wanted)
+
+
+def _check_measured(cell: Cell, wanted: Wanted) -> None:
+    """Whether the data can be measured under the group's protocol."""
+    if cell.group.kind != "test":
+        return
+    name = protocol_of(cell.group, wanted)
+    found: Any = PROTOCOLS.find(name)
+    for place in cell.other:
+        if hasattr(found, "reads") and not found.reads(Path(place)):
+            raise SettingsError(f"the protocol {name} does not read {place}: give {found.wants}.")
+    if isinstance(found, EvaluationProtocol):
+        judged = list(wanted.judgements or cell.group.judgements)
+        view = open_split(cell.path, split_for(cell, wanted))
+        check_captions(view, rules_of(protocol=name, judgements=judged))
+
+
+def _check_built(cell: Cell, settings: TrainingSettings, wanted: Wanted) -> None:
+    """Whether the method can be built, trained and validated, and its measures read the split."""
+    training, validation = training_splits(open_captions(cell.path))
+    method = RECIPES[cell.row.recipe].build(settings, training)
+    check_data(method.evaluators, method.retriever, validation)
+    if method.solver is None:
+        check_batch_size(training, settings.batch_size, 1)
+    if cell.group.kind == "test" and not cell.other:
+        view = open_split(cell.path, split_for(cell, wanted))
+        check_data(method.evaluators, method.retriever, view)

@@ -1,0 +1,280 @@
+"""The tables of the papers, as data: ``papers/*.toml`` beside this module.
+
+A file holds the tables of one paper: rows (a recipe, a preset and switches; or published numbers alone), groups of
+columns, and the published numbers. ``papers/columns.toml`` says which metrics a set of columns shows. What measures a
+group is its ``kind``:
+
+============  ============================================================================================
+kind          what a cell is
+============  ============================================================================================
+``test``      a metric of the trained run, as ``diptych evaluate`` measures it under the group's protocol
+``step``      seconds and memory of training steps
+``teachers``  seconds and memory of a teacher's vectors for one batch, live and from disk
+``settings``  a setting of the row, or the number of parameters
+``counts``    images, texts or classes of the data
+``pooling``   an error of the synthetic pooling experiment (VSE∞)
+============  ============================================================================================
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from diptych.errors import DataError, SettingsError
+
+T = TypeVar("T")
+FOLDER = Path(__file__).parent / "papers"
+COLUMNS_FILE, PRESETS_FILE = "columns", "presets"
+MISSING = "-"  # a cell that the paper leaves empty
+Kind = Literal["test", "step", "teachers", "settings", "counts", "pooling"]
+_LETTERS = {"∞": "infinity", "+": " plus ", "−": " minus ", "*": " x ", "%": " percent "}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Columns that are measured together: on ``data`` (default: what the rows train on) under ``protocol``."""
+
+    name: str
+    title: str
+    columns: Mapping[str, str]  # metric → head
+    train: str = ""  # name of the data set that the rows train on; empty where nothing is read
+    data: tuple[str, ...] = ()  # names of the data that are measured, where they are others
+    protocol: str = "plain"
+    judgements: tuple[str, ...] = ()
+    kind: Kind = "test"
+    digits: int = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: what is trained (nothing where it is published only), and the published numbers of each group."""
+
+    name: str
+    recipe: str = ""
+    preset: str = ""  # "{data}" stands for the name of the data set
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    mean_of: tuple[str, ...] = ()  # rows whose scores are averaged
+    copies: int = 1  # runs of each of them, with seeds of their own
+    reads: str = ""  # another form of the data, such as "grid": --data coco-grid=PATH
+    module: str = ""  # what a group of another kind than "test" measures here
+    only: tuple[str, ...] = ()  # the groups it is measured in (default: all)
+    note: str = ""  # what differs from the paper
+    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def published_only(self) -> bool:
+        """Whether nothing measures it."""
+        return not (self.recipe or self.mean_of or self.module)
+
+    def measured_in(self, group: Group) -> bool:
+        """Whether the group's columns are measured for it."""
+        return not self.published_only and (not self.only or group.name in self.only)
+
+    def trains_on(self, group: Group) -> str:
+        """The name of the data set that it reads: ``coco``, or ``coco-grid`` where it reads another form."""
+        if group.kind == "counts":
+            return self.module
+        return f"{group.train}-{self.reads}" if self.reads and group.train else group.train
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How a table is drawn: metrics (each with its words) over epochs, rows, or the speed of scoring."""
+
+    over: Literal["epochs", "rows", "speed"]
+    metrics: Mapping[str, str]
+    unit: str = "%"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or figure of a paper; ``command`` stands for one that another command draws."""
+
+    paper: str
+    name: str
+    title: str
+    source: str  # where it stands in the paper
+    groups: tuple[Group, ...] = ()
+    rows: tuple[Row, ...] = ()
+    preset: str = ""  # of rows without one, for ``reproduce``
+    figure: Figure | None = None
+    command: str = ""
+    note: str = ""
+
+    @property
+    def recipes(self) -> list[str]:
+        """The names of the recipes of its rows."""
+        return list(dict.fromkeys(row.recipe for row in self.rows if row.recipe))
+
+    @property
+    def data(self) -> list[str]:
+        """The names of the data sets that it needs, in the order of its groups."""
+        cells = [(row, group) for group in self.groups for row in self.rows if row.measured_in(group)]
+        names = [name for row, group in cells for name in self.needs(row, group)]
+        return list(dict.fromkeys(names))
+
+    def needs(self, row: Row, group: Group) -> list[str]:
+        """The names of the data sets that a row needs for the columns of a group."""
+        if row.mean_of:
+            members = [name for member in row.mean_of for name in self.needs(self.row(member), group)]
+            return list(dict.fromkeys(members))
+        return [name for name in (row.trains_on(group), *group.data) if name]
+
+    def row(self, name: str) -> Row:
+        """The row of this name."""
+        known = {row.name: row for row in self.rows}
+        if name not in known:
+            raise SettingsError(f"the table has no row '{name}': its rows are {', '.join(known)}.")
+        return known[name]
+
+    def of_recipe(self, recipe: str) -> Table:
+        """The rows of one recipe, and the means of them alone."""
+        own = {row.name for row in self.rows if row.recipe == recipe}
+        rows = [row for row in self.rows if row.name in own or (row.mean_of and own.issuperset(row.mean_of))]
+        groups = [group for group in self.groups if any(row.measured_in(group) for row in rows)]
+        return replace(self, rows=tuple(rows), groups=tuple(groups))
+
+
+def slug(name: str) -> str:
+    """A name for a folder: lower-case letters, digits and single dashes; different for the rows of a table."""
+    for letter, words in _LETTERS.items():
+        name = name.replace(letter, words)
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+def papers() -> list[str]:
+    """The names of the papers."""
+    others = (COLUMNS_FILE, PRESETS_FILE)
+    return sorted(file.stem for file in FOLDER.glob("*.toml") if file.stem not in others)
+
+
+def main_recipe(paper: str) -> str:
+    """The recipe of a paper's rows that name none; empty where the paper has no recipe of its own."""
+    return str(_content(paper).get("recipe", ""))
+
+
+def presets(recipe: str) -> dict[str, dict[str, Any]]:
+    """The published settings of a recipe by name, without their ``help``."""
+    found = _content(PRESETS_FILE).get(recipe, {})
+    return {name: {key: value for key, value in one.items() if key != "help"} for name, one in found.items()}
+
+
+def preset_help(recipe: str) -> dict[str, str]:
+    """What each preset of a recipe stands for."""
+    return {name: str(one.get("help", "")) for name, one in _content(PRESETS_FILE).get(recipe, {}).items()}
+
+
+def differences(recipe: str) -> dict[str, str]:
+    """Settings of a recipe whose default is not the published one, each with the reason."""
+    return dict(_content(PRESETS_FILE)["differs"].get(recipe, {}))
+
+
+def preset(recipe: str, name: str) -> dict[str, Any]:
+    """The settings of a preset; one that the recipe does not have is refused."""
+    known = presets(recipe)
+    if name not in known:
+        has = f"choose one of {', '.join(known)}" if known else "leave out --preset"
+        raise SettingsError(f"the recipe '{recipe}' has no preset '{name}': {has}.")
+    return known[name]
+
+
+@cache
+def tables_of(name: str) -> dict[str, Table]:
+    """The tables of a paper, or the rows of a recipe that one paper alone has; none for any other name."""
+    if name in papers():
+        content = _content(name)
+        return {
+            key: _table(name, key, entry, str(content.get("recipe", "")), str(content["title"]))
+            for key, entry in content["tables"].items()
+        }
+    found = {
+        paper: {
+            key: table.of_recipe(name) for key, table in tables_of(paper).items() if name in table.recipes
+        }
+        for paper in papers()
+    }
+    own = [tables for tables in found.values() if tables]
+    return own[0] if len(own) == 1 else {}
+
+
+@cache
+def _content(paper: str) -> dict[str, Any]:
+    file = FOLDER / f"{paper}.toml"
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise DataError(f"{file} is not a file of tables ({error}): install the package again.") from error
+
+
+def _table(paper: str, name: str, entry: Mapping[str, Any], recipe: str, title: str) -> Table:
+    place = f"table {name} of {paper}"
+    given = dict(entry)
+    groups = tuple(_group(key, one, place) for key, one in given.pop("groups", {}).items())
+    rows = tuple(_row(one, groups, recipe, place) for one in given.pop("rows", ()))
+    drawn = given.pop("figure", None)
+    given.setdefault("source", title)
+    made = _made(Table, place, given, paper=paper, name=name, groups=groups, rows=rows)
+    slugs = [slug(row.name) for row in rows]
+    twice = next((one for one in slugs if slugs.count(one) > 1), None)
+    if twice is not None:
+        raise DataError(
+            f"{place} has two rows whose folder would be '{twice}': give one of them another name."
+        )
+    for row in rows:
+        for member in row.mean_of:
+            made.row(member)  # refuses a name that the table does not have
+    return made if drawn is None else replace(made, figure=_made(Figure, place, drawn))
+
+
+def _group(name: str, entry: Mapping[str, Any], place: str) -> Group:
+    given = dict(entry)
+    known = _content(COLUMNS_FILE)
+    columns = given.pop("columns")
+    if columns not in known:
+        raise DataError(f"{place} has the columns '{columns}': choose one of {', '.join(known)}.")
+    kind = given.get("kind", "test")
+    if kind not in get_args(Kind):
+        raise DataError(
+            f"{place} has columns of the kind '{kind}': choose one of {', '.join(get_args(Kind))}."
+        )
+    given.setdefault("train", "" if kind == "pooling" else name)
+    lists = {key: tuple(given.pop(key, ())) for key in ("data", "judgements")}
+    return _made(Group, place, given, name=name, columns=dict(known[columns]), **lists)
+
+
+def _row(entry: Mapping[str, Any], groups: Sequence[Group], recipe: str, place: str) -> Row:
+    given = dict(entry)
+    cells = given.pop("published", {})
+    published: dict[str, dict[str, float]] = {}
+    for group in groups:
+        values = cells.pop(group.name, None)
+        if values is None:
+            continue
+        if len(values) != len(group.columns):
+            raise DataError(
+                f"the row '{given.get('name')}' of {place} has {len(values)} numbers for the {len(group.columns)} "
+                f"columns of {group.name}: give one each, '{MISSING}' for an empty cell."
+            )
+        pairs = zip(group.columns, values, strict=True)
+        published[group.name] = {metric: float(value) for metric, value in pairs if value != MISSING}
+    if cells:
+        raise DataError(
+            f"the row '{given.get('name')}' of {place} has numbers of {next(iter(cells))}, no group."
+        )
+    trained = not (given.pop("published_only", False) or given.get("mean_of") or given.get("module"))
+    given.setdefault("recipe", recipe if trained else "")
+    lists = {key: tuple(given.pop(key, ())) for key in ("mean_of", "only")}
+    return _made(Row, place, given, published=published, **lists)
+
+
+def _made(kind: type[T], place: str, given: Mapping[str, Any], **more: Any) -> T:
+    known = {entry.name for entry in fields(kind)}  # type: ignore[arg-type]
+    wrong = next((key for key in given if key not in known), None)
+    if wrong is not None:
+        raise DataError(f"{place} has a key '{wrong}': {kind.__name__} takes {', '.join(sorted(known))}.")
+    return kind(**{**given, **more})

@@ -1,0 +1,160 @@
+"""The tables of the papers: every row builds and makes a step, and one table of each kind of column runs to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paper_world import World, run_to_the_end
+
+from diptych import tables
+from diptych.data.formats import open_captions
+from diptych.errors import DataError
+from diptych.registries import PROTOCOLS, RECIPES
+from diptych.runs.columns import measure_steps
+from diptych.settings import from_json
+from diptych.tables import Table, main_recipe, papers, presets, slug, tables_of
+
+EVERY = [table for paper in papers() for table in tables_of(paper).values()]
+KINDS = {  # a table for each kind of column: kind of group, or protocol of a measured run
+    "recall": ("vse-infinity", "1"),
+    "judged": ("cusa", "9"),
+    "classes": ("cusa", "10"),
+    "sts": ("cookie", "sharing"),
+    "video": ("cookie", "3"),
+    "hashing": ("cookie", "bits"),
+    "labels": ("labelwise", "consistency"),
+    "speed": ("coder", "f4"),
+    "settings": ("cusa", "7"),
+    "step": ("cusa", "13"),
+    "teachers": ("cusa", "12"),
+    "counts": ("cookie", "1"),
+    "pooling": ("vse-infinity", "6"),
+}
+FEW = {"cusa-9": ["SGR", "SAF", "SGRAF"], "cusa-10": ["SGR + USA", "CLIP B/32"], "coder-f4": ["VSE∞", "SGR"],
+       "cusa-13": ["contrastive loss", "+ CUSA, image and text live"], "cookie-bits": ["16 bits"]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World.made(tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.parametrize("paper", papers())
+def test_every_row_builds_and_makes_a_step(paper: str, world: World, tmp_path: Path) -> None:
+    opened: dict[str, Any] = {}
+    done = set()
+    for table in tables_of(paper).values():
+        runner = world.runner(table, tmp_path)
+        cells = [one for cell in runner.cells() for one in (cell.members or (cell,))]
+        assert {cell.row.name for cell in cells} >= {row.name for row in table.rows if row.recipe}
+        for cell in (cell for cell in cells if cell.row.recipe):
+            settings = runner.settings(cell, 0)
+            key = (cell.row.recipe, settings, cell.path)
+            if key in done:
+                continue
+            done.add(key)
+            captions = opened.setdefault(cell.path, None) or open_captions(cell.path)
+            opened[cell.path] = captions
+            cost = measure_steps(RECIPES[cell.row.recipe], settings, captions, steps=1)
+            assert cost.seconds > 0
+            assert cost.parameters > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_of_each_kind_runs_to_its_end(
+    kind: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper, name = KINDS[kind]
+    run_to_the_end(tables_of(paper)[name], world, tmp_path, monkeypatch, FEW.get(f"{paper}-{name}", ()))
+
+
+def test_every_kind_of_column_has_a_table_that_is_run() -> None:
+    ran = {f"{paper}-{name}" for paper, name in KINDS.values()}
+    groups = [(table, group) for table in EVERY for group in table.groups]
+    kinds = {group.kind if group.kind != "test" else group.protocol for _, group in groups}
+    plain = {
+        name
+        for name in kinds
+        if name in PROTOCOLS and name not in ("sts", "video", "hashing", "image-classes")
+    }
+    seen = {
+        group.kind if group.kind != "test" else group.protocol
+        for table, group in groups
+        if f"{table.paper}-{table.name}" in ran
+    }
+    assert kinds - plain <= seen
+
+
+def test_published_numbers_are_whole() -> None:
+    """Where a paper prints the sum or the mean of its cells, the cells that we have agree with it."""
+    recalls = [f"{way}_recall@{k}" for way in ("image_to_text", "text_to_image") for k in (1, 5, 10)]
+    checked = 0
+    for table in EVERY:
+        for row in table.rows:
+            for numbers in row.published.values():
+                if "rsum" in numbers and set(recalls) <= set(numbers):
+                    assert sum(numbers[name] for name in recalls) == pytest.approx(
+                        numbers["rsum"], abs=0.35
+                    ), row.name
+                    checked += 1
+                for mean in ("image_classes_average", "sts_average"):
+                    if mean in numbers:
+                        rest = [value for name, value in numbers.items() if name != mean]
+                        assert sum(rest) / len(rest) == pytest.approx(numbers[mean], abs=0.11), row.name
+                        checked += 1
+    assert checked > 100
+
+
+def test_every_table_that_the_papers_have_is_there() -> None:
+    assert {"1", "2", "3", "4", "5", "6", "7", "8"} <= set(tables_of("vse-infinity"))
+    assert {"1", "2", "3", "4", "s1", "s2", "s3", "f3", "f4", "sf2"} <= set(tables_of("coder"))
+    assert {"7", "8", "9", "10", "11", "12", "13"} <= set(tables_of("cusa"))
+    assert {"1", "1b", "2", "3"} <= set(tables_of("cookie"))
+    assert {"1", "consistency", "lambda", "figure-2"} <= set(tables_of("labelwise"))
+    assert main_recipe("coder") == "coder"
+    assert [row.name for row in tables_of("cusa-saf")["8"].rows] == [
+        "SAF",
+        "SAF + CSA",
+        "SAF + USA",
+        "SAF + CUSA",
+    ]
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_every_preset_is_of_settings_that_the_recipe_has(recipe: str) -> None:
+    for values in presets(recipe).values():
+        from_json(RECIPES[recipe].settings, values)
+    for name in tables.differences(recipe):
+        assert hasattr(RECIPES[recipe].settings, name), name
+
+
+def test_folders_of_rows_differ() -> None:
+    assert slug("VSE++, BUTD region + BiGRU") == "vse-plus-plus-butd-region-plus-bigru"
+    assert slug("VSE∞") != slug("VSE++")
+    assert slug("Consistency−") != slug("Consistency+")
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"colour": 1}, "colour"),
+        ({"groups": {"coco": {"title": "COCO", "columns": "recalls"}}}, "recalls"),
+        ({"groups": {"coco": {"title": "COCO", "columns": "recall", "kind": "guess"}}}, "guess"),
+        ({"rows": [{"name": "a"}, {"name": "a."}]}, "a"),
+        ({"rows": [{"name": "a", "published": {"coco": [1.0, 2.0]}}]}, "2 numbers"),
+        ({"rows": [{"name": "a", "published": {"f30k": [1.0]}}]}, "f30k"),
+        ({"rows": [{"name": "a", "mean_of": ["b"]}]}, "b"),
+    ],
+)
+def test_a_wrong_file_is_refused(changes: dict[str, Any], named: str) -> None:
+    entry = {"title": "t", "groups": {"coco": {"title": "COCO", "columns": "recall"}}, "rows": [], **changes}
+    with pytest.raises(Exception, match=named) as caught:
+        tables._table("paper", "1", entry, "vse-infinity", "title")
+    assert isinstance(caught.value, DataError) or "no row" in str(caught.value)
+
+
+def test_a_table_knows_its_data() -> None:
+    table: Table = tables_of("cusa")["10"]
+    assert table.data == ["coco", "cub", "sop", "in-shop", "inaturalist", "coco-pictures"]
