@@ -61,7 +61,7 @@ def print_json(index: Index, hits: Hits, *, everything: bool, backend: str) -> N
     ]  # fmt: skip
     facts = {
         "matched": hits.matched if judged else None, "cutoff": hits.cutoff, "strength": hits.strength,
-        "exact": hits.exact, "note": hits.note, "backend": backend,
+        "exact": hits.exact, "note": hits.note, "warning": hits.warning, "backend": backend,
     }  # fmt: skip
     echo(json.dumps({**facts, "hits": answers}, ensure_ascii=False))
 
@@ -145,6 +145,8 @@ def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
     below = len(hits) - len(hits.matches)
     if not hits:
         return
+    if hits.warning:
+        echo(f"{hits.warning}.", err=True)
     if hits.cutoff is None and hits.note and not everything:
         echo(f"--matches leaves nothing out here: {hits.note}. --chance 0.2 sets one.", err=True)
     if not hits.matched and everything:

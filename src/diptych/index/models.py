@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 from diptych.encoders.known_names import is_pretrained_name
 from diptych.errors import DiptychError, QueryError, RuntimeFault, SettingsError
 from diptych.index.protocol import IndexInfo
-from diptych.model.protocol import CellCache, Local, OpenedModel, PairScoring, Rows, pairs_of
+from diptych.model.protocol import CellCache, Local, OpenedModel, PairScoring, Rows, pairs_of, text_input_of
 from diptych.progress import printable
 from diptych.runtime.folder import PROBES, Probes, best_folder, compare, find_runtime, has_pair_scorer
 
 if TYPE_CHECKING:
     from diptych.data.images import ImageInput
+    from diptych.data.text import TextInput
     from diptych.runtime.model import RuntimeModel
 
 BACKENDS = ("torch", "onnx")
@@ -268,6 +269,11 @@ class LightModel:
         """Labels of images, or of ``texts``, with their scores, best first."""
         found: Sequence[Mapping[str, float]] = self._run("predict_labels", images, **options)
         return found
+
+    @property
+    def text_input(self) -> TextInput | None:
+        """How texts are read, by what runs the model."""
+        return text_input_of(self.torch_model() if self._failed else self.runtime)
 
     @property
     def pairs(self) -> PairScoring | None:

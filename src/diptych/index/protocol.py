@@ -61,8 +61,8 @@ class Hits(Sequence[Hit]):
     ``exact`` says whether every candidate was scored. ``cutoff``, where the query layer computed one, is the
     score below which an item of this collection does not match this query; ``strength`` is the best score on
     the same scale in units of the background's spread, so ``matched`` is False when nothing in the collection
-    matches. ``note`` says how reliable the cut-off is, or why there is none. ``preview`` gives a small JPEG of an item,
-    which notebooks show.
+    matches. ``note`` says how reliable the cut-off is, or why there is none; ``warning`` says that the model may not
+    know the words of the query. ``preview`` gives a small JPEG of an item, which notebooks show.
 
     Example::
 
@@ -75,6 +75,7 @@ class Hits(Sequence[Hit]):
     cutoff: float | None = None
     strength: float | None = None
     note: str = ""
+    warning: str = ""
     preview: Callable[[Item], bytes | None] | None = field(default=None, compare=False)
 
     @property
@@ -127,7 +128,7 @@ class Hits(Sequence[Hit]):
                 )
                 for hit in self.hits
             ],
-            self.note,
+            " ".join(f"{sentence}." for sentence in (self.warning, self.note) if sentence),
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from diptych.data.images import ImageInput
+from diptych.data.text import TextInput
 from diptych.devices import autocast
 from diptych.interaction.scorer import PairScorer
 from diptych.model.protocol import CellCache, Local, Rows
@@ -46,6 +47,11 @@ class TorchModel:
     def image_input(self) -> ImageInput:
         """How pictures are prepared."""
         return self.retriever.image_input
+
+    @property
+    def text_input(self) -> TextInput:
+        """How texts are read."""
+        return self.retriever.text_input
 
     @property
     def pairs(self) -> TorchPairs | None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # opening an index must not cost the memory of torch
     import torch
 
     from diptych.data.captions import StoredImage
+    from diptych.data.text import TextInput
     from diptych.model.scores import Scores
 
 Rows = NDArray[np.float32]
@@ -91,6 +92,12 @@ class CellCache(Protocol):
 def pairs_of(model: Any) -> PairScoring | None:
     """The pair scorer of a model, None where it has none."""
     found: PairScoring | None = getattr(model, "pairs", None)
+    return found
+
+
+def text_input_of(model: Any) -> TextInput | None:
+    """How a model reads texts, None where it does not say."""
+    found: TextInput | None = getattr(model, "text_input", None)
     return found
 
 

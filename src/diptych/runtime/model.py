@@ -109,6 +109,12 @@ class RuntimeModel:
         return self.facts.fingerprint
 
     @property
+    def text_input(self) -> TextInput | None:
+        """How texts are read; the text side is opened for it."""
+        self._ready("text")
+        return self._reader
+
+    @property
     def backbone(self) -> str | None:
         """The fingerprint of the frozen backbone whose cells ``encode_image`` takes in the place of pictures."""
         return self.facts.backbone

