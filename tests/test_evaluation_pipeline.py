@@ -20,6 +20,7 @@ from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.trec import read_qrels, read_runs, write_qrels, write_run
 from diptych.model.scores import MatrixScores
+from diptych.training.checkpoint import system_of
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +167,19 @@ def test_runs_that_cannot_be_ranked(line: str, said: str, tmp_path: Path) -> Non
 )
 def test_options_that_do_not_go_together(run: Path, asked: tuple[str, ...], said: str) -> None:
     assert said in refused("evaluate", run, *asked)
+
+
+def test_a_single_result_gives_an_upper_bound_of_what_it_takes_to_see_a_gain(run: Path) -> None:
+    shown = diptych("evaluate", run, "--bootstrap=0", "--detect=5").output
+    assert "to see a gain of 5" in shown
+    assert "upper bound" in shown
+    assert "not counted" in shown
+
+
+def test_runs_that_differ_only_in_the_seed_are_one_system(run: Path, tmp_path: Path) -> None:
+    data = run.parent / "toy_precomp"
+    for name, extra in (("other", ("--seed=1",)), ("wider", ("--seed=1", "--margin=0.3"))):
+        diptych(*training("vse-plus-plus", data, epochs=1), *extra, "--output_dir", tmp_path / name)
+    systems = [system_of(one) for one in (run, tmp_path / "other", tmp_path / "wider", tmp_path)]
+    assert systems[0] == systems[1] != systems[2]
+    assert systems[3] == ""

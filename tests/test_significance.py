@@ -7,14 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import diptych, refused
 from scipy import stats
 
 from diptych.errors import SettingsError
-from diptych.evaluation.compare import compare
+from diptych.evaluation.cards import Card
+from diptych.evaluation.compare import _letters, compare, rank
 from diptych.evaluation.protocols import EvaluationProtocol
 from diptych.evaluation.report import Outcomes, Report
 from diptych.evaluation.retrieval import evaluate_scores
-from diptych.evaluation.significance import paired, student_quantile, student_tails, welch
+from diptych.evaluation.significance import (
+    Spread,
+    contributions,
+    holm,
+    paired,
+    student_quantile,
+    student_tails,
+)
 
 PAIRING = np.repeat(np.arange(40), 3)
 
@@ -133,10 +142,8 @@ def test_seeds_are_averaged_query_by_query() -> None:
     alone = compare(a[0], b[0], draws=2000).rows[0].queries
     assert rows[compare(a[0], b[0], draws=2000).rows[0].metric].queries.p <= 1  # type: ignore[union-attr]
     assert alone is not None
-    assert row.seeds is not None
-    result = stats.ttest_ind([r.metrics["rsum"] for r in b], [r.metrics["rsum"] for r in a], equal_var=False)
-    assert row.seeds.p == pytest.approx(result.pvalue, rel=1e-5)
-    assert (row.seeds.low, row.seeds.high) == pytest.approx(tuple(result.confidence_interval()), rel=1e-5)
+    assert row.both is not None
+    assert row.both.low < row.change < row.both.high
 
 
 @pytest.mark.parametrize("freedom", [1.0, 2.0, 2.7, 4.0, 30.5])
@@ -146,9 +153,103 @@ def test_student_is_student(freedom: float) -> None:
     assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-4)
 
 
-def test_welch_of_seeds_that_agree() -> None:
-    assert welch([1.0, 1.0], [1.0, 1.0]).p == 1
-    assert welch([1.0, 1.0], [2.0, 2.0]).p == 0
+@pytest.mark.parametrize("folds", [1, 2])
+def test_images_add_up_to_the_metrics(folds: int) -> None:
+    found = report(0, protocol=EvaluationProtocol("some", folds=folds))
+    adds = contributions(outcomes(found))
+    for name in ("rsum", "mean_recall", "text_to_image_recall@5", "image_to_text_mean_rank"):
+        assert adds[name].sum() == pytest.approx(found.metrics[name])
+
+
+def test_the_variance_of_seeds_alone_is_that_of_students_t() -> None:
+    """Where a seed does the same on every image, only seeds vary: the t of equal variances."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((4, 1)) / 50 + np.zeros((1, 50)) + side / 50 for side in (0.0, 1.5))
+    doubt = Spread.among([a, b], 0, 1).doubt()
+    result = stats.ttest_ind(b.sum(axis=1), a.sum(axis=1))
+    assert doubt.p == pytest.approx(result.pvalue, rel=1e-4)
+    assert (doubt.low, doubt.high) == pytest.approx(tuple(result.confidence_interval()), rel=1e-4)
+
+
+def test_the_variance_of_queries_alone_is_that_of_a_paired_t() -> None:
+    rng = np.random.default_rng(1)
+    image, other = rng.standard_normal((2, 300))
+    a, b = (np.repeat(side[None], 2, axis=0) for side in (image, image + 0.1 * other + 0.02))  # equal seeds
+    result = stats.ttest_rel(b[0], a[0])
+    assert Spread.among([a, b], 0, 1).doubt().p == pytest.approx(result.pvalue, rel=0.02)
+
+
+def test_holm_is_holm() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def simulated(images: int, seeds: int, gain: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Two systems whose second is better by ``gain``: images are hard for both, or for one; seeds differ."""
+    hard, own = rng.normal(50, 20, images), rng.normal(0, 12, (2, images))
+    return [
+        (hard + own[side] + side * gain + rng.normal(0, 1, (seeds, 1)) + rng.normal(0, 25, (seeds, images)))
+        / images
+        for side in (0, 1)
+    ]
+
+
+def rates(times: int, gain: float = 4.0) -> tuple[float, float, float]:
+    """The rates of false alarms and of detections of a gain, and the rate of detections that was promised."""
+    rng = np.random.default_rng(0)
+    promised = Spread.among(simulated(20_000, 40, 0.0, rng), 0, 1).power(gain, 400, 4)
+    seen = [
+        [Spread.among(simulated(400, 4, planted, rng), 0, 1).doubt().p < 0.05 for _ in range(times)]
+        for planted in (0.0, gain)
+    ]
+    return float(np.mean(seen[0])), float(np.mean(seen[1])), promised
+
+
+def test_false_alarms_and_detections_are_as_promised() -> None:
+    alarms, seen, promised = rates(600)  # 6,000 in tests/scale/test_power.py
+    assert alarms == pytest.approx(0.05, abs=0.025)
+    assert seen == pytest.approx(promised, abs=0.05)
+    assert 0.6 < promised < 0.9
+
+
+def test_more_images_or_seeds_are_needed_for_a_smaller_gain() -> None:
+    rng = np.random.default_rng(3)
+    spread = Spread.among(simulated(400, 4, 0.0, rng), 0, 1)
+    images = [spread.images_for(gain) for gain in (12.0, 6.0)]
+    assert images[0] is not None
+    assert images[1] is not None
+    assert images[0] < images[1]
+    assert spread.power(6.0, images[1]) == pytest.approx(0.8, abs=0.02)
+    assert spread.images_for(0.01) is None  # seeds alone hide it
+    seeds = spread.seeds_for(3.0)
+    assert seeds is not None
+    assert spread.power(3.0, seeds=seeds) >= 0.8 > spread.power(3.0, seeds=seeds - 1)
+
+
+def test_systems_that_cannot_be_told_apart_share_a_letter() -> None:
+    """Three systems of three seeds, two of them alike; p-values are those of pairs, corrected."""
+    sides = [[report(10 * n + seed, boost) for seed in range(3)] for n, boost in enumerate((1.5, 1.5, 3.0))]
+    names = [[f"{name}-{seed}" for seed in range(3)] for name in "xyz"]
+    found = rank(sides, names=names, detect=1.0)
+    assert found.systems[0][0].startswith("z")
+    letters = [mark for *_, mark in found.systems]
+    assert letters == ["a", "b", "b"]
+    assert [row.doubt.p < 0.05 for _, _, row in found.pairs if row.doubt] == [True, True, False]
+    assert all(row.change >= 0 for _, _, row in found.pairs)
+    shown = found.render()
+    assert "other queries and other seeds" in shown
+    assert "to see a gain of 1" in shown
+    with pytest.raises(SettingsError, match="text_to_image_recall@1"):
+        rank(sides, names=names, metric="recall")
+    assert (
+        "seeds are not counted" in rank([side[:1] for side in sides], names=[n[:1] for n in names]).render()
+    )
+
+
+def test_letters_of_overlapping_groups() -> None:
+    assert _letters(3, [(0, 2)]) == ["a", "ab", "b"]
+    assert _letters(3, []) == ["a", "a", "a"]
+    assert _letters(3, [(0, 1), (0, 2), (1, 2)]) == ["a", "b", "c"]
 
 
 def test_sides_of_other_queries_and_reports_without_ranks() -> None:
@@ -164,3 +265,31 @@ def test_sides_of_other_queries_and_reports_without_ranks() -> None:
     assert "evaluate again" in bare.render()
     with pytest.raises(SettingsError):
         compare([], [a])
+
+
+def saved(folder: Path, name: str, seed: int, boost: float, system: str) -> Path:
+    found = report(seed, boost)
+    group = found.groups[0]
+    assert isinstance(group.card, Card)
+    card = replace(group.card, system=system, run=f"runs/{name}")
+    Report((replace(group, card=card),)).save(folder / f"{name}.json")
+    return folder / f"{name}.json"
+
+
+def test_seeds_of_one_system_are_put_together(tmp_path: Path) -> None:
+    a, b, c = (
+        [saved(tmp_path, f"{name}-{seed}", 10 * n + seed, 1.5 + n, f"vse {name}") for seed in range(seeds)]
+        for n, (name, seeds) in enumerate((("a", 2), ("b", 2), ("c", 1)))
+    )
+    shown = diptych("compare", *a, "--with", *b, "--with", *c, "--detect=1").output
+    assert shown == diptych("compare", a[0], b[0], c[0], a[1], b[1], "--detect", 1).output
+    assert "p (Holm)" in shown
+    assert "to see a gain of 1 in 80 % of cases" in shown
+    two = diptych("compare", *a, "--with", *b, "--detect", 1).output
+    assert "other queries and other seeds" in two
+    assert "seeds of each side" in two
+    by_rank = diptych("compare", *a, "--with", *b, "--metric", "text_to_image_mean_rank").output
+    assert by_rank.splitlines()[1].startswith("b")  # of ranks, the smallest is the best
+    assert "the seed" in refused("compare", a[0], b[0], "--with", c[0])
+    assert "3 results" in refused("compare", *a, saved(tmp_path, "a-9", 9, 1.5, "vse a"))
+    assert "twice" in refused("compare", *a, "--with", *b, a[0])

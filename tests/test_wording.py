@@ -736,12 +736,12 @@ COMMANDS = {
         "--ray evaluates a folder of vectors: run diptych embed first, and give its folder.",
     "compare a.json": "1 results and no --with: give two, or those of one side, then --with and the others.",
     "compare a.json --with=b.json c.json":
-        "c.json does not stand behind --with: write all results of the other side behind it, as in --with b1.json "
+        "c.json does not stand behind --with: write all results of a system behind it, as in --with b1.json "
         "b2.json.",
     "compare a.json --with b.json --split test c.json":
-        "c.json does not stand behind --with: write all results of the other side behind it, as in --with b1.json "
+        "c.json does not stand behind --with: write all results of a system behind it, as in --with b1.json "
         "b2.json.",
-    "compare a.json --with a.json": "a.json is on both sides: give different runs.",
+    "compare a.json --with a.json": "a.json is given twice: give different runs.",
     "serve photos.index photos": "one index is served at a time: leave out photos.",
     "train coder --output_dir FOLDER/run":
         "a new run needs data: give --data, the path of a data set or 'emoji'.",

@@ -11,6 +11,12 @@ from diptych.cli.collection import echo
 from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
 from diptych.registries import JUDGEMENTS, PROTOCOLS
 
+detect_flag = click.option(
+    "--detect",
+    type=click.FloatRange(0, min_open=True),
+    help="a gain in points: say how many queries (and seeds) it takes to see it",
+)
+
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -74,54 +80,62 @@ from diptych.registries import JUDGEMENTS, PROTOCOLS
 )
 @click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
 @click.option("--ray", metavar="ADDRESS", help="count the ranks of vectors on a Ray cluster")
+@detect_flag
 @column_flags
 @device_flags
 def evaluate(
-    runs: tuple[Path, ...], image_column: str | None, text_column: str | None, **options: Any
+    runs: tuple[Path, ...],
+    image_column: str | None,
+    text_column: str | None,
+    detect: float | None,
+    **options: Any,
 ) -> None:
     """Evaluate a run, a model folder or a pretrained model (hf:ID). Several form an ensemble: the mean of their scores.
 
     A folder that diptych embed wrote is evaluated from its vectors, a few shards in memory at a time.
     """
-    from diptych.runs.evaluate import evaluate_runs
+    from diptych.runs.evaluate import detection_of, evaluate_runs
 
     options["data"] = [with_columns(path, image_column, text_column) for path in options["data"]]
-    echo(evaluate_runs(runs, **options, say=say_device).render())
+    report = evaluate_runs(runs, **options, say=say_device)
+    echo("\n".join([report.render(), *(detection_of(report, detect) if detect else [])]))
 
 
 class _Sides(click.Command):
-    """A command whose ``--with`` takes every result that follows it."""
+    """A command whose ``--with`` takes every result that follows it; each ``--with`` is a system."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """``--with B1 B2`` read as ``--with B1 --with B2``; a result that stands elsewhere behind it has no side."""
+        """``--with B1 B2`` read as one value of two lines; a result that stands elsewhere behind it has no side."""
         valued = {name for option in self.get_params(ctx) if not getattr(option, "is_flag", False)
                   for name in option.opts if name != "--with"}  # fmt: skip
         read: list[str] = []
         before = ""
-        for arg in args:
+        for place, arg in enumerate(args):
             if arg.startswith("-"):
                 read += [] if arg == "--with" else [arg]
             elif before == "--with":
-                read += ["--with", arg]
+                read = (
+                    [*read, "--with", arg]
+                    if args[place - 1] == "--with"
+                    else [*read[:-1], f"{read[-1]}\n{arg}"]
+                )
                 continue
             elif before not in valued and any(one.startswith("--with") for one in read):
                 ctx.fail(
-                    f"{arg} does not stand behind --with: write all results of the other side behind it, as in "
-                    "--with b1.json b2.json."
+                    f"{arg} does not stand behind --with: write all results of a system behind it, as in --with "
+                    "b1.json b2.json."
                 )
             else:
                 read.append(arg)
             before = arg
-        if "--with" in args and "--with" not in read:
-            ctx.fail("--with has no result behind it: give those of the other side.")
+        if args.count("--with") > read.count("--with"):
+            ctx.fail("--with has no result behind it: give those of a system.")
         return super().parse_args(ctx, read)
 
 
 @click.command(cls=_Sides)
 @click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--with", "other", multiple=True, type=click.Path(path_type=Path), help="results of the other side"
-)
+@click.option("--with", "others", multiple=True, help="results of another system (may be repeated)")
 @click.option("--data", multiple=True, help="data set to evaluate runs on (default: each run's own)")
 @click.option("--split", default="val", show_default=True, help="split to evaluate runs on")
 @click.option(
@@ -137,17 +151,21 @@ class _Sides(click.Command):
     type=click.IntRange(0),
     help="resamples of the interval and of the paired test (0: none)",
 )
+@click.option("--metric", help="metric to rank systems by (default: the primary one, for three or more)")
+@detect_flag
 @device_flags
-def compare(results: tuple[Path, ...], other: tuple[Path, ...], draws: int, **options: Any) -> None:
+def compare(results: tuple[Path, ...], others: tuple[str, ...], **options: Any) -> None:
     """Compare two results, or several seeds of each.
 
-    As in: diptych compare A1 A2 A3 --with B1 B2 B3. A result is a report that evaluate --output saved, or the folder of
-    a run, which is evaluated first. The difference comes with its 95 % interval and a paired test. Results with
-    different protocols are refused, and the field is named.
+    As in: diptych compare A1 A2 A3 --with B1 B2 B3 --with C1. A result is a report that evaluate --output saved, or the
+    folder of a run, which is evaluated first. The difference comes with its 95 % interval and a test, over queries and,
+    with several seeds, over seeds. Three or more results without --with are put together where they differ only in the
+    seed. Results with different protocols are refused, and the field is named.
     """
     from diptych.runs.compare import compare_runs
 
-    echo(compare_runs(results, other, draws=draws, **options).render())
+    sides = [[Path(one) for one in other.split("\n")] for other in others]
+    echo(compare_runs(results, sides, **options).render())
 
 
 @click.command()

@@ -40,6 +40,9 @@ class Card:
     tied_at_top: int | None = None  # tied queries whose recall the tie rule may decide (None: not known)
     repeated_texts: int = 0  # texts that another text equals
     run: str = ""  # folder of the run, or of each member of an ensemble
+    system: str = (
+        ""  # recipe, settings but for the seed and training data of the run; equal for seeds of one system
+    )
     noise: tuple[Noise, ...] = ()  # in the training pairs of the runs that had any
 
     PROTOCOL_FIELDS: ClassVar[tuple[str, ...]] = (

@@ -1,25 +1,27 @@
-"""Two sides of results compared, where their protocols agree: one report each, or several seeds."""
+"""Systems compared, where their protocols agree: one report each, or several seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, takewhile
 from pathlib import PurePath
 from statistics import mean
 
+import numpy as np
+
 from diptych.errors import SettingsError
 from diptych.evaluation.cards import Card, noise_words
-from diptych.evaluation.report import Group, Report, aligned_rows, markdown_rows
-from diptych.evaluation.significance import Doubt, paired, welch
+from diptych.evaluation.report import Group, Outcomes, Report, aligned_rows, markdown_rows
+from diptych.evaluation.significance import MOST_SEEDS, Doubt, Spread, contributions, holm, paired
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One metric: the mean of each side, second − first, and how sure that is.
 
-    ``queries`` speaks of other queries with these models, ``seeds`` of other seeds with these queries; None where it
-    cannot be told (a metric that is no mean over queries, a report saved without its ranks, one seed).
+    ``queries`` speaks of other queries with these models, ``both`` of other queries and other seeds; None where it
+    cannot be told (a metric that is no mean over queries, a report saved without its ranks, one seed of each side).
     """
 
     metric: str
@@ -27,7 +29,13 @@ class Difference:
     second: float
     change: float
     queries: Doubt | None = None
-    seeds: Doubt | None = None
+    both: Doubt | None = None
+    spread: Spread | None = None
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """How sure the change is, over queries and seeds where both are known."""
+        return self.both or self.queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,7 @@ class Comparison:
     first: Sequence[Report]
     second: Sequence[Report]
     names: tuple[Sequence[str], Sequence[str]]
+    detect: float | None = None  # a gain; the notes say what it takes to see it
 
     def render(self) -> str:
         """The comparison as aligned plain text."""
@@ -51,20 +60,16 @@ class Comparison:
 
     def _table(self) -> list[list[str]]:
         one = len(self.first) == len(self.second) == 1
-        head = ["metric", *(_shown(names) for names in self.names), "difference"]
-        queries, seeds = (any(getattr(row, kind) for row in self.rows) for kind in ("queries", "seeds"))
-        head += ["p"] if queries else []
-        head += ["over seeds", "p"] if seeds else []
-        table = [head]
+        told = any(row.doubt for row in self.rows)
+        table = [["metric", *map(_shown, self.names), "difference", *(["p"] if told else [])]]
         for row in self.rows:
+            values = zip((self.first, self.second), (row.first, row.second), strict=True)
             cells = [
-                (self.first[0].group_of(row.metric).cell(row.metric) if one else f"{row.first:.1f}"),
-                (self.second[0].group_of(row.metric).cell(row.metric) if one else f"{row.second:.1f}"),
-                f"{row.change:+.1f}" + _interval(row.queries),
+                side[0].group_of(row.metric).cell(row.metric) if one else f"{value:.1f}"
+                for side, value in values
             ]
-            cells += [_probability(row.queries)] if queries else []
-            cells += [_interval(row.seeds).strip(), _probability(row.seeds)] if seeds else []
-            table.append([row.metric, *cells])
+            cells.append(f"{row.change:+.1f}" + _interval(row.doubt))
+            table.append([row.metric, *cells, *([_probability(row.doubt)] if told else [])])
         return table
 
     def _notes(self) -> list[str]:
@@ -79,7 +84,11 @@ class Comparison:
             ]
         if noise[0] != noise[1]:
             lines.append("the noise differs: the two sides learned from different training pairs.")
-        if any(row.queries for row in self.rows):
+        if any(row.both for row in self.rows):
+            lines.append(
+                "difference: second − first, with its 95 % interval and p over other queries and other seeds"
+            )
+        elif any(row.queries for row in self.rows):
             lines.append(
                 "difference: second − first, with the 95 % interval and the p of a paired test over the queries (other "
                 "queries, the same models)"
@@ -88,9 +97,8 @@ class Comparison:
             lines.append(
                 "no interval: these reports were saved without the ranks of their queries; evaluate again."
             )
-        if any(row.seeds for row in self.rows):
-            lines.append("over seeds: 95 % interval and p by Welch's t (other seeds, the same queries)")
-        return lines
+        known = {row.metric: row.spread for row in self.rows if row.spread}
+        return lines + (detection(known, self.detect) if self.detect else [])
 
 
 def compare(
@@ -101,6 +109,7 @@ def compare(
     names: tuple[Sequence[str], Sequence[str]] | None = None,
     draws: int = 10_000,
     seed: int = 0,
+    detect: float | None = None,
 ) -> Comparison:
     """The metrics of the groups that all reports have, second − first; unlike protocols are refused.
 
@@ -109,47 +118,178 @@ def compare(
     the reports; by default the folders of the runs.
     """
     sides = [[side] if isinstance(side, Report) else list(side) for side in (first, second)]
+    rows: list[Difference] = []
+    for members in _shared_groups(sides, allow):
+        rows += _differences(members[0], members[1], draws, seed)
+    chosen = names or (_names(sides[0], "first"), _names(sides[1], "second"))
+    return Comparison(rows, sides[0], sides[1], chosen, detect)
+
+
+def _shared_groups(sides: Sequence[Sequence[Report]], allow: Collection[str]) -> list[list[list[Group]]]:
+    """The groups that all reports have: for each, those of every side; unlike protocols are refused."""
     if not all(sides):
         raise SettingsError("a comparison has two sides: give at least one result for each.")
     groups = [[{group.name: group for group in report.groups} for report in side] for side in sides]
     every = [one for side in groups for one in side]
-    shared = [name for name in groups[0][0] if all(name in one for one in every)]
+    shared = [name for name in every[0] if all(name in one for one in every)]
     if not shared:
         found = " and ".join(dict.fromkeys("/".join(one) for one in every))
         raise SettingsError(f"these results have no group in common ({found}): evaluate both alike.")
-    _check_allowed(allow, [groups[0][0][name] for name in shared])
-    rows: list[Difference] = []
-    for name in shared:
-        members = [[one[name] for one in side] for side in groups]
-        for other in (*members[0][1:], *members[1]):
+    _check_allowed(allow, [every[0][name] for name in shared])
+    found_groups = [[[one[name] for one in side] for side in groups] for name in shared]
+    for members in found_groups:
+        for other in (group for side in members for group in side):
             _check_protocol(members[0][0], other, allow)
         _check_noise(members)
-        rows += _differences(members[0], members[1], draws, seed)
-    chosen = names or (_names(sides[0], "first"), _names(sides[1], "second"))
-    return Comparison(rows, sides[0], sides[1], chosen)
+    return found_groups
 
 
 def _differences(first: Sequence[Group], second: Sequence[Group], draws: int, seed: int) -> list[Difference]:
-    outcomes = [[group.outcomes for group in side if group.outcomes is not None] for side in (first, second)]
-    told: dict[str, Doubt] = {}
-    if len(outcomes[0]) == len(first) and len(outcomes[1]) == len(second) and draws:
-        told = paired(outcomes[0], outcomes[1], draws=draws, seed=seed)
-    several = len(first) > 1 and len(second) > 1
-    protocol = (
-        f"{first[0].card.described().get('protocol', '')}_"  # before each name, where there are several
-    )
+    outcomes, protocol = _outcomes([first, second]), _prefix(first[0])
+    told = paired(*outcomes, draws=draws, seed=seed) if outcomes and draws else {}
+    spreads = _spreads(outcomes)
     rows = []
     for name in first[0].metrics:
         if not all(name in group.metrics for group in (*first, *second)):
             continue
-        a, b = ([group.metrics[name] for group in side] for side in (first, second))
-        seeds = welch(a, b) if several else None
-        rows.append(
-            Difference(
-                name, mean(a), mean(b), mean(b) - mean(a), told.get(name.removeprefix(protocol)), seeds
-            )
-        )
+        a, b = (mean(group.metrics[name] for group in side) for side in (first, second))
+        spread = spreads.get((name.removeprefix(protocol), 0, 1))
+        both = spread.doubt() if spread and spread.freedom and draws else None
+        rows.append(Difference(name, a, b, b - a, told.get(name.removeprefix(protocol)), both, spread))
     return rows
+
+
+def _prefix(group: Group) -> str:
+    """What stands before the names of metrics where there are several protocols."""
+    return f"{group.card.described().get('protocol', '')}_"
+
+
+def _outcomes(sides: Sequence[Sequence[Group]]) -> list[list[Outcomes]]:
+    """What became of every query, of every result; empty where a report was saved without."""
+    found = [[group.outcomes for group in side if group.outcomes is not None] for side in sides]
+    return found if all(len(side) == len(kept) for side, kept in zip(sides, found, strict=True)) else []
+
+
+def _spreads(sides: Sequence[Sequence[Outcomes]]) -> dict[tuple[str, int, int], Spread]:
+    """The spread of each metric between each two systems."""
+    if not sides or len(sides[0][0].folds) < 2:
+        return {}
+    adds = [[contributions(one) for one in side] for side in sides]
+    found = {}
+    for name in adds[0][0]:
+        table = [np.array([one[name] for one in side]) for side in adds]
+        for one, other in combinations(range(len(sides)), 2):
+            found[name, one, other] = Spread.among(table, one, other)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Any number of systems, best first by one metric; systems with a letter in common cannot be told apart."""
+
+    metric: str
+    systems: Sequence[tuple[str, int, float, str]]  # name, seeds, value, letters
+    pairs: Sequence[tuple[str, str, Difference]]  # better, worse, better − worse with p after Holm
+    notes: Sequence[str] = ()
+
+    def render(self) -> str:
+        """Both tables as aligned plain text."""
+        first = [["system", "seeds", self.metric, "group"]]
+        first += [[name, str(seeds), f"{value:.1f}", letters] for name, seeds, value, letters in self.systems]
+        second = [["better", "worse", "difference", "p (Holm)"]]
+        second += [
+            [better, worse, f"{row.change:+.1f}{_interval(row.doubt)}", _probability(row.doubt)]
+            for better, worse, row in self.pairs
+        ]
+        return "\n".join([*aligned_rows(first), "", *aligned_rows(second), "", *self.notes])
+
+    __str__ = render
+
+
+def rank(
+    sides: Sequence[Sequence[Report]],
+    *,
+    names: Sequence[Sequence[str]],
+    metric: str | None = None,
+    draws: int = 10_000,
+    seed: int = 0,
+    detect: float | None = None,
+) -> Ranking:
+    """Compare each two of several systems by one metric, by default the primary one; p-values are corrected by Holm.
+
+    The variance of seeds is that of all systems together. Without a system that has two seeds, only queries count.
+    """
+    groups = _shared_groups(sides, ())
+    metric = metric or sides[0][0].primary_metric
+    members = next((found for found in groups if metric in found[0][0].metrics), None)
+    if members is None:
+        known = ", ".join(name for found in groups for name in found[0][0].metrics)
+        raise SettingsError(f"these results have no metric '{metric}': use one of {known}.")
+    bare, values = metric.removeprefix(_prefix(members[0][0])), []
+    for side in members:
+        values.append(mean(group.metrics[metric] for group in side))
+    order = sorted(range(len(sides)), key=lambda one: values[one], reverse="rank" not in metric)
+    outcomes = _outcomes([members[one] for one in order])
+    spreads = _spreads(outcomes)
+    if (bare, 0, 1) not in spreads:
+        raise SettingsError(
+            f"{metric} cannot be compared query by query in these reports: evaluate again, or use --metric rsum."
+        )
+    seeded, pairs = any(len(side) > 1 for side in sides), list(combinations(range(len(sides)), 2))
+    told = [
+        spreads[bare, one, other].doubt()
+        if seeded
+        else paired(outcomes[one], outcomes[other], draws=draws, seed=seed)[bare]
+        for one, other in pairs
+    ]
+    corrected = holm([doubt.p for doubt in told])
+    letters = _letters(len(sides), [pair for pair, p in zip(pairs, corrected, strict=True) if p < 0.05])
+    shown, rows = [_shown(names[one]) for one in order], []
+    for (one, other), doubt, p in zip(pairs, told, corrected, strict=True):
+        a, b = values[order[one]], values[order[other]]
+        turned = Doubt(-doubt.high, -doubt.low, p)
+        rows.append((shown[one], shown[other], Difference(metric, b, a, a - b, turned)))
+    systems = [(shown[n], len(sides[one]), values[one], letters[n]) for n, one in enumerate(order)]
+    note = (
+        f"systems with a letter in common cannot be told apart (p ≥ 0.05 after Holm, {len(pairs)} pairs); intervals "
+        "are of single pairs, over other queries"
+    )
+    notes = [
+        f"{note} and other seeds" if seeded else f"{note}; no system has two seeds, so seeds are not counted"
+    ]
+    if detect:
+        widest = max((spreads[bare, *pair] for pair in pairs), key=lambda spread: spread.queries)
+        notes += detection({metric: widest}, detect)
+    return Ranking(metric, systems, rows, notes)
+
+
+def _letters(count: int, apart: Sequence[tuple[int, int]]) -> list[str]:
+    """Letters that systems share where they are not apart: groups are divided until none holds a pair that is."""
+    groups = [frozenset(range(count))]
+    for one, other in apart:
+        divided = [part for group in groups for part in
+                   ((group - {one}, group - {other}) if {one, other} <= group else (group,))]  # fmt: skip
+        groups = [group for group in dict.fromkeys(divided) if not any(group < more for more in divided)]
+    groups.sort(key=min)
+    return ["".join(chr(97 + n) for n, group in enumerate(groups) if one in group) for one in range(count)]
+
+
+def detection(spreads: Mapping[str, Spread], gain: float) -> list[str]:
+    """What it takes to see a gain, for R@1 of both directions and RSUM, or for what there is."""
+    wanted = ("image_to_text_recall@1", "text_to_image_recall@1", "rsum")
+    chosen = {name: one for name, one in spreads.items() if name.endswith(wanted)} or spreads
+    lines = [f"to see a gain of {gain:g} in 80 % of cases, with 5 % of false alarms:"]
+    for name, spread in chosen.items():
+        images, seeds = spread.images_for(gain), spread.seeds_for(gain)
+        by_images = f"{images:,} images with their texts" if images else "no number of images is enough"
+        line = f"  {name}: {by_images} (with the {spread.images:,} of now, {100 * spread.power(gain):.0f} % of cases)"
+        if spread.freedom:
+            by_seeds = f"{seeds} seeds of each side" if seeds else f"not even {MOST_SEEDS} seeds of each side"
+            line += f"; or, on these images, {by_seeds}"
+        lines.append(line)
+    if not all(spread.freedom for spread in chosen.values()):
+        lines.append("  how much seeds vary is not known from one seed, and not counted")
+    return lines
 
 
 def _check_allowed(allow: Collection[str], groups: Sequence[Group]) -> None:

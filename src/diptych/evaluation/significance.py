@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import mean, stdev, variance
+from statistics import mean, stdev
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,12 @@ from diptych.evaluation.report import Outcomes
 
 LEVEL = 0.95
 CHUNK = 128  # draws at a time; bounds the memory of the counts (CHUNK, N)
-GRID = 20_001  # points of the integral behind Student's t
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(64)  # of the integral behind Student's t
 ROUNDING = 1e-9  # two sums of the same numbers in another order
+LEAST = 0.75  # share of the variance of queries that a difference has at least, whatever the seeds say
+POWER = 0.8  # probability with which a gain is to be seen
+MOST_IMAGES, MOST_SEEDS = 10**8, 200
+MANY = 200.0  # degrees of freedom from which on Student's t is nearly normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +118,128 @@ def paired(
     return doubts
 
 
-def welch(first: Sequence[float], second: Sequence[float]) -> Doubt:
-    """The mean of the second minus that of the first, by Welch's t: of other seeds, on the same queries."""
-    shares = [variance(side) / len(side) for side in (first, second)]
-    change, error = mean(second) - mean(first), math.sqrt(sum(shares))
-    if error == 0:
-        return Doubt(change, change, 0.0 if change else 1.0)
-    freedom = sum(shares) ** 2 / sum(
-        share**2 / (len(side) - 1) for share, side in zip(shares, (first, second), strict=True)
-    )
-    width = student_quantile(freedom) * error
-    return Doubt(change - width, change + width, student_tails(abs(change) / error, freedom))
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Where the variance of a difference, second − first, comes from: queries, and seeds of training.
+
+    With y_ski what image i adds to the metric of seed k of system s, d_i the difference of the means over seeds, N
+    images and n_s seeds:
+
+    ============  ==========================================================================================
+    ``queries``   N · Var(d_i): images, and the noise of single seeds on single images
+    ``seed``      Var(Σ_i y_ski) over the seeds of a system: one seed, with the same noise
+    ``cell``      N · Var(y_ski − its mean over seeds − its mean over images): that noise alone, in one seed
+    ============  ==========================================================================================
+
+    Var(difference) = queries + (seed − cell) · (1/n_1 + 1/n_2), since the noise is in both. The variance of a seed is
+    that of all systems together, with ``freedom`` degrees of freedom; 0 where no system has two seeds.
+    """
+
+    change: float
+    images: int
+    weight: float  # 1/n_1 + 1/n_2
+    queries: float
+    seed: float = 0.0
+    cell: float = 0.0
+    freedom: int = 0
+
+    @staticmethod
+    def among(sides: Sequence[NDArray[np.float64]], one: int, other: int) -> Spread:
+        """That between two of several systems, each (seeds, N): what every image adds to the metric."""
+        images, freedom = sides[0].shape[1], sum(len(side) - 1 for side in sides)
+        first, second = sides[one], sides[other]
+        change = second.mean(axis=0) - first.mean(axis=0)
+        seed = sum(float(((side.sum(axis=1) - side.sum(axis=1).mean()) ** 2).sum()) for side in sides)
+        noise = [side - side.mean(axis=1, keepdims=True) - side.mean(axis=0) + side.mean() for side in sides]
+        cell = images * sum(float((part**2).sum()) for part in noise) / (images - 1)
+        share, weight = 1 / max(freedom, 1), 1 / len(first) + 1 / len(second)
+        queries = images * float(change.var(ddof=1))
+        return Spread(float(change.sum()), images, weight, queries, seed * share, cell * share, freedom)
+
+    def doubt(self) -> Doubt:
+        """The interval and p of the difference, over other queries and other seeds, by Student's t."""
+        seeds = self.seed * self.weight
+        variance = max(self.queries + seeds - self.cell * self.weight, LEAST * self.queries)
+        if variance <= ROUNDING**2:
+            return Doubt(self.change, self.change, 0.0 if self.change else 1.0)
+        loose = self.queries**2 / (self.images - 1) + (seeds**2 / self.freedom if self.freedom else 0.0)
+        freedom, error = variance**2 / loose, math.sqrt(variance)
+        width = student_quantile(freedom) * error
+        return Doubt(
+            self.change - width, self.change + width, student_tails(abs(self.change) / error, freedom)
+        )
+
+    def power(self, gain: float, images: int | None = None, seeds: int | None = None) -> float:
+        """The probability to see a gain (p < 0.05), with other numbers of images and of seeds of each side."""
+        scale, weight = self.images / (images or self.images), 2 / seeds if seeds else self.weight
+        freedom = 2 * (seeds - 1) if seeds else self.freedom
+        alone = max(0.0, self.queries - self.cell * self.weight)
+        queries = scale * (alone + self.cell * weight)
+        seeded = (max(0.0, self.seed - self.cell) + scale * self.cell) * weight
+        variance = max(queries + seeded - scale * self.cell * weight, 1e-12)
+        loose = queries**2 / max(1, (images or self.images) - 1)
+        loose += seeded**2 / freedom if freedom and self.freedom else 0.0
+        freedom_now = variance**2 / max(loose, 1e-300)
+        least = student_quantile(freedom_now)  # of t; the normal approximation of the non-central t
+        short = least * (1 - 1 / (4 * freedom_now)) - abs(gain) / math.sqrt(variance)
+        return math.erfc(short / math.sqrt(1 + least**2 / (2 * freedom_now)) / math.sqrt(2)) / 2
+
+    def images_for(self, gain: float) -> int | None:
+        """The images that show a gain with these seeds; None where no number does."""
+        low, high = 2, MOST_IMAGES
+        if self.power(gain, high) < POWER:
+            return None
+        while high - low > max(1, low // 100):
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.power(gain, middle) >= POWER else (middle, high)
+        return high
+
+    def seeds_for(self, gain: float) -> int | None:
+        """The seeds of each side that show a gain with these images; None where no number does, or none is known."""
+        tried = range(2, MOST_SEEDS + 1) if self.freedom else ()
+        return next((seeds for seeds in tried if self.power(gain, seeds=seeds) >= POWER), None)
+
+
+def contributions(one: Outcomes) -> dict[str, NDArray[np.float64]]:
+    """What each image adds (N,) to every metric that is a mean over queries: the metric is the sum."""
+    folds = np.asarray(one.folds)
+    found: dict[str, NDArray[np.float64]] = {}
+    for way in DIRECTIONS:
+        ranks, images = np.asarray(one.ranks[way]), np.asarray(one.images[way])
+        sizes = np.bincount(folds[images], minlength=folds.max() + 1)
+        share = 1 / (len(sizes) * sizes[folds[images]])
+        values = {f"{way}_recall@{k}": np.where(ranks < k, 100.0, 0.0) for k in KS}
+        for name, value in (values | {f"{way}_mean_rank": ranks + 1.0}).items():
+            found[name] = np.bincount(images, share * value, len(folds)).astype(np.float64)
+    return with_sums(found)
+
+
+def unpaired(one: Outcomes) -> dict[str, Spread]:
+    """The spread of each metric between this result and another on other queries: an upper bound of a paired one."""
+    return {
+        name: Spread(0.0, len(adds), 2.0, 2 * len(adds) * float(adds.var(ddof=1)))
+        for name, adds in contributions(one).items()
+    }
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number, by Holm: the k-th smallest of m times m − k + 1, and never decreasing."""
+    order = np.argsort(values, kind="stable")
+    raised = np.asarray(values)[order] * np.arange(len(values), 0, -1)
+    found = np.empty(len(values))
+    found[order] = np.minimum(1.0, np.maximum.accumulate(raised))
+    return [float(p) for p in found]
 
 
 def student_tails(t: float, freedom: float) -> float:
     """P(|T| ≥ t) of Student's t: with tan θ = T / √ν its density is proportional to cos^(ν−1) θ."""
-    angles = np.linspace(math.atan(t / math.sqrt(freedom)), math.pi / 2, GRID)
-    whole = np.linspace(0.0, math.pi / 2, GRID)
-    share = [float(np.trapezoid(np.cos(one) ** (freedom - 1), one)) for one in (angles, whole)]
-    return share[0] / share[1]
+    if freedom > MANY:
+        return math.erfc(t * (1 - 1 / (4 * freedom)) / math.sqrt(1 + t * t / (2 * freedom)) / math.sqrt(2))
+    start = math.atan(t / math.sqrt(freedom))
+    half = (math.pi / 2 - start) / 2
+    part = half * float(WEIGHTS @ np.cos(start + half * (NODES + 1)) ** (freedom - 1))
+    whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
+    return part / whole
 
 
 def half_width(values: Sequence[float]) -> float:

@@ -19,12 +19,14 @@ from diptych.encoders.known_names import CLASS_WORDS, is_open_clip
 from diptych.encoders.pretrained import load_config
 from diptych.errors import SettingsError
 from diptych.evaluation.cards import Card
+from diptych.evaluation.compare import detection
 from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.hubness import bank_of, inverted_softmax
 from diptych.evaluation.prepared import Prepared, Scored
 from diptych.evaluation.protocols import rules_of
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import check_captions, scored_by
+from diptych.evaluation.significance import unpaired
 from diptych.evaluation.sts import Sts, TextEncoder
 from diptych.model.named import text_teacher
 from diptych.model.reranking import RerankedScores
@@ -33,7 +35,7 @@ from diptych.model.scores import MeanScores, Scores
 from diptych.runs.measures import Asked, Measure, measures_of
 from diptych.runs.reading import database_of, places_of, readable_views, split_of, views_of
 from diptych.storage import MODEL
-from diptych.training.checkpoint import noise_of
+from diptych.training.checkpoint import noise_of, system_of
 from diptych.training.prepare import prepare
 from diptych.vectors.manifest import is_vectors
 
@@ -55,6 +57,18 @@ def evaluate_runs(runs: Sequence[Path], **options: Any) -> Report:
     if asked.output is not None:
         report.save(asked.output)
     return report
+
+
+def detection_of(report: Report, gain: float) -> list[str]:
+    """How many queries show a gain over this result, where both are measured on queries of their own."""
+    kept = [group.outcomes for group in report.groups if group.outcomes is not None]
+    if not kept:
+        raise SettingsError("--detect needs the ranks of queries, which retrieval has: leave --detect out.")
+    return [
+        *detection(unpaired(kept[0]), gain),
+        "  this is an upper bound, for two results on different queries; on the same queries fewer are enough: "
+        "diptych compare A B --detect.",
+    ]
 
 
 def _vectors(folders: Sequence[Path], asked: Asked) -> Report:
@@ -248,8 +262,9 @@ def _told_apart(
     """The groups with the folders of the runs and their noise on the cards; two of one name name their protocol."""
     names = [group.name for group in groups]
     run, noise = " + ".join(map(str, runs)), tuple(one for one in map(noise_of, runs) if one and one.wrong)
+    system = system_of(runs[0]) if len(runs) == 1 else ""
     for one, group in zip(measures, groups, strict=True):
         card = replace(group.card, noise=noise)
-        card = replace(card, run=run) if isinstance(card, Card) else card
+        card = replace(card, run=run, system=system) if isinstance(card, Card) else card
         group = replace(group, card=card)
         yield group.under(one.protocol) if names.count(group.name) > 1 else group

@@ -7,6 +7,7 @@ leaves the previous one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -105,6 +106,17 @@ def read_run(folder: Path) -> dict[str, Any]:
     if wrong:
         raise CheckpointError(f"{path} is damaged (no {wrong[0]}): copy the run again.")
     return content
+
+
+def system_of(folder: Path) -> str:
+    """What runs that differ only in their seed have in common; empty where the folder is no run."""
+    if not (folder / "run.json").is_file():
+        return ""
+    found = read_run(folder)
+    dropped = {"seed"} | FREE_TO_CHANGE - {"epochs", "patience"}
+    kept = {name: value for name, value in found["settings"].items() if name not in dropped}
+    told = json.dumps([found["recipe"], found["data_fingerprint"], kept], sort_keys=True, default=str)
+    return f"{found['recipe']} {hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
 def noise_of(folder: Path) -> Noise | None:
