@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +12,9 @@ from diptych.cli.collection import echo
 from diptych.cli.flags import Registered, backend_flags, say_device
 from diptych.progress import counted
 from diptych.registries import EXPORTERS
+
+if TYPE_CHECKING:
+    from diptych.model.retriever import Retriever
 
 
 @click.group()
@@ -31,9 +35,36 @@ def import_vse_infinity(
     """Import a checkpoint of the public VSE∞ code. Regions with BiGRU or BERT; nothing in the file is run."""
     from diptych.runs.published import import_vse_infinity as run
 
+    _save(output_dir, lambda: run(checkpoint, vocabulary=vocabulary, text_model=text_model))
+
+
+@import_.command("sgraf")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("output_dir", metavar="MODEL", type=click.Path(path_type=Path))
+@click.option("--vocabulary", type=click.Path(path_type=Path), help="its vocabulary, JSON as published")
+def import_sgraf(checkpoint: Path, output_dir: Path, vocabulary: Path | None) -> None:
+    """Import a checkpoint of the public SGRAF code, SGR or SAF. Nothing in the file is run."""
+    from diptych.runs.published import import_sgraf as run
+
+    _save(output_dir, lambda: run(checkpoint, vocabulary=vocabulary))
+
+
+@import_.command("cusa")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("output_dir", metavar="MODEL", type=click.Path(path_type=Path))
+@click.option("--model", help="the CLIP it started from: hf:openai/clip-vit-base-patch32 or a folder")
+def import_cusa(checkpoint: Path, output_dir: Path, model: str | None) -> None:
+    """Import a checkpoint of the public CUSA code, on CLIP. Nothing in the file is run."""
+    from diptych.runs.published import import_cusa as run
+
+    _save(output_dir, lambda: run(checkpoint, model=model))
+
+
+def _save(output_dir: Path, made: Callable[[], Retriever]) -> None:
+    """Save an imported model where there is nothing yet."""
     if output_dir.exists():
         raise click.UsageError(f"{output_dir} is already there: choose another folder for the model.")
-    model = run(checkpoint, vocabulary=vocabulary, text_model=text_model)
+    model = made()
     model.save_pretrained(output_dir)
     echo(f"{output_dir}: {model.dim} dimensions, {sum(p.numel() for p in model.parameters()):,} weights")
     echo(f"next: diptych evaluate {output_dir} --data PATH --split test")
