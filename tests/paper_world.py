@@ -18,10 +18,10 @@ from test_cookie_downstream import draw_lists, write_videos
 from test_labelwise import label_data
 
 from diptych.data.corrections import COLUMNS, data_hash, text_names
-from diptych.data.formats import open_captions
 from diptych.registries import RECIPES
 from diptych.runs import synthetic_pooling
 from diptych.runs.ablate import Runner
+from diptych.runs.reading import open_split
 from diptych.runs.table_plan import Cell, Wanted
 from diptych.settings import TrainingSettings, from_json, setting_names, to_json
 from diptych.tables import Table
@@ -65,9 +65,9 @@ class World:
             return f"{self.folder / 'labels'}?instances={self.folder / 'labels'}"
         return str(self.folder / special.get(name, "pictures" if name.endswith("-pictures") else "features"))
 
-    def judgements(self, table: Table) -> str:
+    def judgements(self, table: Table, reads: str) -> str:
         """A text that is right for another image too, in a file of corrections of the data that stand for COCO's."""
-        captions = open_captions(self.place(table, "coco"), split="test")
+        captions = open_split(self.place(table, f"coco-{reads}" if reads else "coco"), "test")
         rows = [captions.image_ids[1], text_names(captions)[0], "matches", "", data_hash(captions)]
         file = self.folder / "judged.csv"
         file.write_text(f"{','.join(COLUMNS)}\n{','.join(rows)}\n")
@@ -144,8 +144,18 @@ def run_to_the_end(
     defaults = synthetic_pooling.run.__defaults__
     assert defaults is not None
     monkeypatch.setattr(synthetic_pooling.run, "__defaults__", (*defaults[:3], 2, 1, False))
-    judged = [world.judgements(table)] if any(group.judgements for group in table.groups) else []
-    runner = world.runner(table, folder, judgements=judged, rows=rows)
+    judged = any(group.judgements for group in table.groups)
+    forms = {row.reads for row in table.rows if not rows or row.name in rows} if judged else {""}
+    for form in sorted(forms):  # the pictures of the small data are not those of its features
+        chosen = [row.name for row in table.rows if row.reads == form and (not rows or row.name in rows)]
+        options = (
+            {"judgements": [world.judgements(table, form)], "rows": chosen} if judged else {"rows": rows}
+        )
+        _run_rows(world.runner(table, folder / form, **options), folder)
+
+
+def _run_rows(runner: Runner, folder: Path) -> None:
+    table = runner.table
     runner.check()
     results = runner.results()
     cells = list(runner.cells())

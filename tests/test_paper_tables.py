@@ -32,8 +32,13 @@ KINDS = {  # a table for each kind of column: kind of group, or protocol of a me
     "counts": ("cookie", "1"),
     "pooling": ("vse-infinity", "6"),
 }
-FEW = {"cusa-9": ["SGR", "SAF", "SGRAF"], "cusa-10": ["SGR + USA", "CLIP B/32"], "coder-f4": ["VSE∞", "SGR"],
-       "cusa-13": ["contrastive loss", "+ CUSA, image and text live"], "cookie-bits": ["16 bits"]}  # fmt: skip
+FEW = {
+    "cusa-9": ["SGR", "SAF", "SGRAF", "CLIP B/32"],
+    "cusa-10": ["SGR + USA", "CLIP B/32"],
+    "cusa-13": ["contrastive loss", "+ CUSA, image and text live"],
+    "coder-f4": ["VSE∞", "SGR"],
+    "cookie-bits": ["16 bits"],
+}
 
 
 @pytest.fixture(scope="module")
