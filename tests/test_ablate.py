@@ -151,6 +151,20 @@ def test_a_setting_is_varied(data: Path, tmp_path: Path) -> None:
     assert "epsilon = 0.05 & measured" in latex
 
 
+def test_a_mean_of_rows_is_varied_with_them(data: Path, tmp_path: Path) -> None:
+    """Noise at two ratios: the ensemble at a ratio is that of its members at that ratio."""
+    command = arguments("vse-infinity", "baselines", data, tmp_path)
+    command += ["--row", "SCAN", "--row", "CVSE", "--vary", "noise=0:text,0.4:text", "--concept_size", 10]
+    said = diptych(*command).stdout
+    for row in ("SCAN, noise = 0:text", "SCAN, noise = 0.4:text", "CVSE, noise = 0.4:text"):
+        assert row in said
+    runs = sorted(path.name for path in tmp_path.iterdir() if (path / "run.json").exists())
+    assert len(runs) == 6
+    assert (
+        read_run(tmp_path / "toy-precomp-scan-text-noise-0-4-text-seed0")["settings"]["noise"] == "0.4:text"
+    )
+
+
 def test_a_dry_run_trains_nothing_and_estimates(data: Path, tmp_path: Path) -> None:
     said = diptych(*arguments("vse-infinity", "2", data, tmp_path / "runs"), "--seeds", 2, "--dry_run").stdout
     assert not (tmp_path / "runs").exists()

@@ -99,6 +99,8 @@ class Runner:
         self.data = table_data(table, wanted.data)
         chosen = [table.row(name) for name in wanted.rows] if wanted.rows else list(table.rows)
         self.rows = [one for row in chosen for one in self._varied(row)]
+        every = tuple(one for row in table.rows for one in self._varied(row))
+        self.table = replace(table, rows=every)  # means find their members by name
         self.found = {run: self._key(run) for run in _runs_in(folder)}
         self.histories: dict[str, list[list[dict[str, float]]]] = {}
         self.teachers: dict[str, dict[str, dict[str, float]]] = {}  # path → module → costs
@@ -106,18 +108,26 @@ class Runner:
     # --- what there is to do
 
     def _varied(self, row: Row) -> Iterator[Row]:
-        """The row, or one for each combination of the values of ``--vary``."""
-        if not self.wanted.vary or not row.recipe:
+        """The row, or one for each combination of the values of ``--vary`` that its recipe takes."""
+        members = [self.table.row(name) for name in row.mean_of] or [row]
+        kinds = [RECIPES[one.recipe].settings for one in members if one.recipe]
+        vary = {
+            name: values
+            for name, values in self.wanted.vary.items()
+            if kinds and all(name in setting_names(kind) for kind in kinds)
+        }
+        if not vary:
             yield row
             return
-        kind = RECIPES[row.recipe].settings
-        for values in product(*self.wanted.vary.values()):
-            named = dict(zip(self.wanted.vary, values, strict=True))
-            switches = {name: parse_value(kind, name, value) for name, value in named.items()}
+        for values in product(*vary.values()):
+            named = dict(zip(vary, values, strict=True))
             words = ", ".join(f"{name} = {value}" for name, value in named.items())
-            yield replace(
-                row, name=f"{row.name}, {words}", switches={**row.switches, **switches}, published={}
-            )
+            made = replace(row, name=f"{row.name}, {words}", published={})
+            if row.mean_of:
+                yield replace(made, mean_of=tuple(f"{name}, {words}" for name in row.mean_of))
+            else:
+                switches = {name: parse_value(kinds[0], name, value) for name, value in named.items()}
+                yield replace(made, switches={**row.switches, **switches})
 
     def cells(self) -> Iterator[Cell]:
         """Every row in every group whose data are given."""
