@@ -335,6 +335,35 @@ def test_vectors_that_are_refused_leave_nothing(
     assert not index_exists(tmp_path / "i")
 
 
+@pytest.mark.parametrize(
+    ("cosine", "kind", "outcome"),
+    [
+        (1.0, np.float32, "taken"), (0.9995, np.float32, "said"), (0.998, np.float32, "refused"),
+        (0.998, np.float16, "said"), (0.98, np.float16, "refused"),
+    ],
+)  # fmt: skip
+def test_one_vector_that_differs_is_said_or_refused(
+    tmp_path: Path, photos: Path, cosine: float, kind: Any, outcome: str
+) -> None:
+    def turned(vectors: np.ndarray) -> np.ndarray:
+        """The first vector moved by an angle; the median of all of them stays 1."""
+        first = vectors[0] / np.linalg.norm(vectors[0])
+        other = np.roll(first, 1) - first * (np.roll(first, 1) @ first)
+        other /= np.linalg.norm(other)
+        moved = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        moved[0] = cosine * first + (1 - cosine**2) ** 0.5 * other
+        return moved.astype(kind)
+
+    folder = clip_retrieval(tmp_path / "emb", photos, shards=1, vectors=turned)
+    if outcome == "refused":
+        with pytest.raises(DataError, match=f"{cosine:.3f}"):
+            import_embeddings(folder, tmp_path / "i", ColourModel())
+        assert import_embeddings(folder, tmp_path / "i", ColourModel(), check=False).images == 4
+    else:
+        notes = import_embeddings(folder, tmp_path / "i", ColourModel()).notes
+        assert len(notes) == (outcome == "said")
+
+
 def test_other_mistakes_of_an_import(tmp_path: Path, photos: Path) -> None:
     model = ColourModel()
     folder = clip_retrieval(tmp_path / "emb", photos)

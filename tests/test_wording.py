@@ -19,6 +19,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from colour_model import ColourModel
 from commands import refused
 from PIL import Image
 
@@ -84,6 +85,7 @@ from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.objectives.triplet import Triplet
 from diptych.runs.audit import audit
+from diptych.runs.embeddings import import_embeddings
 from diptych.runs.judge import Claim, fitted_scores
 from diptych.runs.plan import Demand
 from diptych.runtime.folder import Probes, compare
@@ -96,6 +98,17 @@ from diptych.vectors.embed import parse_part
 from diptych.web.limits import Limits
 
 ROW = np.array([1, 0, 0], np.float32)
+
+
+def foreign_vectors(folder: Path) -> None:
+    """Import a vector that the model does not make."""
+    Image.new("RGB", (8, 8), "red").save(folder / "red.png")
+    own = ColourModel().encode_image([Image.open(folder / "red.png")])[0]
+    moved = np.zeros(len(own), np.float32)
+    moved[:2] = -own[1], own[0]
+    np.save(folder / "v.npy", moved[None])
+    (folder / "paths.txt").write_text("red.png")
+    import_embeddings(folder / "v.npy", folder / "i", ColourModel(), paths=folder / "paths.txt", root=folder)
 
 
 def put(folder: Path, name: str, content: Any, cut: int = 0) -> Path:
@@ -330,6 +343,10 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: TrainingSettings(learning_rate=float("nan")), "--learning_rate is nan: give a number."),
     ],
     DataError: [
+        (lambda p: foreign_vectors(p),
+         "the vectors are not those of this model: 1 picture encoded again, worst cosine 0.0000 with them "
+         "(at least 0.999 is needed), nothing was imported; name the model that made them, or "
+         "give --unchecked if it prepared its pictures in another way."),
         (lambda p: fitted_scores(
             MatrixScores(np.eye(3)), table(p, b"image,text\na.png,x\nb.png,y\n"), 1000),
          "the scores are 3 × 3, but FOLDER has 2 images and 2 texts: give the scores (images, texts) of this "

@@ -21,8 +21,11 @@ from diptych.data.decode.opening import open_image
 from diptych.data.files import FileImages
 from diptych.errors import DataError, DiptychError, MissingExtra
 from diptych.index.engines.opening import empty_index, index_exists, open_index
+from diptych.index.ingest.photos import MARGIN
 from diptych.index.protocol import Index, Item, Kind, Vectors
-from diptych.model.protocol import Model
+from diptych.model.protocol import Model, picture_side
+from diptych.progress import counted
+from diptych.runtime.folder import REFUSED, REFUSED_HALF, SAID
 from diptych.storage import storing, write_text
 
 PATHS = ("image_path", "path", "filepath", "file", "filename", "image", "url")
@@ -30,9 +33,6 @@ TEXTS = ("caption", "text", "title", "description")
 VECTORS = ("embedding", "vector", "image_embedding", "clip_emb")
 ROWS = 10_000  # written together
 CHECKED = 8  # pictures whose vectors are compared with the model's own
-AGREE = (
-    0.9  # least median cosine of that comparison: other resizing costs a few hundredths, another model all
-)
 SCALARS = (str, int, float, bool)
 
 
@@ -91,6 +91,7 @@ def import_embeddings(
     folder = (root or _root(shards)).resolve()
     done = Imported()
     seen: set[str] = set()
+    half = getattr(model, "precision", "no") != "no"
     readable: list[tuple[Path, Vectors]] = []
     for shard in shards:
         vectors, rows = shard.load()
@@ -104,10 +105,11 @@ def import_embeddings(
             seen.add(item.id)
             if check and len(readable) < CHECKED and item.path and (folder / item.path).is_file():
                 readable.append((folder / item.path, np.array(vector, np.float32)))
+                half = half or vectors.dtype == np.float16
     if not seen:
         raise DataError(f"{source} holds no vectors: give a folder that has some.")
     if check:
-        done.notes += _compare(model, readable)
+        done.notes += _compare(model, readable, half)
     fingerprint = model.fingerprint()
     if index_exists(place):
         index = open_index(place, writable=True, fingerprint=fingerprint, model=model_name)
@@ -291,18 +293,30 @@ def _content(folder: Path, relative: str) -> str:
     return f"{stat.st_size}:{stat.st_mtime_ns}:{key}|imported"
 
 
-def _compare(model: Model, readable: Sequence[tuple[Path, Vectors]]) -> list[str]:
-    """Raise when the model makes other vectors of the same pictures; a sentence when none can be read."""
+def _compare(model: Model, readable: Sequence[tuple[Path, Vectors]], half: bool) -> list[str]:
+    """Raise when the model makes other vectors of the same pictures; a sentence when they differ, or none can be read.
+
+    A picture may have been encoded whole, or decoded at a reduced size as ``diptych index`` does it.
+    """
     if not readable:
         return ["none of the pictures is here: the vectors could not be compared with the model's own."]
-    pictures = [open_image(path) for path, _ in readable]
-    own = unit_rows(np.asarray(model.encode_image(pictures, batch_size=CHECKED), np.float32))
-    cosine = float(np.median((own * unit_rows(np.stack([vector for _, vector in readable]))).sum(1)))
-    if cosine < AGREE:
+    side, given = picture_side(model), unit_rows(np.stack([vector for _, vector in readable]))
+    worst = -1.0
+    for hint in (None, side and MARGIN * side):
+        pictures = [open_image(path, size_hint=hint) for path, _ in readable]
+        own = unit_rows(np.asarray(model.encode_image(pictures, batch_size=CHECKED), np.float32))
+        worst = max(worst, float((own * given).sum(1).min()))
+        if worst >= SAID or not side:
+            break
+    least = REFUSED_HALF if half else REFUSED
+    if worst < least:
         raise DataError(
-            f"the vectors are not those of this model: {len(readable)} pictures encoded again have a median cosine of "
-            f"{cosine:.2f} with them (1: equal), nothing was imported; name the model that made them."
+            f"the vectors are not those of this model: {counted(len(readable), 'picture')} encoded again, worst cosine "
+            f"{worst:.4f} with them (at least {least} is needed), nothing was imported; name the model that made them, "
+            "or give --unchecked if it prepared its pictures in another way."
         )
+    if worst < SAID:
+        return [f"the vectors differ a little from the model's own: worst cosine {worst:.6f}."]
     return []
 
 
