@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -16,17 +17,19 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 from commands import diptych, refused
-from small import WORDS, pictures
+from small import WORDS, pictures, precomputed
 from test_recipes import World, built, captions, world  # noqa: F401  fixtures
 from test_runtime import picture_model, small_model
 
 from diptych.data.images import as_item
 from diptych.errors import RuntimeFault, SettingsError
+from diptych.index.ingest.works import ON_CPU, Encoder
 from diptych.index.models import VARIABLE, LightModel, check_probes, open_model
 from diptych.model.protocol import picture_side
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import CLOSE, export_runtime
 from diptych.runtime.folder import FOLDER, PROBES, Probes, find_runtime
+from diptych.runtime.model import PICTURES
 
 BLOCKED = """
 import sys
@@ -223,6 +226,32 @@ def test_embed_without_torch(model: Path, photos: Path, tmp_path: Path) -> None:
     assert "12 images, 12 texts" in light("embed", model, photos, tmp_path / "vectors").stdout
     light("index", "load", tmp_path / "vectors", "--index", tmp_path / "i")
     assert len(found("search", tmp_path / "i", "a red dog", "--model", model)) == 10
+
+
+def test_label_without_torch(world: World, tmp_path: Path) -> None:  # noqa: F811
+    made = built("labelwise", world.captions("labelwise"), world)[0].retriever
+    made.save_pretrained(tmp_path / "model")
+    export_runtime(made, tmp_path / "model")
+    data = precomputed(tmp_path / "toy_precomp")
+    tables = []
+    for run, words in ((light, ()), (diptych, ("--backend", "torch"))):
+        file = tmp_path / f"{len(words)}.csv"
+        said = run("label", tmp_path / "model", data, "--output", file, "--top", 2, *words)
+        assert str(file) in said.stdout
+        with file.open(newline="") as rows:
+            tables.append(list(csv.DictReader(rows)))
+    first, second = tables
+    assert len(first) == len(second) > 100
+    for mine, own in zip(first, second, strict=True):
+        assert {**mine, "scores": ""} == {**own, "scores": ""}
+        scores = [[float(one) for one in row["scores"].split(";")] for row in (mine, own)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-3)  # three digits are written
+
+
+def test_batches_of_the_runtime_are_small(model: Path) -> None:
+    """More pictures at a time do not fit into the caches of a processor."""
+    sizes = [Encoder(open_model(model, backend=one), None).batch_size for one in ("torch", "onnx")]
+    assert sizes == [ON_CPU, PICTURES]
 
 
 def test_what_needs_torch_says_what_to_install(

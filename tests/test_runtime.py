@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from commands import TINY, diptych
 from dual_folders import FOLDERS
 from small import WORDS, pictures, precomputed
-from test_recipes import World, built, captions, world  # noqa: F401  fixtures
+from test_recipes import World, built, captions, loader_of, step, world  # noqa: F401  fixtures
 
 from diptych import aggregators
+from diptych.data.captions import Captions
 from diptych.data.images import PixelInput, RegionInput
 from diptych.data.text import WordInput
 from diptych.data.text_inputs import CleanedInput
@@ -25,12 +27,17 @@ from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid, PrecomputedGrid
 from diptych.encoders.lite0 import Lite0
 from diptych.errors import DataError, SettingsError
+from diptych.index.engines.opening import empty_index
+from diptych.index.protocol import Item
+from diptych.model.adapter import TorchModel
 from diptych.model.export_texts import ODD_TEXTS
 from diptych.model.retriever import Retriever, Tower
 from diptych.model.runtime_export import CLOSE, add_runtime, export_runtime, place_runtime
+from diptych.objectives.objective import start_epoch
 from diptych.recipes import RECIPES
 from diptych.runtime.folder import FOLDER, drawn_pictures, drawn_sets, find_runtime
 from diptych.runtime.model import RuntimeModel
+from diptych.training.optim import build_optimizer
 from diptych.types import as_inputs
 
 TEXTS = [
@@ -68,9 +75,9 @@ def check_images(runtime: RuntimeModel, model: Retriever, images: list[Any]) -> 
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_every_recipe_gives_torchs_vectors(name: str, world: World, tmp_path: Path) -> None:  # noqa: F811
+def test_every_recipe_gives_torchs_vectors_and_hits(name: str, world: World, tmp_path: Path) -> None:  # noqa: F811
     data = world.captions(name)
-    model = built(name, data, world)[0].retriever
+    model = trained(name, data, world)
     runtime = written(model, tmp_path / "model")
     assert (runtime.fingerprint(), runtime.dim, runtime.notes) == (model.fingerprint(), model.dim, [])
     check_texts(runtime, model, [*TEXTS, *data.texts[:5]])
@@ -83,6 +90,37 @@ def test_every_recipe_gives_torchs_vectors(name: str, world: World, tmp_path: Pa
     else:
         check_images(runtime, model, [*drawn_pictures(), np.full((9, 31, 3), 77, np.uint8)])
     assert same(runtime.encode_image(data.images), model.encode_image(data.images))
+    check_hits(runtime, model, data, tmp_path)
+
+
+def trained(name: str, data: Captions, world: World) -> Retriever:  # noqa: F811
+    """The small model of a recipe after some steps of training."""
+    method, settings = built(name, data, world)
+    optimizer = build_optimizer(method, settings)
+    start_epoch(method.objective, 0)
+    for batch in islice(loader_of(method, data, settings).epoch(0), 2):
+        step(method, optimizer, batch)
+    return method.retriever.eval()
+
+
+def check_hits(runtime: RuntimeModel, model: Retriever, data: Captions, folder: Path) -> None:
+    """The best ten of fifty queries are the same in indexes of both backends, but for ties."""
+    names = [f"{number:03}" for number in range(len(data.images))]
+    queries = list(dict.fromkeys([*data.texts, *TEXTS, *(f"{a} {b}" for a in WORDS for b in WORDS)]))[:50]
+    assert len(queries) == 50
+    answers = []
+    for backend, encoder in (("torch", TorchModel(model)), ("onnx", runtime)):
+        with empty_index(folder / backend, model.dim, model="m", fingerprint=model.fingerprint()) as index:
+            index.add([Item(name, "image", "") for name in names], encoder.encode_image(data.images))
+            vectors = encoder.encode_text(queries)
+            answers.append([{hit.item.id: hit.score for hit in index.search(one, 10)} for one in vectors])
+    for query, mine, own in zip(queries, *answers, strict=True):
+        assert list(mine.values()) == pytest.approx(list(own.values()), abs=CLOSE), query
+        least = min(mine.values())
+        for id in set(mine) ^ set(own):  # only what ties with the tenth may be missing on one side
+            assert {**mine, **own}[id] <= least + CLOSE, query
+        for id in set(mine) & set(own):
+            assert mine[id] == pytest.approx(own[id], abs=CLOSE), query
 
 
 def small_model(pool: str, **arguments: Any) -> Retriever:

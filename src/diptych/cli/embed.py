@@ -44,13 +44,7 @@ SHOWN = 20  # unreadable pictures that are named; the receipts list all
 )
 @click.option("--cpus", default=1, show_default=True, type=click.IntRange(1), help="CPUs of one Ray worker")
 @click.option("--retry", is_flag=True, help="embed shards with unreadable pictures again")
-@click.option(
-    "--batch_size",
-    default=64,
-    show_default=True,
-    type=click.IntRange(1),
-    help="pictures at a time",
-)
+@click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
 @backend_flags
 def embed(
     model: str,
@@ -63,7 +57,7 @@ def embed(
     address: str | None,
     cpus: int,
     retry: bool,
-    batch_size: int,
+    batch_size: int | None,
     device: str,
     compute_precision: str,
     backend: str | None,

@@ -54,7 +54,7 @@ def embed_shard(
     *,
     texts: bool = True,
     thumbnails: bool = True,
-    batch_size: int = 64,
+    batch_size: int | None = None,
 ) -> Receipt:
     """Embed one shard: its file appears under its name when it is whole, then its receipt.
 
@@ -175,7 +175,7 @@ def embed(
     part: tuple[int, int] = (1, 1),
     texts: bool = True,
     thumbnails: bool = True,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     retry: bool = False,
     run: Callable[[Sequence[str]], Iterable[Outcome]] | None = None,
     show_progress: bool = False,
@@ -263,7 +263,7 @@ class Task:
     backend: str | None
     texts: bool
     thumbnails: bool
-    batch_size: int
+    batch_size: int | None
 
 
 def embed_on(cluster: Cluster, task: Task, names: Sequence[str], show_progress: bool) -> Iterable[Outcome]:

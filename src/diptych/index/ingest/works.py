@@ -106,6 +106,7 @@ class Built:
 
 
 ON_CPU, ON_GPU = 8, 64  # pictures encoded at a time; on a CPU more are slower and take more memory
+IN_RUNTIME = 4  # the same in ONNX Runtime
 PREDICTED, SCORES = "predicted_labels", "label_scores"  # columns of the labels a model predicts
 SCORE_DIGITS = 4  # digits of a stored label score
 Labeller = Callable[..., Sequence[Mapping[str, float]]]
@@ -123,8 +124,9 @@ class Encoder:
         labeller: Labeller | None = None,
         scorer: PairScoring | None = None,
     ) -> None:
-        on_gpu = getattr(model, "device", "cpu") != "cpu"
-        self.model, self.batch_size = model, batch_size or (ON_GPU if on_gpu else ON_CPU)
+        on_cpu = IN_RUNTIME if getattr(model, "backend", "torch") == "onnx" else ON_CPU
+        own = on_cpu if getattr(model, "device", "cpu") == "cpu" else ON_GPU
+        self.model, self.batch_size = model, batch_size or own
         self.shared, self.labeller, self.scorer = shared, labeller, scorer
 
     def __call__(self, works: list[Work]) -> None:
