@@ -19,6 +19,7 @@ from diptych.data.formats import open_captions
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.compare import compare
 from diptych.evaluation.report import Report
+from diptych.runs.show import model_at_start
 
 IMAGES, PER = 2000, 5
 
@@ -155,3 +156,7 @@ def test_compare_refuses_one_ratio_of_two_kinds_of_noise(runs: dict[str, Path], 
         compare([one, Report.load(reports["0.2-text"])], one)
     clean = Report.load(reports["clean"])
     assert "noise" not in compare(clean, clean, draws=0).render()
+
+
+def test_the_model_that_a_noisy_run_started_from_can_be_built_again(runs: dict[str, Path]) -> None:
+    assert model_at_start(runs["0.4-text"]).fingerprint() == model_at_start(runs["0.4-text"]).fingerprint()

@@ -38,7 +38,7 @@ from diptych.reports.grids import Compared, Shown, has_pictures
 from diptych.reports.page import Answer, QueryCard, QueryComparison, cases_page, comparison_page
 from diptych.reports.sheets import contact_sheet
 from diptych.runs.reading import readable_views, views_of
-from diptych.runs.train import captions_fingerprint, resumed_settings, seed_everything, training_splits
+from diptych.runs.train import captions_fingerprint, noisy, resumed_settings, seed_everything, training_splits
 from diptych.storage import write_bytes, write_text
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
@@ -249,6 +249,7 @@ def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
     card = read_run(run)
     source = data[0] if data else str(card["data"])
     parts = training_splits(open_captions(source, problems=ToBeLeftOut()))
+    parts, _ = noisy(parts, str(card["settings"].get("noise", "")))
     training, validation = (LeftOut().add(part, unopenable(part.images)) for part in parts)
     if captions_fingerprint(training, validation) != card["data_fingerprint"]:
         raise CheckpointError(

@@ -151,7 +151,7 @@ def _run(
         )
     left_out, strict = LeftOut(), settings.strict_images
     captions = data if isinstance(data, Captions) else _opened(data, strict)
-    parts, noise = _noisy(training_splits(captions), settings.noise)
+    parts, noise = noisy(training_splits(captions), settings.noise)
     if not strict:  # what has no content to name has no fingerprint either
         first, second = (left_out.add(part, unopenable(part.images)) for part in parts)
         parts = first, second
@@ -189,7 +189,7 @@ def _run(
     )  # fmt: skip
 
 
-def _noisy(parts: Splits, noise: str) -> tuple[Splits, Noise | None]:
+def noisy(parts: Splits, noise: str) -> tuple[Splits, Noise | None]:
     """The splits with noise in the pairs to train on, if any is asked for; those to validate on stay clean."""
     if not noise:
         return parts, None
