@@ -19,8 +19,8 @@ from written import encoded, save_part, save_pictures
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.check import check
+from diptych.data.files import expand
 from diptych.data.formats import open_captions
-from diptych.data.readers.webdataset import expand
 from diptych.errors import DataError, DiptychError
 from diptych.index.ingest.build import index_collection
 

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from written import add_member, encoded, picture, save_part, save_pictures
 
 from diptych.data.captions import Captions, StoreRows, canonical_split, split_by_hash, split_in_name
-from diptych.data.files import content_hash
+from diptych.data.files import content_hash, expand
 from diptych.data.formats import formats, open_captions, recognise
 from diptych.data.readers.manifest import sniff
-from diptych.data.readers.webdataset import expand
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.registries import READERS
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ IMAGE_FOLDERS = (
     "coco_images",
     "Flicker8k_Dataset",
 )
+MOST_NAMES = 1_000_000  # largest number of names in a brace pattern
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 CACHES = frozenset({"__pycache__", "node_modules"})  # beside hidden ones such as .cache
 ENVIRONMENT_FILE = "pyvenv.cfg"  # in the folder of a virtual environment
 SHOWN = 3  # names in a sentence about folders
@@ -116,6 +120,48 @@ def left_out_folders(names: Sequence[str]) -> list[str]:
         return []
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     return [f"left out {counted(len(names), 'folder')} of hidden files, caches or environments: {shown}."]
+
+
+def named_files(path: Path, ends: tuple[str, ...]) -> list[Path]:
+    """The files with one of these endings at a path, sorted: those of a folder, the file itself, those of a pattern.
+
+    A pattern names what should be there: a file of it that is absent is for the reader to report, unless all are.
+    """
+    if path.is_dir():
+        return sorted(f for f in path.iterdir() if f.name.endswith(ends) and not f.name.startswith("."))
+    if not path.name.endswith(ends):
+        return []
+    if path.exists():
+        return [path]
+    named = dict.fromkeys(expand(str(path)))  # braces inside braces name some files twice
+    found = [Path(name) for pattern in named for name in (sorted(glob.glob(pattern)) or [pattern])]
+    return found if any(file.exists() for file in found) else []
+
+
+def expand(pattern: str) -> Iterator[str]:
+    """Names of a brace pattern: ``{0000..0009}`` counts with the zeros kept, ``{train,val}`` chooses."""
+    found = _BRACES.search(pattern)
+    if found is None:
+        yield pattern
+        return
+    first, last, choice_list = found.groups()
+    if first is None:
+        choices = choice_list.split(",")
+    else:
+        if max(len(first), len(last)) > 18 or int(last) - int(first) >= MOST_NAMES:
+            raise DataError(
+                f"the pattern {found.group()[:60]} names more than {MOST_NAMES:,} files: shorten it."
+            )
+        choices = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    for choice in choices:
+        yield from expand(pattern[: found.start()] + choice + pattern[found.end() :])
+
+
+def json_files(path: Path, is_one: Callable[[Path], bool], pattern: str = "*.json") -> list[Path]:
+    """The JSON files of a kind at a path: the file itself, or those in the folder."""
+    if path.is_dir():
+        return sorted(file for file in path.glob(pattern) if file.is_file() and is_one(file))
+    return [path] if path.is_file() and path.suffix.lower() == ".json" and is_one(path) else []
 
 
 def image_root(names: Sequence[str], beside: Path, given: str | Path | None) -> Path:

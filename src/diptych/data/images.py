@@ -165,13 +165,9 @@ class PixelInput(ImageInput):
 
     def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Arrays:
         """Pixels (B, 3, size, size), or ``Sets`` when the items are cached outputs."""
-        if isinstance(items, np.ndarray):
+        pictures = pictures_of(items)
+        if pictures is None:
             return stack_features(items)
-        pictures = [item for item in items if isinstance(item, Image.Image)]
-        if not pictures and len(items):
-            return stack_features(items)
-        if len(pictures) != len(items):
-            raise DataError("a batch mixes pictures and cached features: give all of one kind.")
         out = np.empty((len(pictures), 3, self.size, self.size), dtype=np.float32)
         for row, picture in enumerate(pictures):
             flip = rng is not None and bool(rng.random() < self.flip)
@@ -210,6 +206,16 @@ class PixelInput(ImageInput):
         side = min(width, height)
         x, y = left + (width - side) / 2, top + (height - side) / 2
         return x, y, x + side, y + side
+
+
+def pictures_of(items: Items) -> list[Image.Image] | None:
+    """The pictures of a batch, or None when it holds stored features."""
+    if isinstance(items, np.ndarray):
+        return None
+    pictures = [item for item in items if isinstance(item, Image.Image)]
+    if pictures and len(pictures) != len(items):
+        raise DataError("a batch mixes pictures and cached features: give all of one kind.")
+    return pictures if pictures or not len(items) else None
 
 
 def stack_features(items: Items) -> Sets:

@@ -12,8 +12,8 @@ from PIL import Image
 
 from diptych.data.arrays import Arrays, Sets
 from diptych.data.decode.opening import to_rgb
-from diptych.data.images import ImageInput, Items, stack_features
-from diptych.errors import DataError, SettingsError
+from diptych.data.images import ImageInput, Items, pictures_of, stack_features
+from diptych.errors import SettingsError
 from diptych.parts import part
 
 HALF = (0.5, 0.5, 0.5)
@@ -54,8 +54,8 @@ class ProcessedPixels(ImageInput):
 
     def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Arrays:
         """Pixels (B, 3, H, W), or ``Sets`` when the items are stored features; ``rng`` changes nothing."""
-        pictures = _pictures(items)
-        if pictures is None:
+        pictures = pictures_of(items)
+        if not pictures:
             return stack_features(items)
         return np.stack([self._prepared(picture) for picture in pictures])
 
@@ -104,8 +104,8 @@ class PatchedPixels(ImageInput):
 
     def __call__(self, items: Items, rng: np.random.Generator | None = None) -> Sets:
         """Patches with their mask, or stored features as they are; ``rng`` changes nothing."""
-        pictures = _pictures(items)
-        return stack_features(items if pictures is None else [self._patches(one) for one in pictures])
+        pictures = pictures_of(items)
+        return stack_features([self._patches(one) for one in pictures] if pictures else items)
 
     def _patches(self, picture: Image.Image) -> NDArray[np.float32]:
         side = self.patch_size
@@ -164,16 +164,6 @@ def _grid(height: int, width: int, side: int, most: int) -> tuple[int, int]:
         scale = (low + high) / 2
         low, high = (scale, high) if cells(height, scale) * cells(width, scale) <= most else (low, scale)
     return cells(height, low), cells(width, low)
-
-
-def _pictures(items: Items) -> list[Image.Image] | None:
-    """The pictures of a batch, or None when it holds stored features."""
-    if isinstance(items, np.ndarray):
-        return None
-    pictures = [item for item in items if isinstance(item, Image.Image)]
-    if pictures and len(pictures) != len(items):
-        raise DataError("a batch mixes pictures and stored features: give all of one kind.")
-    return pictures or None
 
 
 def _normalised(

@@ -252,13 +252,18 @@ def add_rows(draft: Draft, rows: Iterable[Row], columns: Columns) -> None:
         split = canonical_split(split) if isinstance(split, str) and split.strip() else row.split
         key = name.strip().replace("\\", "/").removeprefix("./")
         at = draft.image(key, split, row.where, row.values.get("image_id"))
-        if at == len(labels):
-            labels.append({column: [] for column in columns.further})
-        for column in columns.further:
-            labels[at][column].append(row.values.get(column))
-        if columns.text is not None:
-            add_texts(draft, at, row.values.get(columns.text), row.where, row.values.get("text_id"))
+        add_cells(draft, labels, at, row, columns)
     draft.labels = gather_labels(labels, columns.further)
+
+
+def add_cells(draft: Draft, labels: list[dict[str, list[Any]]], at: int, row: Row, columns: Columns) -> None:
+    """Put the texts of a row into a draft, and its further cells beside those of the other rows of its image."""
+    if at == len(labels):
+        labels.append({column: [] for column in columns.further})
+    for column in columns.further:
+        labels[at][column].append(row.values.get(column))
+    if columns.text is not None:
+        add_texts(draft, at, row.values.get(columns.text), row.where, row.values.get("text_id"))
 
 
 def add_texts(draft: Draft, row: int, texts: Any, where: str, text_ids: Any = None) -> None:

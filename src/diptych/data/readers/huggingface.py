@@ -16,7 +16,7 @@ from typing import Any
 from diptych.data.captions import UNSPLIT, Captions, StoredImage, canonical_split
 from diptych.data.decode.opening import open_image
 from diptych.data.problems import Problems
-from diptych.data.readers.draft import Columns, Draft, Empty, add_texts, gather_labels, in_words
+from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_cells, gather_labels, in_words
 from diptych.errors import DataError, ImageError, MissingExtra
 
 Table = Any
@@ -96,11 +96,7 @@ def read(
             at = draft.image(key, in_split, where, image_id)
             if at == len(places):
                 places.append((number, row))
-                labels.append({column: [] for column in columns.further})
-            for column in columns.further:
-                labels[at][column].append(cell.get(column))
-            if columns.text is not None:
-                add_texts(draft, at, cell.get(columns.text), where, cell.get("text_id"))
+            add_cells(draft, labels, at, Row(where, cell, in_split), columns)
     draft.labels = gather_labels(labels, columns.further)
     return draft.captions(lambda _: TableImages(tables, columns.image, places, str(path)))
 

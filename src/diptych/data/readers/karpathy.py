@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diptych.data.captions import Captions, canonical_split
-from diptych.data.files import head, read_json
+from diptych.data.files import head, json_files, read_json
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Empty, with_files
 from diptych.errors import DataError, SettingsError
@@ -33,12 +33,12 @@ def matches(path: Path) -> bool:
 
 def karpathy_files(path: Path) -> list[Path]:
     """Karpathy files at a path: the file itself, or those in the folder."""
-    if path.is_file():
-        if path.suffix.lower() != ".json":
-            return []
-        beginning = head(path)
-        return [path] if _OPENING.match(beginning) or _DATASET.match(beginning) else []
-    return sorted(f for f in path.glob("*.json") if karpathy_files(f)) if path.is_dir() else []
+    return json_files(path, _is_karpathy)
+
+
+def _is_karpathy(path: Path) -> bool:
+    beginning = head(path)
+    return bool(_OPENING.match(beginning) or _DATASET.match(beginning))
 
 
 def read(

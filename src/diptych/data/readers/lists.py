@@ -13,7 +13,7 @@ from pathlib import Path
 
 from diptych.data.captions import UNSPLIT, Captions, split_of_each
 from diptych.data.decode.extra_formats import is_image
-from diptych.data.files import head, read_json
+from diptych.data.files import head, json_files, read_json
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import IMAGE_COLUMNS, Columns, Draft, Empty, Row, add_rows, with_files
 
@@ -28,9 +28,7 @@ def matches(path: Path) -> bool:
 
 def lists(path: Path) -> list[Path]:
     """The JSON lists at a path: the file itself, or those in the folder."""
-    if path.is_file():
-        return [path] if path.suffix.lower() == ".json" and _is_list(head(path)) else []
-    return sorted(f for f in path.glob("*.json") if lists(f)) if path.is_dir() else []
+    return json_files(path, lambda file: _is_list(head(file)))
 
 
 def _is_list(start: str) -> bool:

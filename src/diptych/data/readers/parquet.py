@@ -6,16 +6,14 @@ without one everything is ``train``. Rows of one image are gathered over all fil
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, split_in_name
-from diptych.data.files import image_root
+from diptych.data.files import image_root, named_files
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_rows, with_files
-from diptych.data.readers.webdataset import expand
 from diptych.errors import DataError, MissingExtra
 
 SUFFIX = ".parquet"
@@ -39,15 +37,7 @@ def _may_name_images(file: Path) -> bool:
 
 def tables(path: Path) -> list[Path]:
     """The Parquet files at a path, sorted; a pattern also names those that are missing, for the reader to report."""
-    if path.is_dir():
-        return sorted(f for f in path.iterdir() if f.suffix == SUFFIX and not f.name.startswith("."))
-    if path.suffix != SUFFIX:
-        return []
-    if path.exists():
-        return [path]
-    named = dict.fromkeys(expand(str(path)))
-    found = [Path(name) for pattern in named for name in (sorted(glob.glob(pattern)) or [pattern])]
-    return found if any(file.exists() for file in found) else []
+    return named_files(path, (SUFFIX,))
 
 
 def read(

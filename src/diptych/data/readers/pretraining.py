@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, split_in_name, split_of_each
-from diptych.data.files import IMAGE_FOLDERS, FileImages, OnDisk, head, read_json, read_lines
+from diptych.data.files import IMAGE_FOLDERS, FileImages, OnDisk, head, json_files, read_json, read_lines
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Empty, Reader, with_files
 from diptych.errors import DataError
@@ -35,8 +35,7 @@ KIND, QUESTION = "text_kind", "question"  # the label that says what the texts o
 SBU_JSON, SBU_URLS = "sbu-captions-all.json", "SBU_captioned_photo_dataset_urls.txt"
 FOLDERS = (*IMAGE_FOLDERS, "training", "validation", "train", "val", "SBU")
 TRIED = 10_000  # rows that are looked for until one has a picture
-_VQA = re.compile(r'\s*\{.*?"task_type"\s*:.*?"questions"\s*:\s*\[', re.DOTALL)
-_GQA = re.compile(r'\s*\{\s*"\w+"\s*:\s*\{.*?"imageId"\s*:', re.DOTALL)
+_GQA = re.compile(r'\s*\{\s*"\w+"\s*:\s*\{')
 
 
 def has_questions(path: Path) -> bool:
@@ -64,12 +63,14 @@ def read_questions(
 
 
 def _question_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(file for file in path.glob("*questions*.json") if _question_files(file))
-    if not path.is_file() or path.suffix.lower() != ".json":
-        return []
-    start = head(path)
-    return [path] if _VQA.match(start) or _GQA.match(start) else []
+    return json_files(path, _has_questions, "*questions*.json")
+
+
+def _has_questions(file: Path) -> bool:
+    start = head(file)
+    if '"task_type"' in start:
+        return '"questions"' in start
+    return '"imageId"' in start and _GQA.match(start) is not None
 
 
 def _questions(file: Path, content: Any, problems: Problems) -> Iterator[tuple[str, str, Any]]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, ImageStore, canonical_split, split_in_name
-from diptych.data.files import head, read_json
+from diptych.data.files import head, json_files, read_json
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Empty
 from diptych.data.readers.frame_features import FRAMES, FrameFiles, HDF5Frames, checked_frames, held_in_hdf5
@@ -95,10 +95,7 @@ def read(
 
 def _files(path: Path) -> list[Path]:
     """The annotations at a path: the file itself, or those in the folder."""
-    if path.is_file():
-        known = path.suffix.lower() == ".json" and (_is_msrvtt(path) or bool(_VATEX.match(head(path))))
-        return [path] if known else []
-    return sorted(file for file in path.glob("*.json") if _files(file)) if path.is_dir() else []
+    return json_files(path, lambda file: _is_msrvtt(file) or bool(_VATEX.match(head(file))))
 
 
 def _is_msrvtt(path: Path) -> bool:

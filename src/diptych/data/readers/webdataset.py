@@ -9,31 +9,26 @@ opened; an image is then read by its offset, in any order, and nothing is unpack
 
 from __future__ import annotations
 
-import glob
 import json
 import os
-import re
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, StoredImage, split_in_name
 from diptych.data.decode.opening import open_image
-from diptych.data.files import Member, content_hash
+from diptych.data.files import Member, content_hash, named_files
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Empty, add_texts
-from diptych.errors import DataError
 from diptych.progress import track
 from diptych.storage import parse_json
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
 JSON_TEXTS = ("captions", "caption", "text", "texts")
 TEXT_BYTES = 16_000_000  # largest .txt or .json, which is read whole
-MOST_NAMES = 1_000_000  # largest number of names in a brace pattern
 NOT_RANDOM = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
 class BoundedInfo(tarfile.TarInfo):
@@ -97,39 +92,7 @@ def matches(path: Path) -> bool:
 
 def tars(path: Path) -> list[Path]:
     """The tars at a path, sorted; compressed ones too, so that reading can say why not."""
-    if path.is_dir():
-        return sorted(f for f in path.iterdir() if _is_tar(f.name) and not f.name.startswith("."))
-    if path.exists():
-        return [path] if _is_tar(path.name) else []
-    if not _is_tar(path.name):
-        return []
-    named = dict.fromkeys(expand(str(path)))  # braces inside braces name some files twice
-    found = [Path(name) for pattern in named for name in (sorted(glob.glob(pattern)) or [pattern])]
-    # a pattern names what should be there: a shard of it that is absent is for the reader to report
-    return found if any(file.exists() for file in found) else []
-
-
-def _is_tar(name: str) -> bool:
-    return name.endswith((".tar", *NOT_RANDOM))
-
-
-def expand(pattern: str) -> Iterator[str]:
-    """Names of a brace pattern: ``{0000..0009}`` counts with the zeros kept, ``{train,val}`` chooses."""
-    found = _BRACES.search(pattern)
-    if found is None:
-        yield pattern
-        return
-    first, last, choice_list = found.groups()
-    if first is None:
-        choices = choice_list.split(",")
-    else:
-        if max(len(first), len(last)) > 18 or int(last) - int(first) >= MOST_NAMES:
-            raise DataError(
-                f"the pattern {found.group()[:60]} names more than {MOST_NAMES:,} files: shorten it."
-            )
-        choices = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    for choice in choices:
-        yield from expand(pattern[: found.start()] + choice + pattern[found.end() :])
+    return named_files(path, (".tar", *NOT_RANDOM))
 
 
 def read(path: Path, *, empty: Empty = "drop", problems: Problems | None = None) -> Captions:
