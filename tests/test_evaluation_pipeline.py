@@ -12,6 +12,8 @@ from small import precomputed
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions
+from diptych.data.corrections import data_hash, file_hash, text_names
+from diptych.data.formats import open_captions
 from diptych.errors import DataError
 from diptych.evaluation.compare import compare
 from diptych.evaluation.evaluate import evaluate
@@ -183,3 +185,26 @@ def test_runs_that_differ_only_in_the_seed_are_one_system(run: Path, tmp_path: P
     systems = [system_of(one) for one in (run, tmp_path / "other", tmp_path / "wider", tmp_path)]
     assert systems[0] == systems[1] != systems[2]
     assert systems[3] == ""
+
+
+def test_corrections_of_other_data_are_refused_and_theirs_are_on_the_card(run: Path, tmp_path: Path) -> None:
+    data = run.parent / "toy_precomp"
+    whole = open_captions(data)
+    part = whole.split("val")
+    image, text = part.image_ids[0], text_names(part)[int(np.flatnonzero(part.image_of == 1)[0])]
+    file, path = tmp_path / "seen.csv", tmp_path / "report.json"
+    asked = ("evaluate", run, "--bootstrap=0", "--judgements", file, "--output", path)
+    for digest in (data_hash(whole), "f00d"):
+        file.write_text(f"image_id,text_id,verdict,by,data\n{image},{text},matches,me,{digest}\n")
+        if digest == "f00d":
+            assert "f00d" in refused(*asked)
+            continue
+        shown = diptych(*asked).output
+        report = Report.load(path)
+        assert f"{file} ({file_hash(file)})" in shown
+        assert report.card.judged == (f"{file} ({file_hash(file)})",)  # type: ignore[union-attr]
+        names = ("text_to_image_recall@10", "seen_text_to_image_recall@10")
+        plain, with_matches = (report.metrics[name] for name in names)
+        assert with_matches >= plain
+    with pytest.raises(DataError, match="f00d"):
+        evaluate(np.zeros((8, 40)), data, split="val", judgements=[str(file)])

@@ -96,8 +96,12 @@ def named_corrections(data: str) -> dict[str, str]:
     found = _OPTION.search(data)
     if found is None:
         return {}
-    content = Path(found[1]).expanduser().read_bytes()
-    return {"file": found[1], "hash": hashlib.sha256(content).hexdigest()[:16]}
+    return {"file": found[1], "hash": file_hash(found[1])}
+
+
+def file_hash(path: str | Path) -> str:
+    """The hash of a file of corrections, for a card."""
+    return hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest()[:16]
 
 
 def check_ids(corrections: Iterable[Correction], captions: Captions, path: str | Path) -> dict[str, int]:
@@ -121,14 +125,20 @@ def check_ids(corrections: Iterable[Correction], captions: Captions, path: str |
     return row_of
 
 
-def corrected(captions: Captions, path: str | Path) -> Captions:
-    """The data without the pairs that a file calls wrong; an image that loses all its texts goes with them."""
+def corrections_of(captions: Captions, path: str | Path) -> list[Correction]:
+    """The corrections of a file, whose hash is that of these data: all of them, with every split."""
     corrections = read_corrections(path)
     hashes = {one.data for one in corrections}
     if other := sorted(hashes - {data_hash(captions)} if hashes else hashes):
         raise DataError(
             f"{path} corrects other data ({other[0]}) than {captions.name}: give the corrections of this data."
         )
+    return corrections
+
+
+def corrected(captions: Captions, path: str | Path) -> Captions:
+    """The data without the pairs that a file calls wrong; an image that loses all its texts goes with them."""
+    corrections = corrections_of(captions, path)
     row_of = check_ids(corrections, captions, path)
     wrong = [row_of[one.text_id] for one in corrections if one.verdict == "wrong"]
     kept = np.setdiff1d(np.arange(len(captions.texts)), wrong)

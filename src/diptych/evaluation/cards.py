@@ -40,9 +40,8 @@ class Card:
     tied_at_top: int | None = None  # tied queries whose recall the tie rule may decide (None: not known)
     repeated_texts: int = 0  # texts that another text equals
     run: str = ""  # folder of the run, or of each member of an ensemble
-    system: str = (
-        ""  # recipe, settings but for the seed and training data of the run; equal for seeds of one system
-    )
+    system: str = ""  # hash of what a run was made of but for the seed; equal for seeds of one system
+    judged: tuple[str, ...] = ()  # files of corrections, with their hashes, whose matches count as right too
     noise: tuple[Noise, ...] = ()  # in the training pairs of the runs that had any
 
     PROTOCOL_FIELDS: ClassVar[tuple[str, ...]] = (
@@ -82,6 +81,7 @@ class Card:
             "intervals": draws if self.bootstrap else "none",
             "diptych": self.version,
             "date": self.date,
+            **({"judgements": ", ".join(self.judged)} if self.judged else {}),
             **noise_fact(self.noise),
         }
 
@@ -95,6 +95,7 @@ class Card:
             f"ties {card['ties']} (tied: {card['tied queries']}), score {card['score']}, "
             f"data {card['data hash']}, model {card['model']}, diptych {card['diptych']}, {card['date']}",
             f"intervals: {card['intervals']}",
+            *([f"judgements: {card['judgements']}; the first table is without them"] if self.judged else []),
             *(f"{name}: {value}" for name, value in noise_fact(self.noise).items()),
         ]
 

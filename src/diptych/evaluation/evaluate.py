@@ -17,7 +17,7 @@ from diptych.data.captions import Captions, canonical_split
 from diptych.data.formats import open_captions
 from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.judgements import Judgements
+from diptych.evaluation.judgements import Judgements, check_corrections
 from diptych.evaluation.prepared import Prepared, Scored
 from diptych.evaluation.protocols import EvaluationProtocol, Protocols, rules_of
 from diptych.evaluation.report import Group, Report
@@ -67,6 +67,7 @@ def evaluate(
         print(report, report.metrics["text_to_image_recall@1"])
     """
     if not isinstance(data, Captions):
+        check_corrections(judgements, data)
         data = open_captions(data, split=split or "test")
     elif split is not None:
         data = data.split(canonical_split(split))

@@ -28,7 +28,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diptych.data.captions import Captions
-from diptych.data.corrections import check_ids, read_corrections, text_names
+from diptych.data.corrections import check_ids, corrections_of, read_corrections, text_names
+from diptych.data.formats import divided, open_captions
+from diptych.data.problems import ToBeLeftOut
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation.leading import leading
 from diptych.evaluation.metrics import KS
@@ -151,6 +153,17 @@ def coco_ids(captions: Captions) -> Ids:
             )
         ids[rows] = texts_of[image]
     return images, ids
+
+
+def check_corrections(judgements: Sequence[str | Judgements], place: str | Path) -> None:
+    """Refuse files of corrections whose hash is not that of the data at ``place``, all splits together."""
+    files = [one for one in judgements if isinstance(one, str) and one.endswith(".csv")]
+    if files:
+        path, options = divided(place)
+        options.pop("corrections", None)
+        whole = open_captions(path, problems=ToBeLeftOut(), **options)
+        for file in files:
+            corrections_of(whole, file)
 
 
 def with_matches(path: str | Path, captions: Captions) -> Judgements:

@@ -289,6 +289,7 @@ def _group(content: Mapping[str, Any]) -> Group:
     card["noise"] = tuple(Noise.read(one) for one in card.get("noise", ()))
     if content["kind"] == "Card":
         card["texts_per_image"] = tuple(card["texts_per_image"])
+        card["judged"] = tuple(card.get("judged", ()))
     made: Card | Facts = Card(**card) if content["kind"] == "Card" else Facts(**card)
     intervals = {name: (low, high) for name, (low, high) in content["intervals"].items()}
     tables = tuple(

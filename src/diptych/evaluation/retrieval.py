@@ -21,6 +21,7 @@ from torch import Tensor
 from diptych import __version__
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore
+from diptych.data.corrections import file_hash
 from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.cards import Card
@@ -270,6 +271,9 @@ def _filled(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         equal_texts=rules.equal_texts,
         repeated_texts=source.repeated,
+        judged=tuple(
+            f"{one.corrections} ({file_hash(one.corrections)})" for one in rules.judgements if one.corrections
+        ),
     )
     tables = retrieval_tables(metrics)
     return Group("retrieval", metrics, "rsum", card, intervals, speed, tables, outcomes=outcomes)

@@ -22,6 +22,7 @@ from diptych.evaluation.cards import Card
 from diptych.evaluation.compare import detection
 from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.hubness import bank_of, inverted_softmax
+from diptych.evaluation.judgements import check_corrections
 from diptych.evaluation.prepared import Prepared, Scored
 from diptych.evaluation.protocols import rules_of
 from diptych.evaluation.report import Group, Report
@@ -136,6 +137,8 @@ def _opened(
     if not any(one.captions for one in measures):
         return [], []
     problems, split = None if asked.strict_images else ToBeLeftOut(), asked.split or "val"
+    if asked.judgements:
+        check_corrections(asked.judgements, places_of(runs, data)[0])
     others: list[Captions] = []
     if any(one.others for one in measures):
         whole = open_captions(places_of(runs, data)[0], problems=problems)
