@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 from readable import FOLDER, table
 
 MOST_FALSE_ALARMS = 0.02
-# measured: 74, 86, 83, 84 and 93 % (docs/search.md); these floors notice a loss
+# measured: 74, 86, 83, 84 and 93 % (docs/results-first-search.md); these floors notice a loss
 FEWEST_FOUND = {
     "german": 0.72,
     "french": 0.84,
