@@ -19,7 +19,7 @@ from PIL import Image
 from diptych.data.check import check
 from diptych.data.formats import open_captions, recognise
 from diptych.data.images import PixelInput
-from diptych.data.readers import shards
+from diptych.data.readers import webdataset
 from diptych.data.readers.corpora import Mixture, Stream
 from diptych.data.text import WordInput
 from diptych.errors import DataError, ImageError
@@ -193,10 +193,10 @@ def test_to_start_no_image_is_read(two: Path, monkeypatch: pytest.MonkeyPatch, o
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("an image was opened")
 
-    monkeypatch.setattr(shards, "open_image", refuse)
+    monkeypatch.setattr(webdataset, "open_image", refuse)
     first = open_captions(two).split("train").fingerprint()
     assert len(list(own_cache.glob("shard-*.npz"))) == 4
-    monkeypatch.setattr(shards, "scan", refuse)  # the second start reads the index
+    monkeypatch.setattr(webdataset, "scan", refuse)  # the second start reads the index
     assert open_captions(two).split("train").fingerprint() == first
 
 

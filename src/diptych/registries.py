@@ -216,11 +216,17 @@ READERS = Registry(
             "pretraining:WEB_TABLES",
         ),
         _reader("corpora", "a .json that lists corpora (tars, or any data set) with weights", ".json"),
-        _reader("karpathy", "dataset_coco.json or dataset_flickr30k.json and images", ".json"),
+        _reader(
+            "karpathy",
+            "dataset_coco.json or dataset_flickr30k.json and images",
+            ".json",
+            "annotations:KARPATHY",
+        ),
         _reader(
             "lists",
             "JSON lists per split (train.json, ...) of image and caption, or captions by image name",
             ".json",
+            "annotations:LISTS",
         ),
         _reader(
             "manifest",

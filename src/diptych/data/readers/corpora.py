@@ -51,8 +51,7 @@ from diptych.data.files import head, read_json
 from diptych.data.formats import divided, located, open_captions
 from diptych.data.problems import Found, Problem, Problems
 from diptych.data.readers.pretraining import KIND, QUESTION
-from diptych.data.readers.shards import Shard, ShardImages, StringColumn, index_shard
-from diptych.data.readers.webdataset import JSON_TEXTS, tars
+from diptych.data.readers.webdataset import JSON_TEXTS, Shard, ShardImages, StringColumn, index_shard, tars
 from diptych.errors import DataError
 from diptych.progress import track
 
