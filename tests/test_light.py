@@ -17,6 +17,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 from commands import diptych, refused
+from dual_folders import clip_folder
 from small import WORDS, pictures, precomputed
 from test_recipes import World, built, captions, world  # noqa: F401  fixtures
 from test_runtime import picture_model, small_model
@@ -311,6 +312,20 @@ def test_an_index_gives_a_model_its_runtime(photos: Path, tmp_path: Path) -> Non
     diptych("index", tmp_path / "model", photos, "--index", tmp_path / "i")
     assert find_runtime(tmp_path / "model") == tmp_path / "model"
     assert len(found("search", tmp_path / "i", "a red dog")) == 10
+
+
+def test_a_named_model_is_given_its_runtime_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIPTYCH_CACHE", str(tmp_path / "cache"))
+    name = f"hf:{clip_folder(tmp_path / 'clip')}"
+    first = open_model(name, make=True)
+    assert first.backend == "onnx"
+    written = {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").rglob("*.onnx")}
+    assert len(written) == 2
+    assert open_model(name, make=True).backend == "onnx"
+    assert {file: file.stat().st_mtime_ns for file in written} == written
+    next(iter(written)).write_bytes(b"")
+    assert open_model(name, make=True).backend == "onnx"
+    assert all(file.stat().st_size for file in written)
 
 
 def test_a_runtime_in_the_cache_is_found_by_the_fingerprint(

@@ -166,9 +166,9 @@ def _made(place: str | Path, say: Say) -> Path | None:
     """Write the runtime of a model; where it has none, the model is as good as before."""
     from diptych.model.runtime_export import place_runtime
 
-    say("writing the model's encoders for searches without torch, once.")
+    say("preparing the model's encoders for searches without torch.")
     try:
-        return place_runtime(place)[0]
+        return place_runtime(place, again=False)[0]
     except DiptychError as error:
         say(f"no runtime was written: {error}")
     return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -114,11 +114,13 @@ def export_runtime(model: Retriever, home: Path, source: Path | None = None) -> 
     return lines
 
 
-def place_runtime(source: str | Path, folder: Path | None = None) -> tuple[Path, list[str]]:
+def place_runtime(
+    source: str | Path, folder: Path | None = None, *, again: bool = True
+) -> tuple[Path, list[str]]:
     """Write the runtime of a model where it belongs; the folder that holds it, and ``export_runtime``'s lines.
 
     That is the model's own folder, or a new model folder ``folder``. A model without a folder of its own (``hf:ID``)
-    and one whose folder cannot be written have it in the user's cache.
+    and one whose folder cannot be written have it in the user's cache; unless ``again``, one that works stays there.
     """
     model = Retriever.from_pretrained(source)
     if folder is not None:
@@ -137,6 +139,10 @@ def place_runtime(source: str | Path, folder: Path | None = None) -> tuple[Path,
             if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in REFUSED):
                 raise
     home = cached_folder(model.fingerprint())
+    if not again:
+        with suppress(RuntimeFault):
+            RuntimeModel.open(home).check()
+            return home, []
     home.mkdir(parents=True, exist_ok=True)
     return home, export_runtime(model, home, best_folder(source))
 
