@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
+from browsers import chromium, expect, opened
 from small import pictures
 from test_wheel import wheel  # noqa: F401  a fixture
 
@@ -45,7 +48,11 @@ def test_it_is_small_and_has_no_torch(environment: Path) -> None:
     assert size(environment) <= MOST
 
 
-def test_it_indexes_and_searches_with_a_folder_made_elsewhere(environment: Path, tmp_path: Path) -> None:
+def test_it_indexes_and_searches_with_a_folder_made_elsewhere(
+    environment: Path,
+    wheel: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     pictures(tmp_path / "photos", 4)
     subprocess.run(
         [sys.executable, "-m", "diptych", "export", "runtime", "lite0+minilm", str(tmp_path / "lite0")], check=True
@@ -72,3 +79,26 @@ def test_it_indexes_and_searches_with_a_folder_made_elsewhere(environment: Path,
         assert refused.returncode == 2
         assert wanted in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
+    check_page(environment, wheel, tmp_path, cache)
+
+
+def check_page(environment: Path, wheel: Path, folder: Path, variables: dict[str, str]) -> None:  # noqa: F811
+    """With the extra for it, the service answers in a browser."""
+    pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, f"{wheel}[serve]"], check=True)
+    command = [str(environment / "bin" / "diptych"), "serve", "i", "--port", "0"]
+    with subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True) as service:
+        try:
+            assert service.stdout is not None
+            found = re.search(r"http://[\w.:]+", service.stdout.readline())
+            assert found is not None
+            address = found[0]
+            with urllib.request.urlopen(f"{address}/api/about", timeout=30) as answer:
+                assert json.load(answer)["backend"] == "onnx"
+            with chromium() as browser:
+                for page in opened(browser, address):
+                    page.fill("#query", "a red square")
+                    page.keyboard.press("Enter")
+                    expect(page.locator("#grid .card")).to_have_count(4)
+        finally:
+            service.terminate()
