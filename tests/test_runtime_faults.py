@@ -31,6 +31,7 @@ from diptych.runtime.folder import (
     TOKENIZER,
     VOCABULARY,
     Probes,
+    Session,
     compare,
     drawn_pictures,
     file_facts,
@@ -183,6 +184,20 @@ def test_region_models_have_probes_too(tmp_path: Path) -> None:
     change_weights(tmp_path / "model" / FOLDER / IMAGE, 6, lambda w: w[::-1])
     settle(tmp_path / "model")
     assert wrong(tmp_path / "model") == IMAGE
+
+
+def test_pictures_are_compared_one_at_a_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime keeps the memory of the largest batch, which a service would hold for ever."""
+    sizes, run = [], Session.__call__
+
+    def noted(self: Session, output: str, **fed: Any) -> Any:
+        sizes.extend(len(value) for name, value in fed.items() if name == "images")
+        return run(self, output, **fed)
+
+    monkeypatch.setattr(Session, "__call__", noted)
+    RuntimeModel.open(home, threads=1).check()
+    assert len(sizes) >= 3
+    assert set(sizes) == {1}
 
 
 def test_worst_cosine_by_a_plain_loop() -> None:

@@ -228,7 +228,8 @@ class RuntimeModel:
         probes = self._probes()
         try:
             if side == "image":
-                found, wanted = self._images(probes.images, None, None, False), probes.image_vectors
+                # one at a time: ONNX Runtime keeps the memory of the largest batch, and a service needs no more
+                found, wanted = self._images(probes.images, None, 1, False), probes.image_vectors
             else:  # one padded batch, as the probes were made
                 found, wanted = self._texts(probes.texts, None, len(probes.texts), False), probes.text_vectors
         except DataError as error:
