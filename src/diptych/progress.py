@@ -7,7 +7,8 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from html import escape
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 _CONTROL = re.compile(
@@ -21,7 +22,7 @@ def track(
 ) -> Iterator[T]:
     """Iterate with a bar on standard error once ``PATIENCE`` seconds have passed.
 
-    On a terminal the bar moves in place; elsewhere (a log file) one line is written every tenth of the way. With
+    On a terminal and in a notebook the bar moves in place; elsewhere (a log file) one line is written every tenth. With
     ``unit``, the name of one item, both say how many are done per second; the time left is always shown.
     """
     if not show:
@@ -29,7 +30,9 @@ def track(
         return
     if total is None and isinstance(items, Sized):
         total = len(items)
-    if sys.stderr.isatty():
+    if "ipykernel" in sys.modules:
+        yield from _notebook_bar(items, label, total, unit)
+    elif sys.stderr.isatty():
         yield from _bar(items, label, total, unit)
     else:
         yield from _lines(items, label, total, unit)
@@ -48,6 +51,34 @@ def _bar(items: Iterable[T], label: str, total: int | None, unit: str) -> Iterat
             yield item
             seconds = time.monotonic() - start
             progress.update(task, advance=1, visible=seconds > PATIENCE, rate=_rate(done, seconds, unit))
+
+
+def _notebook_bar(items: Iterable[T], label: str, total: int | None, unit: str) -> Iterator[T]:
+    """A bar below the cell that moves at most five times a second, and goes when the work is done or interrupted."""
+    from IPython.display import HTML, display
+
+    start = shown = time.monotonic()
+    bar: Any = None
+    try:
+        for done, item in enumerate(items, 1):
+            yield item
+            now = time.monotonic()
+            if now - start > PATIENCE and (bar is None or now - shown > 0.2):
+                length = f" max={total}" if total else ""
+                words = " ".join(
+                    (
+                        f"{done}/{total}" if total else str(done),
+                        _rate(done, now - start, unit) if unit else "",
+                    )
+                )
+                content = HTML(
+                    f"<div>{escape(label)} <progress value={done}{length}></progress> {escape(words)}</div>"
+                )
+                bar, shown = (display(content, display_id=True) if bar is None else bar), now
+                bar.update(content)
+    finally:
+        if bar is not None:
+            bar.update(HTML(""))
 
 
 def _lines(items: Iterable[T], label: str, total: int | None, unit: str) -> Iterator[T]:

@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import diptych
-from diptych.errors import DataError, IndexFault, QueryError, SettingsError
+from diptych import notebook
+from diptych.errors import DataError, DiptychError, IndexFault, QueryError, SettingsError
 from diptych.index.protocol import KINDS, Hits, Index, IndexInfo, Item, Kind, Precision, Vectors
 from diptych.index.query.filters import Filter
 from diptych.progress import counted
 
+SHOWN = 6  # images that a notebook shows
 SAMPLES = 4  # remembered: images and texts, whole and filtered
 
 
@@ -88,6 +90,15 @@ class Engine(Index):
         except Exception:  # closed, or a database that does not answer: a repr never fails
             held = "not open"
         return f"{type(self).__name__}('{self.path}': {held}; {facts})"
+
+    def _repr_html_(self) -> str:
+        """Some pictures of the index, with what it says of itself below them."""
+        try:
+            items = self.sample_items("image", None, SHOWN)
+        except Exception:  # closed, or a database that does not answer
+            return notebook.notes([repr(self)])
+        cards = [(preview_of(self, item), item.id, item.text.split("\n")[0]) for item in items]
+        return notebook.gallery(cards, repr(self))
 
     def __enter__(self) -> Self:
         return self
@@ -214,6 +225,19 @@ def check_limit(limit: int) -> None:
     """Raise when no pair is wanted."""
     if limit < 1:
         raise SettingsError(f"the number of pairs to list must be at least 1, not {limit}.")
+
+
+def preview_of(index: Index, item: Item) -> bytes | None:
+    """A small JPEG of an item, if there is a picture to make it of."""
+    from diptych.data.decode.opening import make_thumbnail, open_image
+
+    try:
+        stored, file = index.thumbnail(item.id), index.file(item)
+        if stored is None and file is not None and item.kind == "image":
+            return make_thumbnail(open_image(file), notebook.SIDE)
+    except (DiptychError, OSError):  # an index or a picture that is gone: the item is shown without it
+        return None
+    return stored
 
 
 def check_items(items: Sequence[Item], count: int) -> None:

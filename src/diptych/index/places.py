@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from diptych import notebook
-from diptych.data.decode.opening import make_thumbnail
 from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name, recorded_name
 from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
+from diptych.index.base import preview_of
 from diptych.index.engines.opening import index_exists, open_index
 from diptych.index.models import Say, StoredVectors, check_probes, open_model, tell
 from diptych.index.protocol import Index, Item
@@ -260,13 +259,8 @@ def is_model_folder(path: str) -> bool:
 
 def preview(place: str, item: Item) -> bytes | None:
     """A small JPEG of an item of the index at a place, if there is a picture to make it of."""
-    from diptych.data.decode.opening import open_image
-
     try:
         with open_index(place) as index:
-            stored, file = index.thumbnail(item.id), index.file(item)
-        if stored is None and file is not None and item.kind == "image":
-            return make_thumbnail(open_image(file), notebook.SIDE)
-    except (DiptychError, OSError):  # an index or a picture that is gone: the hit is shown without it
+            return preview_of(index, item)
+    except (DiptychError, OSError):  # an index that is gone: the hit is shown without it
         return None
-    return stored
