@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import compose
+
 from diptych.data.formats import FURTHER, format_named
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
+from diptych.recipes.towers import TowerSettings
 from diptych.registries import READERS, REGISTRIES
-from diptych.settings import TrainingSettings, literal_choices
+from diptych.settings import EncoderSettings, HostSettings, TrainingSettings, literal_choices
 from diptych.tables import differences, papers, preset_help, presets, tables_of
 
 _RECIPES: list[Recipe] = [RECIPES[name] for name in RECIPES.own]
@@ -37,6 +40,13 @@ Each `--data NAME=PATH` is one data set. A table measures the columns whose data
 missing. `-grid` and `-pictures` are other forms of the same images, which some rows read. `cub`, `sop`, `in-shop` and
 `inaturalist` are the folders of those lists, `sts` is SentEval's folder.
 """
+
+SHARED: dict[type[TrainingSettings], str] = {
+    EncoderSettings: "Encoders by name",
+    HostSettings: "Every two-tower recipe",
+    TowerSettings: "Every two-tower recipe, and encoders by name",
+}
+"""Settings that several recipes share, and the heads of their tables."""
 
 
 def rows(
@@ -86,7 +96,7 @@ def _said(entry: dataclasses.Field[typing.Any]) -> tuple[typing.Any, str]:
 
 def base_of(kind: type[TrainingSettings]) -> type[TrainingSettings]:
     """The settings that these extend: those of another recipe where there is one, else of every recipe."""
-    owners = {recipe.settings for recipe in _RECIPES}
+    owners = {recipe.settings for recipe in _RECIPES} | set(SHARED)
     found = [base for base in kind.__mro__[1:] if base in owners or base is TrainingSettings]
     return typing.cast("type[TrainingSettings]", found[0])
 
@@ -95,10 +105,13 @@ def recipes_page() -> str:
     """docs/recipes.md."""
     names = {recipe.settings: recipe.name for recipe in reversed(_RECIPES)}
     sections = [HEAD, "## Every recipe\n", _table(rows(TrainingSettings, None))]
+    for kind, title in SHARED.items():
+        if kind is not TowerSettings:
+            sections += [f"## {title}\n", _table(rows(kind, TrainingSettings))]
     for recipe in _RECIPES:
         own = names[recipe.settings] == recipe.name
         base = base_of(recipe.settings) if own else recipe.settings
-        built_on = f"`{names[base]}`" if base in names else "what every recipe has"
+        built_on = f"`{names[base]}`" if base in names else SHARED.get(base, "what every recipe has").lower()
         sections.append(f"## `{recipe.name}`\n\n{recipe.title}. Builds on {built_on}.\n")
         changed = rows(recipe.settings, base, differences(recipe.name))
         sections.append(_table(changed) if changed else "No other settings.\n")
@@ -171,5 +184,6 @@ def _shown(default: object, choices: tuple[object, ...]) -> str:
 
 
 if __name__ == "__main__":
+    compose.write()
     for path, content in pages().items():
         path.write_text(content, "utf-8")

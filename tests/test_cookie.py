@@ -20,8 +20,9 @@ from diptych.cache.feature_pack import FeaturePack
 from diptych.cli import main
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
+from diptych.data.vocabulary import published_form, read_vocabulary
 from diptych.encoders.shared import Contextual
-from diptych.errors import CheckpointError, SettingsError
+from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever
 from diptych.ops import unit
 from diptych.recipes import cookie, cookie_match
@@ -191,46 +192,63 @@ def test_matching_starts_from_the_run_and_takes_its_shape(trained: Path, data: P
     assert torch.equal(before.encode_text(texts), after.encode_text(texts))  # the rate was 0
 
 
-def test_pooling_is_the_task_s_own(trained: Path, captions: Captions) -> None:
-    settings = cookie_match.Settings(**SMALL, init=str(trained), image_pool="gpo", text_pool="mean")
-    model = cookie_match.build(settings, captions).retriever
-    source = Retriever.from_pretrained(trained)
-    assert torch.equal(model.text.encoder.inner.words.weight, source.text.encoder.inner.words.weight)  # type: ignore[union-attr]
-    assert not torch.equal(model.encode_text("a dog"), source.encode_text("a dog"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [({"dim": 32}, "image.encoder"), ({"share_weights": False}, "one for both sides"),
-     ({"heads": 4}, "2 heads"), ({"depth": 2}, r"layers\.1")],
-)  # fmt: skip
-def test_another_shape_is_refused(
-    trained: Path, captions: Captions, changes: dict[str, Any], words: str
-) -> None:
+def started(captions: Captions, trained: Path, **changes: Any) -> tuple[Retriever, str]:
     settings = cookie_match.Settings(**{**SMALL, **changes}, init=str(trained))
-    with pytest.raises(CheckpointError, match=words):
-        cookie_match.build(settings, captions)
+    method = cookie_match.RECIPE.build(settings, captions)
+    return method.retriever, method.notes[0]
 
 
-def test_another_recipe_and_a_wrong_folder_are_refused(data: Path, tmp_path: Path) -> None:
-    other = tmp_path / "vse"
-    flags = [flag for flag in FLAGS if "heads" not in flag]
-    assert (
-        diptych(
-            "train", "vse-infinity", "--data", data, "--output_dir", other, *flags, "--epochs=1"
-        ).exit_code
-        == 0
+def test_parts_that_do_not_fit_start_fresh(trained: Path, captions: Captions) -> None:
+    source = Retriever.from_pretrained(trained)
+    model, said = started(captions, trained, image_pool="gpo", heads=4)
+    assert torch.equal(model.text.encoder.inner.words.weight, source.text.encoder.inner.words.weight)  # type: ignore[union-attr]
+    assert said.endswith("; fresh: image TokenTransformer, image CosSinBiGRU")
+    assert "text BiGRU" in said
+    first, second = (model_.image.encoder.transformer.layers[0].joint.weight for model_ in (model, source))  # type: ignore[union-attr]
+    assert not torch.equal(first, second)
+
+
+def test_a_shared_transformer_starts_one_on_each_side(trained: Path, captions: Captions) -> None:
+    model, said = started(captions, trained, share_weights=False)
+    assert said.endswith("fresh: nothing")
+    sides = [side.encoder.transformer.layers[0].joint.weight for side in (model.image, model.text)]  # type: ignore[union-attr]
+    assert torch.equal(*sides)
+
+
+def test_other_words_of_the_same_number_start_fresh(
+    trained: Path, captions: Captions, tmp_path: Path
+) -> None:
+    words = read_vocabulary(trained / "best" / "vocabulary.json")
+    (tmp_path / "words.json").write_text(json.dumps(published_form(words[:4] + words[4:][::-1])), "utf-8")
+    _, said = started(captions, trained, vocabulary=str(tmp_path / "words.json"))
+    assert "fresh: text BiGRU" in said
+
+
+def test_a_run_starts_from_another_recipe_s(data: Path, trained: Path, tmp_path: Path) -> None:
+    flags = ["--batch_size=12", "--epochs=1", "--learning_rate=0", "--no_ridge_baseline"]
+    run = tmp_path / "vse"
+    done = diptych("train", "vse-infinity", "--data", data, "--init", trained, "--output_dir", run, *flags)
+    assert f"started from {trained}: image " in done.output
+    assert json.loads((run / "run.json").read_text("utf-8"))["settings"]["depth"] == 1
+    back = diptych(
+        "train", "cookie-match", "--data", data, "--init", run, "--output_dir", tmp_path / "match", *flags
     )
-    for init, sentence in (
-        (other, "without a transformer on top of each side"),
-        (tmp_path, "is not a model folder"),
+    assert "fresh: nothing" in back.output
+
+
+def test_a_run_without_a_common_part_and_a_wrong_folder_are_refused(
+    trained: Path, data: Path, tmp_path: Path
+) -> None:
+    for init, change, sentence in (
+        (trained, "--dim=32", "shares no part with this model"),
+        (tmp_path, "--dim=16", "is not a model folder"),
     ):
         done = diptych(
-            "train", "cookie-match", "--data", data, "--init", init, "--output_dir", tmp_path / "run"
+            "train", "cookie-match", "--data", data, "--init", init, change, "--output_dir", tmp_path / "run"
         )
         assert done.exit_code == 2
         assert sentence in done.output
-    assert not (tmp_path / "run" / "run.json").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_text_matching_is_measured_with_the_rest(data: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from diptych.objectives.combine import Parted, Sum
 from diptych.objectives.matching import ITM
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.recipes import RECIPES
+from diptych.recipes.provide import provided
 from diptych.runs.train import run_recipe, seed_everything
 from diptych.targets.columns import Resident, fill_targets
 from diptych.targets.teachers import cache_text_vectors
@@ -32,7 +33,7 @@ from diptych.training.loading import PairLoader
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer
 from diptych.training.step import Step
-from diptych.training.teachers import Teachers, with_teachers
+from diptych.training.teachers import Teachers
 from diptych.types import as_inputs
 
 CPU = torch.device("cpu")
@@ -185,17 +186,17 @@ def test_new_layers_of_a_fusion_learn_faster(folder: Path) -> None:
 def test_a_teacher_reads_its_own_size_and_cleaned_texts(folder: Path) -> None:
     assert built("cusa-fusion", folder)[0].targets[0].image_size == 224
     assert built("cusa-fusion", folder, teacher_image_size=64)[0].targets[0].image_size == 64
-    own = built("clip", folder)[0]
+    own, _, captions = built("clip", folder)
     added = replace(own, objective=Sum({"own": (own.objective, 1.0), "csa": (CrossModalSoftLabels(), 1.0)}))
-    assert with_teachers(added).targets[0].clean
+    assert provided(added, None, captions).targets[0].clean
 
 
 def test_uni_modal_soft_labels_train_heads_and_not_the_encoders_own_vectors(folder: Path) -> None:
-    own = built("clip", folder, cross_head=True)[0]
+    own, _, captions = built("clip", folder, cross_head=True)
     added = replace(own, objective=Sum({"own": (own.objective, 1.0), "usa": (UniModalSoftLabels(), 1.0)}))
-    assert isinstance(with_teachers(added).retriever.branches["uni"], UniModalHeads)
+    assert isinstance(provided(added, None, captions).retriever.branches["uni"], UniModalHeads)
     trained = built("cusa-clip", folder)[0]
-    assert with_teachers(trained).retriever is trained.retriever
+    assert provided(trained, None, captions).retriever is trained.retriever
 
 
 def test_only_a_teacher_that_opens_pictures_needs_all_of_them() -> None:

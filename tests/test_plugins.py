@@ -78,7 +78,23 @@ def count_words(words):
     "Count words."
     click.echo(len(words))
 """
+OBJECTIVE = """
+from diptych.objectives.objective import Objective
+
+class Powered(Objective):
+    "The mean distance of a pair, to a power."
+
+    def __init__(self, power: float = 1.0):
+        super().__init__()
+        self.power = power
+
+    def forward(self, embeddings, batch):
+        near = (embeddings.image * embeddings.text).sum(dim=1)
+        return {"powered": (1 - near).clamp_min(1e-6).pow(self.power).mean()}
+"""
 POINTS = """
+[diptych.objectives]
+powered = acme_objective:Powered
 [diptych.poolings]
 log-mean-exp = acme_pool:LogMeanExp
 [diptych.protocols]
@@ -108,6 +124,7 @@ def acme(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return package(
         tmp_path_factory.mktemp("acme"), "acme", POINTS,
         acme_pool=POOLING, acme_protocol=PROTOCOL, acme_reader=READER, acme_command=COMMAND,
+        acme_objective=OBJECTIVE,
     )  # fmt: skip
 
 
@@ -351,3 +368,18 @@ def test_every_entry_has_its_help_and_its_target(registry: Registry) -> None:
         assert entry.help or registry is RECIPES  # a recipe has its title
         with suppress(MissingExtra):  # an engine whose client is not installed here
             assert registry.find(entry.name) is not None
+
+
+@pytest.mark.parametrize("name", ["powered", "acme_objective:Powered"])
+def test_an_objective_of_a_package_takes_its_argument(
+    name: str, acme: Path, data: Path, tmp_path: Path
+) -> None:
+    words = (*small("vse-infinity", data, log_steps=1), "--output_dir", tmp_path / "run")
+    run(*words, f"--objective=own + 0.5*{name}(power=2)", path=acme)
+    last = json.loads((tmp_path / "run" / "log.jsonl").read_text("utf-8").splitlines()[0])
+    assert 0 < last[name] < 2
+    words = (*small("vse-infinity", data), "--output_dir", tmp_path / "other")
+    said = run(*words, f"--objective=own + {name}(powr=2)", path=acme, status=2)
+    assert not (tmp_path / "other").exists()
+    assert "'powr'" in said.stderr
+    assert "power?" in said.stderr

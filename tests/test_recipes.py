@@ -269,8 +269,6 @@ def test_any_objective_on_any_host(name: str, world: World) -> None:
 def test_settings_that_coder_would_not_read_are_refused(captions: Captions) -> None:
     with pytest.raises(SettingsError, match="--contrast_margin"):
         built("coder", captions, margin=0.3)
-    with pytest.raises(SettingsError, match="--loss"):
-        built("coder", captions, objective="triplet")
 
 
 def test_settings_of_another_kind_of_images_are_refused(captions: Captions) -> None:

@@ -121,7 +121,7 @@ class Registry:
 
     def check_saved(self, value: str) -> None:
         """Refuse a name of a saved setting that would import a module which nothing but the file names."""
-        for name in re.split(r"[+*\s]+", value) if self.terms else [value]:
+        for name in re.split(r"[-+*\s(),=]+", value) if self.terms else [value]:
             module = name.partition(":")[0]
             if self.is_foreign(name) and module not in sys.modules and not _is_declared(module):
                 raise SettingsError(

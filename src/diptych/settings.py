@@ -6,17 +6,25 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from diptych.errors import SettingsError
 from diptych.names import Registry
-from diptych.registries import OBJECTIVES
+from diptych.registries import (
+    IMAGE_ENCODERS,
+    IMAGE_TEACHERS,
+    OBJECTIVES,
+    POOLINGS,
+    TEXT_ENCODERS,
+    TEXT_TEACHERS,
+)
 
 T = TypeVar("T")
 
 IMAGE_HELP = "image encoder (auto: regions for stored features, lite0 for pictures)"
+GRID_HELP = "image encoder (auto: grid for stored features, lite0 for pictures)"
 IMAGE_TEACHER_HELP = "image teacher (auto: stored for stored features, lite0 for pictures)"
 TEXT_TEACHER_HELP = "text teacher, the mean of its token states"
 """Settings that several recipes and commands have, in words: a help page imports no model."""
@@ -43,13 +51,28 @@ def setting(
     return made
 
 
+def defaults(**values: Any) -> Callable[[type[T]], type[T]]:
+    """Settings that a recipe has from others, with defaults of its own; put it below ``@dataclass(frozen=True)``."""
+
+    def change(kind: type[T]) -> type[T]:
+        bases = [base for base in kind.__mro__[:0:-1] if dataclasses.is_dataclass(base)]
+        known = {entry.name: entry for base in bases for entry in dataclasses.fields(base)}
+        hints = {name: hint for base in bases for name, hint in typing.get_type_hints(base).items()}
+        for name, value in values.items():
+            setattr(kind, name, field(default=value, metadata=known[name].metadata))
+            kind.__annotations__[name] = hints[name]
+        return kind
+
+    return change
+
+
 @dataclass(frozen=True)
 class TrainingSettings:
     """What every recipe's training has; the recipe's own settings extend it."""
 
     seed: int = setting(0, "seed of weights, order, augmentation and dropout")
     objective: str = setting(
-        "own", "the loss, own (the recipe's) or a sum: 'own + 0.5*info_nce'", names=OBJECTIVES
+        "own", "the loss, own (the recipe's) or a sum: 'own + 0.5*dcl(epsilon=0.2)'", names=OBJECTIVES
     )
     epochs: int = setting(25, "passes over the training texts", low=1)
     batch_size: int = setting(128, "pairs per step, over all processes together", low=2)
@@ -133,6 +156,85 @@ class TrainingSettings:
             # a form may be a folder, which is looked for when it is used
             if names is not None and not names.forms:
                 names.check(value)
+
+
+@dataclass(frozen=True)
+class EncoderSettings(TrainingSettings):
+    """Two encoders by their names, what they read, and how their pretrained parts are trained."""
+
+    image_encoder: str = setting("auto", IMAGE_HELP, names=IMAGE_ENCODERS)
+    text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
+    dim: int = setting(1024, "joint dimension", low=1)
+    unit_input: bool = setting(False, "give stored CNN vectors unit length first, as VSE++ did in 2018")
+    train_backbone: bool = setting(
+        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
+    )
+    backbone_multiplier: float = setting(
+        0.1, "learning-rate factor of the image backbone (BUTD, WSL: 0.01)", low=0
+    )
+    image_size: int = setting(224, "pixels of the square image the backbone reads (VSE∞: 512)", low=32)
+    train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
+    text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
+    word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
+    word_vectors: str = setting(
+        "", "start word vectors from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec"
+    )
+    vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
+    min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
+
+
+@dataclass(frozen=True)
+class TeacherSettings(TrainingSettings):
+    """The frozen teachers that soft labels follow (CUSA); they are made where a loss reads them."""
+
+    image_teacher: str = setting("auto", IMAGE_TEACHER_HELP, names=IMAGE_TEACHERS)
+    text_teacher: str = setting("minilm", TEXT_TEACHER_HELP, names=TEXT_TEACHERS)
+    image_teacher_space: Literal["pooled", "tokens"] = setting(
+        "pooled", "the teacher's vector: the mean of its cells, or all cells end to end (the paper)"
+    )
+    teacher_projection: int = setting(
+        0, "project teacher vectors to this many dimensions (2048; 0: none)", low=0
+    )
+    teacher_image_size: int = setting(
+        0,
+        "pixels of the square picture that the image teacher reads (0: the size that the model reads)",
+        low=0,
+    )
+    teacher_mode: Literal["cached", "live", "live_image", "live_text"] = setting(
+        "cached",
+        "teacher vectors computed once and kept on disk, or in every step: all, or those of one side",
+    )
+
+
+@dataclass(frozen=True)
+class HostSettings(TeacherSettings):
+    """What every two-tower recipe takes: poolings, a transformer on top, teachers, a run to start from."""
+
+    INHERITED: ClassVar[tuple[str, ...]] = (
+        "image_encoder", "text_encoder", "dim", "depth", "share_weights", "heads", "feedforward", "image_size",
+        "word_dim", "vocabulary", "min_count",
+    )  # fmt: skip
+    """Settings that decide which weights a model has: a run that starts from another takes them over from it."""
+    ON_TOP: ClassVar[bool] = False  # whether the place of the transformer is there even without a layer
+
+    init: str = setting("", "run or model folder whose parts the model starts from, where they fit")
+    image_pool: str = setting("gpo", "visual aggregator", names=POOLINGS)
+    text_pool: str = setting("gpo", "textual aggregator", names=POOLINGS)
+    pool_k: int = setting(2, "k of the kmax aggregator", low=1)
+    gpo_sequence: Literal["bigru", "transformer", "mlp"] = setting(
+        "bigru", "sequence model of GPO (VSE∞, Table 3)"
+    )
+    gpo_per_dimension: bool = setting(False, "coefficients per dimension (VSE∞, Table 7)")
+    gpo_data_dependent: bool = setting(
+        False, "feed the features into the coefficient generator as well (VSE∞, Table 8)"
+    )
+    depth: int = setting(0, "layers of the transformer on top of both sides (COOKIE; 0: none)", low=0)
+    share_weights: bool = setting(True, "one transformer for both sides (off: one each)")
+    heads: int = setting(8, "attention heads of the transformer", low=1)
+    feedforward: int = setting(
+        0, "width of the transformer's feed-forward layer (0: four times its own width)", low=0
+    )
+    dropout: float = setting(0.1, "dropout of the transformer", low=0, high=0.95)
 
 
 S = TypeVar("S", bound=TrainingSettings)

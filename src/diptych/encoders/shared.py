@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -80,7 +82,7 @@ class TokenTransformer(nn.Module):
         x = self._ready(features)
         for layer in self.layers:
             x = layer(x, features.mask)
-        return Features(x, features.mask)
+        return replace(features, values=x)  # what an encoder says of its tokens stays
 
     def attention(self, features: Features) -> Tensor:
         """How much each token is looked at in the last layer, (B, L): the mean over heads and valid queries.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,45 +34,14 @@ from diptych.registries import (
     TEXT_ENCODERS,
     TEXT_TEACHERS,
 )
+from diptych.settings import EncoderSettings
 from diptych.targets.teachers import ImageTeacher, Space, TextTeacher
 
 GRUS = ("bigru", "gru")
 
 
-class Choices(Protocol):
-    """The settings these functions read; every recipe that uses them has these fields."""
-
-    # read-only, so that frozen settings fit
-    @property
-    def image_encoder(self) -> str: ...
-    @property
-    def text_encoder(self) -> str: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def image_size(self) -> int: ...
-    @property
-    def unit_input(self) -> bool: ...
-    @property
-    def train_backbone(self) -> bool: ...
-    @property
-    def backbone_multiplier(self) -> float: ...
-    @property
-    def train_text(self) -> bool: ...
-    @property
-    def text_multiplier(self) -> float: ...
-    @property
-    def word_dim(self) -> int: ...
-    @property
-    def word_vectors(self) -> str: ...
-    @property
-    def vocabulary(self) -> str: ...
-    @property
-    def min_count(self) -> int: ...
-
-
 def image_side(
-    settings: Choices, captions: Captions, drop: float, auto: str = "regions"
+    settings: EncoderSettings, captions: Captions, drop: float, auto: str = "regions"
 ) -> tuple[Encoder, ImageInput]:
     """The image encoder and the input it reads; ``auto`` is what the name auto means for stored features."""
     stored = holds_features(captions.images)
@@ -109,13 +78,15 @@ def image_side(
     return _grid(backbone(name, settings.image_size, IMAGE_ENCODERS), settings, drop)
 
 
-def _grid(network: Backbone, settings: Choices, drop: float) -> tuple[Encoder, ImageInput]:
+def _grid(network: Backbone, settings: EncoderSettings, drop: float) -> tuple[Encoder, ImageInput]:
     """The encoder over the cells of a backbone, and the pictures that it reads."""
     encoder = Grid(network, settings.dim, drop=drop, trainable=settings.train_backbone)
     return encoder, PixelInput(**network.pixel_format)
 
 
-def _plugin_image_side(settings: Choices, captions: Captions, drop: float) -> tuple[Encoder, ImageInput]:
+def _plugin_image_side(
+    settings: EncoderSettings, captions: Captions, drop: float
+) -> tuple[Encoder, ImageInput]:
     """An encoder from another package and its input; stored features tell it their ``width``."""
     name, given = settings.image_encoder, {}
     if holds_features(captions.images):
@@ -153,7 +124,7 @@ def backbone(name: str, image_size: int = 224, registry: Registry = BACKBONES) -
 
 
 def text_side(
-    settings: Choices,
+    settings: EncoderSettings,
     captions: Captions,
     drop: float,
     word_dropout: float = 0.0,
@@ -212,7 +183,7 @@ def text_teacher(name: str, project: int = 0) -> TextTeacher:
 
 def pooled(encoder: Encoder, pool: str, settings: Any) -> Tower:
     """A tower with the pooling of that name."""
-    return Tower(encoder, POOLINGS.make(pool, settings))
+    return Tower(encoder, POOLINGS.make(pool, settings, dim=encoder.dim))
 
 
 def kmax(settings: Any) -> Aggregator:
@@ -220,16 +191,16 @@ def kmax(settings: Any) -> Aggregator:
     return aggregators.KMax(getattr(settings, "pool_k", 2))
 
 
-def gpo(settings: Any) -> Aggregator:
+def gpo(settings: Any, dim: int) -> Aggregator:
     """GPO with the generator the settings ask for; a recipe without such settings has the paper's."""
     sequence = getattr(settings, "gpo_sequence", "bigru")
-    outputs = settings.dim if getattr(settings, "gpo_per_dimension", False) else 1
+    outputs = dim if getattr(settings, "gpo_per_dimension", False) else 1
     if getattr(settings, "gpo_data_dependent", False):
         if sequence != "bigru":
             raise SettingsError(
                 "--gpo_data_dependent works only with --gpo_sequence bigru: leave one of them out."
             )
-        return aggregators.GPO(aggregators.SortedRowBiGRU(settings.dim, outputs=outputs))
+        return aggregators.GPO(aggregators.SortedRowBiGRU(dim, outputs=outputs))
     generators = {
         "bigru": aggregators.CosSinBiGRU,
         "transformer": aggregators.CosSinTransformer,
@@ -246,13 +217,13 @@ def _is_plugin(registry: Registry, name: str) -> bool:
     return True
 
 
-def multipliers(retriever: Retriever, settings: Choices) -> dict[str, float]:
+def multipliers(retriever: Retriever, settings: EncoderSettings) -> dict[str, float]:
     """Learning-rate factors of the pretrained parts that are trained."""
     factors = {"image": settings.backbone_multiplier, "text": settings.text_multiplier}
     return {name: factors[name.partition(".")[0]] for name in _pretrained(retriever)}
 
 
-def train_from(retriever: Retriever, settings: Choices) -> dict[str, int]:
+def train_from(retriever: Retriever) -> dict[str, int]:
     """The image backbone waits one epoch, so that the new layers do not spoil it."""
     return {name: 1 for name in _pretrained(retriever) if name.startswith("image.")}
 
@@ -263,7 +234,7 @@ def _pretrained(retriever: Retriever) -> list[str]:
     return [f"{side}.encoder.{name}" for side, encoder in sides.items() for name in encoder.pretrained()]
 
 
-def _vocabulary(settings: Choices, captions: Captions) -> list[str]:
+def _vocabulary(settings: EncoderSettings, captions: Captions) -> list[str]:
     if not settings.vocabulary:
         return build_vocabulary(captions.texts, settings.min_count)
     return read_vocabulary(settings.vocabulary)

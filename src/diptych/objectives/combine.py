@@ -57,6 +57,11 @@ class On(Combined):
                     f"On reads rows called '{name}': give image, text, or VIEW.image and VIEW.text."
                 )
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The rows of views that it reads."""
+        return tuple(name for name in (self.first, self.second) if "." in name)
+
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The objective's terms of these rows."""
         return self.objective(self._seen(embeddings), batch)

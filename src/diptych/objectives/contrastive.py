@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from diptych import ops
 from diptych.errors import SettingsError
-from diptych.objectives.objective import Objective
+from diptych.objectives.combine import On
+from diptych.objectives.objective import Objective, chosen
 from diptych.types import Batch, Embeddings, Terms
 
 SameImage = Literal["positive", "ignored", "negative"]
@@ -89,3 +90,30 @@ def _cross_entropy(logits: Tensor, positive: Tensor) -> Tensor:
     """Mean over rows of −Σ_j H_ij log softmax(logits_i)_j with H uniform over the positives of a row."""
     log_shares = torch.log_softmax(logits, dim=1).masked_fill(~positive, 0)  # −inf × 0 would be NaN
     return -(log_shares.sum(dim=1) / positive.sum(dim=1)).mean()
+
+
+def learned_info_nce(
+    settings: Any,
+    temperature: float | None = None,
+    learned: bool = True,
+    same_image: SameImage | None = None,
+    reduction: Reduction = "per_row",
+) -> Objective:
+    """InfoNCE with a learned temperature; texts of one image are positives together, unless the recipe says not."""
+    masked = getattr(settings, "mask_same_image", True)
+    return InfoNCE(
+        chosen(temperature, settings, "info_nce_temperature", 0.07),
+        learned,
+        same_image=same_image or ("positive" if masked else "negative"),
+        reduction=reduction,
+    )
+
+
+def visual(temperature: float = 0.07, same_image: SameImage = "ignored") -> Objective:
+    """COOKIE's L_vis: images against augmented images."""
+    return On(InfoNCE(temperature, same_image=same_image), "image", "augmented.image")
+
+
+def textual(temperature: float = 0.07, same_image: SameImage = "ignored") -> Objective:
+    """COOKIE's L_txt: texts against augmented texts."""
+    return On(InfoNCE(temperature, same_image=same_image), "text", "augmented.text")

@@ -4,12 +4,16 @@ the queues of a momentum twin (M-DCL).
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 
 from diptych.errors import SettingsError
-from diptych.objectives.contrast import Contrast, CoupledQueue
-from diptych.objectives.objective import Objective
+from diptych.objectives.contrast import Contrast, CoupledQueue, Diversity, Positive
+from diptych.objectives.objective import Objective, chosen
 from diptych.types import Batch, Embeddings, Terms
+
+USUAL = Contrast()  # CODER's numbers
 
 
 class DiversityContrast(Objective):
@@ -54,6 +58,8 @@ class DiversityContrast(Objective):
 class Enqueue(Objective):
     """Keeps a queue filled and saved when no loss runs against it: the bank is for diversity alone."""
 
+    needs = ("twin",)
+
     def __init__(self, queue: CoupledQueue) -> None:
         super().__init__()
         self.queue = queue.feed()
@@ -84,6 +90,8 @@ class MomentumContrast(Objective):
 
     Shapes: embeddings and twin (B, D), queue (K, D).
     """
+
+    needs = ("twin",)
 
     def __init__(
         self, queue: CoupledQueue, contrast: Contrast | None = None, *, bank_diversity: bool = True
@@ -124,3 +132,50 @@ def twin_of(embeddings: Embeddings) -> Embeddings:
             "a momentum queue needs a twin's view of the batch: give the run a Twin of its retriever."
         )
     return embeddings.views["twin"]
+
+
+def dcl(
+    settings: Any,
+    temperature: float = USUAL.temperature,
+    margin: float = USUAL.margin,
+    epsilon: float = USUAL.epsilon,
+    diversity: Diversity = USUAL.diversity,
+    pos_scale: float | Literal["mu"] = USUAL.pos_scale,
+    positive: Positive = USUAL.positive,
+    mask_same_image: bool | None = None,
+) -> Objective:
+    """CODER's diversity-sensitive contrast in the batch."""
+    mask = chosen(mask_same_image, settings, "mask_same_image", True)
+    return DiversityContrast(
+        Contrast(temperature, margin, epsilon, diversity, pos_scale, positive, mask_same_image=mask)
+    )
+
+
+def dcl_i(
+    settings: Any,
+    temperature: float = USUAL.temperature,
+    margin: float = USUAL.margin,
+    mask_same_image: bool | None = None,
+) -> Objective:
+    """The same without the diversity (HAL)."""
+    return dcl(settings, temperature, margin, diversity="none", mask_same_image=mask_same_image)
+
+
+def m_dcl(
+    settings: Any,
+    dim: int,
+    batch_size: int,
+    temperature: float = USUAL.temperature,
+    margin: float = USUAL.margin,
+    epsilon: float = USUAL.epsilon,
+    diversity: Diversity = USUAL.diversity,
+    bank_diversity: bool = True,
+    queue_size: int | None = None,
+    mask_same_image: bool | None = None,
+) -> Objective:
+    """CODER's contrast against the queues of a momentum twin, which counts once they are full."""
+    queue = CoupledQueue(chosen(queue_size, settings, "queue_size", 4096), dim)
+    queue.check(batch_size)
+    mask = chosen(mask_same_image, settings, "mask_same_image", True)
+    contrast = Contrast(temperature, margin, epsilon, diversity, mask_same_image=mask)
+    return MomentumContrast(queue, contrast, bank_diversity=bank_diversity)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -9,9 +12,12 @@ from torch import Tensor
 
 from diptych.data.labels import checked_centres
 from diptych.errors import DataError, SettingsError
+from diptych.objectives.combine import On
 from diptych.objectives.labels import TARGET
 from diptych.objectives.objective import Objective
 from diptych.types import Batch, Embeddings, Terms
+
+VIEW = "hash"  # the view that a hash head makes
 
 
 class CentralSimilarity(Objective):
@@ -80,3 +86,11 @@ class CentralSimilarity(Objective):
                 f"of {self.centres.shape[1]} bits: train on the data the centres were made for."
             )
         return labels
+
+
+def csq(branches: Mapping[str, Any], quantisation: float = 0.05) -> Objective:
+    """CSQ's loss of the images' codes, at the centres of the model's hash head."""
+    if VIEW not in branches:
+        raise SettingsError("CSQ draws the codes of a hash head to centres: use the recipe cookie-hash.")
+    head = branches[VIEW]
+    return On(CentralSimilarity(head.centres, head.ties, quantisation), f"{VIEW}.image", f"{VIEW}.text")

@@ -23,7 +23,18 @@ SIDES: tuple[Side, ...] = get_args(Side)
 Relation = Literal["shared", "counts"]
 
 
-class LabelLoss(Objective):
+class OfView(Objective):
+    """An objective over the rows of a view and the labels of each image."""
+
+    view: str
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The view, and a model that predicts labels."""
+        return self.view, TARGET
+
+
+class LabelLoss(OfView):
     """ℓ_label = (1/2B) Σ_n log(1 + exp(−y_nᵀ p_n)), n over the images and the texts of a batch.
 
     =========  ==================================================================================================
@@ -62,7 +73,7 @@ class LabelLoss(Objective):
         return -(y * p.log() + (1 - y) * torch.log1p(-p)).mean()
 
 
-class Consistency(Objective):
+class Consistency(OfView):
     """ℓ_con = NLL(f_I, f_I) + NLL(f_I, f_T) + NLL(f_T, f_T), the consistency loss of Eq. 2.
 
     ::
@@ -128,7 +139,7 @@ class DSCMR(Objective):
         }
 
 
-class MaskedPrediction(Objective):
+class MaskedPrediction(OfView):
     """λ (ℓ_word + ℓ_object) of Eq. 6: the mean cross-entropy of the masked words, and of the masked regions.
 
     =========  ==================================================================================================

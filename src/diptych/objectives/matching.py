@@ -18,6 +18,8 @@ class ITC(Objective):
     The same τ draws the hard negatives that ``ITM`` judges, so it lives in the model.
     """
 
+    needs = ("matches",)
+
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The term ``itc``."""
         temperature = _matches(embeddings).temperature
@@ -43,6 +45,11 @@ class ITM(Objective):
 
     A row without a negative (every pair of the batch shows its image) is left out of the mean.
     """
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the fusion encoder compared and, with soft targets, the teachers."""
+        return ("matches", "teachers") if self.alpha else ("matches",)
 
     def __init__(self, alpha: float = 0.0) -> None:
         super().__init__()

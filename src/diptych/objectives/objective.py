@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
 from diptych.types import Batch, Embeddings, Terms
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,18 @@ class Combined(Objective):
     def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
         """The members that a step asks, each with its rows; by default all of them with the same rows."""
         return [(member, embeddings) for member in members_of(self)]
+
+
+def chosen(given: T | None, settings: Any, name: str, default: T) -> T:
+    """The argument of a term: as given, else the recipe's setting of that name, else the default."""
+    found: T = getattr(settings, name, default) if given is None else given
+    return found
+
+
+def needs_of(objective: Objective) -> list[str]:
+    """What an objective and those inside it read beside the pairs, as their ``needs`` say."""
+    found = [need for part in objective.modules() for need in getattr(part, "needs", ())]
+    return list(dict.fromkeys(found))
 
 
 def members_of(objective: Objective) -> Iterator[Objective]:

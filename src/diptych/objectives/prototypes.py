@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from diptych import ops
 from diptych.errors import CheckpointError, SettingsError
 from diptych.objectives.clustering import ROWS, cluster, nearest
-from diptych.objectives.objective import PairVectors, SeesPairs
+from diptych.objectives.objective import PairVectors, SeesPairs, chosen
 from diptych.types import Batch, Embeddings, Terms
 
 
@@ -85,6 +85,11 @@ class PrototypeClassification(SeesPairs):
         self.register_buffer("pairs", torch.tensor(pairs))
         self._labels: tuple[Tensor, Tensor] | None = None
         self.register_load_state_dict_pre_hook(_check_state)  # type: ignore[no-untyped-call]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The view that is classified."""
+        return () if self.view is None else (self.view,)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """One term, ``prototypes``; 0 until there are clusters."""
@@ -170,6 +175,25 @@ class PrototypeClassification(SeesPairs):
                 f"the images of only {usable} training pairs can be read, fewer than the {self.clusters} prototypes: "
                 f"give --clusters {usable} or fewer."
             )
+
+
+def prototypes(
+    settings: Any,
+    dim: int,
+    pairs: int,
+    clusters: int | None = None,
+    view: str | None = None,
+    scale: float = 1.0,
+    start: int | None = None,
+) -> PrototypeClassification:
+    """CODER's prototypes; unless the recipe or the term says, one for every ten pairs, at most 10,000.
+
+    ``view`` is what is classified, by default the towers' own rows; it must be as wide as they are.
+    """
+    known = chosen(clusters, settings, "clusters", max(2, min(10_000, pairs // 10)))
+    first = chosen(start, settings, "prototype_epoch", 3)
+    seed = getattr(settings, "seed", 0)
+    return PrototypeClassification(known, dim, pairs, view=view, scale=scale, start=first, seed=seed)
 
 
 def _sums(pairs: PairVectors) -> Tensor:

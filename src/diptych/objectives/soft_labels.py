@@ -65,6 +65,8 @@ class CrossModalSoftLabels(Objective):
     the recipe's own with the weight α (``Sum``). A batch of one pair has the value 0.
     """
 
+    needs = ("teachers",)
+
     def __init__(
         self,
         temperature: float = 0.45,
@@ -118,6 +120,8 @@ class UniModalSoftLabels(Objective):
 
     Add it to the recipe's own objective with the weight β (``Sum``). A batch of one pair has the value 0.
     """
+
+    needs = ("teachers", UNI)
 
     def __init__(
         self,

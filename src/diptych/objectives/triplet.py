@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from diptych import ops
 from diptych.errors import SettingsError
-from diptych.objectives.objective import Objective
+from diptych.objectives.combine import SwitchAt
+from diptych.objectives.objective import Objective, chosen
 from diptych.types import Batch, Embeddings, Terms
 
 Negatives = Literal["hardest", "all"]
@@ -86,3 +87,18 @@ class Triplet(Objective):
     def _hinge(self, violation: Tensor, excluded: Tensor) -> Tensor:
         """[α + violation]₊, 0 where excluded."""
         return torch.relu(self.margin + violation).masked_fill(excluded, 0)
+
+
+def triplet(
+    settings: Any,
+    margin: float | None = None,
+    all_negatives_epochs: int | None = None,
+    mask_same_image: bool | None = None,
+    reduction: Reduction | None = None,
+) -> Objective:
+    """VSE∞'s hinge: all negatives in the first epochs, then the hardest; what is not given is the recipe's."""
+    alpha = chosen(margin, settings, "margin", 0.2)
+    mask = chosen(mask_same_image, settings, "mask_same_image", True)
+    kind: Reduction = chosen(reduction, settings, "hinge_reduction", "sum")
+    every, hardest = (Triplet(alpha, negatives, mask, kind) for negatives in ("all", "hardest"))
+    return SwitchAt(every, hardest, epoch=chosen(all_negatives_epochs, settings, "all_negatives_epochs", 1))

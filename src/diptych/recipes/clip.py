@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych.aggregators import First
-from diptych.aggregators.pooling import Aggregator, Head
 from diptych.branches.branch import Branch
 from diptych.branches.heads import FirstVectors
 from diptych.data.captions import Captions
@@ -18,20 +16,25 @@ from diptych.data.text_inputs import CleanedInput
 from diptych.encoders.dual import DualEncoder, load_dual
 from diptych.errors import SettingsError
 from diptych.model import named
-from diptych.model.retriever import Retriever, Tower
+from diptych.model.retriever import Retriever
 from diptych.objectives.combine import Parted
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
-from diptych.settings import TrainingSettings, setting
+from diptych.recipes.towers import joined
+from diptych.settings import HostSettings, defaults, setting
 from diptych.training.method import Method
 
 CLAMP = (0.01, 0.10)  # range of τ, restored before each forward pass
 
 
 @dataclass(frozen=True)
-class Settings(TrainingSettings):
+@defaults(
+    image_pool="first", text_pool="first", epochs=40, learning_rate=1e-5, schedule="cosine", final_factor=0.1,
+    schedule_per_epoch=True, decay_1d=False, clip_norm=0.0,
+)  # fmt: skip
+class Settings(HostSettings):
     """CUSA's CLIP B/32: AdamW 1e-5 → 1e-6 by a cosine, 40 epochs (COCO: 30), batch 128, no clipping."""
 
     model: str = setting(
@@ -42,7 +45,10 @@ class Settings(TrainingSettings):
         "full", "what is trained: everything, the heads on frozen encoders, or heads and low-rank adapters"
     )
     lora_rank: int = setting(8, "rank of the adapters of --tune lora", low=1)
-    cross_head: bool = setting(False, "put LayerNorm and a linear layer on each side, as CUSA does")
+    cross_head: bool = setting(
+        False,
+        "put LayerNorm and a linear layer on each side, as CUSA does (in the place of the pooling 'first')",
+    )
     temperature: float = setting(
         0.05, "temperature τ InfoNCE starts from and learns (0: the model's own)", low=0, high=CLAMP[1]
     )
@@ -61,15 +67,6 @@ class Settings(TrainingSettings):
         low=1,
     )
     clean_captions: bool = setting(True, "lower-case texts and drop their punctuation, as CUSA does")
-    epochs: int = setting(40, "passes over the training texts", low=1)
-    learning_rate: float = setting(1e-5, "base learning rate", low=0)
-    schedule: Literal["step", "every", "cosine", "linear"] = setting(
-        "cosine", "how the learning rate falls: once, every few epochs, as a cosine, as a line"
-    )
-    final_factor: float = setting(0.1, "factor at the end of a cosine or linear schedule", low=0, high=1)
-    schedule_per_epoch: bool = setting(True, "change the learning rate at the beginning of epochs only")
-    decay_1d: bool = setting(False, "weight decay also on biases, norms and other 1-d parameters")
-    clip_norm: float = setting(0.0, "largest global gradient norm (0: no clipping)", low=0)
 
 
 def build(settings: Settings, captions: Captions) -> Method:
@@ -109,12 +106,9 @@ def retriever(settings: Settings, dual: DualEncoder, branches: dict[str, Branch]
     """Both towers: the model's own vector, or a cross-modal head on it."""
     if settings.tune == "heads" and not (settings.cross_head or branches):
         raise SettingsError("--tune heads trains nothing without a head: give --cross_head as well.")
-    poolings: list[Aggregator] = [
-        Head(side.dim, side.dim) if settings.cross_head else First() for side in (dual.image, dual.text)
-    ]
     texts = CleanedInput(dual.text_input) if settings.clean_captions else dual.text_input
-    return Retriever(
-        Tower(dual.image, poolings[0]), Tower(dual.text, poolings[1]), dual.image_input, texts, branches
+    return joined(
+        settings, dual.image, dual.text, dual.image_input, texts, branches, heads=settings.cross_head
     )
 
 

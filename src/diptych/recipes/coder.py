@@ -7,17 +7,14 @@ concept view. ``coder-literal`` repeats the paper's printed formulas where the d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from diptych.aggregators import GPO
-from diptych.branches.concept import ConceptBranch, Norm
+from diptych.branches.concept import Norm
 from diptych.data.captions import Captions
 from diptych.data.concepts import SHARES as CVSE_SHARES
-from diptych.data.concepts import count_concepts, find_concepts, read_cvse, word_vectors
 from diptych.errors import SettingsError
 from diptych.model import named
-from diptych.model.retriever import Retriever
 from diptych.model.twin import KeyPrecision, Momentum
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrast import Contrast, CoupledQueue, Diversity, Positive
@@ -25,25 +22,24 @@ from diptych.objectives.diversity import DiversityContrast, Enqueue, MomentumCon
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.recipes import vse_infinity
+from diptych.recipes.concepts import concept_branch
+from diptych.recipes.provide import with_branch
 from diptych.recipes.recipe import Recipe
-from diptych.settings import setting
+from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
 SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # shares of nouns, adjectives, verbs
 
 
 @dataclass(frozen=True)
+@defaults(epochs=30, warmup_epoch=-1)
 class Settings(vse_infinity.Settings):
     """CODER in the paper's numbers; rates as decided: 5e-4 with a GRU, else 2e-4 and the text transformer 2e-5."""
 
-    epochs: int = setting(30, "passes over the training texts", low=1)
     learning_rate: float = setting(
         0.0, "base learning rate (0: 5e-4 with a GRU, 2e-4 with a text transformer)", low=0
     )
     weight_decay: float = setting(0.0, "weight decay (0: plain Adam, as in the paper)", low=0)
-    warmup_epoch: int = setting(
-        -1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1
-    )
     loss: Literal["dcl", "triplet"] = setting("dcl", "instance loss (Table 2, row 1: triplet)")
     temperature: float = setting(0.1, "μ of Eq. 4 and 5", low=1e-4)
     contrast_margin: float = setting(0.3, "γ of Eq. 4 and 5")
@@ -98,21 +94,12 @@ class Settings(vse_infinity.Settings):
 
 
 @dataclass(frozen=True)
+@defaults(
+    learning_rate=2e-5, text_multiplier=1.0, pos_scale="mu", positive="raw", mask_same_image=False,
+    diversity_gradient=True, concept_shares="printed", adjacency="coder", concept_loss_weight=2.0,
+)  # fmt: skip
 class LiteralSettings(Settings):
     """The formulas and the one learning rate as printed."""
-
-    learning_rate: float = setting(2e-5, "learning rate of everything, as printed", low=0)
-    text_multiplier: float = setting(1.0, "learning-rate factor of the text transformer", low=0)
-    pos_scale: Literal["one", "mu"] = setting("mu", "factor of the positive term: 1, or μ as printed")
-    positive: Positive = setting("raw", "log(1 + S) of the positive: clamped, of relu(S), or raw as printed")
-    mask_same_image: bool = setting(False, "texts of one image are not each other's negatives")
-    diversity_gradient: bool = setting(True, "let the gradient flow through the diversity too, as printed")
-    concept_shares: Literal["cvse", "printed"] = setting(
-        "printed",
-        "7:2:1 of nouns, adjectives, verbs as in CVSE's lists, or of nouns, verbs, adjectives as printed",
-    )
-    adjacency: Norm = setting("coder", "normalisation of the concept graph")
-    concept_loss_weight: float = setting(2.0, "weight of the concept view's loss: once per direction", low=0)
 
 
 def build(settings: Settings, captions: Captions) -> Method:
@@ -120,8 +107,12 @@ def build(settings: Settings, captions: Captions) -> Method:
     check(settings, captions)
     base = vse_infinity.build(settings, captions)
     sides = base.retriever
-    branches = {"concept": concept_branch(settings, captions)} if settings.concept else {}
-    retriever = Retriever(sides.image, sides.text, sides.image_input, sides.text_input, branches)
+    if settings.concept:
+        shares = SHARES[settings.concept_shares]
+        branch = concept_branch(
+            settings, captions, settings.dim, weight=settings.concept_weight, shares=shares
+        )
+        sides = with_branch(sides, "concept", branch)
     contrast = Contrast(
         settings.temperature,
         settings.contrast_margin,
@@ -159,21 +150,16 @@ def build(settings: Settings, captions: Captions) -> Method:
             seed=settings.seed,
         )
         members["prototypes"] = classify, 1.0
-    return Method(
-        retriever,
-        Sum(members),
-        multipliers=base.multipliers,
-        train_from=base.train_from,
+    return replace(
+        base,
+        retriever=sides,
+        objective=Sum(members),
         momentum=None if queue is None else Momentum(settings.momentum, precision=settings.twin_precision),
     )
 
 
 def check(settings: Settings, captions: Captions) -> None:
     """Refuse settings that contradict each other, or would be paid for and not used."""
-    if settings.objective == "triplet":
-        raise SettingsError(
-            "CODER's instance loss is chosen by --loss: give --loss triplet, not --objective."
-        )
     if settings.loss == "dcl" and settings.margin != Settings.margin:
         raise SettingsError("--margin is that of the triplet loss: give DCL's as --contrast_margin.")
     if settings.prototypes and not settings.concept:
@@ -191,27 +177,6 @@ def check(settings: Settings, captions: Captions) -> None:
         }
         for flag in (flag for flag, given in unread.items() if given):
             raise SettingsError(f"with {flag} nothing reads the bank's diversity: give --bank none.")
-
-
-def concept_branch(settings: Settings, captions: Captions) -> ConceptBranch:
-    """The concept branch over words of the training texts, or over CVSE's released files."""
-    if settings.concept_files:
-        concepts = read_cvse(settings.concept_files)
-        count_concepts(concepts.words, captions.texts)  # refuses words of which none occurs in these texts
-    else:
-        concepts = find_concepts(captions.texts, settings.concept_size, SHARES[settings.concept_shares])
-    vectors = None
-    if settings.concept_vectors or concepts.vectors is None:  # else CVSE's folder brought its own
-        vectors = word_vectors(concepts.words, settings.concept_vectors or "glove")
-    return ConceptBranch.from_concepts(
-        concepts,
-        settings.dim,
-        vectors=vectors,
-        norm=settings.adjacency,
-        weight=settings.concept_weight,
-        attention=settings.concept_attention,
-        text_aggregator=None if settings.share_text_pool else GPO(),
-    )
 
 
 RECIPE = Recipe("coder", "CODER: diverse contrast, momentum, concepts", Settings, build)

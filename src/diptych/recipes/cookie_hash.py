@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from diptych.branches.hashing import HashHead
 from diptych.data.captions import Captions
@@ -21,8 +20,8 @@ from diptych.objectives.hashing import CentralSimilarity
 from diptych.objectives.objective import Objective
 from diptych.recipes import cookie
 from diptych.recipes.recipe import Recipe
-from diptych.registries import POOLINGS
-from diptych.settings import setting
+from diptych.recipes.start import start_from
+from diptych.settings import defaults, setting
 from diptych.targets.labels import HashTargets
 from diptych.training.method import Method
 
@@ -30,14 +29,18 @@ HEAD = f"branches.{VIEW}."
 
 
 @dataclass(frozen=True)
+@defaults(
+    epochs=100,
+    batch_size=320,
+    schedule="every",
+    decay_every=10,
+    decay_factor=0.7,
+    image_pool="mean",
+    text_pool="mean",
+)
 class Settings(cookie.Towers):
     """COCO's and NUS-WIDE's numbers: AdamW 1e-4, ×0.7 every 10 of 100 epochs, batch 320, MEAN-pooling, λ = 0.05."""
 
-    INHERITED = cookie.SHAPE
-
-    init: str = setting("", "run or model folder of 'cookie' to start from (else from scratch)")
-    epochs: int = setting(100, "passes over the training texts", low=1)
-    batch_size: int = setting(320, "pairs per step, over all processes together", low=2)
     learning_rate: float = setting(1e-4, "learning rate of the hash head", low=0)
     weight_decay: float = setting(
         1e-4,
@@ -49,15 +52,6 @@ class Settings(cookie.Towers):
         "largest global gradient norm (CSQ: no clipping, --clip_norm 0; 2 is that of COOKIE's recipes here)",
         low=0,
     )
-    schedule: Literal["step", "every", "cosine", "linear"] = setting(
-        "every", "how the learning rate falls: once, every few epochs, as a cosine, as a line"
-    )
-    decay_every: int = setting(10, "epochs between two decays of the schedule 'every'", low=1)
-    decay_factor: float = setting(
-        0.7, "factor on the learning rate at a decay (schedules step and every)", low=0
-    )
-    image_pool: str = setting("mean", "visual aggregator", names=POOLINGS)
-    text_pool: str = setting("mean", "textual aggregator", names=POOLINGS)
     bits: int = setting(64, "length of the codes: 16, 32 or 64 in the paper, a power of two", low=4)
     label_column: str = setting(COLUMN, "column of the data that holds the classes of an image")
     centres: str = setting(
@@ -74,7 +68,6 @@ class Settings(cookie.Towers):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
-    settings = cookie.words_of(settings, settings.init)
     names = class_names(class_sets(captions, settings.label_column))
     if not names:
         raise DataError(
@@ -82,7 +75,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         )
     towers = cookie.towers(settings, captions)
     if settings.init:
-        cookie.start_from(towers, settings.init)
+        start_from(towers, settings.init)  # before the weights of the head are drawn
     head = HashHead(settings.dim, settings.bits, len(names), settings.hash_dropout, settings.seed)
     if settings.centres:
         head.use_centres(_in_order(read_centres(settings.centres), names, captions))

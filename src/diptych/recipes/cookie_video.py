@@ -15,25 +15,19 @@ from diptych.model import named
 from diptych.objectives.triplet import Triplet
 from diptych.recipes import cookie
 from diptych.recipes.recipe import Recipe
-from diptych.registries import IMAGE_ENCODERS, POOLINGS
-from diptych.settings import IMAGE_HELP, setting
+from diptych.recipes.towers import FRAMES
+from diptych.registries import POOLINGS
+from diptych.settings import defaults, setting
 from diptych.training.method import Method
-
-NEW = ("image.encoder.inner.",)  # the projection of the frames, in the place of the grid's
 
 
 @dataclass(frozen=True)
+@defaults(image_encoder="grid", epochs=10, batch_size=320, learning_rate=2e-5, decay_epoch=5)
 class Settings(cookie.Towers):
     """MSR-VTT's numbers: AdamW 2e-5, ×0.1 after 5 of 10 epochs, batch 320, margin 0.2, MEAN-pooling."""
 
-    INHERITED = tuple(name for name in cookie.SHAPE if name not in ("image_encoder", "image_size"))
+    INHERITED = FRAMES
 
-    init: str = setting("", "run or model folder of 'cookie' to start from (else from scratch)")
-    image_encoder: str = setting("grid", IMAGE_HELP, names=IMAGE_ENCODERS)
-    epochs: int = setting(10, "passes over the training texts", low=1)
-    batch_size: int = setting(320, "pairs per step, over all processes together", low=2)
-    learning_rate: float = setting(2e-5, "base learning rate", low=0)
-    decay_epoch: int = setting(5, "epoch from which a step schedule applies decay_factor", low=0)
     image_pool: str = setting("mean", "visual aggregator (the paper: mean or gpo)", names=POOLINGS)
     text_pool: str = setting("mean", "textual aggregator (the paper: mean or gpo)", names=POOLINGS)
     margin: float = setting(0.2, "margin α of the hinge", low=0)
@@ -47,10 +41,7 @@ class Settings(cookie.Towers):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
-    settings = cookie.words_of(settings, settings.init)
     retriever = cookie.towers(settings, captions)
-    if settings.init:
-        cookie.start_from(retriever, settings.init, new=NEW)
     return Method(
         retriever,
         Triplet(settings.margin, negatives="hardest", mask_same_image=settings.mask_same_image),

@@ -16,18 +16,12 @@ from diptych.evaluation.uni_modal import UniModal
 from diptych.objectives.combine import Sum
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI, CrossModalSoftLabels, UniModalSoftLabels
-from diptych.registries import IMAGE_TEACHERS, TEXT_TEACHERS
-from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP, setting
-from diptych.targets.columns import Of
-from diptych.training.teachers import Teachers
-
-LIVE: dict[str, tuple[Of, ...]] = {
-    "cached": (), "live": ("image", "text"), "live_image": ("image",), "live_text": ("text",)
-}  # fmt: skip
+from diptych.settings import TeacherSettings, setting
+from diptych.training.teachers import Teachers, teachers_of
 
 
 @dataclass(frozen=True)
-class SoftLabelSettings:
+class SoftLabelSettings(TeacherSettings):
     """α, β, temperatures and teachers, in the words of the paper where it has them."""
 
     csa: float = setting(0.6, "weight α of the cross-modal soft labels (0: off)", low=0)
@@ -43,23 +37,6 @@ class SoftLabelSettings:
     )
     soft_divergence: Literal["kl", "ce"] = setting(
         "kl", "KL divergence, or cross-entropy (the same gradient; the public code's CE in its mode 'sum')"
-    )
-    image_teacher: str = setting("auto", IMAGE_TEACHER_HELP, names=IMAGE_TEACHERS)
-    text_teacher: str = setting("minilm", TEXT_TEACHER_HELP, names=TEXT_TEACHERS)
-    image_teacher_space: Literal["pooled", "tokens"] = setting(
-        "pooled", "the teacher's vector: the mean of its cells, or all cells end to end (the paper)"
-    )
-    teacher_projection: int = setting(
-        0, "project teacher vectors to this many dimensions (2048; 0: none)", low=0
-    )
-    teacher_image_size: int = setting(
-        0,
-        "pixels of the square picture that the image teacher reads (0: the size that the model reads)",
-        low=0,
-    )
-    teacher_mode: Literal["cached", "live", "live_image", "live_text"] = setting(
-        "cached",
-        "teacher vectors computed once and kept on disk, or in every step: all, or those of one side",
     )
 
     @property
@@ -106,19 +83,7 @@ def uni_modal(settings: SoftLabelSettings) -> UniModalSoftLabels:
 
 def teachers(settings: SoftLabelSettings, image_size: int = 224, clean: bool = False) -> tuple[Teachers, ...]:
     """The targets of the run; none where both weights are 0. With ``clean`` the text teacher reads cleaned texts."""
-    if not settings.soft:
-        return ()
-    return (
-        Teachers(
-            settings.image_teacher,
-            settings.text_teacher,
-            live=LIVE[settings.teacher_mode],
-            space=settings.image_teacher_space,
-            project=settings.teacher_projection,
-            image_size=settings.teacher_image_size or image_size,
-            clean=clean,
-        ),
-    )
+    return (teachers_of(settings, image_size, clean),) if settings.soft else ()
 
 
 def evaluators(settings: SoftLabelSettings) -> tuple[Retrieval, UniModal]:

@@ -14,19 +14,19 @@ from diptych.data.captions import Captions
 from diptych.encoders.dual import DualEncoder
 from diptych.recipes import clip, cusa
 from diptych.recipes.recipe import Recipe
-from diptych.settings import setting
+from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-class Settings(cusa.SoftLabelSettings, clip.Settings):
+@defaults(cross_head=True)
+class Settings(clip.Settings, cusa.SoftLabelSettings):
     """CUSA on CLIP B/32: α = 0.10, β = 0.50 beside an InfoNCE that is a mean over all entries."""
 
     csa: float = setting(0.10, "weight α of the cross-modal soft labels (0: off)", low=0)
     usa: float = setting(
         0.50, "weight β of the uni-modal soft labels (0: off, without uni-modal heads)", low=0
     )
-    cross_head: bool = setting(True, "put LayerNorm and a linear layer on each side, as CUSA does")
 
 
 def build(settings: Settings, captions: Captions) -> Method:

@@ -22,7 +22,7 @@ from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-class Settings(cusa.SoftLabelSettings, fusion.Settings):
+class Settings(fusion.Settings, cusa.SoftLabelSettings):
     """CUSA on X2-VLM: α = 0.30, β = 0.75, a quarter of the host's learning rate and batch, 20 epochs."""
 
     csa: float = setting(

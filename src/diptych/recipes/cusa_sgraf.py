@@ -11,24 +11,21 @@ from functools import partial
 from typing import Literal
 
 from diptych.data.captions import Captions
-from diptych.model import named
+from diptych.objectives.triplet import triplet
 from diptych.recipes import cusa, sgraf
 from diptych.recipes.recipe import Recipe
-from diptych.settings import setting
+from diptych.recipes.towers import method
+from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-class Settings(cusa.SoftLabelSettings, sgraf.Settings):
+@defaults(epochs=40, weight_decay=1e-4, schedule="cosine")
+class Settings(sgraf.Settings, cusa.SoftLabelSettings):
     """CUSA on SGR: α 0.6, β 0.75."""
 
-    epochs: int = setting(40, "passes over the training texts", low=1)
-    weight_decay: float = setting(1e-4, "AdamW weight decay", low=0)
     clip_norm: float = setting(
         2.0, "largest global gradient norm (0: none; CUSA does not say, 2 is its host SGRAF's)", low=0
-    )
-    schedule: Literal["step", "every", "cosine", "linear"] = setting(
-        "cosine", "how the learning rate falls: once, every few epochs, as a cosine, as a line"
     )
     final_factor: float = setting(
         0.05, "factor at the end of a cosine or linear schedule (2e-4 → 1e-5)", low=0, high=1
@@ -50,11 +47,10 @@ def build(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -
     retriever = sgraf.host(kind, settings, captions, cusa.uni_modal_heads(settings, settings.dim))
     # α and β are quoted beside the mean; a sum is B times as large
     scale = settings.batch_size if settings.hinge_reduction == "sum" else 1.0
-    return Method(
+    return method(
         retriever,
-        cusa.with_soft_labels(sgraf.objective(settings), settings, scale),
-        multipliers=named.multipliers(retriever, settings),
-        train_from=named.train_from(retriever, settings),
+        cusa.with_soft_labels(triplet(settings), settings, scale),
+        settings,
         targets=cusa.teachers(settings, settings.image_size),
     )
 

@@ -16,7 +16,7 @@ from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-class Settings(cusa.SoftLabelSettings, vse_infinity.Settings):
+class Settings(vse_infinity.Settings, cusa.SoftLabelSettings):
     """VSE∞'s numbers, with α = 0.6 and β = 0.75 of CUSA's other hinge host, SGR."""
 
 

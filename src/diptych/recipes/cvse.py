@@ -10,29 +10,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from diptych.aggregators import First
 from diptych.branches.consensus import CONCEPT, FUSED, WEIGHTS, ConceptWords, ConsensusBranch
 from diptych.data.captions import Captions
-from diptych.data.concepts import count_concepts, find_concepts, read_cvse, word_vectors
 from diptych.data.text import WordInput
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
 from diptych.model import named
-from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.consensus import Agreement
 from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
 from diptych.recipes import sgraf
+from diptych.recipes.concepts import concepts_of
 from diptych.recipes.recipe import Recipe
+from diptych.recipes.towers import TowerSettings, joined, method
 from diptych.registries import IMAGE_ENCODERS
-from diptych.settings import TrainingSettings, setting
+from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method
 
 VIEW = "consensus"
 
 
 @dataclass(frozen=True)
-class Settings(TrainingSettings):
+@defaults(image_pool="first", text_pool="first")
+class Settings(TowerSettings):
     """CVSE on Flickr30K: Adam 2e-4 (no decay), batch 128, clip 2, 1024-d, 300 concepts, weights 3, 5, 1 and 2."""
 
     epochs: int = setting(50, "passes over the training texts (COCO: 30)", low=1)
@@ -41,10 +41,7 @@ class Settings(TrainingSettings):
     decay_epoch: int = setting(
         25, "epoch from which the learning rate is multiplied by decay_factor (COCO: 15)", low=0
     )
-    image_encoder: str = setting(
-        "auto", "image encoder (auto: grid for stored features, lite0 for pictures)", names=IMAGE_ENCODERS
-    )
-    dim: int = setting(1024, "joint dimension", low=1)
+    image_encoder: str = setting("auto", GRID_HELP, names=IMAGE_ENCODERS)
     regions: int = setting(0, "most regions of an image (0: as many as the first image has)", low=0)
     attention_dropout: float = setting(0.4, "dropout in the self-attentions", low=0, high=0.95)
     word_dropout: float = setting(0.4, "dropout of embedded words", low=0, high=0.95)
@@ -69,23 +66,10 @@ class Settings(TrainingSettings):
     mask_same_image: bool = setting(
         False, "texts of one image are not each other's negatives (off: as published)"
     )
-    unit_input: bool = setting(False, "give stored CNN vectors unit length first")
-    train_backbone: bool = setting(
-        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
-    )
-    backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone", low=0)
-    image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
-    word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
-    word_vectors: str = setting(
-        "",
-        "start word vectors from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec (published: 300-d GloVe)",
-    )
-    vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
-    min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
 
-    text_encoder: ClassVar[str] = "bigru"  # its words name the concepts of a text
-    train_text: ClassVar[bool] = True
-    text_multiplier: ClassVar[float] = 1.0
+    text_encoder: ClassVar[str] = "bigru"  # type: ignore[misc]  # its words name the concepts of a text
+    train_text: ClassVar[bool] = True  # type: ignore[misc]
+    text_multiplier: ClassVar[float] = 1.0  # type: ignore[misc]
 
 
 def build(settings: Settings, captions: Captions) -> Method:
@@ -100,31 +84,20 @@ def build(settings: Settings, captions: Captions) -> Method:
     branch = consensus(settings, captions)
     numbers = {word: number for number, word in enumerate(branch.words)}
     concept_of = [numbers.get(word, -1) for word in text_input.words]
-    retriever = Retriever(
-        Tower(SelfAttended(image, seeing), First()),
-        Tower(ConceptWords(SelfAttended(text, reading), concept_of, len(numbers)), First()),
+    retriever = joined(
+        settings,
+        SelfAttended(image, seeing),
+        ConceptWords(SelfAttended(text, reading), concept_of, len(numbers)),
         image_input,
         text_input,
         {VIEW: branch},
     )
-    return Method(
-        retriever,
-        objective(settings),
-        multipliers=named.multipliers(retriever, settings),
-        train_from=named.train_from(retriever, settings),
-    )
+    return method(retriever, objective(settings), settings)
 
 
 def consensus(settings: Settings, captions: Captions) -> ConsensusBranch:
     """The consensus level over words of the training texts, or over CVSE's released files."""
-    if settings.concept_files:
-        concepts = read_cvse(settings.concept_files)
-        count_concepts(concepts.words, captions.texts)  # refuses words of which none occurs in these texts
-    else:
-        concepts = find_concepts(captions.texts, settings.concept_size)
-    vectors = None
-    if settings.concept_vectors or concepts.vectors is None:  # else CVSE's folder brought its own
-        vectors = word_vectors(concepts.words, settings.concept_vectors or "glove")
+    concepts, vectors = concepts_of(settings, captions)
     made = ConsensusBranch.from_concepts(
         concepts,
         settings.dim,

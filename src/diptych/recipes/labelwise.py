@@ -31,8 +31,9 @@ from diptych.objectives.combine import Sum
 from diptych.objectives.labels import DSCMR, SIDES, Alternate, Consistency, LabelLoss, MaskedPrediction, Side
 from diptych.objectives.objective import Objective
 from diptych.recipes.recipe import Recipe
-from diptych.registries import IMAGE_ENCODERS, TEXT_ENCODERS
-from diptych.settings import TrainingSettings, setting
+from diptych.recipes.towers import method
+from diptych.registries import IMAGE_ENCODERS
+from diptych.settings import EncoderSettings, defaults, setting
 from diptych.targets.columns import TargetSource
 from diptych.targets.labels import LabelTargets, RegionTargets, detector_classes
 from diptych.training.method import Method
@@ -44,14 +45,11 @@ ADAM_BETAS, DSCMR_BETAS = (0.9, 0.999), (0.5, 0.999)
 
 
 @dataclass(frozen=True)
-class Settings(TrainingSettings):
+@defaults(epochs=45, batch_size=64, learning_rate=1e-4, decay_epoch=45, min_count=1)
+class Settings(EncoderSettings):
     """The supplement's numbers: Adam 1e-4, batch 64, 45 epochs, 6 blocks of 8 heads, dropout 0.1, λ = 0.1."""
 
-    epochs: int = setting(45, "passes over the training texts", low=1)
-    batch_size: int = setting(64, "pairs per step, over all processes together", low=2)
-    learning_rate: float = setting(1e-4, "base learning rate", low=0)
     weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam)", low=0)
-    decay_epoch: int = setting(45, "epoch from which the learning rate is multiplied by decay_factor", low=0)
     clip_norm: float = setting(
         0.0,
         "largest global gradient norm (0: none, as in the supplement; the code clips the text encoder at 2)",
@@ -106,21 +104,6 @@ class Settings(TrainingSettings):
     image_encoder: str = setting(
         "auto", "image encoder (auto: grid, a linear layer, for stored features)", names=IMAGE_ENCODERS
     )
-    text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
-    train_backbone: bool = setting(
-        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
-    )
-    backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone", low=0)
-    image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
-    unit_input: bool = setting(False, "give stored CNN vectors unit length first")
-    train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
-    text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
-    word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
-    word_vectors: str = setting(
-        "", "start word vectors from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec"
-    )
-    vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
-    min_count: int = setting(1, "least occurrences of a word in the vocabulary", low=1)
 
     @property
     def columns(self) -> list[str]:
@@ -151,11 +134,10 @@ def build(settings: Settings, captions: Captions) -> Method:
         words = text_input.vocabulary_size  # type: ignore[attr-defined]  # both kinds of text input have it
         branches["context"] = ContextPrediction(settings.dim, words, classes or settings.region_clusters)
     retriever = Retriever(*towers, image_input, text_input, branches)
-    return Method(
+    return method(
         retriever,
         objective(settings),
-        multipliers=named.multipliers(retriever, settings),
-        train_from=named.train_from(retriever, settings),
+        settings,
         targets=targets,
         betas=DSCMR_BETAS if settings.baseline == "dscmr" else ADAM_BETAS,
     )

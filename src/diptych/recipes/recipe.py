@@ -9,9 +9,11 @@ from typing import Any
 from diptych.data.captions import Captions
 from diptych.evaluation.evaluate import Evaluator
 from diptych.objectives.expressions import OWN, parse_objective
+from diptych.objectives.objective import Objective
+from diptych.recipes.provide import provided
+from diptych.recipes.start import start_from, with_words_of
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method
-from diptych.training.teachers import with_teachers
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,25 @@ class Recipe:
     compose: Callable[[Any, Captions], Method]
     evaluators: Callable[[Any], Sequence[Evaluator]] | None = None
 
-    def build(self, settings: Any, captions: Captions) -> Method:
-        """The method for the given training data, with the loss that ``--objective`` asks for."""
-        method = self.compose(settings, captions)
+    def build(self, settings: Any, captions: Captions, objective: Objective | None = None) -> Method:
+        """The method for the given training data, with the loss that ``--objective`` or an ``objective`` asks for.
+
+        What its terms read beside the pairs is made. With ``--init`` the parts of another model that fit are taken.
+        """
+        init = getattr(settings, "init", "")
+        method = self.compose(with_words_of(settings, init) if init else settings, captions)
         if self.evaluators is not None:
             method = replace(method, evaluators=self.evaluators(settings))
-        if settings.objective == OWN:
-            return method
-        objective = parse_objective(settings.objective, method.objective, settings)
-        return with_teachers(replace(method, objective=objective))
+        if objective is None and settings.objective != OWN:
+            objective = parse_objective(
+                settings.objective,
+                method.objective,
+                settings,
+                dim=method.retriever.image.dim,
+                pairs=len(captions.texts),
+                batch_size=settings.batch_size,
+                branches=method.retriever.branches,
+            )
+        if objective is not None:
+            method = provided(replace(method, objective=objective), settings, captions)
+        return replace(method, notes=[*method.notes, start_from(method.retriever, init)]) if init else method

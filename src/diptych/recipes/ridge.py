@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diptych.aggregators import Mean
 from diptych.data.captions import Captions
 from diptych.data.images import ImageInput, PixelInput, RegionInput
 from diptych.data.text import WordPieceInput
@@ -22,11 +21,11 @@ from diptych.encoders.pretrained import load_config
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import SettingsError
 from diptych.model import named
-from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes.recipe import Recipe
+from diptych.recipes.towers import joined
 from diptych.registries import BACKBONES
-from diptych.settings import TrainingSettings, setting
+from diptych.settings import HostSettings, defaults, setting
 from diptych.training.method import Method
 from diptych.training.ridge import Ridge
 
@@ -35,8 +34,11 @@ STORED = ("auto", "grid")  # names of an image encoder that reads stored feature
 
 
 @dataclass(frozen=True)
-class Settings(TrainingSettings):
+@defaults(image_pool="mean", text_pool="mean")
+class Settings(HostSettings):
     """One linear solve; λ and μ are chosen on the validation split."""
+
+    INHERITED = ()
 
     image_encoder: str = setting(
         "auto",
@@ -71,14 +73,20 @@ def build(settings: Settings, captions: Captions) -> Method:
     dim = int(load_config(source).hidden_size)
     image, image_input = image_side(settings, captions, dim)
     text = TransformerText(source, dim, trainable=False)
-    retriever = Retriever(
-        Tower(image, Mean()), Tower(text, Mean()), image_input, WordPieceInput(source, augment=0.0)
-    )
-    return Method(
-        retriever,
-        InfoNCE(settings.temperature, learned=True),
-        solver=Ridge(settings.shrinkage or None, settings.flooring or None),
-    )
+    retriever = joined(settings, image, text, image_input, WordPieceInput(source, augment=0.0))
+    return Method(retriever, InfoNCE(settings.temperature, learned=True), solver=_solver(settings))
+
+
+def _solver(settings: Settings) -> Ridge | None:
+    """The closed form, which knows means and nothing on top of them; a model with more than that is trained alone."""
+    if (settings.image_pool, settings.text_pool, settings.depth) == ("mean", "mean", 0):
+        return Ridge(settings.shrinkage or None, settings.flooring or None)
+    if not settings.epochs:
+        raise SettingsError(
+            "the closed form is for --image_pool mean, --text_pool mean and --depth 0: give --epochs as well, and the "
+            "model is trained instead."
+        )
+    return None
 
 
 def image_side(settings: Settings, captions: Captions, dim: int) -> tuple[Encoder, ImageInput]:

@@ -16,10 +16,11 @@ from diptych.errors import SettingsError
 from diptych.interaction.scan import SCAN, Direction, Pooling
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
+from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.sgraf import hinge
-from diptych.registries import IMAGE_ENCODERS, TEXT_ENCODERS
-from diptych.settings import TrainingSettings, setting
+from diptych.recipes.towers import method
+from diptych.registries import IMAGE_ENCODERS
+from diptych.settings import GRID_HELP, EncoderSettings, setting
 from diptych.training.method import Method
 
 SHARPNESS = {"text": 9.0, "image": 4.0}
@@ -28,7 +29,7 @@ LSE_SHARPNESS = {"text": 6.0, "image": 5.0}
 
 
 @dataclass(frozen=True)
-class Settings(TrainingSettings):
+class Settings(EncoderSettings):
     """SCAN in the published numbers for Flickr30K: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d."""
 
     direction: Direction = setting(
@@ -48,11 +49,7 @@ class Settings(TrainingSettings):
     decay_epoch: int = setting(
         15, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
     )
-    image_encoder: str = setting(
-        "auto", "image encoder (auto: grid for stored features, lite0 for pictures)", names=IMAGE_ENCODERS
-    )
-    text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
-    dim: int = setting(1024, "joint dimension", low=1)
+    image_encoder: str = setting("auto", GRID_HELP, names=IMAGE_ENCODERS)
     margin: float = setting(0.2, "margin α of the hinge", low=0)
     all_negatives_epochs: int = setting(
         0, "first epochs that sum over all negatives (0: as published; small data may need some)", low=0
@@ -63,20 +60,6 @@ class Settings(TrainingSettings):
     mask_same_image: bool = setting(
         False, "texts of one image are not each other's negatives (off: as published)"
     )
-    unit_input: bool = setting(False, "give stored CNN vectors unit length first")
-    train_backbone: bool = setting(
-        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
-    )
-    backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone", low=0)
-    image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
-    train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
-    text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
-    word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
-    word_vectors: str = setting(
-        "", "start word vectors from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec"
-    )
-    vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
-    min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
 
 
 def build(settings: Settings, captions: Captions) -> Method:
@@ -91,14 +74,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     retriever = Retriever(
         Tower(image, Mean()), Tower(text, Mean()), image_input, text_input, scorer=scorer(settings)
     )
-    return Method(
-        retriever,
-        hinge(
-            settings.margin, settings.mask_same_image, settings.hinge_reduction, settings.all_negatives_epochs
-        ),
-        multipliers=named.multipliers(retriever, settings),
-        train_from=named.train_from(retriever, settings),
-    )
+    return method(retriever, triplet(settings), settings)
 
 
 def scorer(settings: Settings) -> SCAN:

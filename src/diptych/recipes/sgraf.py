@@ -26,17 +26,16 @@ from diptych.interaction.scorer import PairScorer
 from diptych.interaction.sgraf import SAF, SGR
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
-from diptych.objectives.combine import SwitchAt
-from diptych.objectives.objective import Objective
-from diptych.objectives.triplet import Triplet
+from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.registries import IMAGE_ENCODERS, TEXT_ENCODERS
-from diptych.settings import TrainingSettings, setting
+from diptych.recipes.towers import method
+from diptych.registries import IMAGE_ENCODERS
+from diptych.settings import GRID_HELP, EncoderSettings, setting
 from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-class Settings(TrainingSettings):
+class Settings(EncoderSettings):
     """SGRAF in the published numbers: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d, 256-d similarity."""
 
     epochs: int = setting(40, "passes over the training texts (SGR on Flickr30K; COCO: 20)", low=1)
@@ -45,11 +44,7 @@ class Settings(TrainingSettings):
     decay_epoch: int = setting(
         30, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
     )
-    image_encoder: str = setting(
-        "auto", "image encoder (auto: grid for stored features, lite0 for pictures)", names=IMAGE_ENCODERS
-    )
-    text_encoder: str = setting("bigru", "text encoder", names=TEXT_ENCODERS)
-    dim: int = setting(1024, "joint dimension", low=1)
+    image_encoder: str = setting("auto", GRID_HELP, names=IMAGE_ENCODERS)
     similarity_dim: int = setting(256, "width of a similarity vector", low=1)
     sharpness: float = setting(9.0, "factor λ on the affinities before their softmax over regions", low=0)
     steps: int = setting(3, "steps of reasoning (SGR)", low=1)
@@ -66,20 +61,6 @@ class Settings(TrainingSettings):
     mask_same_image: bool = setting(
         False, "texts of one image are not each other's negatives (off: as published)"
     )
-    unit_input: bool = setting(False, "give stored CNN vectors unit length first")
-    train_backbone: bool = setting(
-        False, "train the CNN or ViT from epoch 1 on (else its features are cached)"
-    )
-    backbone_multiplier: float = setting(0.1, "learning-rate factor of the image backbone", low=0)
-    image_size: int = setting(224, "pixels of the square image the backbone reads", low=32)
-    train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
-    text_multiplier: float = setting(0.1, "learning-rate factor of the text transformer", low=0)
-    word_dim: int = setting(300, "width of BiGRU word vectors", low=1)
-    word_vectors: str = setting(
-        "", "start word vectors from 'glove' (50-d, extra 'demo') or a file of GloVe or word2vec"
-    )
-    vocabulary: str = setting("", "published vocabulary JSON (else built from the training texts)")
-    min_count: int = setting(4, "least occurrences of a word in the vocabulary", low=1)
 
 
 @dataclass(frozen=True)
@@ -95,29 +76,7 @@ class FiltrationSettings(Settings):
 def build(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
     retriever = host(kind, settings, captions)
-    return Method(
-        retriever,
-        objective(settings),
-        multipliers=named.multipliers(retriever, settings),
-        train_from=named.train_from(retriever, settings),
-    )
-
-
-def objective(settings: Settings) -> Objective:
-    """The hinge on the hardest negative; on all of them in the first epochs, where asked for."""
-    return hinge(
-        settings.margin, settings.mask_same_image, settings.hinge_reduction, settings.all_negatives_epochs
-    )
-
-
-def hinge(
-    margin: float, mask: bool, reduction: Literal["sum", "mean"], all_negatives_epochs: int
-) -> Objective:
-    """The hinge on the hardest negative, after epochs on all of them."""
-    hardest = Triplet(margin, "hardest", mask, reduction)
-    if not all_negatives_epochs:
-        return hardest
-    return SwitchAt(Triplet(margin, "all", mask, reduction), hardest, epoch=all_negatives_epochs)
+    return method(retriever, triplet(settings), settings)
 
 
 def host(

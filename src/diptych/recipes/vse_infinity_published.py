@@ -27,25 +27,20 @@ from diptych.model import named
 from diptych.objectives.combine import Ramp
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
-from diptych.registries import IMAGE_ENCODERS
-from diptych.settings import IMAGE_HELP, setting
+from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
 REGION_DECAY, DECAY = 1e-2, 1e-4
 
 
 @dataclass(frozen=True)
+@defaults(
+    image_encoder="regions", warmup_epoch=-1, mask_same_image=False, backbone_multiplier=0.01, image_size=512
+)
 class Settings(vse_infinity.Settings):
     """VSE∞'s settings as the public scripts and the defaults of its code leave them."""
 
-    image_encoder: str = setting("regions", IMAGE_HELP, names=IMAGE_ENCODERS)
     weight_decay: float = setting(0.0, "AdamW weight decay (0: 0.01 with a GRU on regions, else 1e-4)", low=0)
-    warmup_epoch: int = setting(
-        -1, "epoch during which the learning rate rises linearly from 0 (-1: never)", low=-1
-    )
-    mask_same_image: bool = setting(False, "texts of one image are not each other's negatives")
-    backbone_multiplier: float = setting(0.01, "learning-rate factor of the image backbone", low=0)
-    image_size: int = setting(512, "pixels of the square image the backbone reads", low=32)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,18 +12,13 @@ from dataclasses import dataclass
 
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
-from diptych.registries import POOLINGS
-from diptych.settings import setting
+from diptych.settings import defaults
 
 
 @dataclass(frozen=True)
+@defaults(image_pool="mean", text_pool="mean")
 class Settings(vse_infinity.Settings):
     """VSE∞'s settings with the pooling fixed."""
-
-    image_pool: str = setting("mean", "visual aggregator", names=POOLINGS)
-    text_pool: str = setting(
-        "mean", "textual aggregator ('first' for the CLS token of a transformer)", names=POOLINGS
-    )
 
 
 RECIPE = Recipe("vse-plus-plus", "VSE++: hardest negatives, mean pooling", Settings, vse_infinity.build)

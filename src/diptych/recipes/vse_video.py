@@ -11,28 +11,22 @@ from dataclasses import dataclass
 from diptych.evaluation.video import VideoRetrieval
 from diptych.recipes import vse_infinity
 from diptych.recipes.recipe import Recipe
-from diptych.registries import IMAGE_ENCODERS, POOLINGS
-from diptych.settings import IMAGE_HELP, setting
+from diptych.recipes.towers import FRAMES
+from diptych.settings import defaults
 
 
 @dataclass(frozen=True)
+@defaults(image_encoder="grid", epochs=35, learning_rate=1e-4, decay_epoch=25)
 class Settings(vse_infinity.Settings):
     """VSE∞'s settings with the schedule of its video experiments."""
 
-    image_encoder: str = setting("grid", IMAGE_HELP, names=IMAGE_ENCODERS)
-    epochs: int = setting(35, "passes over the training texts", low=1)
-    learning_rate: float = setting(1e-4, "base learning rate", low=0)
-    decay_epoch: int = setting(25, "epoch from which the learning rate is multiplied by decay_factor", low=0)
+    INHERITED = FRAMES
 
 
 @dataclass(frozen=True)
+@defaults(image_pool="mean", text_pool="mean")
 class MeanSettings(Settings):
     """The same with the pooling fixed."""
-
-    image_pool: str = setting("mean", "visual aggregator", names=POOLINGS)
-    text_pool: str = setting(
-        "mean", "textual aggregator ('first' for the CLS token of a transformer)", names=POOLINGS
-    )
 
 
 def evaluators(settings: Settings) -> tuple[VideoRetrieval, ...]:

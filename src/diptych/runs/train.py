@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +27,6 @@ from diptych.encoders.lite0 import Lite0
 from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.evaluate import check_data
 from diptych.model.retriever import Retriever
-from diptych.objectives.expressions import OWN
 from diptych.objectives.objective import FunctionObjective, Objective
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
@@ -43,7 +42,7 @@ from diptych.training.optim import trainable
 from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.processes import check_settings
 from diptych.training.ridge import Names, names_of
-from diptych.training.teachers import Teachers, with_teachers
+from diptych.training.teachers import Teachers
 from diptych.types import Batch, Embeddings, Terms
 
 
@@ -69,6 +68,7 @@ def header(
         f"model: {recipe.name}, images by {_named(retriever.image.encoder)}, texts by {_named(retriever.text.encoder)}",
         f"parameters: {moving:,} trained of {every:,}",
         f"device: {describe_device(torch.device(device))}",
+        *method.notes,
     ]
     if settings.epochs:
         stops = (
@@ -207,11 +207,7 @@ def _built(
     """The method and its device, with everything refused that can be before what takes time."""
     training, validation = parts
     seed_everything(settings.seed)
-    if given is None:
-        method = recipe.build(settings, training)
-    else:
-        method = recipe.build(replace(settings, objective=OWN), training)
-        method = with_teachers(replace(method, objective=given))
+    method = recipe.build(settings, training, given)
     check_data(method.evaluators, method.retriever, validation)
     seed_everything(settings.seed)  # reseed after building
     device, processes = training_device(where), int(os.environ.get("WORLD_SIZE", "1"))
@@ -341,8 +337,14 @@ def inherited(kind: type[TrainingSettings], values: Mapping[str, Any]) -> dict[s
     if not init or not (Path(init) / "run.json").is_file():
         return dict(values)
     found = checkpoint.read_run(Path(init))["settings"]
-    names = getattr(kind, "INHERITED", ())
+    names = [entry.name for entry in fields(kind) if entry.name in getattr(kind, "INHERITED", ())]
     taken = {name: found[name] for name in names if name in found and name not in values}
+    if not taken.get("depth"):  # nothing on top of the other: what this recipe puts there stays
+        taken = {
+            name: taken[name]
+            for name in taken
+            if name not in ("depth", "share_weights", "heads", "feedforward")
+        }
     check_saved(kind, taken)
     return {**taken, **values}
 

@@ -44,7 +44,7 @@ class Method:
     encoder); ``train_from`` maps a prefix to the epoch from which those parameters move (a CNN that waits one epoch).
     The longest matching prefix counts. ``momentum`` asks for a twin, which makes the momentum view of each batch.
     ``solver`` sets weights in closed form before the first step: what it finds is measured and kept like an epoch, and
-    may be all there is. ``betas`` are Adam's.
+    may be all there is. ``betas`` are Adam's. ``notes`` are sentences about how it was made.
     """
 
     retriever: Retriever
@@ -57,6 +57,7 @@ class Method:
     evaluators: Sequence[Evaluator] = (Retrieval(),)
     solver: Solver | None = None
     betas: tuple[float, float] = (0.9, 0.999)
+    notes: Sequence[str] = ()
 
     @cached_property
     def twin(self) -> Twin | None:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from diptych.branches.heads import UniModalHeads
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, holds_features
-from diptych.data.text_inputs import CleanedInput, clean_caption
+from diptych.data.text_inputs import clean_caption
 from diptych.errors import SettingsError
 from diptych.model import named
-from diptych.model.retriever import Retriever
 from diptych.objectives.soft_labels import (
     IMAGE_TEACHER,
     TEXT_TEACHER,
-    UNI,
-    CrossModalSoftLabels,
-    UniModalSoftLabels,
 )
+from diptych.settings import TeacherSettings
 from diptych.targets.columns import Column, Of
 from diptych.targets.published_teachers import read_vectors
 from diptych.targets.teachers import (
@@ -32,10 +29,13 @@ from diptych.targets.teachers import (
     live_image_vectors,
     live_text_vectors,
 )
-from diptych.training.method import Method
 
 PUBLISHED = "train_unicom.npy"
 VECTOR_FILES = (".npy", ".pkl", ".pickle")
+
+LIVE: dict[str, tuple[Of, ...]] = {
+    "cached": (), "live": ("image", "text"), "live_image": ("image",), "live_text": ("text",)
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,19 +126,16 @@ class Teachers:
         return cache_text_vectors(teacher, texts, cache_dir, show_progress=show_progress)
 
 
-def with_teachers(method: Method) -> Method:
-    """The method with what its soft labels need and it lacks: teachers as targets, uni-modal heads for USA."""
-    parts = list(method.objective.modules())
-    uni = any(isinstance(part, UniModalSoftLabels) for part in parts)
-    if not uni and not any(isinstance(part, CrossModalSoftLabels) for part in parts):
-        return method
-    model = method.retriever
-    if not any(isinstance(source, Teachers) for source in method.targets):
-        clean = isinstance(model.text_input, CleanedInput)  # a teacher reads what the model reads
-        method = replace(method, targets=(*method.targets, Teachers(clean=clean)))
-    if uni and not (UNI in model.branches and isinstance(model.branches[UNI], UniModalHeads)):
-        heads = UniModalHeads(model.image.dim, model.image.dim, model.text.dim)
-        branches = {**dict(model.branches.items()), UNI: heads}
-        inputs = (model.image, model.text, model.image_input, model.text_input)
-        method = replace(method, retriever=Retriever(*inputs, branches=branches, scorer=model.scorer))  # type: ignore[arg-type]
-    return method
+def teachers_of(settings: Any, image_size: int = 224, clean: bool = False) -> Teachers:
+    """The teachers that settings name, or the usual ones where they name none."""
+    if not isinstance(settings, TeacherSettings):
+        return Teachers(clean=clean)
+    return Teachers(
+        settings.image_teacher,
+        settings.text_teacher,
+        live=LIVE[settings.teacher_mode],
+        space=settings.image_teacher_space,
+        project=settings.teacher_projection,
+        image_size=settings.teacher_image_size or image_size,
+        clean=clean,
+    )
