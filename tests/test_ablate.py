@@ -130,6 +130,12 @@ def test_flag_row_preset_default(data: Path, tmp_path: Path) -> None:
     assert "DCL_I: its own diversity is overruled by a flag." in said
 
 
+def test_rows_that_are_published_only_need_no_data(tmp_path: Path) -> None:
+    said = diptych("reproduce", "coder", "--table", "f4", "--row", "IMRAM", "--output_dir", tmp_path).stdout
+    assert "484.2" in said
+    assert not (tmp_path / "figure-f4.svg").exists()
+
+
 def test_a_setting_is_varied(data: Path, tmp_path: Path) -> None:
     own = flags({**QUICK, **CODER, "concept": False, "prototypes": False})
     command = [

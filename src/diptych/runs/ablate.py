@@ -68,7 +68,7 @@ def ablate(table: Table, folder: Path, wanted: Wanted) -> Results:
     write_text(place.with_suffix(".md"), results.markdown())
     write_text(place.with_suffix(".tex"), results.latex())
     write_text(place.with_suffix(".json"), json.dumps(_beside_earlier(place, results.json()), indent=2))
-    if table.figure is not None:
+    if table.figure is not None and results.measured:
         results.draw(folder / f"figure-{table.name}.svg")
     return results
 
