@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import socket
@@ -13,12 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import h11
 import httpx2 as httpx
 import pytest
 from colours import ColourModel, draw, make_index, running
 
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.web.app import create_app
+from diptych.web.connections import _Parser
 
 TOKEN = "correct-horse"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
@@ -121,8 +124,52 @@ def test_a_refused_body_is_not_parsed(index: EmbeddedIndex) -> None:
         assert "this needs a token" in error
 
 
-def test_a_head_of_many_headers_is_refused(index: EmbeddedIndex) -> None:
-    with running(create_app(index, ColourModel())) as url, connected(url, "a: b\r\n" * 10_000) as sock:
-        line, error = until_closed(sock)
-        assert line.startswith(b"HTTP/1.1 400 ")
-        assert error == "the request has more than 200 headers: send fewer."
+TRAILERS = chunks(FIELD, 1000) + b"0\r\n" + b"a: b\r\n" * 10_000 + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"), [("a: b\r\n" * 10_000, b""), (CHUNKED, TRAILERS)], ids=["head", "trailers"]
+)
+def test_many_headers_are_refused(index: EmbeddedIndex, headers: str, body: bytes) -> None:
+    """As every refusal, it has the security headers, and is counted."""
+    with running(create_app(index, ColourModel())) as url, connected(url, headers) as sock:
+        sock.sendall(body)
+        answer = b"".join(iter(lambda: sock.recv(65_536), b""))
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"].startswith(
+            "the request has more than 100"
+        )
+        assert b"content-security-policy: default-src 'none'" in answer.lower()
+        assert 'path="other",status="400"} 1' in httpx.get(f"{url}/metrics").text
+
+
+@pytest.mark.parametrize("size", [15_000, 100_000])
+def test_lines_are_counted_before_they_are_read(size: int) -> None:
+    """And before they are divided, which takes most of h11's time."""
+    parser = _Parser(None)
+    parser.receive_data(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * size + b"\r\n")
+    start = time.process_time()
+    with pytest.raises(h11.RemoteProtocolError):
+        parser.next_event()
+    assert time.process_time() - start < 0.005
+
+
+def test_what_is_not_parsed_is_freed_with_the_answer(index: EmbeddedIndex) -> None:
+    app = create_app(index, ColourModel(), token=TOKEN, private=True)
+    with running(app) as url, connected(url, CHUNKED) as sock:
+        sock.sendall(chunks(b"x" * 20_000, 1))
+        assert until_closed(sock)[0].startswith(b"HTTP/1.1 401 ")
+        gc.collect()
+        parsers = [one for one in gc.get_objects() if type(one) is _Parser]
+        assert all(not one.trailing_data[0] for one in parsers)
+
+
+def test_parts_arguments_and_ranges_have_limits(index: EmbeddedIndex) -> None:
+    part = FIELD + b"x\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=b"}
+    with running(create_app(index, ColourModel())) as url, httpx.Client(base_url=url) as client:
+        assert client.post("/api/search", content=part * 40 + b"--b--", headers=kind).status_code == 400
+        assert client.get("/api/search?" + "a&" * 400).status_code == 414
+        few, many = ({"Range": f"bytes={','.join(['0-0'] * count)}"} for count in (2, 9))
+        assert client.get("/api/image?id=red/circle.png", headers=few).status_code == 206
+        assert client.get("/api/image?id=red/circle.png", headers=many).status_code == 416

@@ -135,7 +135,7 @@ def create_app(
         docs_url=None, redoc_url=None, responses=REFUSALS,
     )  # fmt: skip
     app.state.service = service
-    app.router.route_class = form_route(limits.body)
+    app.router.route_class = form_route(limits)
     add_handlers(app)
     _add_page(app)
     _add_search(app, service)

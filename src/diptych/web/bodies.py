@@ -21,6 +21,7 @@ SMALL = 65_536  # bytes of a body that are not counted
 AT_ONCE = 8  # times the limit of one body: what all the bodies that are being read may have together
 TURN = 5.0  # seconds a body waits for others
 PATIENCE = 60.0  # seconds in which a body must have come
+ARGUMENTS = 32  # of an address or a form, beside items and images
 FORM = 1_000_000  # bytes of a form that is not multipart: its parser takes a while for each
 
 
@@ -46,6 +47,10 @@ class BodyLimit:
             await refuse(
                 scope, send, 414, f"the address is longer than {longest} characters: shorten the query."
             )
+            return
+        most = self.limits.items + ARGUMENTS
+        if scope["query_string"].count(b"&") >= most:
+            await refuse(scope, send, 414, f"the address has more than {most} arguments: send fewer.")
             return
         headers = dict(scope["headers"])
         most = self.limits.body
@@ -109,12 +114,13 @@ def _counted(receive: Receive, most: int, sentence: str) -> Receive:
     return counted
 
 
-def form_route(limit: int) -> type[APIRoute]:
-    """Routes whose forms may have fields of ``limit`` bytes; without it, 1 MB is the most, whatever the body's is."""
+def form_route(limits: Limits) -> type[APIRoute]:
+    """Routes whose forms have our limits: of the body for a field, and as many files as items."""
+    own = {"max_part_size": limits.body, "max_files": limits.items, "max_fields": ARGUMENTS}
 
     class LargeForm(Request):
         def form(self, **given: Any) -> Any:
-            return super().form(**{**given, "max_part_size": limit})
+            return super().form(**{**given, **own})
 
     class FormRoute(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

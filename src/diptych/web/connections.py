@@ -6,30 +6,38 @@ and at once when there are too many, the oldest first.
 
 The event loop that answers everybody also parses what clients send, at a cost per event, not per byte: one read of
 256 KB may hold 40,000 chunks. So each turn of the loop parses a few events of one connection, a body has a limit of
-small chunks, and what follows an early answer is dropped without being parsed.
+small chunks, heads and trailers have a limit of lines that is checked before a line is read, and what follows an early
+answer is dropped without being parsed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
+from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 from weakref import WeakKeyDictionary
 
 import h11
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from diptych.web.auth import HEADERS as SECURITY
 from diptych.web.replies import failure
 
 CONNECTIONS = 512  # open at once, silent ones included
 SILENCE = 15.0  # seconds in which the head of a request must have come
 DEAFNESS = 30.0  # seconds in which a client must take something of its answer
+DROPPING = 0.02  # seconds between two reads of what is dropped
 EVENTS = 64  # heads, chunks and ends that one turn of the event loop parses
 CHUNKS = 10_000  # small ones in one body
 SMALL = 1_000  # bytes of a chunk; larger ones are not counted
-HEADERS = 200  # of one request
+HEADERS = 100  # lines of one head, or of the trailers of one body
+LINES = 8  # of a head or of trailers that cost as much as one event
+_EMPTY = re.compile(rb"\n\r?\n")
 
 
 class PatientProtocol(H11Protocol):
@@ -55,13 +63,16 @@ class PatientProtocol(H11Protocol):
             min(asking, key=lambda one: one._since, default=self).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the clock."""
+        """Forget the clock, and what came and was not parsed."""
         self._wait(None)
+        self.conn.forget()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Let the clock run on until a whole head has come, a byte at a time or not."""
-        if self._drops:
+        if self._drops:  # a flood costs the event loop a read each: a few a second will do
+            self.transport.pause_reading()
+            self.loop.call_later(DROPPING, self._read_on)
             return
         super().data_received(data)
         if not self.is_silent:
@@ -84,8 +95,11 @@ class PatientProtocol(H11Protocol):
             self.transport.close()
             return
         answer = failure(*self.conn.refusal)
-        headers = [*answer.raw_headers, (b"connection", b"close")]
-        start = h11.Response(status_code=answer.status_code, headers=headers)
+        answer.headers.update({**SECURITY, "Cache-Control": "no-store", "Connection": "close"})
+        state: Any = getattr(self.config.app, "state", None)  # of an application that create_app made
+        if hasattr(state, "service"):
+            state.service.metrics.count("other", answer.status_code)
+        start = h11.Response(status_code=answer.status_code, headers=answer.raw_headers)
         for event in (start, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event))
         if self.cycle is not None:
@@ -122,6 +136,7 @@ class PatientProtocol(H11Protocol):
     def _drop(self) -> None:
         """Say that nothing follows, and drop what still comes: a client may read its answer only once it sent all."""
         self._drops = True
+        self.conn.forget()
         self.flow.let_go()
         self.flow.resume_reading()
         self._wait(DEAFNESS)
@@ -129,6 +144,10 @@ class PatientProtocol(H11Protocol):
             self.transport.write_eof()
         except OSError:  # it has left
             self.transport.abort()
+
+    def _read_on(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _wait(self, seconds: float | None) -> None:
         if self._waiting is not None:
@@ -141,6 +160,7 @@ class _Parser(h11.Connection):
 
     def __init__(self, longest: int | None) -> None:
         super().__init__(h11.SERVER, *(() if longest is None else (longest,)))
+        self._receive_buffer = _Lines(self._refuse)
         self.left, self._chunks = EVENTS, 0
         self.refusal = 400, "the request is not valid HTTP, or its head is too long: send HTTP/1.1, or less."
 
@@ -151,11 +171,10 @@ class _Parser(h11.Connection):
         event = super().next_event()
         if event is h11.NEED_DATA or event is h11.PAUSED:
             return event
-        self.left -= 1
+        lines = len(event.headers) if isinstance(event, h11.Request | h11.EndOfMessage) else 0
+        self.left = max(0, self.left - 1 - lines // LINES)
         if isinstance(event, h11.Request):
             self._chunks = 0
-            if len(event.headers) > HEADERS:
-                self._refuse(400, f"the request has more than {HEADERS} headers: send fewer.")
         elif (
             isinstance(event, h11.Data) and event.chunk_start and event.chunk_end and len(event.data) < SMALL
         ):
@@ -167,9 +186,28 @@ class _Parser(h11.Connection):
                 )
         return event
 
+    def forget(self) -> None:
+        """Free what came and was not parsed: the objects of a connection refer to each other, and go later."""
+        self._receive_buffer = _Lines(self._refuse)
+
     def _refuse(self, status: int, sentence: str) -> NoReturn:
         self.refusal = status, sentence
         raise h11.RemoteProtocolError(sentence)
+
+
+class _Lines(ReceiveBuffer):
+    """What came and was not parsed; the lines of a head or of trailers are counted before h11 reads any of them."""
+
+    def __init__(self, refuse: Callable[[int, str], NoReturn]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """All lines up to an empty one, None while there is none."""
+        empty = _EMPTY.search(self._data)
+        if self._data.count(b"\n", 0, empty.start() if empty else len(self._data)) > HEADERS:
+            self._refuse(400, f"the request has more than {HEADERS} headers: send fewer.")
+        return super().maybe_extract_lines()
 
 
 class _Flow(FlowControl):

@@ -30,6 +30,8 @@ from diptych.errors import (
 from diptych.index.protocol import Hit, Hits, Item
 from diptych.index.query.frames import frame_of
 
+RANGES = 8  # of a file, in one answer
+
 
 class Failure(BaseModel):
     """Why a request was refused."""
@@ -137,6 +139,8 @@ class SentFile(FileResponse):
 
     def _refusal(self, wanted: str) -> JSONResponse | None:
         size = os.stat(self.path).st_size
+        if wanted.count(",") >= RANGES:
+            return failure(416, f"the header asks for more than {RANGES} ranges: ask for fewer.")
         try:
             self._parse_range_header(wanted, size)
         except MalformedRangeHeader:
