@@ -21,6 +21,7 @@ import benchmark_files
 import exchange_files
 import numpy as np
 import photo_files
+import strangers
 import vector_files
 from hostile import TEXTS, as_json, mutated, mutated_json, value, words
 from PIL import Image
@@ -514,6 +515,7 @@ __all__ = [
     "benchmark_files",
     "exchange_files",
     "photo_files",
+    "strangers",
     "value",
     "vector_files",
 ]

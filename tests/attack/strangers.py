@@ -1,0 +1,302 @@
+"""Folders from a stranger who knows how checksums are computed, opened for everything one does with an index or model.
+
+A fence stands round each of them: files beside the folder must stay as they are, and nothing may be added.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from hostile import NUMBERS, TEXTS, as_json, mutated, mutated_json
+from register import CLOSING, Attack, target
+
+from diptych.errors import DiptychError
+
+SECRET = b"the only copy of a thesis\n" * 40
+NAMES = (
+    "thesis.tex",
+    "../thesis.tex",
+    "{fence}/thesis.tex",
+    "index/../thesis.tex",
+    "vectors-000099-image.f32",
+    ".",
+)
+
+
+@contextmanager
+def fence(folder: Path) -> Iterator[None]:
+    """Raise when a file of a folder, those of ``index`` apart, has changed, gone or come."""
+    (folder / "thesis.tex").write_bytes(SECRET)
+    (folder / "script.sh").write_bytes(b"#!/bin/sh\n")
+
+    def seen() -> dict[str, tuple[int, int]]:
+        found = [path for path in folder.iterdir() if path.name not in ("index", "sound")]
+        return {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in found}
+
+    before = seen()
+    try:
+        yield
+    finally:
+        assert seen() == before, "something outside the folder has changed"
+    assert (folder / "thesis.tex").read_bytes() == SECRET
+
+
+def use(place: Path, rows: Any) -> None:
+    """Everything that one does with an index; each of it works or is refused in one sentence."""
+    from diptych.index.engines.embedded.index import EmbeddedIndex
+    from diptych.index.protocol import Item
+
+    for writable in (False, True):
+        with suppress(DiptychError), EmbeddedIndex.open(place, writable=writable) as index:
+            work: list[Callable[[EmbeddedIndex], object]] = [
+                lambda index: index.search(rows[0], 5),
+                lambda index: index.search(rows[0], 5, kind="image", filter="price < 9"),
+                lambda index: index.search_words("number", 5),
+                lambda index: [index.thumbnail(f"image {n}") for n in range(5)],
+                lambda index: [
+                    index.file(item) for item in index.get([f"image {n}" for n in range(32)]) if item
+                ],
+                lambda index: index.verify(),
+            ]
+            if writable:
+                work += [
+                    lambda index: index.add([Item("new", metadata={"price": 1})], rows[:1]),
+                    lambda index: index.delete(["image 5"]),
+                    lambda index: index.compact(),
+                    lambda index: index.build_graph("image", codes=True),
+                ]
+            for one in work:
+                with suppress(DiptychError):
+                    one(index)
+
+
+def _serve(place: Path) -> None:
+    from colours import ColourModel
+    from fastapi.testclient import TestClient
+
+    from diptych.index.engines.embedded.index import EmbeddedIndex
+    from diptych.web.app import create_app
+
+    class Model(ColourModel):
+        dim = 16
+
+        def fingerprint(self) -> str:
+            return ""
+
+        def _text(self, text: str) -> Any:
+            return np.ones(16, np.float32) / 4
+
+    with suppress(DiptychError), EmbeddedIndex.open(place) as index:
+        app = create_app(index, Model())
+        with TestClient(app, raise_server_exceptions=False) as client:
+            for path in ("health", "about", "search?text=red", "image?id=image 1", "thumbnail?id=image 1"):
+                answer = client.get(f"/api/{path}")
+                assert answer.status_code in (200, 404, 409, 422, 503), (path, answer.text[:300])
+                assert SECRET[:20] not in answer.content
+
+
+@target
+def hostile_folders(folder: Path) -> Attack:
+    """Catalogs, names, links and pipes, opened for reading and writing, and served."""
+    from resealed import VECTORS, make, reseal
+
+    sound, place = make(folder / "sound"), folder / "index"
+    with closing(sqlite3.connect(sound / "index.db")) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        columns = {
+            table: [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            for table in tables
+            if not table.startswith(("sqlite_", "words"))
+        }
+    values = [*NUMBERS[:7], *TEXTS, None, b"\x00" * 9, "[]", "{}", 2**62]
+
+    def change(draw: Random) -> None:
+        kind = draw.random()
+        if kind < 0.35:
+            name = draw.choice(NAMES).format(fence=folder)
+            size = len(SECRET)
+            if draw.random() < 0.5:
+                statement = "INSERT INTO segments VALUES (99, 'image', ?, ?)"
+                reseal(place, statement, draw.choice((0, 3, 10**6)), name)
+            else:
+                reseal(place, "INSERT INTO graphs VALUES ('text', ?, 8, ?, 0, '{}')", name, size)
+        elif kind < 0.6:
+            entry = draw.choice(sorted(place.iterdir()))
+            entry.unlink()
+            made = draw.random()
+            if made < 0.4:
+                entry.symlink_to(folder / "thesis.tex")
+            elif made < 0.6:
+                entry.symlink_to(folder)
+            elif made < 0.8:
+                os.mkfifo(entry)
+            elif made < 0.9:
+                entry.mkdir()
+            else:
+                os.link(folder / "script.sh", entry)  # a plain file, that somebody else names too
+        elif kind < 0.7:
+            root = draw.choice(("/", str(folder), "..", "\x00", "~"))
+            reseal(place, "UPDATE collections SET root = ?", root)
+            with suppress(sqlite3.Error):
+                reseal(place, "UPDATE items SET path = ?", draw.choice(("thesis.tex", "../thesis.tex")))
+        else:
+            table = draw.choice(sorted(columns))
+            chosen = draw.choice(values)
+            with suppress(sqlite3.Error, UnicodeError, OverflowError):
+                reseal(place, f"UPDATE {table} SET {draw.choice(columns[table])} = ?", chosen)
+
+    def once(draw: Random) -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(sound, place)
+        with fence(folder):
+            try:
+                for _ in range(draw.choice((1, 1, 2))):
+                    change(draw)
+            except (sqlite3.Error, OSError, TypeError, ValueError, AttributeError):
+                return  # two changes that cannot be made together
+            before = (folder / "script.sh").read_bytes()
+            use(place, VECTORS)
+            if draw.random() < 0.3:
+                _serve(place)
+            assert (folder / "script.sh").read_bytes() == before
+
+    return once
+
+
+@target
+def runtimes(folder: Path) -> Attack:
+    """ONNX files, tokenizers and facts of the light runtime."""
+    from test_runtime import picture_model, written
+
+    from diptych.runtime.model import RuntimeModel
+
+    home = folder / "model"
+    written(picture_model(), home)
+    expected = RuntimeModel.open(home, threads=1).encode_text(["a red dog"])
+    files = [(path, path.read_bytes()) for path in sorted(home.rglob("*")) if path.is_file()]
+    files = [one for one in files if "runtime" in str(one[0]) or one[0].name.startswith("probes")]
+
+    def once(draw: Random) -> None:
+        file, whole = draw.choice(files)
+        data = mutated(whole, draw)
+        if file.suffix == ".json" and draw.random() < 0.8:
+            data = as_json(mutated_json(json.loads(whole), draw), draw)
+        if draw.random() < 0.5:  # of the same size, so that it is opened
+            data = data[: len(whole)].ljust(len(whole), b"\x00")
+        file.write_bytes(data)
+        try:
+            model = RuntimeModel.open(home, threads=1)
+            found = model.encode_text(["a red dog"])
+            assert np.abs(found - expected).max() < 0.01, f"{file.name} gives other vectors"
+        finally:
+            file.write_bytes(whole)
+
+    return once
+
+
+@target
+def beside_writers(folder: Path) -> Attack:
+    """Searches beside a writer whose clock goes back: each sees the items of one moment, with their own scores."""
+    from diptych.index.engines.embedded.index import EmbeddedIndex
+    from diptych.index.protocol import Item
+
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(64, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    writer = CLOSING.enter_context(EmbeddedIndex.create(folder / "index", 16))
+    reader = CLOSING.enter_context(EmbeddedIndex.open(folder / "index"))
+    held: dict[str, int] = {}
+
+    def once(draw: Random) -> None:
+        moment = time.time() - draw.choice((0.0, 3600.0, 10.0**8))
+        with mock.patch("time.time", return_value=moment):
+            some = draw.sample(range(64), draw.randrange(1, 9))
+            kind = draw.random()
+            if kind < 0.6:
+                ids = [f"i{n % 40}" for n in some]
+                chosen = dict(zip(ids, some, strict=True))
+                writer.update(
+                    [Item(id, metadata={"price": n}) for id, n in chosen.items()], rows[list(chosen.values())]
+                )
+                held.update(chosen)
+            elif kind < 0.9 and held:
+                gone = draw.sample(sorted(held), min(len(held), 3))
+                writer.delete(gone)
+                for id in gone:
+                    del held[id]
+            else:
+                writer.compact()
+            query = rows[draw.randrange(64)]
+            limit = draw.choice((None, "price < 30"))
+            passing = {id: n for id, n in held.items() if limit is None or n < 30}
+            hits = reader.search(query, 5, kind="image", filter=limit, exact=True)
+        wanted = sorted((float(rows[n] @ query) for n in passing.values()), reverse=True)[:5]
+        assert np.allclose([hit.score for hit in hits], wanted, atol=1e-5)
+        assert all(abs(hit.score - float(rows[passing[hit.item.id]] @ query)) < 1e-5 for hit in hits)
+
+    return once
+
+
+@target
+def outputs(folder: Path) -> Attack:
+    """Names of every kind of character, in what commands print and refuse."""
+    from resealed import VECTORS, make
+
+    from diptych.index.engines.embedded.index import EmbeddedIndex
+    from diptych.index.protocol import Item
+    from diptych.progress import printable
+
+    make(folder / "index")
+    pieces = (
+        "\x1b[2J",
+        "\x9b31m",
+        "\x07",
+        "\u202e",
+        "\u2028",
+        "\n",
+        "\r",
+        "a",
+        "é",
+        "日",
+        "\x7f",
+        "]0;x",
+        "\x08",
+    )
+
+    def once(draw: Random) -> None:
+        name = "".join(draw.choice(pieces) for _ in range(draw.randrange(1, 12)))
+        with EmbeddedIndex.open(folder / "index", writable=True) as index:
+            index.add([Item(f"id {name}", text=name, metadata={"c": name})], VECTORS[:1])
+        command = draw.choice(
+            (
+                ("index", "info", folder / "index"),
+                ("index", "remove", folder / "index", f"id {name}"),
+                ("index", "info", f"none{name}"),
+                ("search", folder / "index", "--like", f"id {name}"),
+                ("search", folder / "index", "--like", f"id {name}", "--paths"),
+                ("search", folder / "index", "--like", f"none {name}"),
+                ("search", folder / "index", "--like", "image 1", "--filter", f"c = '{name}'"),
+                ("data", "check", f"none{name}"),
+            )
+        )
+        from click.testing import CliRunner
+
+        from diptych.cli import main
+
+        result = CliRunner().invoke(main, [str(one) for one in command])
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        said = result.stdout + result.stderr
+        assert printable(said, keep="\n\t") == said, said
+
+    return once
