@@ -76,11 +76,12 @@ def print_pairs(index: Index, pairs: Sequence[Pair]) -> None:
             echo("\t".join(row))
 
 
-def gallery(
-    index: Index, title: str, query: Query, hits: Hits, place: Path, *, condition: str = "", everything: bool
-) -> str:
-    """The answers as one HTML file for ``place``: thumbnails inside, and links to the files themselves."""
+def write_gallery(
+    place: Path, index: Index, title: str, query: Query, hits: Hits, condition: str, everything: bool
+) -> None:
+    """Write the answers as one HTML file: thumbnails inside, and links to the files themselves."""
     from diptych.reports.page import Answer, QueryCard, gallery_page
+    from diptych.storage import write_text
 
     passed = {hit.item.id for hit in hits.matches}
 
@@ -101,7 +102,7 @@ def gallery(
         for part in (f"Filter: {condition}." if condition else "", "" if hits.matched else nearest)
         if part
     )
-    return gallery_page(title, QueryCard(note, answers, next(pictures, None)))
+    write_text(place, gallery_page(title, QueryCard(note, answers, next(pictures, None))))
 
 
 def link_to(file: str, page: Path) -> str:

@@ -15,7 +15,7 @@ from diptych.cli.collection import echo, pictures_of, place_first, say
 from diptych.cli.flags import backend_flags, index_flag
 
 if TYPE_CHECKING:
-    from diptych.index.protocol import Query
+    from diptych.index.protocol import Hits, Index, Query
 
 
 @click.command()
@@ -102,17 +102,11 @@ def search(
     and a folder: hf:ID ./photos "two parrots".
     """
     click.get_current_context().with_resource(_uncollected())
-    from diptych.cli.preview import check_terminal, show_pictures
     from diptych.encoders.known_names import is_pretrained_name
     from diptych.index.places import open_place
     from diptych.index.query.search import Searcher
 
-    if as_json + paths + preview > 1:
-        raise click.UsageError("--json, --paths and --preview cannot be combined: choose one.")
-    if preview:
-        check_terminal()
-    if reranker and not rerank:
-        raise click.UsageError("--reranker re-ranks the top N hits: give --rerank N too.")
+    _check_flags(as_json + paths + preview, preview, bool(reranker and not rerank))
     place, query = place_first(place, query)
     pictures = is_pretrained_name(place) or None
     if pictures:
@@ -123,37 +117,51 @@ def search(
         encodes=bool(query or rerank), say=say,
     )  # fmt: skip
     with opened:
-        judge = None
-        if rerank:
-            from diptych.index.query.reranking import reranker_of
-
-            judge = reranker_of(place, retriever, reranker)
+        judge = _judge(place, retriever, reranker) if rerank else None
         searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls, pair_scorer=judge)
         hits = searcher.search(
             asked, k, kind=kind, filter=condition, hybrid=hybrid, rerank=rerank,
             chance=chance or ("calibrated" if query else None), exact=exact, frames=frames,
         )  # fmt: skip
         if html is not None:
-            from diptych.storage import write_text
-
             title = " ".join(query) or f"more like {like}"
-            write_text(
-                html,
-                answers.gallery(
-                    opened, title, asked, hits, html, condition=condition or "", everything=everything
-                ),
-            )
-        if preview:
-            show_pictures(opened, answers.chosen(hits, everything))
-        if as_json:
-            answers.print_json(opened, hits, everything=everything, backend=retriever.backend)
-        else:
-            show = answers.print_paths if paths else answers.print_hits
-            show(opened, hits, everything=everything)
+            answers.write_gallery(html, opened, title, asked, hits, condition or "", everything)
+        _show(opened, hits, everything, retriever.backend, as_json, paths, preview)
         if not hits and not as_json:
             echo(answers.nothing_left(opened, kind, condition is not None), err=True)
         if html is not None and not as_json and not paths:
             echo(f"thumbnails: {html}", err=True)
+
+
+def _check_flags(forms: int, preview: bool, idle: bool) -> None:
+    if forms > 1:
+        raise click.UsageError("--json, --paths and --preview cannot be combined: choose one.")
+    if preview:
+        from diptych.cli.preview import check_terminal
+
+        check_terminal()
+    if idle:
+        raise click.UsageError("--reranker re-ranks the top N hits: give --rerank N too.")
+
+
+def _show(
+    index: Index, hits: Hits, everything: bool, backend: str, as_json: bool, paths: bool, preview: bool
+) -> None:
+    """Print the answers in the form that the flags ask for."""
+    if preview:
+        from diptych.cli.preview import show_pictures
+
+        show_pictures(index, answers.chosen(hits, everything))
+    if as_json:
+        answers.print_json(index, hits, everything=everything, backend=backend)
+    else:
+        (answers.print_paths if paths else answers.print_hits)(index, hits, everything=everything)
+
+
+def _judge(place: str, model: Any, runs: tuple[str, ...]) -> Any:
+    from diptych.index.query.reranking import reranker_of
+
+    return reranker_of(place, model, runs)
 
 
 @contextmanager

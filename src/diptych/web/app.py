@@ -136,11 +136,7 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     app.router.route_class = form_route(limits)
-    add_handlers(app)
-    _add_page(app)
-    _add_search(app, service)
-    _add_items(app, service, local)
-    _add_state(app, service, writable=token is not None)
+    _add_routes(app, service, local, writable=token is not None)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(
@@ -154,6 +150,16 @@ def create_app(
     known = frozenset(str(getattr(route, "path", "")) for route in app.routes)
     app.add_middleware(CountRequests, metrics=service.metrics, known=known)
     return app
+
+
+def _add_routes(app: FastAPI, service: Service, local: bool, writable: bool) -> None:
+    add_handlers(app)
+    _add_page(app)
+    _add_search(app, service)
+    _add_uploads(app, service)
+    _add_items(app, service, local)
+    _add_pictures(app, service)
+    _add_state(app, service, writable)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -179,15 +185,16 @@ def _without_arguments(send: Any) -> Any:
     return page
 
 
-def _add_search(app: FastAPI, service: Service) -> None:
-    def answer(asked: Asked) -> SearchReply:
-        start = time.perf_counter()
-        with service.traffic.request(), service.limited():
-            hits, passing = service.search(asked), service.passing(asked.kind, asked.filter)
-        seconds = time.perf_counter() - start
-        service.metrics.search_seconds.observe(seconds)
-        return search_reply(hits, seconds, passing)
+def _answer(service: Service, asked: Asked) -> SearchReply:
+    start = time.perf_counter()
+    with service.traffic.request(), service.limited():
+        hits, passing = service.search(asked), service.passing(asked.kind, asked.filter)
+    seconds = time.perf_counter() - start
+    service.metrics.search_seconds.observe(seconds)
+    return search_reply(hits, seconds, passing)
 
+
+def _add_search(app: FastAPI, service: Service) -> None:
     @app.get("/api/search", tags=["search"], summary="Search by text, expression or item")
     def search(
         text: Annotated[str, Query(description="plain text")] = "",
@@ -204,21 +211,22 @@ def _add_search(app: FastAPI, service: Service) -> None:
         frames: Annotated[bool, Query(description="every frame of a video, not the best of each")] = False,
     ) -> SearchReply:
         """Terms given together are mixed; the ranking is that of their sum."""
-        return answer(
-            Asked(
-                text,
-                query,
-                like,
-                image_weight=image_weight,
-                k=k,
-                kind=check_kind(kind),
-                filter=filter,
-                hybrid=hybrid,
-                rerank=rerank,
-                frames=frames,
-            )
+        asked = Asked(
+            text, query, like, (), image_weight, k, check_kind(kind), filter, hybrid, rerank, frames
         )
+        return _answer(service, asked)
 
+    @app.get("/api/browse", tags=["search"], summary="Items spread over the collection, without a query")
+    def browse(k: int = 24, kind: str = "image", filter: str = "") -> SearchReply:
+        """A look at the collection, or at what a filter leaves of it. Scores are 0."""
+        start = time.perf_counter()
+        with service.limited():
+            hits = service.browse(k, check_kind(kind), filter)
+            passing = service.passing(check_kind(kind), filter)
+        return search_reply(hits, time.perf_counter() - start, passing)
+
+
+def _add_uploads(app: FastAPI, service: Service) -> None:
     @app.post("/api/search", tags=["search"], summary="Search with uploaded images, alone or mixed with text")
     @Turns(UPLOADING, WAITING)
     def search_with_images(
@@ -238,22 +246,14 @@ def _add_search(app: FastAPI, service: Service) -> None:
     ) -> SearchReply:
         """The same as GET, with files. Nothing that is uploaded is kept."""
         files = tuple((upload.file.read(), upload.filename) for upload in images)
-        return answer(
-            Asked(text, query, like, files, image_weight, k, check_kind(kind), filter, hybrid, rerank, frames)
+        asked = Asked(
+            text, query, like, files, image_weight, k, check_kind(kind), filter, hybrid, rerank, frames
         )
-
-    @app.get("/api/browse", tags=["search"], summary="Items spread over the collection, without a query")
-    def browse(k: int = 24, kind: str = "image", filter: str = "") -> SearchReply:
-        """A look at the collection, or at what a filter leaves of it. Scores are 0."""
-        start = time.perf_counter()
-        with service.limited():
-            hits = service.browse(k, check_kind(kind), filter)
-            passing = service.passing(check_kind(kind), filter)
-        return search_reply(hits, time.perf_counter() - start, passing)
+        return _answer(service, asked)
 
 
 def _add_items(app: FastAPI, service: Service, local: bool) -> None:
-    changing, showing = Turns(CHANGING, WAITING), Turns(SHOWING, 8 * WAITING)
+    changing = Turns(CHANGING, WAITING)
 
     @app.get("/api/items", tags=["items"], summary="Items by id")
     def items(id: Annotated[list[str], Query(description="one or several")]) -> list[PlacedReply | None]:
@@ -288,6 +288,10 @@ def _add_items(app: FastAPI, service: Service, local: bool) -> None:
         """Texts of a removed image go with it."""
         with service.limited():
             return Deleted(deleted=service.delete(id))
+
+
+def _add_pictures(app: FastAPI, service: Service) -> None:
+    showing = Turns(SHOWING, 8 * WAITING)
 
     @app.get("/api/thumbnail", tags=["items"], summary="A small JPEG of an item", response_class=Response)
     @showing

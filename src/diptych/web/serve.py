@@ -21,6 +21,7 @@ from diptych.model.protocol import Model
 try:
     import python_multipart  # noqa: F401  fastapi asks for it only when a form comes
     import uvicorn
+    from fastapi import FastAPI
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     from diptych.web.app import create_app
@@ -64,11 +65,7 @@ def serve(
     whose pair scorers re-rank; without them, the model's own does, where it has one.
     """
     reachable = not is_loopback(host)
-    check_token(token)
-    if reachable and token is None:
-        raise SettingsError(f"other machines can reach {host}: give a token (--token), or bind to 127.0.0.1.")
-    if private and token is None:
-        raise SettingsError("a private service needs a token: give one (--token).")
+    _check_access(host, token, private)
     listening = _bind(host, port)
     try:
         if isinstance(model, str | Path):
@@ -94,21 +91,29 @@ def serve(
                     f"the pictures below {root} are not served, only stored thumbnails: you did not index them on this "
                     f"machine. To allow them, give --root {root}, or index them again."
                 )
-            logging.getLogger("uvicorn.error").setLevel(log_level.upper())
-            config = uvicorn.Config(
-                app,
-                log_level=log_level,
-                access_log=False,
-                server_header=False,
-                http=PatientProtocol,  # of h11, whose limit on the size of addresses and headers is known
-                ws="none",
-                h11_max_incomplete_event_size=ADDRESS_BYTES,
-                timeout_graceful_shutdown=GRACE,
-            )
-            with _leaving_cleanly(), _sharing_cores():
-                uvicorn.Server(config).run(sockets=[listening])
+            _run(app, listening, log_level)
     finally:
         listening.close()
+
+
+def _check_access(host: str, token: str | None, private: bool) -> None:
+    check_token(token)
+    if token is None and not is_loopback(host):
+        raise SettingsError(f"other machines can reach {host}: give a token (--token), or bind to 127.0.0.1.")
+    if token is None and private:
+        raise SettingsError("a private service needs a token: give one (--token).")
+
+
+def _run(app: FastAPI, listening: socket.socket, log_level: str) -> None:
+    """Answer until interrupted."""
+    logging.getLogger("uvicorn.error").setLevel(log_level.upper())
+    config = uvicorn.Config(
+        app, log_level=log_level, access_log=False, server_header=False, ws="none",
+        http=PatientProtocol,  # of h11, whose limit on the size of addresses and headers is known
+        h11_max_incomplete_event_size=ADDRESS_BYTES, timeout_graceful_shutdown=GRACE,
+    )  # fmt: skip
+    with _leaving_cleanly(), _sharing_cores():
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 @contextmanager
