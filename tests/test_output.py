@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import json
 import logging
@@ -14,10 +15,11 @@ from commands import diptych, refused
 from PIL import Image
 from resealed import VECTORS, D, make
 
+from diptych import progress
 from diptych.errors import DataError, StorageError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
-from diptych.progress import LOG, printable
+from diptych.progress import LOG, echo, printable
 from diptych.vectors.manifest import _name
 
 ESCAPE = "\x1b[2J\x9b31m\x07\u202egnp\u2028"
@@ -106,3 +108,23 @@ def test_vectors_that_are_no_real_numbers(vectors: np.ndarray, index: Path) -> N
             opened.add([Item("new")], vectors)
         with pytest.raises(DataError, match="real numbers"):
             opened.search(vectors[0], 3)
+
+
+def test_everything_is_printed_through_one_function() -> None:
+    """What a file is called reaches a terminal with its control characters made visible."""
+    package = Path(progress.__file__).parent
+    bare = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert {where.partition(":")[0] for where in bare} == {"progress.py"}
+
+
+def test_what_runs_print(capsys: pytest.CaptureFixture[str]) -> None:
+    echo(f"a{ESCAPE}\tb\nc")
+    echo(ESCAPE, err=True)
+    said = capsys.readouterr()
+    assert plain(said.out + said.err)
+    assert said.out.endswith("\tb\nc\n")

@@ -105,6 +105,12 @@ def printable(text: str, keep: str = "") -> str:
     return _CONTROL.sub(lambda found: found[0] if found[0] in keep else f"\\u{ord(found[0]):04x}", text)
 
 
+def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
+    """Print a text whose control characters are made visible; lines and tabs stay."""
+    shown = printable(str(text), keep="\n\t")
+    print(shown, end="\n" if nl else "", file=sys.stderr if err else sys.stdout, flush=True)
+
+
 class _Printable(logging.Filter):
     """Makes the control characters of a message visible."""
 

@@ -12,7 +12,6 @@ one file for each list of texts (``cache.rows``). Everything is float16 and lies
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from diptych.data.text import CachedTexts, TextStore
 from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import DataError, ImageError
-from diptych.progress import track
+from diptych.progress import echo, track
 from diptych.storage import cache_folder
 from diptych.types import as_inputs
 
@@ -341,10 +340,10 @@ def say_old_caches(folder: str | Path | None = None) -> None:
     if files and place not in _said:
         _said.add(place)
         size = in_words(sum(file.stat().st_size for file in files))
-        print(
+        echo(
             f"{place} holds {len(files)} feature file{'s' * (len(files) > 1)} of an earlier version ({size}), "
             "which nothing reads any more: 'diptych cache clear --old' removes them.",
-            file=sys.stderr,
+            err=True,
         )
 
 
@@ -355,7 +354,7 @@ def waiting(acquire: Callable[..., Any], show_progress: bool) -> Iterator[None]:
         held = acquire(timeout=0)
     except Timeout:
         if show_progress:
-            print("another process computes these features: waiting for it.", file=sys.stderr, flush=True)
+            echo("another process computes these features: waiting for it.", err=True)
         held = acquire()
     with held:
         yield

@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 import click
 
 from diptych import __version__
-from diptych.cli.collection import echo
 from diptych.cli.flags import Registered, advice
 from diptych.errors import DiptychError, Interrupted, MissingExtra
-from diptych.progress import printable
+from diptych.progress import echo, printable
 from diptych.registries import COMMANDS
 
 WORKBENCH = ("torch", "transformers", "accelerate", "onnx")  # packages of the extra 'train'

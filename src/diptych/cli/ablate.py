@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import echo
 from diptych.cli.flags import Command, given, settings_flags
+from diptych.progress import echo
 from diptych.registries import RECIPES
 from diptych.settings import setting_names
 from diptych.tables import Row, Table, main_recipe, papers, tables_of

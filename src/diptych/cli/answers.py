@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diptych.cli.collection import echo
-from diptych.progress import printable
+from diptych.progress import echo, printable
 
 if TYPE_CHECKING:
     from PIL import Image

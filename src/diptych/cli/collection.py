@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from diptych.progress import counted, printable
+from diptych.progress import counted, echo
 
 if TYPE_CHECKING:
     from diptych.index.ingest.works import Built
-
-
-def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
-    """Print a text whose control characters are made visible; lines and tabs stay."""
-    click.echo(printable(str(text), keep="\n\t"), err=err, nl=nl)
 
 
 def say(sentence: str) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.collection import echo
 from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
+from diptych.progress import echo
 from diptych.registries import BACKBONES, IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 

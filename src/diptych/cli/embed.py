@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.collection import echo
 from diptych.cli.flags import backend_flags, say_device
 from diptych.errors import DataError
-from diptych.progress import counted
+from diptych.progress import counted, echo
 
 if TYPE_CHECKING:
     from diptych.vectors.embed import Embedded

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import echo
 from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
+from diptych.progress import echo
 from diptych.registries import JUDGEMENTS, PROTOCOLS
 
 detect_flag = click.option(

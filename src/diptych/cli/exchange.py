@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.collection import echo
 from diptych.cli.flags import Registered, backend_flags, say_device
-from diptych.progress import counted
+from diptych.progress import counted, echo
 from diptych.registries import EXPORTERS
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import echo
 from diptych.errors import SettingsError
 from diptych.names import Registry
+from diptych.progress import echo
 from diptych.settings import TrainingSettings, literal_choices, plain_type
 
 Command = Callable[..., Any]

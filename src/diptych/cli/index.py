@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from diptych.cli import answers
-from diptych.cli.collection import echo, pictures_alone, say, summary
+from diptych.cli.collection import pictures_alone, say, summary
 from diptych.cli.flags import backend_flags, column_flags, index_flag, with_columns
-from diptych.progress import counted
+from diptych.progress import counted, echo
 
 
 @click.command()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from diptych.cli.collection import echo
 from diptych.cli.flags import backend_flags
+from diptych.progress import echo
 
 
 @click.command()

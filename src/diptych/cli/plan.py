@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import echo
+from diptych.progress import echo
 
 
 def whole(ctx: click.Context, param: click.Parameter, value: str) -> int:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from diptych.cli import answers
-from diptych.cli.collection import echo, pictures_of, place_first, say
+from diptych.cli.collection import pictures_of, place_first, say
 from diptych.cli.flags import backend_flags, index_flag
+from diptych.progress import echo
 
 if TYPE_CHECKING:
     from diptych.index.protocol import Hits, Index, Query

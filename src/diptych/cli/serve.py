@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import echo, pictures_of, say, summary
+from diptych.cli.collection import pictures_of, say, summary
 from diptych.cli.flags import Command, backend_flags, given, index_flag
+from diptych.progress import echo
 from diptych.web.limits import Limits
 
 TOKEN_VARIABLE = "DIPTYCH_TOKEN"

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from diptych.cli.collection import echo
 from diptych.cli.flags import Command, device_flags
+from diptych.progress import echo
 
 
 @click.group()

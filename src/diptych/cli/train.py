@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.collection import echo
 from diptych.cli.flags import Command, column_flags, given, settings_flags, with_columns
 from diptych.names import import_plugins
+from diptych.progress import echo
 from diptych.registries import RECIPES
 from diptych.tables import preset as preset_of
 from diptych.tables import presets

@@ -7,7 +7,6 @@ check`` lists exactly what reading would refuse. ``LeftOut`` holds the pictures 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Literal
 from diptych.data.arrays import read_ahead
 from diptych.data.captions import Captions, ImageStore
 from diptych.errors import DataError, ImageError
-from diptych.progress import counted, track
+from diptych.progress import counted, echo, track
 from diptych.storage import MODEL, write_text
 
 Severity = Literal["error", "warning"]
@@ -171,7 +170,7 @@ class LeftOut:
         if lines := self.lines(total):
             listed = f"all are listed in {where}; " if where is not None else ""
             lines += [f"{listed}--strict_images stops at the first instead"] * advice
-            print("\n".join(lines), file=sys.stderr, flush=True)
+            echo("\n".join(lines), err=True)
 
     def save(self, folder: Path) -> None:
         """Write all of them to ``unreadable.txt``, one per line; remove the file where there are none."""

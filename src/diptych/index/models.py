@@ -19,7 +19,7 @@ from diptych.encoders.known_names import is_pretrained_name
 from diptych.errors import DiptychError, QueryError, RuntimeFault, SettingsError
 from diptych.index.protocol import IndexInfo
 from diptych.model.protocol import CellCache, Local, OpenedModel, PairScoring, Rows, pairs_of, text_input_of
-from diptych.progress import printable
+from diptych.progress import echo, printable
 from diptych.runtime.folder import PROBES, Probes, best_folder, compare, find_runtime, has_pair_scorer
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Opening = Callable[[], OpenedModel]
 
 def tell(sentence: str) -> None:
     """Print a sentence beside the answers."""
-    print(printable(sentence), file=sys.stderr, flush=True)
+    echo(printable(sentence), err=True)
 
 
 def open_model(

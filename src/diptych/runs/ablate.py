@@ -18,6 +18,7 @@ from typing import Any
 from diptych.data.formats import open_captions
 from diptych.errors import CheckpointError, Interrupted
 from diptych.evaluation.report import Report, aligned_rows
+from diptych.progress import echo
 from diptych.recipes.recipe import Recipe
 from diptych.registries import RECIPES
 from diptych.reports.charts import figure_class
@@ -264,7 +265,7 @@ class Runner:
         if resume and self._key(run) != job.key:
             raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
         if self.wanted.show_progress:
-            print(f"{run}", flush=True)
+            echo(f"{run}")
         try:
             progress = run_recipe(
                 job.recipe, job.settings, job.data, run,

@@ -24,7 +24,7 @@ from diptych.index.query.search import Searcher
 from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import add_runtime
-from diptych.progress import counted
+from diptych.progress import counted, echo
 from diptych.recipes import RECIPES
 from diptych.reports.grids import Shown, drawn
 from diptych.reports.page import Answer, QueryCard, Section, page
@@ -71,10 +71,9 @@ def run_demo(folder: Path, data: str = "emoji", **changes: Any) -> None:
     began = time.perf_counter()
     captions = open_captions(data)
     held_out = captions.split("test")
-    print(
+    echo(
         f"{len(captions.images):,} pictures with {len(captions.texts):,} texts; {len(held_out.images)} pictures of "
-        "other concepts are held out",
-        flush=True,
+        "other concepts are held out"
     )
     _step(1, "photos, the recipe for small collections: train and evaluate")
     best = _trained("photos", folder / "photos", data, held_out, {**PHOTOS, **changes})
@@ -86,16 +85,16 @@ def run_demo(folder: Path, data: str = "emoji", **changes: Any) -> None:
     _print_numbers(models)
     _step(3, "index all pictures with the better model, and search them")
     if find_runtime(best.run) is None:  # its encoders for searches without torch
-        print(add_runtime(best.run), flush=True)
+        echo(add_runtime(best.run))
     index = folder / "emoji.index"
     searches = _searches(best, captions, index)
     write_text(folder / "report.html", render(models, captions, held_out, searches, index))
-    print(f"report: {folder / 'report.html'}   ({time.perf_counter() - began:.0f} s)")
-    print(f'search: diptych search {index} "birthday party"   |   in a browser: diptych serve {index}')
+    echo(f"report: {folder / 'report.html'}   ({time.perf_counter() - began:.0f} s)")
+    echo(f'search: diptych search {index} "birthday party"   |   in a browser: diptych serve {index}')
 
 
 def _step(number: int, what: str) -> None:
-    print(f"\n[{number}/3] {what}", flush=True)
+    echo(f"\n[{number}/3] {what}")
 
 
 def _trained(name: str, run: Path, data: str, held_out: Captions, wanted: dict[str, Any]) -> Trained:
@@ -133,7 +132,7 @@ def _searches(model: Trained, captions: Captions, place: Path) -> list[QueryCard
             hits = searcher.search(query, k=ANSWERS, kind="image", chance=None)
             found = [(rows[hit.item.id], hit.score) for hit in hits]
             answers = [Answer(shown.name(row), score, False, shown.picture(row)) for row, score in found]
-            print(f'"{query}": ' + ", ".join(answer.text for answer in answers), flush=True)
+            echo(f'"{query}": ' + ", ".join(answer.text for answer in answers))
             cards.append(QueryCard(query, answers))
     return cards
 
@@ -142,9 +141,9 @@ def _print_numbers(models: Sequence[Trained]) -> None:
     """The held-out numbers as a table in the terminal."""
     heads, rows = _numbers(models)
     widths = [max(len(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
-    print()
+    echo()
     for row in (heads, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _numbers(models: Sequence[Trained]) -> tuple[Sequence[str], list[Sequence[str]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from diptych.model.named import text_teacher
 from diptych.model.reranking import RerankedScores
 from diptych.model.retriever import Retriever
 from diptych.model.scores import MeanScores, Scores
+from diptych.progress import echo
 from diptych.runs.measures import Asked, Measure, measures_of
 from diptych.runs.reading import database_of, places_of, readable_views, split_of, views_of
 from diptych.storage import MODEL
@@ -146,7 +146,7 @@ def _opened(
         others = [database_of(whole, views[0])]
     else:
         views = views_of(runs, data, split, problems)
-    print("".join(f"{note}\n" for note in views[0].notes), end="", file=sys.stderr, flush=True)
+    echo("".join(f"{note}\n" for note in views[0].notes), err=True, nl=False)
     return views, others
 
 

@@ -16,7 +16,6 @@ arguments                  ``ties``, ``bootstrap``, ``strict_images``, ``column`
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.hubness import BETA
 from diptych.evaluation.protocols import EvaluationProtocol, rules_of
 from diptych.names import called
+from diptych.progress import echo
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 from diptych.registries import PROTOCOLS
@@ -152,11 +152,8 @@ def own_evaluators(run: Path) -> Sequence[Evaluator]:
     recipe: Recipe | None = RECIPES.get(found["recipe"])
     if recipe is None and (metric := deciding_metric(run)) != "rsum":
         chose = f": {metric} chose the best epoch" if metric else ""
-        print(
-            f"the recipe '{found['recipe']}' is in no installed package, so what it measures beside retrieval is left "
-            f"out{chose}; install its package, or name its module in DIPTYCH_PLUGINS.",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+        echo(f"the recipe '{found['recipe']}' is in no installed package, so what it measures beside retrieval is left "
+            f"out{chose}; install its package, or name its module in DIPTYCH_PLUGINS.", err=True)  # fmt: skip
     if recipe is None or recipe.evaluators is None:
         return ()
     return recipe.evaluators(from_saved(recipe.settings, found["settings"]))

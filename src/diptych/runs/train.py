@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -28,6 +27,7 @@ from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.evaluation.evaluate import check_data
 from diptych.model.retriever import Retriever
 from diptych.objectives.objective import FunctionObjective, Objective
+from diptych.progress import echo
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
 from diptych.settings import TrainingSettings, check_saved, from_json, from_saved
@@ -170,7 +170,7 @@ def _run(
     if speaks:
         left_out.save(folder)
         left_out.tell(len(captions.images), folder / FILE)
-        print("".join(f"{note}\n" for note in parts[0].notes), end="", file=sys.stderr, flush=True)
+        echo("".join(f"{note}\n" for note in parts[0].notes), err=True, nl=False)
     multiple = _multiple(settings, method.retriever, device)
     training, validation = (
         prepare(method.retriever, part, pad_to_multiple=multiple, **how) for part in parts
@@ -178,7 +178,7 @@ def _run(
     method.views = ready_views(method, parts[0], **how)
     targets = fill_targets(method.targets, parts[0], **{**how, "device": torch.device(device)})
     if speaks and show_progress:
-        print(header(recipe, settings, method, *parts, device), flush=True)
+        echo(header(recipe, settings, method, *parts, device))
     wanted = baseline and settings.ridge_baseline and method.solver is None
     if speaks and wanted and Baseline.load(folder) is None:
         names = _names(settings, method.retriever)

@@ -12,7 +12,7 @@ from torch import nn
 from diptych.errors import SettingsError, TrainingError
 from diptych.evaluation.prepared import Prepared
 from diptych.objectives.objective import SeesPairs, after_epoch, collapsed_value, start_epoch
-from diptych.progress import track
+from diptych.progress import echo, track
 from diptych.settings import TrainingSettings
 from diptych.targets.columns import Column, Resident, divide
 from diptych.training import checkpoint
@@ -150,7 +150,7 @@ class Session:
                 raise SettingsError("--epochs 0 trains nothing: this recipe needs at least 1 epoch.")
             return True
         if texts < settings.batch_size and settings.epochs and self.accelerator.is_main_process:
-            print(
+            echo(
                 f"{texts} texts are too few for --batch_size {settings.batch_size}: the closed form is the model."
             )
         return bool(settings.epochs) and texts >= settings.batch_size
@@ -241,11 +241,11 @@ def report_skipped(loader: PairLoader, accelerator: Accelerator, step: int, log:
         return
     log.write(step, {"skipped_images": total})
     example = next((f": {reason}" for reason in loader.skipped.values()), "")
-    print(f"warning: {total} images could not be read and were skipped{example}", flush=True)
+    echo(f"warning: {total} images could not be read and were skipped{example}")
 
 
 def on_collapse(sentence: str, settings: TrainingSettings) -> None:
     """Warn or stop, as the user chose."""
     if settings.on_collapse == "stop":
         raise TrainingError(sentence)
-    print(f"warning: {sentence}", flush=True)
+    echo(f"warning: {sentence}")

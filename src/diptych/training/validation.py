@@ -17,6 +17,7 @@ from diptych.evaluation.prepared import Prepared
 from diptych.model.encoding import collect, encoded_images, encoded_texts
 from diptych.model.retriever import Retriever
 from diptych.objectives.objective import Objective, PairVectors, SeesPairs
+from diptych.progress import echo
 from diptych.settings import TrainingSettings
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress
@@ -60,7 +61,7 @@ def finish_epoch(
     if show_progress:
         before = "" if loss is None else f"loss {loss:.4g}, "
         behind = "" if clock is None else clock.left(epoch)
-        print(f"{named(epoch)}: {before}{said}{behind}", flush=True)
+        echo(f"{named(epoch)}: {before}{said}{behind}")
 
 
 class Clock:

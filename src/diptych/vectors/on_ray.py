@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 import re
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from diptych import __version__
 from diptych import errors as known
 from diptych.errors import DiptychError, MissingExtra, SettingsError, Unavailable
-from diptych.progress import track
+from diptych.progress import echo, track
 from diptych.storage import parse_json
 
 TRIES = 5  # attempts at a job whose worker dies
@@ -131,10 +130,9 @@ class Cluster:
             if ready:
                 return list(ready)
             free = self.ray.available_resources().get("CPU", 0)
-            print(
+            echo(
                 f"waiting: no job ended for {time.monotonic() - began:.0f} s; {self}, {free:g} CPUs free",
-                file=sys.stderr,
-                flush=True,
+                err=True,
             )
 
     def _room(self) -> int:

@@ -17,6 +17,7 @@ from diptych.index.engines.opening import open_index
 from diptych.index.models import open_model, tell
 from diptych.index.protocol import Index
 from diptych.model.protocol import Model
+from diptych.progress import echo
 
 try:
     import python_multipart  # noqa: F401  fastapi asks for it only when a form comes
@@ -181,8 +182,7 @@ def _shown(listening: socket.socket) -> str:
 
 def _announce(index: Index, listening: socket.socket) -> None:
     info = index.info
-    print(
+    echo(
         f"serving {info.counts['image']} images and {info.counts['text']} texts of {info.path} "
-        f"at http://{_shown(listening)}:{listening.getsockname()[1]}   (Ctrl-C to stop)",
-        flush=True,
+        f"at http://{_shown(listening)}:{listening.getsockname()[1]}   (Ctrl-C to stop)"
     )

@@ -27,7 +27,6 @@ function of the seed and the epoch, with no state to lose.
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +52,7 @@ from diptych.data.problems import Found, Problem, Problems
 from diptych.data.readers.pretraining import KIND, QUESTION
 from diptych.data.readers.webdataset import JSON_TEXTS, Shard, ShardImages, StringColumn, index_shard, tars
 from diptych.errors import DataError
-from diptych.progress import track
+from diptych.progress import echo, track
 
 Ints = NDArray[np.int64]
 WINDOW = 16_384  # texts that are shuffled together; their images lie in a few neighbouring shards
@@ -319,7 +318,7 @@ def _report(path: Path, skipped: list[Problem], problems: Problems | None) -> No
             problems.warn(problem.kind, problem.file, f"skipped: {problem.message}", problem.expected)
     elif skipped:
         kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(problem.kind for problem in skipped).items())
-        print(
+        echo(
             f"{path}: {len(skipped)} samples were skipped ({kinds}): 'diptych data check {path}' lists them.",
-            file=sys.stderr,
+            err=True,
         )
