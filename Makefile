@@ -19,6 +19,7 @@ test-scale: $(VENV)/.scale
 # Half an hour of hostile input for every reader, model folder, index file, route and parser; see SECURITY.md.
 attack: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python tests/attack/watch.py --minutes 30
+	OMP_NUM_THREADS=1 $(BIN)/python tests/attack/wire.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -128,3 +128,11 @@ def test_what_runs_print(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     assert plain(said.out + said.err)
     assert said.out.endswith("\tb\nc\n")
+
+
+def test_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    """It ended in a traceback."""
+    photos = tmp_path / os.fsdecode(b"photos\xff")
+    photos.mkdir()
+    Image.new("RGB", (40, 40)).save(photos / "a.png")
+    assert "\\udcff" in refused("search", photos, "dog")

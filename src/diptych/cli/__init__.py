@@ -46,6 +46,11 @@ class Verbs(Registered):
             _end(f"error: {MissingExtra(package, 'train', 'this command')}", 2)
         except (DiptychError, click.ClickException) as error:
             _end(f"error: {printable(str(error))}", 2)
+        except UnicodeEncodeError as error:  # of a file system, which may hold any bytes as a name
+            if not any("\ud800" <= c <= "\udfff" for c in error.object):
+                raise
+            shown = printable(error.object)[-200:]
+            _end(f"error: the name '{shown}' is not UTF-8: give the file or folder another name.", 2)
         except OSError as error:
             if error.filename is None:
                 raise
