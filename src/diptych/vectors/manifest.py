@@ -143,7 +143,7 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}): check that you may read it.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(
             f"{file} is not a manifest of vectors ({error}): copy it again, or embed into another folder."
         ) from error
