@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from test_runtime import picture_model, small_model
 
 from diptych.data.images import as_item
 from diptych.errors import RuntimeFault, SettingsError
+from diptych.index.engines.opening import open_index
 from diptych.index.ingest.works import ON_CPU, Encoder
 from diptych.index.models import VARIABLE, LightModel, check_probes, open_model
+from diptych.index.places import check_items
 from diptych.model.protocol import picture_side
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import CLOSE, export_runtime
@@ -411,3 +414,69 @@ def test_a_backend_that_is_none_is_refused(model: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(SettingsError, match="onnx"):
         open_model(model, "cpu", "bf16", backend="onnx")
+
+
+class Otherwise:
+    """A model that gives other vectors than it should."""
+
+    def __init__(self, model: Any, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.model, self.change = model, change
+
+    def encode_text(self, texts: Any) -> np.ndarray:
+        return self.change(self.model.encode_text(texts))
+
+    def encode_image(self, images: Any) -> np.ndarray:
+        return self.change(self.model.encode_image(images))
+
+
+CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "other weights": lambda rows: np.roll(rows, 1, axis=1),
+    "NaN": lambda rows: np.full_like(rows, np.nan),
+    "zeros": np.zeros_like,
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_items_of_an_index_are_probes_too(backend: str, model: Path, place: Path) -> None:
+    """The true model is never refused, on both backends; others are, for writing and for serving."""
+    ready = open_model(model, backend=backend)
+    with open_index(place) as index:
+        check_items(index, ready)
+        for change in CHANGES.values():
+            with pytest.raises(RuntimeFault, match="cosine"):
+                check_items(index, Otherwise(ready, change))  # type: ignore[arg-type]
+    assert "sound" in diptych("index", "verify", place).output
+    assert "warning" not in diptych("search", "dog", place, "--backend", backend).stderr
+
+
+def test_an_index_of_another_model_is_refused_for_writing_and_told_for_reading(
+    model: Path, place: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a silent change of how texts are padded: the fingerprint is the same, the vectors are not."""
+
+    def changed(index: Any, opened: Any) -> None:
+        check_items(index, Otherwise(opened, CHANGES["other weights"]))  # type: ignore[arg-type]
+
+    monkeypatch.setattr("diptych.index.places.check_items", changed)
+    assert "cosine" in refused("index", model, photos, "--index", place, "--backend", "torch")
+    assert "cosine" in refused("serve", place)
+    assert "cosine" in diptych("search", "dog", place, "--backend", "torch").stderr
+    assert "cosine" in diptych("index", "verify", place, status=1).output
+
+
+def test_a_model_folder_is_shown_and_verified(model: Path, tmp_path: Path) -> None:
+    shown = diptych("model", "info", model).output
+    assert open_model(model).fingerprint() in shown
+    assert "8 texts, 3 images" in shown
+    for backend in ("torch", "onnx"):
+        assert f"by {backend} on cpu" in diptych("model", "verify", model, "--backend", backend).output
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    probes = Probes.read(copy / PROBES)
+    turned = np.roll(probes.image_vectors, 1, axis=1)
+    Probes(probes.fingerprint, probes.texts, probes.images, probes.text_vectors, turned).save(copy / PROBES)
+    for backend in ("torch", "onnx"):
+        assert "cosine" in refused("model", "verify", copy, "--backend", backend)
+    (copy / PROBES).unlink()
+    shutil.rmtree(copy / FOLDER)
+    assert "export runtime" in refused("model", "verify", copy)

@@ -390,6 +390,7 @@ COMMANDS = Registry(
         _command(
             "search", "plan", "Estimate bytes, FLOP, hours and money of a large collection.", "plan:plan"
         ),
+        _command("exchange", "model", "Show or verify a model folder.", "model:model"),
         _command("exchange", "import", "Import models and vectors of other programs.", "exchange:import_"),
         _command("exchange", "export", "Export vectors and encoders for other programs.", "exchange:export"),
     ],

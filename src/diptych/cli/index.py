@@ -229,11 +229,25 @@ def info(place: str) -> None:
 @index.command()
 @click.argument("place", metavar="INDEX")
 def verify(place: str) -> None:
-    """Read everything and compare it with its checksums. Status 1 when something is wrong."""
+    """Read everything and compare it with its checksums. Status 1 when something is wrong.
+
+    A few items are encoded again, where the model is there, and compared with their vectors.
+    """
+    from diptych.errors import DiptychError, RuntimeFault
     from diptych.index.engines.opening import open_index
+    from diptych.index.models import open_model
+    from diptych.index.places import check_items, model_place
 
     with open_index(place) as opened:
         faults = opened.verify(show_progress=True)
+        try:
+            model = open_model(model_place(opened, None), fingerprint=opened.info.fingerprint)
+            if model.fingerprint() == opened.info.fingerprint:
+                check_items(opened, model)
+        except RuntimeFault as other:
+            faults = [*faults, str(other)]
+        except DiptychError as error:
+            echo(f"the model was not compared: {error}", err=True)
     for fault in faults:
         echo(fault)
     echo("sound" if not faults else counted(len(faults), "fault"))

@@ -95,7 +95,7 @@ def serve(
     diptych serve hf:ID ./photos.
     """
     from diptych.encoders.known_names import is_pretrained_name
-    from diptych.index.places import open_place
+    from diptych.index.places import check_items, open_place
     from diptych.web.serve import serve
 
     collection = is_pretrained_name(place) or None
@@ -106,7 +106,9 @@ def serve(
     opened, served, model, place = open_place(
         place, model, device, compute_precision, backend=backend, index=index, pictures=collection, say=say
     )
-    opened.close()
+    with opened:
+        if opened.info.fingerprint == served.fingerprint():
+            check_items(opened, served)
     serve(
         place, served, model_name=model, host=host, port=port, token=token, private=private,
         allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None, rerankers=rerankers,

@@ -7,18 +7,23 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name, recorded_name
-from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
+from diptych.errors import DiptychError, IndexFault, RuntimeFault, SettingsError, StorageError
 from diptych.index.base import preview_of
 from diptych.index.engines.opening import index_exists, open_index
 from diptych.index.models import Say, StoredVectors, check_probes, open_model, tell
-from diptych.index.protocol import Index, Item
+from diptych.index.protocol import Index, Item, Kind
 from diptych.model.protocol import OpenedModel
-from diptych.progress import printable
+from diptych.progress import counted, printable
+from diptych.runtime.folder import REFUSED_HALF, worst_cosine
 from diptych.storage import data_folder
 
 if TYPE_CHECKING:
     from diptych.index.ingest.works import Built
+
+PROBED = 5  # items of each kind that are encoded again
 
 
 def index_folder(
@@ -114,6 +119,8 @@ def open_place(
             ready = open_model(name, device, compute_precision, backend=backend, fingerprint=known, say=say)
             if ready.device != "cpu":
                 say_device(ready, say)
+            if (backend or ready.device != "cpu") and known == ready.fingerprint():
+                _warn(opened, ready, say)
     except BaseException:
         opened.close()
         raise
@@ -150,6 +157,14 @@ def bring_up_to_date(
     return built, retriever
 
 
+def _warn(opened: Index, model: OpenedModel, say: Say) -> None:
+    """Say that a model on another backend or device is not that of the index; it is only read."""
+    try:
+        check_items(opened, model)
+    except RuntimeFault as fault:
+        say(f"warning: {fault}")
+
+
 def open_encoder(
     model: str,
     place: str | Path,
@@ -172,7 +187,50 @@ def open_encoder(
     )
     say_device(ready, say)
     check_probes(ready, model, say)
+    if known == ready.fingerprint():
+        with open_index(place) as index:
+            check_items(index, ready)
     return ready
+
+
+def check_items(index: Index, model: OpenedModel) -> None:
+    """Encode a few items of an index again, and refuse a model whose vectors are not those that are stored.
+
+    Texts are in the index; of pictures, those count whose files can be read, and most of them must agree: some may have
+    changed. Binary codes are not compared.
+    """
+    if index.info.precision == "binary":
+        return
+    kinds: tuple[Kind, ...] = ("text", "image")
+    for kind in kinds:
+        items = [one for one in index.sample_items(kind, size=PROBED) if kind == "image" or one.text]
+        pairs = [(one.id, one.text if kind == "text" else _picture(index, one)) for one in items]
+        known = [(id, content) for id, content in pairs if content is not None]
+        if not known:
+            continue
+        contents = [content for _, content in known]
+        found = model.encode_text(contents) if kind == "text" else model.encode_image(contents)
+        wanted = np.asarray(index.vectors([id for id, _ in known]), np.float32)
+        cosines = [
+            worst_cosine(np.asarray(one)[None], other[None]) for one, other in zip(found, wanted, strict=True)
+        ]
+        told = min(cosines) if kind == "text" else float(np.median(cosines))
+        if told < REFUSED_HALF:
+            raise RuntimeFault(
+                f"{index.info.path} was not made with this model as it is now: its vectors of "
+                f"{counted(len(known), kind)} are others (cosine {told:.4f}, at least {REFUSED_HALF} is needed); use "
+                "the model as it was or another --device or --backend, or index again into another place."
+            )
+
+
+def _picture(index: Index, item: Item) -> Any:
+    from diptych.data.decode.opening import open_image
+
+    try:
+        file = index.file(item)
+        return None if file is None else open_image(file)
+    except (DiptychError, OSError):
+        return None
 
 
 def _recorded(index: Index, model: str) -> str | None:

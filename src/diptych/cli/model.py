@@ -1,0 +1,64 @@
+"""model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from diptych.cli.collection import echo, say
+from diptych.cli.flags import backend_flags
+
+
+@click.group()
+def model() -> None:
+    """Show or verify a model folder."""
+
+
+@model.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def info(folder: Path) -> None:
+    """Show the fingerprint, the files and the probes of a model."""
+    from diptych.index.models import backend_of, open_model
+    from diptych.runtime.folder import PROBES, Probes, best_folder
+
+    home = best_folder(folder)
+    opened = open_model(folder, say=say)
+    echo(f"{'fingerprint':12} {opened.fingerprint()}")
+    echo(f"{'backend':12} {backend_of(folder)}")
+    for file in sorted(path for path in home.rglob("*") if path.is_file()):
+        echo(f"{file.stat().st_size / 1e6:9.1f} MB {file.relative_to(home)}")
+    if (home / PROBES).is_file():
+        probes = Probes.read(home / PROBES)
+        echo(
+            f"{'probes':12} {len(probes.texts)} texts, {len(probes.images)} images of model {probes.fingerprint}"
+        )
+
+
+@model.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@backend_flags
+def verify(folder: Path, device: str, compute_precision: str, backend: str | None) -> None:
+    """Encode the probes again, and compare. Status 2 if they differ."""
+    from diptych.errors import SettingsError
+    from diptych.index.models import check_probes, open_model
+    from diptych.runtime.folder import PROBES, Probes, best_folder
+
+    file = best_folder(folder) / PROBES
+    if not file.is_file():
+        raise SettingsError(
+            f"{folder} has no probes to compare: write them with diptych export runtime {folder}."
+        )
+    opened = open_model(folder, device, compute_precision, backend=backend, say=say)
+    probes = Probes.read(file)
+    if probes.fingerprint != opened.fingerprint():
+        raise SettingsError(
+            f"the probes of {folder} are of model {probes.fingerprint}, its weights of {opened.fingerprint()}: copy "
+            "the model folder again."
+        )
+    opened.encode_text(probes.texts)  # a runtime is compared when it is first used
+    opened.encode_image(probes.images)
+    check_probes(opened, folder, say)
+    echo(
+        f"sound: {len(probes.texts)} texts and {len(probes.images)} images, by {opened.backend} on {opened.device}"
+    )
