@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.errors import SettingsError
+from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.milvus.pushdown import (
     EVERY,
     TEXT_BYTES,
@@ -22,7 +23,6 @@ from diptych.index.engines.milvus.pushdown import (
     ordered_text,
     wanted,
 )
-from diptych.index.engines.milvus.server import read_address
 from diptych.index.engines.opening import shown
 from diptych.index.protocol import Item
 from diptych.index.query.filters import parse_filter

@@ -67,7 +67,7 @@ from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.senteval import read_senteval
 from diptych.evaluation.shards import evaluate_vectors
 from diptych.index.engines.embedded.index import EmbeddedIndex
-from diptych.index.engines.milvus.server import read_address
+from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.opening import open_index
 from diptych.index.engines.postgres.database import Database
 from diptych.index.ingest.collection_files import CollectionFiles

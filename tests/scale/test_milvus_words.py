@@ -22,11 +22,12 @@ if importlib.util.find_spec("milvus_lite") is None:
     pytest.skip("milvus-lite is not installed: make test-scale", allow_module_level=True)
 
 from diptych.errors import Unavailable
+from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.milvus.facts import WORDS
 from diptych.index.engines.milvus.pushdown import wanted
 from diptych.index.engines.milvus.ranking import best_words
 from diptych.index.engines.milvus.rows import item_fields, row
-from diptych.index.engines.milvus.server import MilvusClient, Server, read_address
+from diptych.index.engines.milvus.server import MilvusClient, Server
 from diptych.index.engines.milvus.table import Table
 from diptych.index.protocol import Item
 from diptych.index.query.filters import parse_filter

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from diptych.cli.collection import echo, say
+from diptych.cli.collection import say
 from diptych.cli.flags import backend_flags
+from diptych.progress import echo
 
 
 @click.group()

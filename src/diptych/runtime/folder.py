@@ -165,7 +165,8 @@ def _check_types(facts: Facts) -> None:
         and (labels is None or {"view", "names", "thresholds"} <= set(labels))
         and {IMAGE, TEXT} <= set(facts.files)
         and all(
-            isinstance(one, list) and len(one) == 2 and type(one[0]) is int for one in (*facts.files.values(), *facts.model.values())
+            isinstance(one, list) and len(one) == 2 and type(one[0]) is int
+            for one in (*facts.files.values(), *facts.model.values())
         )
     )
     if not fine:

@@ -17,9 +17,10 @@ from typing import Any
 
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.base import check_column_count
+from diptych.index.engines.milvus.address import Address, Graph
 from diptych.index.engines.milvus.pushdown import Parts, column_of, keys
 from diptych.index.engines.milvus.rows import Row, fact_fields, item_fields
-from diptych.index.engines.milvus.server import OLDEST, Address, Graph, MilvusClient, Server
+from diptych.index.engines.milvus.server import OLDEST, MilvusClient, Server
 from diptych.index.engines.milvus.table import STRONG, Table
 from diptych.index.protocol import Collection
 

@@ -16,6 +16,7 @@ from typing import Any
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.base import Engine, Samples, check_k, check_limit, held_kinds, new_facts
 from diptych.index.engines.milvus import facts, ranking
+from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.milvus.facts import IndexFacts, picture_rows
 from diptych.index.engines.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Wanted, key_of, keys, wanted
 from diptych.index.engines.milvus.ranking import Nearest, best_words, check_depth
@@ -26,7 +27,7 @@ from diptych.index.engines.milvus.rows import (
     row,
     vectors_of,
 )
-from diptych.index.engines.milvus.server import Server, read_address
+from diptych.index.engines.milvus.server import Server
 from diptych.index.engines.milvus.table import STRONG, drop_quietly
 from diptych.index.protocol import KINDS, Collection, Hits, IndexInfo, Item, Kind, Pair, Precision, Vectors
 from diptych.index.query.filters import Filter, kind_of, parse_filter
