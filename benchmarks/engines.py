@@ -35,8 +35,9 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "tests
 from index import best, make_vectors  # noqa: E402
 
 from diptych.errors import Unavailable  # noqa: E402
+from diptych.index.base import Index  # noqa: E402
 from diptych.index.engines.opening import empty_index, open_index  # noqa: E402
-from diptych.index.protocol import Index, Item, Vectors  # noqa: E402
+from diptych.index.protocol import Item, Vectors  # noqa: E402
 from diptych.storage import write_text  # noqa: E402
 
 K, DIMENSION, BATCH, WARM = 10, 512, 5_000, 10

@@ -16,8 +16,9 @@ import numpy as np
 import uvicorn
 from PIL import Image, ImageDraw
 
+from diptych.index.base import Index
 from diptych.index.engines.embedded.index import EmbeddedIndex
-from diptych.index.protocol import Index, Item
+from diptych.index.protocol import Item
 from diptych.machine import record_root
 from diptych.web.connections import PatientProtocol
 

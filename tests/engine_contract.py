@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from diptych.errors import IndexFault
-from diptych.index.protocol import Index, Item
+from diptych.index.base import Index
+from diptych.index.protocol import Item
 from diptych.index.query.filters import ITEM_COLUMNS, matches, parse_filter
 
 DIM = 24

@@ -15,10 +15,11 @@ import pytest
 
 from diptych import progress
 from diptych.errors import DataError, IndexFault, QueryError, SettingsError, StorageError
+from diptych.index.base import Index
 from diptych.index.engines.embedded import segments, words
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.opening import empty_index, index_exists, open_index
-from diptych.index.protocol import PRECISIONS, Index, Item, Precision, Vectors
+from diptych.index.protocol import PRECISIONS, Item, Precision, Vectors
 
 D = 24
 
@@ -263,7 +264,7 @@ def test_near_duplicates(tmp_path: Path) -> None:
 
 def test_near_duplicates_cross_blocks(index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = index.near_duplicates(limit=25)
-    monkeypatch.setattr("diptych.index.engines.pairs.BLOCK", 7)
+    monkeypatch.setattr("diptych.index.scoring.BLOCK", 7)
     pieces = index.near_duplicates(limit=25)
     assert [(p.first.id, p.second.id) for p in pieces] == [(p.first.id, p.second.id) for p in whole]
 

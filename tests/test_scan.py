@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from diptych.index.base import rescore
 from diptych.index.engines.embedded import scan
 from diptych.index.engines.embedded.segments import ROW_BITS, Blocks, Mapped, RowLayout
 from diptych.index.engines.embedded.state import RowNumbers, Segment, Selection
 from diptych.index.protocol import PRECISIONS, Precision, Vectors
+from diptych.index.scoring import rescore
 
 NONE = np.zeros(0, np.int64)
 

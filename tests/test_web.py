@@ -26,10 +26,11 @@ from fastapi.testclient import TestClient
 from servers import postgres
 
 from diptych.errors import IndexFault, SettingsError, Unavailable
+from diptych.index.base import Index
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.opening import open_index
 from diptych.index.engines.postgres.index import PostgresIndex
-from diptych.index.protocol import Index, Item
+from diptych.index.protocol import Item
 from diptych.index.query.search import Searcher
 from diptych.web import service
 from diptych.web.app import create_app

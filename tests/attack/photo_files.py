@@ -41,8 +41,8 @@ def photos(folder: Path) -> Attack:
 @target
 def exif(folder: Path) -> Attack:
     """Dates, cameras and places: whatever a file claims, the columns can be stored."""
-    from diptych.index.base import check_storable
     from diptych.index.ingest.photos import photo_facts
+    from diptych.index.protocol import check_storable
 
     tags = Image.Exif()
     tags[ExifTags.Base.Make], tags[ExifTags.Base.Model] = "Maker", "Model"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from diptych.cache.feature_pack import FeaturePack
 from diptych.cache.rows import RowFile as FeatureFile
 from diptych.evaluation import score_matrix
+from diptych.index.base import Index
 from diptych.index.engines.opening import empty_index as create_index
-from diptych.index.protocol import Index, Item
+from diptych.index.protocol import Item
 from diptych.recipes import RECIPES
 from diptych.runs.train import seed_everything
 from diptych.training.log import Log

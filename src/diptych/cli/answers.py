@@ -14,7 +14,8 @@ from diptych.progress import echo, printable
 if TYPE_CHECKING:
     from PIL import Image
 
-    from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Pair, Query
+    from diptych.index.base import Index
+    from diptych.index.protocol import Hit, Hits, Item, Kind, Pair, Query
 
 BELOW = "below the cut-off"  # marks such an answer in a pipe; on a terminal the answer is dimmed
 SIDE = 256  # pixels that a thumbnail is decoded for, at least

@@ -16,7 +16,8 @@ from diptych.cli.answers import name_of, picture_of
 if TYPE_CHECKING:
     from PIL import Image
 
-    from diptych.index.protocol import Hit, Index
+    from diptych.index.base import Index
+    from diptych.index.protocol import Hit
 
 COLUMNS, ROWS = 20, 10  # characters that one picture takes; a character is about twice as high as wide
 GAP = 2  # columns between two pictures

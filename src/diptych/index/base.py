@@ -1,45 +1,165 @@
-"""What every engine does alike: items, vectors and queries are checked, and hits are scored in float64."""
+"""What an index is: a small core that every engine must have; its capabilities have defaults (``capabilities``)."""
 
 from __future__ import annotations
 
-import json
-import threading
 from abc import abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-import diptych
 from diptych import notebook
-from diptych.errors import DataError, DiptychError, IndexFault, QueryError, SettingsError
-from diptych.index.protocol import KINDS, Hits, Index, IndexInfo, Item, Kind, Precision, Vectors
-from diptych.index.query.filters import Filter
+from diptych.errors import DataError, DiptychError, IndexFault, QueryError
+from diptych.index.capabilities import Capabilities
+from diptych.index.protocol import (
+    KINDS,
+    Collection,
+    Hits,
+    IndexInfo,
+    Item,
+    Kind,
+    Precision,
+    Vectors,
+    check_items,
+    check_k,
+    new_facts,
+    other_model,
+    read_only,
+)
 from diptych.progress import counted
 
+if TYPE_CHECKING:
+    from diptych.index.query.filters import Filter
+
 SHOWN = 6  # images that a notebook shows
-SAMPLES = 4  # remembered: images and texts, whole and filtered
 
 
-class Engine(Index):
-    """An index that knows its own facts; engines add how items are stored and found."""
+class Index(Capabilities):
+    """A searchable set of items with their vectors.
 
-    path: Path | str
-    _facts: Mapping[str, str]
-    _dimension: int
+    An operation that has returned is durable. Readers see the state of the last finished operation, whole. The score
+    is the dot product of the query with the stored vector, computed in float64 for the hits that are returned, so that
+    it does not depend on the size of the batch a query came in.
+
+    An engine is a subclass whose constructor takes ``(place, *, writable)``. It must have the core: what is abstract
+    here, of which ``add``, ``update`` and ``search`` are made. The capabilities (samples, near-duplicates, words,
+    approximate indexes, checks) have defaults; an engine replaces those that it can do better.
+    """
+
+    engine: str
+    _writable = False
+    _facts: Mapping[str, str]  # of ``new_facts``, as they were stored
+
+    # ------------------------------------------------------------------ the core
+
+    @staticmethod
+    @abstractmethod
+    def exists(place: Any) -> bool:
+        """Whether there is an index to open."""
+
+    @classmethod
+    @abstractmethod
+    def _make(cls, place: Any, facts: dict[str, str]) -> None:
+        """Write an empty index that records these facts; one that is already there is refused."""
+
+    @abstractmethod
+    def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
+        """Items present, of one kind or of all; with a filter, those that pass."""
+
+    @abstractmethod
+    def _write(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
+        """Store items in one durable step; without ``replace``, an id that is present is refused."""
+
+    @abstractmethod
+    def delete(self, ids: Sequence[str]) -> int:
+        """Remove items by id and say how many were there; texts of a removed image go with it."""
+
+    @abstractmethod
+    def get(self, ids: Sequence[str]) -> list[Item | None]:
+        """The items of these ids, None where absent."""
+
+    @abstractmethod
+    def vectors(self, ids: Sequence[str]) -> Vectors:
+        """The stored vectors (len(ids), dimension) of items that must be present."""
+
+    @abstractmethod
+    def thumbnail(self, id: str) -> bytes | None:
+        """The stored JPEG of an item, if it has one."""
+
+    @abstractmethod
+    def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
+        """(id, content) of every item of a collection, for a re-index to compare."""
+
+    @abstractmethod
+    def _nearest(
+        self, queries: Vectors, k: int, kind: Kind | None, filter: str | Filter | None, exact: bool | None
+    ) -> list[Hits]:
+        """``search_many`` of vectors that were checked."""
+
+    @abstractmethod
+    def collection(self, name: str, root: str = "") -> Collection:
+        """The collection of this name and root, recorded if it is new."""
+
+    @abstractmethod
+    def move_collection(self, number: int, name: str, root: str) -> None:
+        """Give a collection another name and root; its items stay as they are."""
+
+    @abstractmethod
+    def forget_collection(self, number: int) -> None:
+        """Remove the record of a collection that has no items any more; one that has is left alone."""
+
+    @abstractmethod
+    def _about(self) -> dict[str, Any]:
+        """The changing fields of ``info``: size, columns, collections, and what else is not its default."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release files and locks; idempotent."""
+
+    # ------------------------------------------------------------------ made of the core
+
+    @classmethod
+    def create(
+        cls,
+        place: Any,
+        dimension: int,
+        *,
+        model: str = "",
+        fingerprint: str = "",
+        precision: Precision = "float32",
+    ) -> Self:
+        """A new, empty index, open for writing; an index that is already there is refused."""
+        cls._make(place, new_facts(dimension, precision, model, fingerprint))
+        return cls(place, writable=True)  # type: ignore[call-arg]
 
     @classmethod
     def open(
-        cls, path: Any, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
+        cls, place: Any, *, writable: bool = False, fingerprint: str | None = None, model: str = ""
     ) -> Self:
         """An existing index at a path or URL; with ``fingerprint``, one made by another model is refused by name."""
-        index = cls(path, writable=writable)  # type: ignore[call-arg]
-        index._check_model(fingerprint, model)
+        index = cls(place, writable=writable)  # type: ignore[call-arg]
+        theirs = (index._facts["model"], index._facts["fingerprint"])
+        if fingerprint is not None and fingerprint != theirs[1]:
+            index.close()
+            raise other_model(str(index.path), theirs, (model, fingerprint))
         return index
+
+    @property
+    def info(self) -> IndexInfo:
+        """What the index says of itself; cheap to ask at any size."""
+        named: dict[str, Any] = {
+            name: self._facts[name] for name in ("precision", "model", "fingerprint", "version", "created")
+        }
+        about = self._about()
+        about.setdefault("counts", {kind: self.count(kind) for kind in KINDS})
+        return IndexInfo(path=str(self.path), engine=self.engine, dimension=self.dimension, **named, **about)
+
+    @property
+    def dimension(self) -> int:
+        """Length of a vector."""
+        return int(self._facts["dimension"])
 
     def add(self, items: Sequence[Item], vectors: Any) -> None:
         """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
@@ -58,10 +178,23 @@ class Engine(Index):
         filter: str | Filter | None = None,
         exact: bool | None = None,
     ) -> Hits:
-        """The k best items for one vector (dimension,)."""
-        return self.search_many(np.asarray(vector).reshape(1, -1), k, kind=kind, filter=filter, exact=exact)[
-            0
-        ]
+        """The k best items for one vector; ``exact`` forces or forbids the full scan (None: by size)."""
+        rows = np.asarray(vector).reshape(1, -1)
+        return self.search_many(rows, k, kind=kind, filter=filter, exact=exact)[0]
+
+    def search_many(
+        self,
+        vectors: Any,
+        k: int = 10,
+        *,
+        kind: Kind | None = None,
+        filter: str | Filter | None = None,
+        exact: bool | None = None,
+    ) -> list[Hits]:
+        """``search`` for each row of (queries, dimension), in one pass over the vectors."""
+        queries = self._checked(vectors, "the query")
+        check_k(k)
+        return self._nearest(queries, k, kind, filter, exact)
 
     def file(self, item: Item) -> Path | None:
         """The file of an item here, None when it has none or when its path would leave the collection's root."""
@@ -72,19 +205,16 @@ class Engine(Index):
             folder = Path(root).resolve()
             path = (folder / item.path).resolve()
             return path if path.is_relative_to(folder) and path.is_file() else None
-        except (
-            OSError,
-            ValueError,
-            RuntimeError,
-        ):
-            # no path of a file system: too long, a NUL, links in a circle
+        except (OSError, ValueError, RuntimeError):  # too long, a NUL, links in a circle
             return None
+
+    # ------------------------------------------------------------------ inside
 
     def __len__(self) -> int:
         return self.count()
 
     def __repr__(self) -> str:
-        facts = f"{self._dimension} dimensions, model '{self._facts['model'] or 'unnamed'}'"
+        facts = f"{self.dimension} dimensions, model '{self._facts['model'] or 'unnamed'}'"
         try:
             held = ", ".join(counted(self.count(kind), kind) for kind in KINDS)
         except Exception:  # closed, or a database that does not answer: a repr never fails
@@ -108,13 +238,14 @@ class Engine(Index):
     ) -> None:
         self.close()
 
-    @abstractmethod
-    def _write(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
-        """Store items in one durable step; without ``replace``, an id that is present is refused."""
-
-    @abstractmethod
     def _root(self, collection: int) -> str:
         """The folder of a collection, empty without one."""
+        known: Sequence[Collection] = self._about()["collections"]
+        return {one.number: one.root for one in known}.get(collection, "")
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise read_only(self.path)
 
     def _write_checked(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
         check_items(items, len(rows))
@@ -127,10 +258,10 @@ class Engine(Index):
         if given.dtype.kind not in "fiub":
             raise DataError(f"{what} are of type {given.dtype}, not real numbers: give an array of floats.")
         rows: Vectors = np.ascontiguousarray(given, np.float32)
-        if rows.ndim != 2 or rows.shape[1] != self._dimension:
+        if rows.ndim != 2 or rows.shape[1] != self.dimension:
             raise IndexFault(
                 f"the shape of {what} is {'×'.join(map(str, rows.shape))}, but {self.path} holds vectors of "
-                f"{self._dimension} dimensions: encode with the model it was made with, "
+                f"{self.dimension} dimensions: encode with the model it was made with, "
                 f"'{self._facts['model'] or 'unnamed'}'."
             )
         # squared lengths: where they fit a float32, so does every score
@@ -140,27 +271,6 @@ class Engine(Index):
             holds = "numbers too large to score" if np.isfinite(rows[bad]).all() else "NaN or infinity"
             raise DataError(f"row {bad} of {what} holds {holds}: check the model and its input.")
         return rows
-
-    def _check_model(self, fingerprint: str | None, model: str) -> None:
-        """Close and raise when ``fingerprint`` is that of another model."""
-        if fingerprint is not None and fingerprint != self._facts["fingerprint"]:
-            self.close()
-            theirs = (self._facts["model"], self._facts["fingerprint"])
-            raise other_model(str(self.path), theirs, (model, fingerprint))
-
-    def _info(self, engine: str, **rest: Any) -> IndexInfo:
-        precision: Precision = self._facts["precision"]  # type: ignore[assignment]
-        facts: dict[str, Any] = {
-            name: self._facts[name] for name in ("model", "fingerprint", "version", "created")
-        }
-        return IndexInfo(
-            path=str(self.path),
-            engine=engine,
-            dimension=self._dimension,
-            precision=precision,
-            **facts,
-            **rest,
-        )
 
     def _check_present(self, ids: Sequence[str], found: Container[str]) -> None:
         absent = next((id for id in ids if id not in found), None)
@@ -175,58 +285,6 @@ class Engine(Index):
         return IndexFault(f"{self.path} has no approximate index of {what}: build one, or search exactly.")
 
 
-class Samples:
-    """Remembers samples of the newest state of an index; safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: dict[tuple[Any, ...], Vectors] = {}
-
-    def get(self, key: tuple[Any, ...], make: Callable[[], Vectors]) -> Vectors:
-        """The sample of a key that begins with the generation, made if it is not remembered."""
-        with self._lock:
-            if key in self._kept:
-                return self._kept[key]
-        made = make()
-        with self._lock:
-            newest = [one for one in self._kept.items() if one[0][0] == key[0]][1 - SAMPLES :]
-            self._kept = {**dict(newest), key: made}
-        return made
-
-
-def new_facts(dimension: int, precision: str, model: str, fingerprint: str) -> dict[str, str]:
-    """What a new index records of itself."""
-    return {
-        "dimension": str(dimension),
-        "precision": precision,
-        "model": model,
-        "fingerprint": fingerprint,
-        "version": diptych.__version__,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def other_model(place: str, theirs: tuple[str, str], ours: tuple[str, str]) -> IndexFault:
-    """The refusal of an index of another model; each is (name, fingerprint)."""
-    return IndexFault(
-        f"{place} was made with the model '{theirs[0] or 'unnamed'}' (fingerprint {theirs[1] or 'none'}), not with "
-        f"'{ours[0] or 'unnamed'}' (fingerprint {ours[1]}): search it with its own model, or index the collection "
-        "again with this one in another place."
-    )
-
-
-def check_k(k: int) -> None:
-    """Raise when no hit is wanted."""
-    if k < 1:
-        raise SettingsError(f"k, the number of hits, is out of range: it must be at least 1, not {k}.")
-
-
-def check_limit(limit: int) -> None:
-    """Raise when no pair is wanted."""
-    if limit < 1:
-        raise SettingsError(f"the number of pairs to list must be at least 1, not {limit}.")
-
-
 def preview_of(index: Index, item: Item) -> bytes | None:
     """A small JPEG of an item, if there is a picture to make it of."""
     from diptych.data.decode.opening import make_thumbnail, open_image
@@ -238,89 +296,3 @@ def preview_of(index: Index, item: Item) -> bytes | None:
     except (DiptychError, OSError):  # an index or a picture that is gone: the item is shown without it
         return None
     return stored
-
-
-def check_items(items: Sequence[Item], count: int) -> None:
-    """Raise when items and their vectors do not pair up, or when ids are empty or not unique."""
-    if count != len(items):
-        raise DataError(f"{len(items)} items came with {count} vectors: give one vector per item.")
-    seen: set[str] = set()
-    for item in items:
-        if not item.id or item.id in seen:
-            raise DataError(f"the id '{item.id}' is empty or comes more than once: ids must be unique names.")
-        if item.kind not in KINDS:
-            raise DataError(f"item '{item.id}' is of kind '{item.kind}': choose {' or '.join(KINDS)}.")
-        seen.add(item.id)
-
-
-TIE = 2e-6  # scores of unit vectors in float32 that are closer may be equal: float64 and order of addition decide
-MAX_TIES = 4096  # tied candidates beyond the margin; of more, the earliest
-
-
-def rescore(stored: Vectors, query: Vectors) -> NDArray[np.float64]:
-    """Dot products of rows with one query in float64, one row at a time: the same whatever the batch was."""
-    result: NDArray[np.float64] = (stored.astype(np.float64) * query.astype(np.float64)).sum(axis=1)
-    return result
-
-
-MAX_COLUMNS = 2_000  # largest number of columns of an index: every filter and every page reads their list
-EXACT_INTEGER = 2**53  # beyond it float64 skips integers: such numbers are compared as integers
-
-
-def plain(id: str, name: object, value: Any) -> Any:
-    """A value as it is stored; raises when it cannot be."""
-    if hasattr(value, "tolist"):  # numpy scalars and arrays, as they come out of label columns
-        value = value.tolist()
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        if value != value or abs(value) == float("inf"):
-            raise DataError(f"item '{id}' has {value} in column '{name}': use null for a missing number.")
-        return value
-    if isinstance(value, list | tuple) and not any(isinstance(one, list | tuple | dict) for one in value):
-        values = [plain(id, name, one) for one in value]
-        if not any(isinstance(one, list) for one in values):  # of arrays
-            return values
-    raise DataError(
-        f"item '{id}' has a {type(value).__name__} in column '{name}': "
-        "metadata values are numbers, texts, true, false, null, or lists of these."
-    )
-
-
-def check_storable(id: str, metadata: Mapping[str, Any]) -> None:
-    """Raise when an id or a value of metadata cannot be stored, before an item is made of them."""
-    if "\x00" in id:
-        raise DataError(f"the id {id!r} holds a NUL character: remove it.")
-    for name, value in metadata.items():
-        plain(id, name, value)
-
-
-def check_column_count(count: int) -> None:
-    """Raise when an index would have more columns than one can be read in a moment."""
-    if count > MAX_COLUMNS:
-        raise DataError(
-            f"the index would have {count} metadata columns, the limit is {MAX_COLUMNS}: give items the same columns."
-        )
-
-
-def held_kinds(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
-    """The kinds of value in each column, from (name, kind) of values; null is none."""
-    found: dict[str, set[str]] = {}
-    for name, kind in pairs:
-        found.setdefault(name, set()).update({kind} - {"null"})
-    return found
-
-
-def record(item: Item) -> tuple[Any, ...]:
-    """The stored columns of an item after its slot; raises when they cannot be stored."""
-    check_storable(item.id, {})
-    metadata = {str(name): plain(item.id, name, value) for name, value in item.metadata.items()}
-    data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
-    texts = (item.id, item.kind, item.path, item.text, item.image_id, data, item.content)
-    try:
-        "".join(texts).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"item {item.id!r} holds {error.object[error.start]!r}, which is not a character: remove it."
-        ) from error
-    return (*texts, item.collection)

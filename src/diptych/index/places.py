@@ -11,10 +11,10 @@ import numpy as np
 
 from diptych.encoders.known_names import CLASS_WORDS, is_pretrained_name, recorded_name
 from diptych.errors import DiptychError, IndexFault, RuntimeFault, SettingsError, StorageError
-from diptych.index.base import preview_of
+from diptych.index.base import Index, preview_of
 from diptych.index.engines.opening import index_exists, open_index
 from diptych.index.models import Say, StoredVectors, check_probes, open_model, tell
-from diptych.index.protocol import Index, Item, Kind
+from diptych.index.protocol import Item, Kind
 from diptych.model.protocol import OpenedModel
 from diptych.progress import counted, printable
 from diptych.runtime.folder import REFUSED_HALF, worst_cosine

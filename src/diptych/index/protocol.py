@@ -1,24 +1,28 @@
-"""What every index engine is: items in, hits out."""
+"""The vocabulary of every index: items, hits, queries, and what of them can be stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+import diptych
 from diptych import notebook
-from diptych.index.query.filters import Filter
+from diptych.errors import DataError, IndexFault, SettingsError
 
 Kind = Literal["image", "text"]
 KINDS: tuple[Kind, ...] = ("image", "text")
 Precision = Literal["float32", "float16", "binary"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "binary")
 Vectors = NDArray[np.float32]
+MAX_COLUMNS = 2_000  # largest number of columns of an index: every filter and every page reads their list
+EXACT_INTEGER = 2**53  # beyond it float64 skips integers: such numbers are compared as integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +183,11 @@ class IndexInfo:
     version: str
     created: str
     counts: Mapping[str, int]
-    deleted: int
-    size: int
-    columns: Mapping[str, tuple[str, ...]]
-    collections: tuple[Collection, ...]
-    approximate: Mapping[str, int]
+    deleted: int = 0
+    size: int = 0
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    collections: tuple[Collection, ...] = ()
+    approximate: Mapping[str, int] = field(default_factory=dict)
     coded: tuple[str, ...] = ()  # kinds whose approximate index is a table of binary codes
 
     def __len__(self) -> int:
@@ -199,154 +203,123 @@ class Pair:
     score: float
 
 
-class Index(Protocol):
-    """A searchable set of items with their vectors.
+def check_k(k: int) -> None:
+    """Raise when no hit is wanted."""
+    if k < 1:
+        raise SettingsError(f"k, the number of hits, is out of range: it must be at least 1, not {k}.")
 
-    An operation that has returned is durable. Readers see the state of the last finished operation, whole.
-    The score is the dot product of the query with the stored vector, computed in float64 for the hits that
-    are returned, so that it does not depend on the size of the batch a query came in.
-    """
 
-    @property
-    def info(self) -> IndexInfo:
-        """What the index says of itself."""
-        ...
+def check_limit(limit: int) -> None:
+    """Raise when no pair is wanted."""
+    if limit < 1:
+        raise SettingsError(f"the number of pairs to list must be at least 1, not {limit}.")
 
-    @property
-    def generation(self) -> int:
-        """A number that grows with every change."""
-        ...
 
-    def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
-        """Items present, of one kind or of all; with a filter, those that pass."""
-        ...
+def check_items(items: Sequence[Item], count: int) -> None:
+    """Raise when items and their vectors do not pair up, or when ids are empty or not unique."""
+    if count != len(items):
+        raise DataError(f"{len(items)} items came with {count} vectors: give one vector per item.")
+    seen: set[str] = set()
+    for item in items:
+        if not item.id or item.id in seen:
+            raise DataError(f"the id '{item.id}' is empty or comes more than once: ids must be unique names.")
+        if item.kind not in KINDS:
+            raise DataError(f"item '{item.id}' is of kind '{item.kind}': choose {' or '.join(KINDS)}.")
+        seen.add(item.id)
 
-    def __len__(self) -> int: ...
 
-    def add(self, items: Sequence[Item], vectors: Any) -> None:
-        """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
-        ...
+def plain(id: str, name: object, value: Any) -> Any:
+    """A value as it is stored; raises when it cannot be."""
+    if hasattr(value, "tolist"):  # numpy scalars and arrays, as they come out of label columns
+        value = value.tolist()
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        if value != value or abs(value) == float("inf"):
+            raise DataError(f"item '{id}' has {value} in column '{name}': use null for a missing number.")
+        return value
+    if isinstance(value, list | tuple) and not any(isinstance(one, list | tuple | dict) for one in value):
+        values = [plain(id, name, one) for one in value]
+        if not any(isinstance(one, list) for one in values):  # of arrays
+            return values
+    raise DataError(
+        f"item '{id}' has a {type(value).__name__} in column '{name}': "
+        "metadata values are numbers, texts, true, false, null, or lists of these."
+    )
 
-    def update(self, items: Sequence[Item], vectors: Any) -> None:
-        """Add items, replacing those whose id is present."""
-        ...
 
-    def delete(self, ids: Sequence[str]) -> int:
-        """Remove items by id and say how many were there; texts of a removed image go with it."""
-        ...
+def check_storable(id: str, metadata: Mapping[str, Any]) -> None:
+    """Raise when an id or a value of metadata cannot be stored, before an item is made of them."""
+    if "\x00" in id:
+        raise DataError(f"the id {id!r} holds a NUL character: remove it.")
+    for name, value in metadata.items():
+        plain(id, name, value)
 
-    def get(self, ids: Sequence[str]) -> list[Item | None]:
-        """The items of these ids, None where absent."""
-        ...
 
-    def vectors(self, ids: Sequence[str]) -> Vectors:
-        """The stored vectors (len(ids), dimension) of items that must be present."""
-        ...
+def check_column_count(count: int) -> None:
+    """Raise when an index would have more columns than one can be read in a moment."""
+    if count > MAX_COLUMNS:
+        raise DataError(
+            f"the index would have {count} metadata columns, the limit is {MAX_COLUMNS}: give items the same columns."
+        )
 
-    def thumbnail(self, id: str) -> bytes | None:
-        """The stored JPEG of an item, if it has one."""
-        ...
 
-    def file(self, item: Item) -> Path | None:
-        """The file of an item, None when it has none or when its path would leave the collection's root."""
-        ...
+def held_kinds(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
+    """The kinds of value in each column, from (name, kind) of values; null is none."""
+    found: dict[str, set[str]] = {}
+    for name, kind in pairs:
+        found.setdefault(name, set()).update({kind} - {"null"})
+    return found
 
-    def search(
-        self,
-        vector: Any,
-        k: int = 10,
-        *,
-        kind: Kind | None = None,
-        filter: str | Filter | None = None,
-        exact: bool | None = None,
-    ) -> Hits:
-        """The k best items for one vector; ``exact`` forces or forbids the full scan (None: by size)."""
-        ...
 
-    def search_many(
-        self,
-        vectors: Any,
-        k: int = 10,
-        *,
-        kind: Kind | None = None,
-        filter: str | Filter | None = None,
-        exact: bool | None = None,
-    ) -> list[Hits]:
-        """``search`` for each row of (queries, dimension), in one pass over the vectors."""
-        ...
+def record(item: Item) -> tuple[Any, ...]:
+    """The stored columns of an item after its slot; raises when they cannot be stored."""
+    check_storable(item.id, {})
+    metadata = {str(name): plain(item.id, name, value) for name, value in item.metadata.items()}
+    data = json.dumps(metadata, ensure_ascii=False, allow_nan=False)
+    texts = (item.id, item.kind, item.path, item.text, item.image_id, data, item.content)
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"item {item.id!r} holds {error.object[error.start]!r}, which is not a character: remove it."
+        ) from error
+    return (*texts, item.collection)
 
-    def search_words(
-        self, text: str, k: int = 10, *, kind: Kind | None = None, filter: str | Filter | None = None
-    ) -> Hits:
-        """The k best items by BM25 over their texts; items without any of the words are absent."""
-        ...
 
-    def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
-        """The most frequent texts and booleans of a metadata column, and how many items have each."""
-        ...
+def new_facts(dimension: int, precision: str, model: str, fingerprint: str) -> dict[str, str]:
+    """What a new index records of itself."""
+    return {
+        "dimension": str(dimension),
+        "precision": precision,
+        "model": model,
+        "fingerprint": fingerprint,
+        "version": diptych.__version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
-    def sample(
-        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
-    ) -> Vectors:
-        """Vectors of up to ``size`` items spread evenly over the index, the same for the same state."""
-        ...
 
-    def sample_items(
-        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 24
-    ) -> list[Item]:
-        """The items whose vectors ``sample`` gives, in the same order."""
-        ...
+def other_model(place: str, theirs: tuple[str, str], ours: tuple[str, str]) -> IndexFault:
+    """The refusal of an index of another model; each is (name, fingerprint)."""
+    return IndexFault(
+        f"{place} was made with the model '{theirs[0] or 'unnamed'}' (fingerprint {theirs[1] or 'none'}), not with "
+        f"'{ours[0] or 'unnamed'}' (fingerprint {ours[1]}): search it with its own model, or index the collection "
+        "again with this one in another place."
+    )
 
-    def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
-        """(id, content) of every item of a collection, for a re-index to compare."""
-        ...
 
-    def near_duplicates(
-        self,
-        *,
-        kind: Kind = "image",
-        threshold: float | None = None,
-        limit: int = 100,
-        show_progress: bool = False,
-    ) -> list[Pair]:
-        """The ``limit`` best pairs, best first; with ``threshold``, only those that reach it."""
-        ...
+def read_only(place: str | Path) -> IndexFault:
+    """The refusal to change an index that was opened for reading."""
+    return IndexFault(f"{place} is open for reading only: open it with writable=True to change it.")
 
-    def collection(self, name: str, root: str = "") -> Collection:
-        """The collection of this name and root, recorded if it is new."""
-        ...
 
-    def move_collection(self, number: int, name: str, root: str) -> None:
-        """Give a collection another name and root; its items stay as they are."""
-        ...
+def is_closed(place: str | Path) -> IndexFault:
+    """The refusal to use an index that was closed."""
+    return IndexFault(f"the index {place} is closed: open it again.")
 
-    def forget_collection(self, number: int) -> None:
-        """Remove the record of a collection that has no items any more; one that has is left alone."""
-        ...
 
-    def build_graph(
-        self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
-    ) -> None:
-        """Make the approximate index of a kind, or bring it up to date; searches then use it by default.
-
-        With ``codes`` it is a table of binary codes, otherwise a graph; None keeps what there is.
-        """
-        ...
-
-    def compact(self, *, show_progress: bool = False) -> int:
-        """Give back the space of removed rows and forget their columns; the number of bytes freed."""
-        ...
-
-    def verify(self, *, show_progress: bool = False) -> list[str]:
-        """Read everything and compare it with its checksums: one sentence per fault."""
-        ...
-
-    def close(self) -> None:
-        """Release files and locks; idempotent."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+def other_format(place: str | Path, theirs: object, ours: object) -> IndexFault:
+    """The refusal of an index of another version's format."""
+    return IndexFault(
+        f"{place} has index format {theirs}, this version reads {ours}: update diptych, or index the collection again."
+    )

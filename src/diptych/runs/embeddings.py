@@ -20,9 +20,10 @@ from diptych.data.arrays import check_rows, unit_rows
 from diptych.data.decode.opening import open_image
 from diptych.data.files import FileImages
 from diptych.errors import DataError, DiptychError, MissingExtra
+from diptych.index.base import Index
 from diptych.index.engines.opening import empty_index, index_exists, open_index
 from diptych.index.ingest.photos import MARGIN
-from diptych.index.protocol import Index, Item, Kind, Vectors
+from diptych.index.protocol import Item, Kind, Vectors
 from diptych.model.protocol import Model, picture_side
 from diptych.progress import counted
 from diptych.runtime.folder import REFUSED, REFUSED_HALF, SAID

@@ -28,8 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from diptych.errors import DataError, MissingExtra
-from diptych.index.base import record
-from diptych.index.protocol import KINDS, Item, Vectors
+from diptych.index.protocol import KINDS, Item, Vectors, record
 from diptych.storage import new_file, parse_json
 from diptych.vectors.manifest import FILES, Manifest, Receipt, read_manifest, read_receipt, shard_file
 

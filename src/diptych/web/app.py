@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 
 import diptych
 from diptych.errors import DiptychError
-from diptych.index.protocol import Index
+from diptych.index.base import Index
 from diptych.index.query.search import HitScorer
 from diptych.model.protocol import Model
 from diptych.web.auth import Access

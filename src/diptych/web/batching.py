@@ -18,8 +18,9 @@ import numpy as np
 
 from diptych.errors import Unavailable
 from diptych.index import deadline
+from diptych.index.base import Index
 from diptych.index.deadline import Deadline
-from diptych.index.protocol import Hits, Index, Kind
+from diptych.index.protocol import Hits, Kind
 from diptych.index.query.filters import Filter
 from diptych.model.protocol import Model, text_input_of
 

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from diptych.errors import MissingExtra, SettingsError
+from diptych.index.base import Index
 from diptych.index.engines.opening import open_index
 from diptych.index.models import open_model, tell
-from diptych.index.protocol import Index
 from diptych.model.protocol import Model
 from diptych.progress import echo
 

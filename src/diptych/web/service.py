@@ -19,7 +19,8 @@ from diptych import addresses
 from diptych.data.decode.opening import make_thumbnail
 from diptych.errors import DataError, DiptychError, QueryError, SettingsError, Unavailable
 from diptych.index import deadline
-from diptych.index.protocol import KINDS, Hit, Hits, Index, Item, Kind, Query, Term, Vectors
+from diptych.index.base import Index
+from diptych.index.protocol import KINDS, Hit, Hits, Item, Kind, Query, Term, Vectors
 from diptych.index.query.frames import one_per_video
 from diptych.index.query.parse import parse_query
 from diptych.index.query.search import HitScorer, Searcher

@@ -18,7 +18,8 @@ from diptych.data.decode.opening import MAX_PIXELS, THUMBNAIL, make_thumbnail
 from diptych.data.decode.processes import WALL_SECONDS, Decoders
 from diptych.errors import ImageError
 from diptych.index import deadline
-from diptych.index.protocol import Index, Item
+from diptych.index.base import Index
+from diptych.index.protocol import Item
 from diptych.index.query.frames import frame_of
 from diptych.machine import known_roots
 from diptych.web.limits import Limits

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from diptych.index.base import Index
 from diptych.index.engines.embedded.index import EmbeddedIndex
-from diptych.index.protocol import Index, Precision
+from diptych.index.protocol import Precision
 from diptych.registries import ENGINES
 
 

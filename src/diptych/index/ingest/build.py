@@ -16,6 +16,7 @@ from diptych.data.files import find_images
 from diptych.data.formats import open_captions
 from diptych.data.problems import Absent
 from diptych.errors import DataError, DiptychError, SettingsError
+from diptych.index.base import Index
 from diptych.index.engines.opening import index_exists, open_index
 from diptych.index.ingest.collection_files import CollectionFiles, KeptVectors, own_name, settle
 from diptych.index.ingest.pipeline import Reader, take_in
@@ -37,7 +38,7 @@ from diptych.index.ingest.works import (
     SharedFeatures,
     Work,
 )
-from diptych.index.protocol import Index, Item, Precision, Vectors
+from diptych.index.protocol import Item, Precision, Vectors
 from diptych.machine import record_root
 from diptych.model.protocol import Model, pairs_of, picture_side
 

@@ -20,9 +20,9 @@ from diptych.data.captions import Captions, StoreRows
 from diptych.data.decode.extra_formats import is_video
 from diptych.data.files import Member
 from diptych.errors import DataError
-from diptych.index.base import check_storable
+from diptych.index.base import Index
 from diptych.index.ingest.photos import PhotoFile
-from diptych.index.protocol import Collection, Index, Item
+from diptych.index.protocol import Collection, Item, check_storable
 
 
 class CollectionFiles:

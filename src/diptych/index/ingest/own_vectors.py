@@ -11,9 +11,9 @@ import numpy as np
 
 from diptych.data.arrays import as_rows, check_rows, unit_rows
 from diptych.errors import DataError, IndexFault
-from diptych.index.base import check_items, record
+from diptych.index.base import Index
 from diptych.index.engines.opening import empty_index, index_exists, shown
-from diptych.index.protocol import Index, Item
+from diptych.index.protocol import Item, check_items, record
 
 ROWS = 10_000  # written together
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from filelock import Timeout
 
 from diptych.errors import DataError, DiptychError, IndexFault, MissingExtra, QueryError, SettingsError
+from diptych.index.base import Index
 from diptych.index.engines.opening import empty_index, index_exists, open_index, shown
-from diptych.index.protocol import KINDS, Collection, Index, Item, Precision
+from diptych.index.protocol import KINDS, Collection, Item, Precision
 from diptych.index.query.filters import Filter
 
 APPROXIMATE_ABOVE = 200_000  # items of a kind from which a scan takes tens of milliseconds on two cores

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 import numpy as np
 
 from diptych.errors import IndexFault, QueryError
-from diptych.index.base import check_k, other_model, rescore
-from diptych.index.protocol import Hit, Hits, Index, Item, Kind, Query, Term, Vectors
+from diptych.index.base import Index
+from diptych.index.protocol import Hit, Hits, Item, Kind, Query, Term, Vectors, check_k, other_model
 from diptych.index.query.cutoff import FEWEST_QUERIES, QUERIES, Background, Calibration, background, calibrate
 from diptych.index.query.filters import Filter
 from diptych.index.query.frames import one_per_video
 from diptych.index.query.parse import parse_query
 from diptych.index.query.readable import Readable
 from diptych.index.query.words import Tokenizer, fuse
+from diptych.index.scoring import rescore
 from diptych.model.protocol import Model, pairs_of
 
 if TYPE_CHECKING:  # a query of words needs nothing of pictures

@@ -12,6 +12,7 @@ with f the times the word is in the text, n the texts that have it, N all texts 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import sqlite3
 import threading
@@ -20,11 +21,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 MAX_WORDS = 64  # words of a text that are looked up
-# a word in more than 1,000 items and a tenth of all says little, and costs most
-COMMON, COMMON_SHARE = (
-    1000,
-    10,
-)
+# a word in more than COMMON items and more than one in COMMON_SHARE of them says little, and costs most
+COMMON, COMMON_SHARE = 1000, 10
 FUSION = 60  # the constant of reciprocal rank fusion (Cormack, Clarke and Büttcher 2009)
 
 
@@ -79,6 +77,26 @@ class Tokenizer:
         for counts in self.words(words_of(text)):
             found.update(counts)
         return dict(found)
+
+
+def bm25(texts: Sequence[str], query: str) -> dict[int, float]:
+    """The scores of the texts that have a word of a query, by number; common words are left out while others remain."""
+    tokenizer = Tokenizer()
+    wanted, held = tokenizer.query(query), tokenizer.words(texts)
+    lengths = [sum(counts.values()) for counts in held]
+    average = sum(lengths) / max(1, len(held))
+    found = {word: [n for n, counts in enumerate(held) if word in counts] for word in wanted}
+    most = max(COMMON, len(held) // COMMON_SHARE)
+    telling = [word for word in wanted if 0 < len(found[word]) <= most] or [w for w in wanted if found[w]]
+    scores: dict[int, float] = {}
+    for word in telling:
+        hits = len(found[word])
+        idf = max(math.log((len(held) - hits + 0.5) / (hits + 0.5)), LEAST_IDF)
+        for n in found[word]:
+            count = held[n][word]
+            part = count * (K1 + 1) / (count + K1 * (1 - B + B * lengths[n] / average))
+            scores[n] = scores.get(n, 0.0) + wanted[word] * idf * part
+    return scores
 
 
 def _stored(word: str) -> str:

@@ -31,14 +31,13 @@ from diptych.index.engines import coding
 from diptych.index.engines.coding import Coder, code_bits
 from diptych.index.engines.embedded.scan import MARGIN, fetch, scan
 from diptych.index.engines.embedded.segments import FILES, ROW_BITS, RowLayout, checksum
-from diptych.index.engines.embedded.state import Graph, RowNumbers, Segment, Selection, State
+from diptych.index.engines.embedded.state import CODES, Graph, RowNumbers, Segment, Selection, State
 from diptych.index.engines.embedded.store import Moves
 from diptych.index.protocol import Kind, Vectors
 from diptych.machine import own_key
 from diptych.progress import LOG, track
 from diptych.storage import storing, sync
 
-SUFFIX = ".codes"
 _FORMAT = 1
 
 Keys = NDArray[np.uint64]
@@ -126,7 +125,6 @@ def _read(file: BinaryIO) -> Any:
     return np.lib.format.read_array(file, allow_pickle=False)
 
 
-STALE = 0.2  # share of rows outside or removed from a graph at which it is brought up to date
 NEIGHBOURS = 16  # edges of a node
 WIDTH_ADD, WIDTH_SEARCH = 128, 256  # nodes kept in sight while adding and searching
 PROPOSALS = 32  # fewest candidates of a search
@@ -155,7 +153,7 @@ class Graphs:
         segments = state.of_kind(graph.kind)
         covered = sum(min(len(s), graph.covers.get(s.number, 0)) for s in segments)
         gone = sum(len(s.gone) for s in segments) + graph.rows - covered
-        least, factor = (coding.PROPOSALS, coding.FACTOR) if is_codes(graph) else (PROPOSALS, FACTOR)
+        least, factor = (coding.PROPOSALS, coding.FACTOR) if graph.is_codes else (PROPOSALS, FACTOR)
         wanted = max(least, factor * (k + MARGIN))
         wanted = min(graph.rows, wanted + wanted * gone // max(1, covered))
         proposed = self._proposals(graph, queries, wanted)
@@ -173,7 +171,7 @@ class Graphs:
     def build(self, state: State, kind: Kind, show_progress: bool = False, codes: bool = False) -> Graph:
         """A graph of what a state holds, grown from the one it has if that is whole; synced, not recorded."""
         old = self.find(state, kind)
-        if old is not None and is_codes(old) != codes:
+        if old is not None and old.is_codes != codes:
             old = None
         segments = state.of_kind(kind)
         graph = self._loaded(old, codes)
@@ -198,7 +196,7 @@ class Graphs:
                 continue
             stay = tuple(s for s in state.of_kind(kind) if all(s is not one for one in gone))
             covered, covers = _covered(old, pairs)
-            graph = self._loaded(old, is_codes(old))
+            graph = self._loaded(old, old.is_codes)
             _keep(graph, np.concatenate([_present(stay, _keys(graph)), covered[:, 1]]))
             graph.rename(covered[:, 1].astype(np.uint64), covered[:, 0].astype(np.uint64))
             if len(graph):
@@ -261,7 +259,7 @@ class Graphs:
     def _saved(self, graph: Any, state: State, kind: Kind, covers: dict[int, int]) -> Graph:
         """Write a graph to a new file and sync it."""
         # no graph was recorded at this generation yet, for recording one ends it
-        suffix = SUFFIX if isinstance(graph, CodeTable) else ".usearch"
+        suffix = CODES if isinstance(graph, CodeTable) else ".usearch"
         path = FILES.path(self.folder, f"graph-{state.generation:06d}-{kind}{suffix}")
         with storing(path):
             try:
@@ -281,10 +279,10 @@ class Graphs:
 
 def _fault(graph: Graph, path: Path) -> str:
     """Why the file of a graph is not loaded; empty for one that is."""
-    crc, signature = signed(path, graph.size, None if is_codes(graph) else own_key())
+    crc, signature = signed(path, graph.size, None if graph.is_codes else own_key())
     if crc != graph.checksum:
         return "is damaged"
-    if is_codes(graph) or (signature and hmac.compare_digest(signature, graph.signature)):
+    if graph.is_codes or (signature and hmac.compare_digest(signature, graph.signature)):
         return ""
     return "was not made by you on this machine"
 
@@ -297,22 +295,9 @@ def signed(path: Path, size: int, key: bytes | None) -> tuple[int | None, str]:
     return checksum(path, 0, size, signing), signing.hexdigest()
 
 
-def is_codes(graph: Graph) -> bool:
-    """Whether a graph is a table of binary codes."""
-    return graph.file.endswith(SUFFIX)
-
-
-def is_stale(graph: Graph, state: State) -> bool:
-    """Whether so much was added or removed since a graph was built that it should be brought up to date."""
-    segments = state.of_kind(graph.kind)
-    outside = sum(len(s) - graph.covers.get(s.number, 0) for s in segments)
-    gone = sum(len(s.gone) for s in segments)
-    return outside + gone > STALE * graph.rows
-
-
 def _opened(path: Path, dimension: int) -> Any:
     """A graph on disk, to be searched."""
-    if path.name.endswith(SUFFIX):
+    if path.name.endswith(CODES):
         table = CodeTable(dimension)
         table.load(str(path))
         return table

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from diptych.errors import IndexFault
-from diptych.index.base import check_column_count, held_kinds, record
 from diptych.index.engines.embedded import checksums, connections
 from diptych.index.engines.embedded.connections import (
     FILE,
@@ -28,7 +27,7 @@ from diptych.index.engines.embedded.connections import (
     translating,
 )
 from diptych.index.engines.embedded.segments import FILES
-from diptych.index.protocol import Item
+from diptych.index.protocol import Item, check_column_count, held_kinds, is_closed, read_only, record
 from diptych.index.query.filters import kind_of
 from diptych.storage import parse_json
 
@@ -153,9 +152,7 @@ class Catalog:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """The writer's connection in a transaction that commits at the end, or leaves no trace."""
         if self._writer is None:
-            raise IndexFault(
-                f"{self.folder} is open for reading only: open it with writable=True to change it."
-            )
+            raise read_only(self.folder)
         db = self._writer
         if _identity(self.path) != self._file:  # what this connection writes is no longer what lies there
             raise replaced(self.folder)
@@ -203,7 +200,7 @@ class Catalog:
     def _borrow(self) -> sqlite3.Connection:
         with self._lock:
             if self._closed:
-                raise IndexFault(f"the index {self.folder} is closed: open it again.")
+                raise is_closed(self.folder)
             old: list[sqlite3.Connection] = []
             if _identity(self.path) not in (self._file, None):  # they read a file that lies there no more
                 old, self._idle = self._idle, []

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from diptych.errors import IndexFault
 from diptych.index import deadline
-from diptych.index.base import EXACT_INTEGER
 from diptych.index.engines.embedded.catalog import COLUMNS, column_kinds, item_of, metadata_of
 from diptych.index.engines.embedded.segments import slot_of
 from diptych.index.engines.embedded.state import Segment, Selection, State
-from diptych.index.protocol import Kind
+from diptych.index.protocol import EXACT_INTEGER, Kind
 from diptych.index.query.filters import ITEM_COLUMNS, And, Condition, Filter, Not, parse_filter
 from diptych.storage import parse_json
 

@@ -20,7 +20,7 @@ from diptych.errors import IndexFault, StorageError
 from diptych.index import deadline
 from diptych.index.engines.embedded import checksums
 from diptych.index.engines.embedded.checksums import damaged
-from diptych.index.protocol import KINDS, PRECISIONS
+from diptych.index.protocol import KINDS, PRECISIONS, other_format
 
 FORMAT = 2  # version of the index folder; raised when an old folder can no longer be read
 _TABLES = """
@@ -76,10 +76,7 @@ def check(db: sqlite3.Connection, folder: Path) -> None:
 def check_format(folder: Path, found: tuple[Any, ...] | None) -> None:
     """Raise for an index of another version's format."""
     if found is None or found[0] != str(FORMAT):
-        raise IndexFault(
-            f"{folder} has index format {str(found and found[0])[:20]!a}, this version reads {FORMAT}: "
-            "update diptych, or index the collection again."
-        )
+        raise other_format(folder, f"{str(found and found[0])[:20]!a}", FORMAT)
 
 
 @cache

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from diptych.index.base import Engine, Samples, check_k, check_limit, rescore
+from diptych.index.base import Index
+from diptych.index.capabilities import View, spread
 from diptych.index.engines.embedded import catalog, checksums, connections, store
-from diptych.index.engines.embedded.approximate import Graphs, is_codes, is_stale
-from diptych.index.engines.embedded.columns import MetadataColumns
 from diptych.index.engines.embedded.scan import fetch, scan
 from diptych.index.engines.embedded.segments import ROW_BITS
 from diptych.index.engines.embedded.state import RowNumbers, State
 from diptych.index.engines.embedded.store import ATTEMPTS, Store
-from diptych.index.engines.embedded.verify import verify
-from diptych.index.engines.embedded.words import Words
-from diptych.index.engines.pairs import best_pairs
-from diptych.index.protocol import (
-    KINDS,
-    Collection,
-    Hit,
-    Hits,
-    IndexInfo,
-    Item,
-    Kind,
-    Pair,
-    Precision,
-    Vectors,
-)
-from diptych.index.query.filters import Filter
+from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Vectors
+from diptych.index.scoring import rescore
+
+if TYPE_CHECKING:  # what few searches need is imported where it is used
+    from diptych.index.engines.embedded.approximate import Graphs
+    from diptych.index.engines.embedded.columns import MetadataColumns
+    from diptych.index.engines.embedded.words import Words
+    from diptych.index.query.filters import Filter
+
+T = TypeVar("T")
 
 
-class EmbeddedIndex(Engine):
+class EmbeddedIndex(Index):
     """An index in a folder: one writer at a time, any number of readers.
 
     The order of a write is: vectors appended and synced, then one SQLite transaction that refers to them.
@@ -42,69 +37,61 @@ class EmbeddedIndex(Engine):
     operation is durable. Safe to share between threads. Of equal scores, images come before texts.
     """
 
+    engine = "embedded"
     path: Path
 
     def __init__(self, path: str | Path, *, writable: bool = False) -> None:
         self.path = Path(path)
         self._store = Store(self.path, writable)
         self._layout, self._facts = self._store.layout, self._store.meta
-        self._dimension = self._layout.dimension
         self._read = self._store.read
-        self._columns = MetadataColumns()
-        self._words = Words()
-        self._graphs = Graphs(self.path, self._layout)
-        self._samples = Samples()
+
+    @cached_property
+    def _columns(self) -> MetadataColumns:
+        from diptych.index.engines.embedded.columns import MetadataColumns
+
+        return MetadataColumns()
+
+    @cached_property
+    def _words(self) -> Words:
+        from diptych.index.engines.embedded.words import Words
+
+        return Words()
+
+    @cached_property
+    def _graphs(self) -> Graphs:
+        from diptych.index.engines.embedded.approximate import Graphs
+
+        return Graphs(self.path, self._layout)
 
     @classmethod
-    def create(
-        cls,
-        path: str | Path,
-        dimension: int,
-        *,
-        model: str = "",
-        fingerprint: str = "",
-        precision: Precision = "float32",
-    ) -> EmbeddedIndex:
-        """A new, empty index, open for writing; an index that is already there is refused."""
-        Store.create(Path(path), dimension, precision, model, fingerprint)
-        return cls(path, writable=True)
+    def _make(cls, place: str | Path, facts: dict[str, str]) -> None:
+        Store.create(Path(place), facts)
 
     @staticmethod
-    def exists(path: str | Path) -> bool:
-        """Whether there is an index in this folder."""
-        return (Path(path) / "index.db").is_file()
+    def exists(place: str | Path) -> bool:
+        return (Path(place) / "index.db").is_file()
 
-    @property
-    def info(self) -> IndexInfo:
-        """What the index says of itself."""
+    def _about(self) -> dict[str, Any]:
+        tables = ("columns", "collections")
         state, (columns, collections) = self._read(
-            lambda state, db: (
-                state,
-                (
-                    connections.rows(db, self.path, "columns"),
-                    connections.rows(db, self.path, "collections"),
-                ),
-            )
+            lambda state, db: (state, [connections.rows(db, self.path, table) for table in tables])
         )
-        return self._info(
-            "embedded",
-            counts={kind: state.count(kind) for kind in KINDS},
-            deleted=sum(len(s.gone) for s in state.segments),
-            size=self._store.size(),
-            columns={name: tuple(catalog.column_kinds(kinds)) for name, kinds in columns},
-            collections=tuple(Collection(*row) for row in collections),
-            approximate={graph.kind: graph.rows for graph in state.graphs},
-            coded=tuple(graph.kind for graph in state.graphs if is_codes(graph)),
-        )
+        return {
+            "counts": {kind: state.count(kind) for kind in KINDS},
+            "deleted": sum(len(s.gone) for s in state.segments),
+            "size": self._store.size(),
+            "columns": {name: tuple(catalog.column_kinds(kinds)) for name, kinds in columns},
+            "collections": tuple(Collection(*row) for row in collections),
+            "approximate": {graph.kind: graph.rows for graph in state.graphs},
+            "coded": tuple(graph.kind for graph in state.graphs if graph.is_codes),
+        }
 
     @property
     def generation(self) -> int:
-        """A number that grows with every change."""
         return self._read(lambda state, db: state.generation)
 
     def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
-        """Items present, of one kind or of all; with a filter, those that pass."""
-
         def read(state: State, db: Any) -> int:
             if filter is None:
                 return state.count(kind)
@@ -114,7 +101,6 @@ class EmbeddedIndex(Engine):
         return self._read(read)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Remove items by id and say how many were there; texts of a removed image go with it."""
         with self._store.writing() as db:
             return store.remove(db, ids)
 
@@ -139,8 +125,8 @@ class EmbeddedIndex(Engine):
         """Make the approximate index of a kind, or bring it up to date when much was changed since."""
         with self._store.alone() as state:
             old = self._graphs.find(state, kind)
-            codes = codes if codes is not None else old is not None and is_codes(old)
-            fresh = old is not None and is_codes(old) == codes and not is_stale(old, state)
+            codes = codes if codes is not None else old is not None and old.is_codes
+            fresh = old is not None and old.is_codes == codes and not old.is_stale(state)
             if state.count(kind) == 0 or fresh:
                 return
             graph = self._graphs.build(state, kind, show_progress, codes)
@@ -149,7 +135,6 @@ class EmbeddedIndex(Engine):
             self._store.drop([one.file for one in state.graphs if one.kind == kind])
 
     def collection(self, name: str, root: str = "") -> Collection:
-        """The collection of this name and root, recorded if it is new."""
         find = "SELECT number, name, root FROM collections WHERE name = ? AND root = ?"
         found = self._read(lambda state, db: db.execute(find, (name, root)).fetchone())
         if found is None:
@@ -160,24 +145,19 @@ class EmbeddedIndex(Engine):
         return Collection(*found)
 
     def move_collection(self, number: int, name: str, root: str) -> None:
-        """Give a collection another name and root; its items stay as they are."""
         with self._store.writing() as db:
             db.execute("UPDATE collections SET name = ?, root = ? WHERE number = ?", (name, root, number))
 
     def forget_collection(self, number: int) -> None:
-        """Remove the record of a collection that has no items any more; one that has is left alone."""
         query = "DELETE FROM collections WHERE number = ?1 AND NOT EXISTS (SELECT 1 FROM items WHERE collection = ?1)"
         with self._store.writing() as db:
             db.execute(query, (number,))
 
     def get(self, ids: Sequence[str]) -> list[Item | None]:
-        """The items of these ids, None where absent."""
         found = self._read(lambda state, db: catalog.items_of(db, ids))
         return [found.get(id) for id in ids]
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
-        """The stored vectors (len(ids), dimension) of items that must be present."""
-
         def read(state: State, db: Any) -> Vectors:
             slots = catalog.slots_of(db, ids)
             self._check_present(ids, slots)
@@ -186,29 +166,18 @@ class EmbeddedIndex(Engine):
         return self._read(read)
 
     def thumbnail(self, id: str) -> bytes | None:
-        """The stored JPEG of an item, if it has one."""
         return self._read(lambda state, db: catalog.thumbnail_of(db, id))
 
     def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
-        """(id, content) of every item of a collection, for a re-index to compare."""
         query = "SELECT id, content FROM items WHERE collection = ? AND (? IS NULL OR kind = ?)"
         yield from self._read(lambda state, db: db.execute(query, (collection, kind, kind)).fetchall())
 
-    def search_many(
-        self,
-        vectors: Any,
-        k: int = 10,
-        *,
-        kind: Kind | None = None,
-        filter: str | Filter | None = None,
-        exact: bool | None = None,
+    def _nearest(
+        self, queries: Vectors, k: int, kind: Kind | None, filter: str | Filter | None, exact: bool | None
     ) -> list[Hits]:
-        """``search`` for each row of (queries, dimension), in one pass over the vectors."""
-        queries = self._checked(vectors, "the query")
-        check_k(k)
-
         def read(state: State, db: Any) -> list[Hits] | int:
-            graph = None if exact or filter is not None else self._graphs.find(state, kind)
+            wanted = not exact and filter is None and state.graphs
+            graph = self._graphs.find(state, kind) if wanted else None
             if graph is not None:
                 found = self._graphs.search(graph, state, queries, k)
             elif exact is False and filter is None:
@@ -227,12 +196,7 @@ class EmbeddedIndex(Engine):
             missed = answer
         return answer
 
-    def search_words(
-        self, text: str, k: int = 10, *, kind: Kind | None = None, filter: str | Filter | None = None
-    ) -> Hits:
-        """The k best items by BM25 over their texts; items without any of the words are absent."""
-        check_k(k)
-
+    def _best_words(self, text: str, k: int, kind: Kind | None, filter: str | Filter | None) -> Hits:
         def read(state: State, db: Any) -> Hits:
             chosen = None if filter is None else self._columns.select(state, db, filter, kind)
             found = self._words.best(state, db, text, k, kind, chosen)
@@ -242,56 +206,10 @@ class EmbeddedIndex(Engine):
         return self._read(read)
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
-        """The most frequent texts and booleans of a metadata column, and how many items have each."""
         return self._read(lambda state, db: catalog.common_values(db, column, limit))
 
-    def sample(
-        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
-    ) -> Vectors:
-        """Vectors of up to ``size`` items spread evenly over the index, the same for the same state."""
-
-        def read(state: State, db: Any) -> Vectors:
-            return self._samples.get(
-                (state.generation, kind, repr(filter), size),
-                lambda: fetch(state.of_kind(kind), self._layout, self._spread(state, db, kind, filter, size)),
-            )
-
-        return self._read(read)
-
-    def sample_items(
-        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 24
-    ) -> list[Item]:
-        """The items whose vectors ``sample`` gives, in the same order."""
-
-        def read(state: State, db: Any) -> list[Item]:
-            slots = self._spread(state, db, kind, filter, size)
-            return self._items(db, slots.tolist())
-
-        return self._read(read)
-
-    def near_duplicates(
-        self,
-        *,
-        kind: Kind = "image",
-        threshold: float | None = None,
-        limit: int = 100,
-        show_progress: bool = False,
-    ) -> list[Pair]:
-        """The ``limit`` best pairs, best first; with ``threshold``, only those that reach it."""
-        check_limit(limit)
-
-        def read(state: State, db: Any) -> list[Pair]:
-            segments = state.of_kind(kind)
-            rows = [s.live_rows + (s.number << ROW_BITS) for s in segments]
-            slots = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-            scores, first, second = best_pairs(
-                slots, lambda some: fetch(segments, self._layout, some), threshold, limit, show_progress
-            )
-            items = self._items(db, [*first.tolist(), *second.tolist()])
-            pairs = zip(items[: len(first)], items[len(first) :], scores.tolist(), strict=True)
-            return [Pair(a, b, score) for a, b, score in pairs]
-
-        return self._read(read)
+    def _view(self, read: Callable[[View], T]) -> T:
+        return self._read(lambda state, db: read(_Moment(self, state, db)))
 
     def warm(self) -> None:
         """Compare every block of vectors with its checksum now, not when the first search needs it."""
@@ -299,7 +217,8 @@ class EmbeddedIndex(Engine):
             segment.blocks.check(0, len(segment))
 
     def verify(self, *, show_progress: bool = False) -> list[str]:
-        """Read everything and compare it with its checksums: one sentence per fault."""
+        from diptych.index.engines.embedded.verify import verify
+
         faults: list[str] = []
         for _ in range(ATTEMPTS):
             state, faults = self._read(
@@ -310,7 +229,6 @@ class EmbeddedIndex(Engine):
         return faults
 
     def close(self) -> None:
-        """Release files and locks; idempotent."""
         self._store.close()
 
     def _write(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
@@ -325,20 +243,6 @@ class EmbeddedIndex(Engine):
         query = "SELECT root FROM collections WHERE number = ?"
         row = self._read(lambda state, db: db.execute(query, (collection,)).fetchone())
         return "" if row is None else str(row[0])
-
-    def _spread(
-        self, state: State, db: Any, kind: Kind | None, filter: str | Filter | None, size: int
-    ) -> RowNumbers:
-        segments = state.of_kind(kind)
-        if filter is None:
-            rows = [segment.live_rows + (segment.number << ROW_BITS) for segment in segments]
-        else:
-            chosen = self._columns.select(state, db, filter, kind)
-            rows = [chosen[segment.number] + (segment.number << ROW_BITS) for segment in segments]
-        slots = np.concatenate([*rows, np.zeros(0, np.int64)])
-        if len(slots) > size:
-            slots = slots[np.linspace(0, len(slots) - 1, size).astype(np.int64)]
-        return slots
 
     def _hits(self, state: State, db: Any, query: Vectors, slots: RowNumbers, k: int, exact: bool) -> Hits:
         scores = rescore(fetch(state.segments, self._layout, slots), query)
@@ -355,3 +259,27 @@ class EmbeddedIndex(Engine):
         if any(item is None for item in found):
             raise checksums.damaged(self.path)
         return cast(list[Item], found)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """The items of a state, by slot."""
+
+    index: EmbeddedIndex
+    state: State
+    db: Any
+    is_mapped = True
+
+    def keys(self, kind: Kind | None, filter: str | Filter | None, size: int | None = None) -> RowNumbers:
+        segments = self.state.of_kind(kind)
+        chosen = None if filter is None else self.index._columns.select(self.state, self.db, filter, kind)
+        rows = [s.live_rows if chosen is None else chosen[s.number] for s in segments]
+        bases = [segment.number << ROW_BITS for segment in segments]
+        slots = np.concatenate([np.zeros(0, np.int64), *map(np.add, rows, bases)])
+        return slots[spread(len(slots), size)]
+
+    def items(self, keys: RowNumbers) -> list[Item]:
+        return self.index._items(self.db, keys.tolist())
+
+    def rows(self, keys: RowNumbers) -> Vectors:
+        return fetch(self.state.segments, self.index._layout, keys)

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.index import deadline
-from diptych.index.base import MAX_TIES, TIE
 from diptych.index.engines.embedded.segments import ROW_BITS, RowLayout
 from diptych.index.engines.embedded.state import RowNumbers, Segment, Selection
 from diptych.index.protocol import Vectors
+from diptych.index.scoring import MAX_TIES, TIE
 
 MARGIN = 8  # candidates beyond k that are scored again: float32 rounding must not decide who is in
 SCORES = 1 << 24  # scores held at once

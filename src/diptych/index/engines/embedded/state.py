@@ -21,6 +21,8 @@ from diptych.storage import parse_json
 RowNumbers = NDArray[np.int64]
 Selection = dict[int, RowNumbers]
 """Segment number → sorted rows: what a filter left."""
+CODES = ".codes"  # the suffix of a table of binary codes
+STALE = 0.2  # share of rows outside or removed from a graph at which it is brought up to date
 SAMPLED = 16  # rows of a segment whose length is measured
 
 
@@ -81,6 +83,17 @@ class Graph:
     covers: dict[int, int]
     checksum: int
     signature: str = ""  # by the key of whoever made it
+
+    @property
+    def is_codes(self) -> bool:
+        """Whether it is a table of binary codes."""
+        return self.file.endswith(CODES)
+
+    def is_stale(self, state: State) -> bool:
+        """Whether so much was added or removed since it was built that it should be brought up to date."""
+        segments = state.of_kind(self.kind)
+        outside = sum(len(s) - self.covers.get(s.number, 0) for s in segments)
+        return outside + sum(len(s.gone) for s in segments) > STALE * self.rows
 
 
 @dataclass(frozen=True)

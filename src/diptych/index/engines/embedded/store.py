@@ -21,13 +21,12 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
-from diptych.index.base import new_facts
 from diptych.index.engines.embedded import catalog, checksums, connections
 from diptych.index.engines.embedded.catalog import Catalog
 from diptych.index.engines.embedded.connections import FILE
 from diptych.index.engines.embedded.segments import FILES, ROW_BITS, RowLayout, append, slot_of
 from diptych.index.engines.embedded.state import RowNumbers, Segment, State, read_state
-from diptych.index.protocol import KINDS, PRECISIONS, Item, Kind, Precision, Vectors
+from diptych.index.protocol import KINDS, PRECISIONS, Item, Kind, Vectors
 from diptych.progress import track
 from diptych.storage import create_folder, storing
 
@@ -68,8 +67,9 @@ class Store:
             raise
 
     @staticmethod
-    def create(path: Path, dimension: int, precision: Precision, model: str, fingerprint: str) -> None:
+    def create(path: Path, facts: dict[str, str]) -> None:
         """Write an empty index; one that is already there is refused."""
+        dimension, precision = int(facts["dimension"]), facts["precision"]
         if dimension < 1:
             raise SettingsError(f"an index needs vectors of at least 1 dimension, not {dimension}.")
         if precision not in PRECISIONS:
@@ -79,7 +79,6 @@ class Store:
             raise IndexFault(f"{path} {what}: open it, or choose another folder.")
         try:
             with create_folder(path) as new:
-                facts = new_facts(dimension, precision, model, fingerprint)
                 Catalog.create(new, {**facts, "id": uuid4().hex})
         except FileExistsError:
             raise IndexFault(f"{path} was made by another process just now: open it.") from None

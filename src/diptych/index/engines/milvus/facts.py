@@ -16,13 +16,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diptych.errors import IndexFault, SettingsError
+<<<<<<< HEAD
 from diptych.index.base import check_column_count
 from diptych.index.engines.milvus.address import Address, Graph
+=======
+>>>>>>> 1c9c563 (Give every engine a small core and shared capabilities)
 from diptych.index.engines.milvus.pushdown import Parts, column_of, keys
 from diptych.index.engines.milvus.rows import Row, fact_fields, item_fields
 from diptych.index.engines.milvus.server import OLDEST, MilvusClient, Server
 from diptych.index.engines.milvus.table import STRONG, Table
-from diptych.index.protocol import Collection
+from diptych.index.protocol import Collection, check_column_count, other_format
 
 PICTURE_BYTES = 48_000  # bytes of a thumbnail in one row: 64,000 characters as text
 _CLAIM = "collection_"
@@ -226,11 +229,7 @@ def read_facts(items: Table) -> dict[str, str]:
             f"{label} is a Milvus collection of something else: choose another name for the index."
         )
     if not about.startswith(f"{FORMAT} "):
-        theirs, ours = about.split()[2], FORMAT.split()[2]
-        raise IndexFault(
-            f"{label} has index format {theirs}, this version reads {ours}: update diptych, or index the collection "
-            "again."
-        )
+        raise other_format(label, about.split()[2], FORMAT.split()[2])
     facts: dict[str, str] = json.loads(about.removeprefix(FORMAT))
     return facts
 

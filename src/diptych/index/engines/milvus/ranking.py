@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,21 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diptych.errors import SettingsError
 from diptych.index import deadline
-from diptych.index.base import MAX_TIES, TIE, rescore
+from diptych.index.capabilities import spread
 from diptych.index.engines.milvus.pushdown import EVERY, Wanted, key_of, keys
 from diptych.index.engines.milvus.rows import Row, checksum, item_of, vectors_of
 from diptych.index.engines.milvus.table import MOST, PIECE, REQUEST, WHOLE, Table
-from diptych.index.engines.pairs import best_pairs
-from diptych.index.protocol import Hit, Hits, Item, Pair, Vectors
+from diptych.index.protocol import Hit, Hits, Vectors
+from diptych.index.scoring import MARGIN, Candidates, best_hits
 from diptych.progress import track
 
-MARGIN = 32  # candidates beyond k that are scored again: the server's float32 must not decide who is in
 LOOSE = (1_000, 8_000)  # rows looked through for those that pass, before all are
 FIELDS = ("serial", "kind", "item")
+ITEM_BYTES = 1_000  # approximate size of an item in an answer
+MARK = 4  # digits of a key that choose a sample
+SPARE = 1.3  # times as many rows as a sample needs are asked for
 ROW = 1_500  # bytes of an item in an answer, about
 
 
@@ -38,15 +40,25 @@ class Nearest:
     def __call__(self, queries: Vectors, k: int, wanted: Wanted) -> list[Hits]:
         """The k best of each query."""
         exact = self.graph == "flat"
-        found = self._candidates(queries, k + MARGIN, wanted)
-        if exact:
-            crowded = [n for n, one in enumerate(found) if _is_crowded(queries[n], one, k)]
-            again = self._candidates(queries[crowded], min(MOST, k + MAX_TIES), wanted) if crowded else []
-            for n, one in zip(crowded, again, strict=True):
-                found[n] = one
-        return [_hits(one, k, exact) for one in found]
+        return best_hits(queries, k, lambda some, count: self._candidates(some, count, wanted), exact, MOST)
 
-    def _candidates(self, queries: Vectors, count: int, wanted: Wanted) -> list[_Candidates]:
+    def scan(self, queries: Vectors, k: int, wanted: Wanted) -> list[Hits]:
+        """The k best of each query without the approximate index: every vector is read and scored here."""
+        wide = queries.astype(np.float64)
+        best: list[list[tuple[float, int, int, str]]] = [[] for _ in queries]
+        fields = [*FIELDS, "vector"] if not wanted.is_exact else ["serial", "kind", "vector"]
+        for piece in self.table.rows(wanted.expression, fields, 4 * self.dimension + ROW):
+            deadline.check()
+            rows = [row for row in piece if wanted.is_exact or wanted.passes(item_of(row))]
+            scores = -(wide @ vectors_of(rows, self.dimension).astype(np.float64).T)
+            orders = [(int(row["kind"]), int(row["serial"]), str(row["pk"])) for row in rows]
+            for n, found in enumerate(scores.tolist()):
+                near = [(score, *order) for score, order in zip(found, orders, strict=True)]
+                best[n] = heapq.nsmallest(k + MARGIN, [*best[n], *near])
+        chosen = (self._whole([{"pk": one[-1]} for one in some]) for some in best)
+        return [self._scored(query, rows).hits(k, True) for query, rows in zip(queries, chosen, strict=True)]
+
+    def _candidates(self, queries: Vectors, count: int, wanted: Wanted) -> list[Candidates]:
         if not wanted.is_exact:
             rows = [self._passing(query, count, wanted) for query in queries]
         else:
@@ -97,10 +109,10 @@ class Nearest:
         found = self.table.pick([row["pk"] for row in rows], ["vector"])
         return [{**row, **found[row["pk"]]} for row in rows if row["pk"] in found]
 
-    def _scored(self, query: Vectors, rows: list[Row]) -> _Candidates:
+    def _scored(self, query: Vectors, rows: list[Row]) -> Candidates:
         rows = list({row["pk"]: row for row in sorted(rows, key=lambda row: row["serial"])}.values())
         stored = vectors_of(rows, self.dimension)
-        return _Candidates(rows, [item_of(row) for row in rows], stored, rescore(stored, query))
+        return Candidates.of([item_of(row) for row in rows], [row["serial"] for row in rows], stored, query)
 
 
 def check_depth(k: int) -> None:
@@ -125,16 +137,6 @@ def best_words(table: Table, text: str, k: int, wanted: Wanted) -> Hits:
     return Hits(tuple(Hit(item, abs(float(row["score"]))) for row, item in best))
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """What the server found for a query, and its scores in float64."""
-
-    rows: list[Row]
-    items: list[Item]
-    stored: Vectors
-    scores: NDArray[np.float64]
-
-
 def _checked(piece: list[Row]) -> list[Row]:
     deadline.check()
     return piece
@@ -144,27 +146,6 @@ def _settings(graph: str, count: int) -> dict[str, Any]:
     """How thoroughly an approximate index is searched: candidates it keeps, of which ``count`` are wanted."""
     effort = min(2 * MOST, max(100, 2 * count))
     return {"flat": {}, "hnsw": {"ef": effort}, "diskann": {"search_list": effort}}[graph]
-
-
-def _is_crowded(query: Vectors, found: _Candidates, k: int) -> bool:
-    """Whether rows beyond the candidates may tie with the k-th: the server's float32 has chosen them."""
-    if len(found.rows) < k + MARGIN:
-        return False
-    scores = np.sort(found.scores)
-    tie = TIE * np.linalg.norm(found.stored, axis=1).max() * np.linalg.norm(query)
-    return bool(scores[0] >= scores[-k] - tie)
-
-
-def _hits(found: _Candidates, k: int, exact: bool) -> Hits:
-    serials = np.array([row["serial"] for row in found.rows], np.int64)
-    texts = np.array([one.kind == "text" for one in found.items], bool)
-    best = np.lexsort((serials, texts, -found.scores))[:k]
-    return Hits(tuple(Hit(found.items[n], float(found.scores[n])) for n in best), exact)
-
-
-ITEM_BYTES = 1_000  # approximate size of an item in an answer
-MARK = 4  # digits of a key that choose a sample
-SPARE = 1.3  # times as many rows as a sample needs are asked for
 
 
 def passing(table: Table, wanted: Wanted) -> int:
@@ -180,8 +161,8 @@ def _passing_rows(table: Table, wanted: Wanted) -> Iterator[Row]:
         yield from (one for one in piece if wanted.passes(item_of(one)))
 
 
-def spread(table: Table, wanted: Wanted, size: int) -> list[str]:
-    """Keys of up to ``size`` items, in the order they were added, the same for the same state.
+def spread_keys(table: Table, wanted: Wanted, size: int | None) -> list[str]:
+    """Keys of up to ``size`` items, in the order they were added, the same for the same state; all without a size.
 
     Of up to ``MOST`` items they stand at even distances; of more, those with the lowest keys: a key is a digest of the
     id, so they are spread evenly too.
@@ -191,12 +172,12 @@ def spread(table: Table, wanted: Wanted, size: int) -> list[str]:
     total = table.count(wanted.expression)
     if total < MOST:
         return _even(table.all_rows(wanted.expression, ["serial"]), size)
-    share = min(1.0, SPARE * size / total)
+    share = 1.0 if size is None else min(1.0, SPARE * size / total)
     while True:
         deadline.check()
         below = "" if share >= 1 else f' and pk < "{max(1, int(share * WHOLE)):0{MARK}x}"'
         found = [one for piece in table.rows(f"({wanted.expression}){below}", ["serial"]) for one in piece]
-        if len(found) >= size or share >= 1:
+        if share >= 1 or len(found) >= (size or 0):
             lowest = sorted(found, key=lambda one: one["pk"])[:size]
             return [one["pk"] for one in sorted(lowest, key=_order)]
         share = min(1.0, 2 * share)
@@ -222,29 +203,6 @@ def common_values(table: Table, column: str, limit: int) -> list[tuple[str | boo
     read = [(json.loads(text), count) for text, count in counts.items()]
     best = sorted(read, key=lambda one: (-one[1], _shown(one[0])))[:limit]
     return [(value, count if share >= 1 else round(count * total / max(1, seen))) for value, count in best]
-
-
-def pairs(
-    table: Table, wanted: Wanted, dimension: int, threshold: float | None, limit: int, show_progress: bool
-) -> list[Pair]:
-    """The best pairs of the items that are wanted."""
-    found: list[tuple[int, str]] = []
-    stored: list[Vectors] = []
-    for piece in table.rows(wanted.expression, ["serial", "vector"], 4 * dimension + 100):
-        found += [(one["serial"], one["pk"]) for one in piece]
-        stored.append(vectors_of(piece, dimension))
-    order = sorted(range(len(found)), key=found.__getitem__)
-    rows = np.concatenate([*stored, np.zeros((0, dimension), np.float32)])[order]
-    scores, first, second = best_pairs(
-        np.arange(len(rows)), lambda some: rows[some], threshold, limit, show_progress
-    )
-    both = [(found[order[a]][1], found[order[b]][1]) for a, b in zip(first, second, strict=True)]
-    items = table.pick(sorted({key for pair in both for key in pair}), ["item", "serial"])
-    return [
-        Pair(item_of(items[a]), item_of(items[b]), float(score))
-        for (a, b), score in zip(both, scores, strict=True)
-        if a in items and b in items
-    ]
 
 
 def faults(table: Table, meta: Table, dimension: int, show_progress: bool) -> list[str]:
@@ -280,10 +238,9 @@ def _row_faults(row: Row) -> list[str]:
     return []
 
 
-def _even(found: list[Row], size: int) -> list[str]:
+def _even(found: list[Row], size: int | None) -> list[str]:
     ordered = sorted(found, key=_order)
-    places = np.linspace(0, max(0, len(ordered) - 1), min(size, len(ordered))).astype(np.int64).tolist()
-    return [ordered[place]["pk"] for place in places]
+    return [ordered[place]["pk"] for place in spread(len(ordered), size).tolist()]
 
 
 def _order(row: Row) -> tuple[int, str]:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from diptych.errors import DataError, SettingsError
-from diptych.index.base import record
 from diptych.index.engines.milvus.pushdown import KIND_NUMBERS, cells_of, key_of
 from diptych.index.engines.milvus.server import DataType, Function, FunctionType
-from diptych.index.protocol import Item, Vectors
+from diptych.index.protocol import Item, Vectors, record
 
 FIELD_BYTES = 65_535  # largest text or JSON value in Milvus
 DIMENSIONS = 32_768  # Milvus's limit

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError, StorageError, Unavailable
 from diptych.index import deadline
+from diptych.index.protocol import is_closed
 
 try:
     import psycopg
@@ -133,7 +134,7 @@ class Database:
         """A connection, and whether it was opened just now."""
         with self._lock:
             if self._closed:
-                raise IndexFault(f"the index {self.label} is closed: open it again.")
+                raise is_closed(self.label)
             if self._idle:
                 return self._idle.pop(), False
         db = psycopg.connect(self._url, autocommit=True, application_name="diptych", **_PATIENCE)

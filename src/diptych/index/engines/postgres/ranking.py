@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from diptych.codes import Codes
+from diptych.index.capabilities import spread
 from diptych.index.engines.coding import FACTOR, PROPOSALS, Coder
 from diptych.index.engines.postgres.database import Connection
 from diptych.index.engines.postgres.records import COLUMNS, item, rows_of
@@ -100,14 +101,13 @@ def passing(db: Connection, tables: Tables, chosen: Chosen) -> int:
     return int(db.execute(statement, {**chosen.values, "kind": chosen.kind}).fetchone()[0])
 
 
-def spread(db: Connection, tables: Tables, chosen: Chosen, size: int) -> list[int]:
-    """Serials of up to ``size`` items at even distances, in the order they were added."""
-    total = passing(db, tables, chosen)
-    places = np.linspace(0, max(0, total - 1), min(size, total)).astype(np.int64).tolist()
+def spread_serials(db: Connection, tables: Tables, chosen: Chosen, size: int | None) -> list[int]:
+    """Serials of up to ``size`` items at even distances, in the order they were added; all without a size."""
+    places = None if size is None else spread(passing(db, tables, chosen), size).tolist()
     statement = f"""
         SELECT serial FROM (SELECT serial, row_number() OVER (ORDER BY serial) - 1 AS place
                             FROM {{s}}.items WHERE {_condition(chosen)}) numbered
-        WHERE place = ANY(%(places)s) ORDER BY serial"""
+        WHERE %(places)s::bigint[] IS NULL OR place = ANY(%(places)s::bigint[]) ORDER BY serial"""
     given = {**chosen.values, "kind": chosen.kind, "places": places}
     return [serial for (serial,) in db.execute(tables.sql(statement), given).fetchall()]
 
@@ -115,13 +115,6 @@ def spread(db: Connection, tables: Tables, chosen: Chosen, size: int) -> list[in
 def _condition(chosen: Chosen) -> str:
     """What a row must satisfy to be chosen."""
     return f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {chosen.where}"
-
-
-def sample(db: Connection, tables: Tables, chosen: Chosen, size: int) -> list[Any]:
-    """The vectors of a ``spread``."""
-    query = tables.sql("SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial")
-    rows = db.execute(query, (spread(db, tables, chosen, size),), binary=True).fetchall()
-    return [vector for (vector,) in rows]
 
 
 PIECE = 10_000  # vectors coded at once

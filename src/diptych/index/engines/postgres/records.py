@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from diptych.errors import DataError, SettingsError
-from diptych.index.base import EXACT_INTEGER, record
 from diptych.index.engines.postgres.database import HalfVector, Vector
-from diptych.index.protocol import Item, Vectors
+from diptych.index.protocol import EXACT_INTEGER, Item, Vectors, record
 from diptych.index.query.filters import ITEM_COLUMNS, And, Condition, Filter, Not, Value
 from diptych.index.query.words import Tokenizer
 

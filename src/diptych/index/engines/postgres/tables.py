@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from diptych.errors import IndexFault, SettingsError
-from diptych.index.base import check_column_count, held_kinds
 from diptych.index.engines.postgres.database import Connection, Jsonb, sql
 from diptych.index.engines.postgres.records import COLUMNS, Record, checksum, folded, item
-from diptych.index.protocol import KINDS, Collection, Item, Kind
+from diptych.index.protocol import KINDS, Collection, Item, Kind, check_column_count, held_kinds, other_format
 from diptych.index.query.filters import kind_of
 from diptych.progress import track
 
@@ -90,10 +89,7 @@ class Tables:
         """Raise for an index that was restored in part: a table that is missing, or empty when it should not be."""
         facts = self.meta(db)
         if facts.get("format", str(FORMAT)) != str(FORMAT):
-            raise IndexFault(
-                f"{label} has index format {facts['format']}, this version reads {FORMAT}: update diptych, or "
-                "index the collection again."
-            )
+            raise other_format(label, facts["format"], FORMAT)
         names = (*_FILLED, "collections", "columns", "totals")
         query = "SELECT name FROM unnest(%s::text[]) name WHERE to_regclass(%s || '.' || name) IS NULL"
         lost = [name for (name,) in db.execute(query, (list(names), self.schema)).fetchall()]
@@ -256,11 +252,10 @@ class Tables:
         join = "SELECT id, vector FROM {s}.items JOIN {s}.vectors USING (serial) WHERE id = ANY(%s)"
         return dict(db.execute(self.sql(join), (list(ids),), binary=True).fetchall())
 
-    def vectors_of_kind(self, db: Connection, kind: Kind) -> list[tuple[int, Any]]:
-        """(serial, vector) of every item of a kind, in order."""
-        query = self.sql("SELECT serial, vector FROM {s}.vectors WHERE kind = %s ORDER BY serial")
-        rows: list[tuple[int, Any]] = db.execute(query, (kind,), binary=True).fetchall()
-        return rows
+    def vectors_at(self, db: Connection, serials: Sequence[int]) -> list[Any]:
+        """The stored vectors of serials that ascend."""
+        query = self.sql("SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial")
+        return [vector for (vector,) in db.execute(query, (list(serials),), binary=True).fetchall()]
 
     def thumbnail(self, db: Connection, id: str) -> bytes | None:
         """The stored JPEG."""

@@ -1,0 +1,176 @@
+"""What an index can do beyond its core, with a default for every engine: samples, words, pairs, approximate indexes."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych.errors import SettingsError
+from diptych.index.protocol import KINDS, Hit, Hits, Item, Kind, Pair, Vectors, check_k, check_limit
+from diptych.index.scoring import best_pairs
+
+if TYPE_CHECKING:
+    from diptych.index.query.filters import Filter
+
+SAMPLES = 4  # remembered: images and texts, whole and filtered
+T = TypeVar("T")
+
+
+class View(Protocol):
+    """The items of one moment of an index, by the engine's own keys: what the capabilities are made of."""
+
+    is_mapped: bool  # whether vectors cost nothing to read again
+
+    def keys(self, kind: Kind | None, filter: str | Filter | None, size: int | None = None) -> Any:
+        """The keys of the items that pass, as they were added; with ``size``, up to as many, evenly spread."""
+        ...
+
+    def items(self, keys: Any) -> list[Item]:
+        """The items of some keys, in their order."""
+        ...
+
+    def rows(self, keys: Any) -> Vectors:
+        """The stored vectors of some keys, in their order."""
+        ...
+
+
+class Capabilities(ABC):
+    """Operations that read one moment of an index; an engine replaces those that it can do better."""
+
+    path: Path | str
+
+    @property
+    @abstractmethod
+    def generation(self) -> int:
+        """A number that grows with every change."""
+
+    @abstractmethod
+    def _view(self, read: Callable[[View], T]) -> T:
+        """What ``read`` makes of one moment of the index."""
+
+    def search_words(
+        self, text: str, k: int = 10, *, kind: Kind | None = None, filter: str | Filter | None = None
+    ) -> Hits:
+        """The k best items by BM25 over their texts; items without any of the words are absent."""
+        check_k(k)
+        return self._best_words(text, k, kind, filter)
+
+    def _best_words(self, text: str, k: int, kind: Kind | None, filter: str | Filter | None) -> Hits:
+        from diptych.index.query.words import bm25
+
+        def read(view: View) -> list[Hit]:
+            hits = []
+            for one in KINDS if kind is None else (kind,):
+                keys = view.keys(one, None)
+                items = view.items(keys)
+                passing = set(keys if filter is None else view.keys(one, filter))
+                scores = bm25([item.text for item in items], text)
+                best = sorted((-score, row) for row, score in scores.items() if keys[row] in passing)[:k]
+                hits += [Hit(items[row], -score) for score, row in best]
+            return sorted(hits, key=lambda hit: -hit.score)[:k]
+
+        return Hits(tuple(self._view(read)))
+
+    def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
+        """The most frequent texts and booleans of a metadata column, and how many items have each."""
+        items = self._view(lambda view: view.items(view.keys(None, None)))
+        found = (item.metadata.get(column) for item in items)
+        counts = Counter((type(value), value) for value in found if isinstance(value, str | bool))
+        order = sorted(counts.items(), key=lambda one: (-one[1], str(one[0][1])))
+        return [(value, count) for (_, value), count in order[:limit]]
+
+    def sample(
+        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
+    ) -> Vectors:
+        """Vectors of up to ``size`` items spread evenly over the index, the same for the same state."""
+        return self._samples.get(
+            (self.generation, kind, repr(filter), size),
+            lambda: self._view(lambda view: view.rows(view.keys(kind, filter, size))),
+        )
+
+    def sample_items(
+        self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 24
+    ) -> list[Item]:
+        """The items whose vectors ``sample`` gives, in the same order."""
+        return self._view(lambda view: view.items(view.keys(kind, filter, size)))
+
+    def near_duplicates(
+        self,
+        *,
+        kind: Kind = "image",
+        threshold: float | None = None,
+        limit: int = 100,
+        show_progress: bool = False,
+    ) -> list[Pair]:
+        """The ``limit`` best pairs, best first; with ``threshold``, only those that reach it."""
+        check_limit(limit)
+
+        def read(view: View) -> list[Pair]:
+            keys = np.asarray(view.keys(kind, None))
+            every = None if view.is_mapped else view.rows(keys)
+            scores, first, second = best_pairs(
+                len(keys),
+                lambda some: view.rows(keys[some]) if every is None else every[some],
+                threshold,
+                limit,
+                show_progress,
+            )
+            items = [view.items(keys[side]) for side in (first, second)]
+            return [Pair(*pair) for pair in zip(*items, scores.tolist(), strict=True)]
+
+        return self._view(read)
+
+    def build_graph(
+        self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
+    ) -> None:
+        """Make the approximate index of a kind, or bring it up to date; searches then use it by default.
+
+        With ``codes`` it is a table of binary codes, otherwise a graph; None keeps what there is.
+        """
+        raise SettingsError(f"the engine of {self.path} has no approximate index: search exactly.")
+
+    def compact(self, *, show_progress: bool = False) -> int:
+        """Give back the space of removed rows and forget their columns; the number of bytes freed."""
+        return 0
+
+    def verify(self, *, show_progress: bool = False) -> list[str]:
+        """Read everything and compare it with its checksums: one sentence per fault."""
+        return []
+
+    @cached_property
+    def _samples(self) -> Samples:
+        return Samples()
+
+
+class Samples:
+    """Remembers samples of the newest state of an index; safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[Any, ...], Vectors] = {}
+
+    def get(self, key: tuple[Any, ...], make: Callable[[], Vectors]) -> Vectors:
+        """The sample of a key that begins with the generation, made if it is not remembered."""
+        with self._lock:
+            if key in self._kept:
+                return self._kept[key]
+        made = make()
+        with self._lock:
+            newest = [one for one in self._kept.items() if one[0][0] == key[0]][1 - SAMPLES :]
+            self._kept = {**dict(newest), key: made}
+        return made
+
+
+def spread(count: int, size: int | None) -> NDArray[np.int64]:
+    """The numbers of up to ``size`` of ``count`` items at even distances; all without a size."""
+    if size is None or size >= count:
+        return np.arange(count)
+    return np.linspace(0, count - 1, size).astype(np.int64)
