@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ GUIDE = "".join(
     (ROOT / "docs" / name).read_text("utf-8") for name in ("extending.md", "extending-targets.md")
 )
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", GUIDE, re.DOTALL))
-PLUGINS = "my_reader,my_engine,my_recipe,my_mix"
+PLUGINS = "my_reader,my_recipe,my_mix"
 KINDS, REGIONS, WIDTH = 3, 4, 8
 
 
@@ -41,6 +42,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("extending")
     for name, content in FILES.items():
         (folder / name).write_text(content, "utf-8")
+    shutil.copy(ROOT / "docs" / "one_file_engine.py", folder)
+    metadata = folder / "one_file_engine-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: one-file-engine\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[diptych.engines]\nonefile = one_file_engine:OneFileIndex\n")
     rng = np.random.default_rng(0)
     codes = rng.standard_normal((len(WORDS), WIDTH)).astype(np.float32)
     regions, texts, image_of, kinds = [], [], [], []
@@ -145,8 +151,8 @@ def test_it_is_evaluated_by_its_own_metric_and_scorer(place: Path, runs: dict[in
 
 
 def test_it_is_indexed_and_searched_in_an_engine_of_its_own(place: Path, runs: dict[int, Path]) -> None:
-    run(place, "index", runs[1], "toy.npz", "--index=scratch://kinds")
-    found = json.loads(run(place, "search", "scratch://kinds", "a red dog", "-k", 3, "--all", "--json"))
+    run(place, "index", runs[1], "toy.npz", "--index=onefile://kinds.db")
+    found = json.loads(run(place, "search", "onefile://kinds.db", "a red dog", "-k", 3, "--all", "--json"))
     assert len(found["hits"]) == 3
 
 

@@ -335,8 +335,12 @@ def test_an_approximate_index_answers_from_its_graph(server: MilvusServer) -> No
         found = sum(len(set(a.ids) & set(b.ids)) for a, b in zip(exact, quick, strict=True))
         assert found >= 0.95 * 200
         assert len(index.search(vectors[0], 10, kind="image", filter="price = 5")) == 10
-        with pytest.raises(IndexFault, match="index=flat"):
-            index.search(vectors[0], exact=True)
+        for a, b in zip(exact, index.search_many(vectors[:20], 10, kind="image", exact=True), strict=True):
+            same(a, b)
+            assert b.exact
+        some = index.search(vectors[0], 10, filter="note contains 'b'", exact=True)
+        assert some.exact
+        assert all("b" in hit.item.metadata["note"].lower() for hit in some)
 
 
 def test_a_server_without_diskann_says_so(server: MilvusServer) -> None:

@@ -76,8 +76,8 @@ def test_words_are_found_by_bm25(server: Server) -> None:
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     item_fields(schema, 4, words=True)
     table.create(schema)
-    table.make_index("flat", {})
-    table.make_words_index()
+    table.make_index("vector", "FLAT", "IP")
+    table.make_index("weights", "SPARSE_INVERTED_INDEX", "BM25")
     table.load()
     items = [
         Item(str(n), "text" if n == 5 else "image", text=text, metadata={"n": n})

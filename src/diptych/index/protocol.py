@@ -228,6 +228,17 @@ def check_items(items: Sequence[Item], count: int) -> None:
         seen.add(item.id)
 
 
+def kind_of(value: Any) -> str:
+    """The kind of a metadata value: number, text, boolean, list, or null."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return "text" if isinstance(value, str) else "list"
+
+
 def plain(id: str, name: object, value: Any) -> Any:
     """A value as it is stored; raises when it cannot be."""
     if hasattr(value, "tolist"):  # numpy scalars and arrays, as they come out of label columns

@@ -16,8 +16,9 @@ from PIL import Image
 
 from diptych.data.decode.opening import open_image
 from diptych.errors import DataError, MissingExtra
+from diptych.index.base import Index
 from diptych.index.engines.opening import open_index
-from diptych.index.protocol import Index, Item
+from diptych.index.protocol import Item
 from diptych.index.query.frames import frame_of
 from diptych.progress import track
 

@@ -29,6 +29,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from diptych.errors import QueryError
+from diptych.index.protocol import kind_of
 from diptych.index.query.like import MAX_PATTERN, Like
 
 MAX_LENGTH = 10_000  # characters of a filter
@@ -61,8 +62,8 @@ class Condition:
             wanted = self.values[0]
             return lambda value: _contains(value, wanted)
         if self.operator in ("=", "in"):
-            allowed = {(_family(v), v) for v in self.values}
-            return lambda value: not isinstance(value, list | tuple) and (_family(value), value) in allowed
+            allowed = {(kind_of(v), v) for v in self.values}
+            return lambda value: not isinstance(value, list | tuple) and (kind_of(value), value) in allowed
         return lambda value: _ordered(value, self.operator, self.values[0])
 
 
@@ -120,7 +121,7 @@ def check_columns(tree: Filter, columns: Mapping[str, Sequence[str]]) -> None:
             )
         held = set(columns.get(test.column, ["text"]))
         for value in test.values:
-            kind = _family(value)
+            kind = kind_of(value)
             fits = kind in held or (test.operator == "contains" and "list" in held)
             if not fits and held:
                 if "list" in held:
@@ -167,23 +168,8 @@ def matches(tree: Filter, row: Mapping[str, Any]) -> bool:
     return any(matches(part, row) for part in tree.any)
 
 
-def kind_of(value: Any) -> str:
-    """The kind of a metadata value: number, text, boolean, list, or null."""
-    return _family(value)
-
-
-def _family(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int | float):
-        return "number"
-    return "text" if isinstance(value, str) else "list"
-
-
 def _ordered(value: Any, operator: str, limit: Value) -> bool:
-    if _family(value) != _family(limit) or isinstance(value, bool):
+    if kind_of(value) != kind_of(limit) or isinstance(value, bool):
         return False
     return bool(
         {"<": lambda: value < limit, "<=": lambda: value <= limit, ">": lambda: value > limit}.get(
@@ -196,7 +182,7 @@ def _contains(value: Any, wanted: Value) -> bool:
     if isinstance(value, str):
         return isinstance(wanted, str) and wanted.lower() in value.lower()
     return isinstance(value, list | tuple) and any(
-        _family(v) == _family(wanted) and v == wanted for v in value
+        kind_of(v) == kind_of(wanted) and v == wanted for v in value
     )
 
 

@@ -16,16 +16,15 @@ from diptych.errors import IndexFault, QueryError
 from diptych.index.base import Index
 from diptych.index.protocol import Hit, Hits, Item, Kind, Query, Term, Vectors, check_k, other_model
 from diptych.index.query.cutoff import FEWEST_QUERIES, QUERIES, Background, Calibration, background, calibrate
-from diptych.index.query.filters import Filter
 from diptych.index.query.frames import one_per_video
 from diptych.index.query.parse import parse_query
 from diptych.index.query.readable import Readable
-from diptych.index.query.words import Tokenizer, fuse
 from diptych.index.scoring import rescore
 from diptych.model.protocol import Model, pairs_of
 
-if TYPE_CHECKING:  # a query of words needs nothing of pictures
+if TYPE_CHECKING:
     from diptych.data.images import ImageLike
+    from diptych.index.query.filters import Filter
 
 DEEPER = 4  # times as many items are asked for when those found are frames of too few videos
 DEPTH = 100  # candidates of each ranking that are fused or re-ranked, at least
@@ -70,7 +69,6 @@ class Searcher:
         self.index, self.model, self._place = index, model, info.path
         self.pair_scorer: HitScorer | None = pair_scorer or _own_scorer(model)
         self.allow_urls = allow_urls
-        self._tokenizer = Tokenizer()
         self._readable = Readable(model)
         self._calibrations: dict[int, Calibration | None] = {}  # of the state of the index with that number
 
@@ -282,6 +280,8 @@ class Searcher:
         kind: Kind | None,
         filter: str | Filter | None,
     ) -> list[Hit]:
+        from diptych.index.query.words import fuse
+
         words = self.index.search_words(query.text, depth, kind=kind, filter=filter)
         similar = {hit.item.id: hit for hit in ranked}
         lexical = {hit.item.id: hit for hit in words}
@@ -305,8 +305,10 @@ class Searcher:
 
     def _with_words(self, text: str, hits: list[Hit]) -> list[Hit]:
         """With the share of the query's words that each hit of BM25 has: stemmed and without accents, as there."""
-        wanted = self._tokenizer.query(text).keys()
-        held = self._tokenizer.words([hit.item.text for hit in hits])
+        from diptych.index.query.words import Tokenizer
+
+        tokenizer = Tokenizer()
+        wanted, held = tokenizer.query(text).keys(), tokenizer.words([hit.item.text for hit in hits])
         return [
             replace(hit, details={**hit.details, "words": len(wanted & words.keys()) / len(wanted)})
             if "bm25" in hit.details

@@ -87,7 +87,7 @@ def bm25(texts: Sequence[str], query: str) -> dict[int, float]:
     average = sum(lengths) / max(1, len(held))
     found = {word: [n for n, counts in enumerate(held) if word in counts] for word in wanted}
     most = max(COMMON, len(held) // COMMON_SHARE)
-    telling = [word for word in wanted if 0 < len(found[word]) <= most] or [w for w in wanted if found[w]]
+    telling = [word for word in wanted if len(found[word]) <= most] or list(wanted)
     scores: dict[int, float] = {}
     for word in telling:
         hits = len(found[word])

@@ -27,8 +27,7 @@ from diptych.index.engines.embedded.connections import (
     translating,
 )
 from diptych.index.engines.embedded.segments import FILES
-from diptych.index.protocol import Item, check_column_count, held_kinds, is_closed, read_only, record
-from diptych.index.query.filters import kind_of
+from diptych.index.protocol import Item, check_column_count, held_kinds, is_closed, kind_of, read_only, record
 from diptych.storage import parse_json
 
 _KINDS = {  # kinds of metadata, by SQLite's names of JSON types

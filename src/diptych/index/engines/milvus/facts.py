@@ -16,11 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diptych.errors import IndexFault, SettingsError
-<<<<<<< HEAD
-from diptych.index.base import check_column_count
 from diptych.index.engines.milvus.address import Address, Graph
-=======
->>>>>>> 1c9c563 (Give every engine a small core and shared capabilities)
 from diptych.index.engines.milvus.pushdown import Parts, column_of, keys
 from diptych.index.engines.milvus.rows import Row, fact_fields, item_fields
 from diptych.index.engines.milvus.server import OLDEST, MilvusClient, Server
@@ -223,7 +219,7 @@ def make(server: Server, facts: dict[str, str]) -> None:
 
 def read_facts(items: Table) -> dict[str, str]:
     """The facts in the description of a Milvus collection; raises when it is none of ours."""
-    about, label = str(items.describe().get("description", "")), items.server.label
+    about, label = items.description(), items.server.label
     if not about.startswith("diptych index "):
         raise IndexFault(
             f"{label} is a Milvus collection of something else: choose another name for the index."
@@ -250,11 +246,11 @@ def prepare(items: Table, meta: Table, facts: dict[str, str], writable: bool) ->
     graph = items.index_type()
     if not graph:
         graph = address.graph or "flat"
-        items.make_index(graph, BUILD[graph])
+        items.make_index("vector", graph.upper(), "IP", BUILD[graph])
     if facts["words"]:
-        items.make_words_index()
+        items.make_index("weights", "SPARSE_INVERTED_INDEX", "BM25")
     if not meta.index_type():
-        meta.make_index("flat", {})
+        meta.make_index("vector", "FLAT", "IP")
     if not meta.is_loaded():
         meta.load()
     if not items.is_loaded():
@@ -279,11 +275,11 @@ def change_graph(items: Table, before: Graph, after: Graph) -> None:
     items.flush()
     items.drop_index()
     try:
-        items.make_index(after, BUILD[after])
+        items.make_index("vector", after.upper(), "IP", BUILD[after])
         items.load(replicas)
     except BaseException:
         items.drop_index()
-        items.make_index(before, BUILD[before])
+        items.make_index("vector", before.upper(), "IP", BUILD[before])
         items.load(replicas)
         raise
 

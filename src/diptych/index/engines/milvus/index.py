@@ -22,23 +22,12 @@ from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.milvus.facts import IndexFacts, picture_rows
 from diptych.index.engines.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Wanted, key_of, keys, wanted
 from diptych.index.engines.milvus.ranking import Nearest, best_words, check_depth
-<<<<<<< HEAD
-from diptych.index.engines.milvus.rows import (
-    Row,
-    check_storable,
-    item_of,
-    row,
-    vectors_of,
-)
-from diptych.index.engines.milvus.server import Server
-=======
 from diptych.index.engines.milvus.rows import Row, check_storable, item_of, row, vectors_of
-from diptych.index.engines.milvus.server import Server, read_address
->>>>>>> 1c9c563 (Give every engine a small core and shared capabilities)
+from diptych.index.engines.milvus.server import Server
 from diptych.index.engines.milvus.table import STRONG, drop_quietly
 from diptych.index.engines.remote import RemoteIndex
-from diptych.index.protocol import KINDS, Collection, Hits, Item, Kind, Vectors, held_kinds
-from diptych.index.query.filters import Filter, kind_of
+from diptych.index.protocol import KINDS, Collection, Hits, Item, Kind, Vectors, held_kinds, kind_of
+from diptych.index.query.filters import Filter
 from diptych.index.query.words import words_of
 from diptych.progress import track
 
@@ -54,13 +43,13 @@ class MilvusIndex(RemoteIndex):
         self._address = read_address(url)
         self._server, self._writable = Server(self._address), writable
         self.path = self._server.label
-        self._rows, self._meta = facts.tables(self._server)
+        self._items, self._meta = facts.tables(self._server)
         self._whole = IndexFacts(self._meta)
         self._serial, self._serials = 0, threading.Lock()
         try:
-            self._facts = facts.read_facts(self._rows)
+            self._facts = facts.read_facts(self._items)
             self._parts = Parts(int(self._facts["partitions"]), self._facts["partition_by"])
-            self._graph = facts.prepare(self._rows, self._meta, self._facts, writable)
+            self._graph = facts.prepare(self._items, self._meta, self._facts, writable)
         except BaseException:
             self.close()
             raise
@@ -104,23 +93,23 @@ class MilvusIndex(RemoteIndex):
 
     def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
         if filter is None:
-            return self._rows.count(wanted(kind, None, ()).expression)
-        return ranking.passing(self._rows, self._wanted(kind, filter))
+            return self._items.count(wanted(kind, None, ()).expression)
+        return ranking.passing(self._items, self._wanted(kind, filter))
 
     # ------------------------------------------------------------------ changing
 
     def delete(self, ids: Sequence[str]) -> int:
         self._check_writable()
-        found = self._rows.pick([key_of(id) for id in ids], ["serial", "pictures"], STRONG)
+        found = self._items.pick([key_of(id) for id in ids], ["serial", "pictures"], STRONG)
         gone = dict(found)
         images = list(found)
         for start in range(0, len(images), 1_000):
-            for piece in self._rows.rows(
+            for piece in self._items.rows(
                 keys("image", images[start : start + 1_000]), ["serial", "pictures"]
             ):
                 gone |= {one["pk"]: one for one in piece}
         if gone:
-            self._rows.remove(list(gone))
+            self._items.remove(list(gone))
             self._whole.remove_pictures(_owners(gone.values()))
         self._whole.count_change()
         return len(found)
@@ -140,7 +129,7 @@ class MilvusIndex(RemoteIndex):
 
     def forget_collection(self, number: int) -> None:
         self._check_writable()
-        if not self._rows.count(f"collection == {int(number)}", STRONG):
+        if not self._items.count(f"collection == {int(number)}", STRONG):
             self._whole.forget_collection(number)
             self._whole.count_change()
 
@@ -160,7 +149,7 @@ class MilvusIndex(RemoteIndex):
         if asked == self._graph:
             return
         for _ in track([kind], "approximate index", 1, show_progress):
-            facts.change_graph(self._rows, self._graph, asked)
+            facts.change_graph(self._items, self._graph, asked)
             self._graph = asked
         self._whole.count_change()
 
@@ -169,7 +158,7 @@ class MilvusIndex(RemoteIndex):
         self._check_writable()
         held: dict[str, set[str]] = {}
         owners: set[tuple[str, int]] = set()
-        pieces = self._rows.rows(EVERY, ["item", "serial", "pictures"], ranking.ITEM_BYTES)
+        pieces = self._items.rows(EVERY, ["item", "serial", "pictures"], ranking.ITEM_BYTES)
         for piece in track(pieces, "pieces of the index", None, show_progress):
             for one in piece:
                 values = ((name, kind_of(value)) for name, value in item_of(one).metadata.items())
@@ -179,30 +168,30 @@ class MilvusIndex(RemoteIndex):
         self._whole.keep_columns(held)
         self._meta.remove(self._whole.stray_pictures(owners))
         self._whole.count_change()
-        self._rows.flush()
-        self._rows.compact()
+        self._items.flush()
+        self._items.compact()
         return 0
 
     # ------------------------------------------------------------------ reading
 
     def get(self, ids: Sequence[str]) -> list[Item | None]:
-        found = self._rows.pick([key_of(id) for id in ids], ["item", "serial"])
+        found = self._items.pick([key_of(id) for id in ids], ["item", "serial"])
         items = {one.id: one for one in map(item_of, found.values())}
         return [items.get(id) for id in ids]
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
-        found = self._rows.pick([key_of(id) for id in ids], ["vector", "serial"])
+        found = self._items.pick([key_of(id) for id in ids], ["vector", "serial"])
         self._check_present(ids, {id for id in ids if key_of(id) in found})
         return vectors_of([found[key_of(id)] for id in ids], self.dimension)
 
     def thumbnail(self, id: str) -> bytes | None:
         key = key_of(id)
-        found = self._rows.pick([key], ["serial", "pictures"]).get(key)
+        found = self._items.pick([key], ["serial", "pictures"]).get(key)
         return self._whole.picture(key, found["serial"], found["pictures"]) if found else None
 
     def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
         one_kind = "" if kind is None else f" and kind == {KIND_NUMBERS[kind]}"
-        for piece in self._rows.rows(
+        for piece in self._items.rows(
             f"collection == {int(collection)}{one_kind}", ["item"], ranking.ITEM_BYTES
         ):
             yield from ((one.id, one.content) for one in map(item_of, piece))
@@ -214,7 +203,7 @@ class MilvusIndex(RemoteIndex):
         check_depth(k)
         if exact is False and self._graph == "flat":
             raise self._no_graph(kind)
-        nearest = Nearest(self._rows, self.dimension, self._graph)
+        nearest = Nearest(self._items, self.dimension, self._graph)
         chosen = self._wanted(kind, filter)
         return (
             nearest.scan(queries, k, chosen)
@@ -232,17 +221,17 @@ class MilvusIndex(RemoteIndex):
                 "name, or search without --hybrid."
             )
         words = " ".join(words_of(text))
-        return best_words(self._rows, words, k, self._wanted(kind, filter)) if words else Hits()
+        return best_words(self._items, words, k, self._wanted(kind, filter)) if words else Hits()
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
         """The most frequent texts and booleans of a metadata column; in a large index their numbers are estimates."""
-        return ranking.common_values(self._rows, column, limit)
+        return ranking.common_values(self._items, column, limit)
 
     def _view(self, read: Callable[[View], T]) -> T:
         return read(_Moment(self))
 
     def verify(self, *, show_progress: bool = False) -> list[str]:
-        return ranking.faults(self._rows, self._meta, self.dimension, show_progress)
+        return ranking.faults(self._items, self._meta, self.dimension, show_progress)
 
     def close(self) -> None:
         self._server.close()
@@ -252,7 +241,7 @@ class MilvusIndex(RemoteIndex):
     def _write(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
         self._check_writable()
         known = ["serial", "pictures", *(["item"] if self._parts.count else [])]
-        before = self._rows.pick([key_of(one.id) for one in items], known, STRONG)
+        before = self._items.pick([key_of(one.id) for one in items], known, STRONG)
         if not replace and before:
             raise self._already(next(one.id for one in items if key_of(one.id) in before))
         made: list[Row] = []
@@ -271,8 +260,8 @@ class MilvusIndex(RemoteIndex):
         )
         for part, some in parts.items():
             # an update within a partition is one step; one that moves an item is two, and may have to be repeated
-            self._rows.remove([new["pk"] for new in some if self._is_elsewhere(before.get(new["pk"]), part)])
-            self._rows.write(some, part)
+            self._items.remove([new["pk"] for new in some if self._is_elsewhere(before.get(new["pk"]), part)])
+            self._items.write(some, part)
         self._whole.remove_pictures(_owners(before.values()))
         self._whole.count_change()
 
@@ -301,14 +290,14 @@ class _Moment:
     is_mapped = False
 
     def keys(self, kind: Kind | None, filter: str | Filter | None, size: int | None = None) -> list[str]:
-        return ranking.spread_keys(self.index._rows, self.index._wanted(kind, filter), size)
+        return ranking.spread_keys(self.index._items, self.index._wanted(kind, filter), size)
 
     def items(self, keys: Sequence[str]) -> list[Item]:
-        found = self.index._rows.pick([str(key) for key in keys], ["item", "serial"])
+        found = self.index._items.pick([str(key) for key in keys], ["item", "serial"])
         return [item_of(found[key]) for key in keys if key in found]
 
     def rows(self, keys: Sequence[str]) -> Vectors:
-        found = self.index._rows.pick([str(key) for key in keys], ["vector", "serial"])
+        found = self.index._items.pick([str(key) for key in keys], ["vector", "serial"])
         return vectors_of([found[key] for key in keys if key in found], self.index.dimension)
 
 

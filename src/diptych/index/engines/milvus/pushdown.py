@@ -26,8 +26,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from diptych.index.protocol import Item, Kind
-from diptych.index.query.filters import ITEM_COLUMNS, And, Condition, Filter, Not, kind_of, matches
+from diptych.index.protocol import Item, Kind, kind_of
+from diptych.index.query.filters import ITEM_COLUMNS, And, Condition, Filter, Not, matches
 
 TEXT_BYTES = 100  # bytes of a text that are kept to compare it by order
 KEPT = 65_536  # digests remembered: a column repeats its name always, its values often

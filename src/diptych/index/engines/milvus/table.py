@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
-from diptych.errors import IndexFault, SettingsError
+from diptych.errors import DiptychError, IndexFault, SettingsError
 from diptych.index.engines.milvus.pushdown import keys
 from diptych.index.engines.milvus.rows import Row, row_bytes
-from diptych.index.engines.milvus.server import MilvusException, Server, TooLarge
+from diptych.index.engines.milvus.server import MilvusClient, Server, TooLarge
 from diptych.index.protocol import Vectors
 
 MOST = 16_384  # rows of one answer: Milvus's limit
@@ -30,117 +29,89 @@ class Table:
     def __init__(self, server: Server, name: str, level: str) -> None:
         self.server, self.name, self.level = server, name, level
 
+    def _do(self, request: str, *values: Any, seconds: float | None = None, **options: Any) -> Any:
+        """The answer of the client to a request about this Milvus collection."""
+        return self.server.ask(
+            lambda db, limit: getattr(db, request)(self.name, *values, timeout=seconds or limit, **options)
+        )
+
     # ------------------------------------------------------------------ making
 
     def exists(self) -> bool:
         """Whether the Milvus collection is there."""
-        return bool(self.server.ask(lambda db, seconds: db.has_collection(self.name, timeout=seconds)))
+        return bool(self._do("has_collection"))
 
     def create(self, schema: Any) -> None:
         """Make the Milvus collection; one of the same schema and description may be there."""
-        self.server.ask(
-            lambda db, seconds: db.create_collection(
-                self.name, schema=schema, consistency_level=STRONG, timeout=seconds
-            )
-        )
+        self._do("create_collection", schema=schema, consistency_level=STRONG)
 
     def drop(self) -> None:
         """Remove the Milvus collection."""
-        self.server.ask(lambda db, seconds: db.drop_collection(self.name, timeout=seconds))
+        self._do("drop_collection")
 
-    def describe(self) -> dict[str, Any]:
-        """What the server says of it."""
-        found: dict[str, Any] = self.server.ask(
-            lambda db, seconds: db.describe_collection(self.name, timeout=seconds)
-        )
-        return found
+    def description(self) -> str:
+        """What its maker wrote of it."""
+        return str(self._do("describe_collection").get("description", ""))
 
     def index_type(self) -> str:
         """The kind of index over its vectors, empty without one."""
-        found = self.server.ask(self._describe_index)
+        names = self._do("list_indexes", "vector")
+        found = self._do("describe_index", names[0]) if names else None
         return str((found or {}).get("index_type", "")).lower()
 
-    def make_index(self, kind: str, settings: dict[str, Any]) -> None:
-        """Give its vectors an index, and wait until it is built; the same one may be there."""
-
-        def make(db: Any, seconds: float) -> None:
-            wanted = db.prepare_index_params()
-            wanted.add_index("vector", index_type=kind.upper(), metric_type="IP", params=settings)
-            db.create_index(self.name, wanted, timeout=BUILDING)
-
-        self.server.ask(make)
-
-    def make_words_index(self) -> None:
-        """Give the texts an index for BM25; it may be there."""
-
-        def make(db: Any, seconds: float) -> None:
-            wanted = db.prepare_index_params()
-            wanted.add_index("weights", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
-            db.create_index(self.name, wanted, timeout=BUILDING)
-
-        self.server.ask(make)
+    def make_index(self, field: str, kind: str, metric: str, settings: dict[str, Any] | None = None) -> None:
+        """Give a field an index, and wait until it is built; the same one may be there."""
+        wanted = MilvusClient.prepare_index_params()
+        wanted.add_index(field, index_type=kind, metric_type=metric, params=settings or {})
+        self._do("create_index", wanted, seconds=BUILDING)
 
     def drop_index(self) -> None:
         """Take the vectors out of memory and their index away; until ``load`` nothing can be read."""
-
-        def drop(db: Any, seconds: float) -> None:
-            db.release_collection(self.name, timeout=seconds)
-            for name in db.list_indexes(self.name, "vector", timeout=seconds):
-                db.drop_index(self.name, name, timeout=seconds)
-
-        self.server.ask(drop)
+        self._do("release_collection")
+        for name in self._do("list_indexes", "vector"):
+            self._do("drop_index", name)
 
     def is_loaded(self) -> bool:
         """Whether it can be read now."""
-        found = self.server.ask(lambda db, seconds: db.get_load_state(self.name, timeout=seconds))
-        return "Loaded" in str(found.get("state")) and "NotLoad" not in str(found.get("state"))
+        state = str(self._do("get_load_state").get("state"))
+        return "Loaded" in state and "NotLoad" not in state
 
     def load(self, replicas: int = 1) -> None:
         """Make it readable, in the memory of ``replicas`` query nodes."""
-
-        def load(db: Any, seconds: float) -> None:
-            try:
-                db.load_collection(self.name, replica_number=replicas, timeout=BUILDING)
-            except MilvusException as error:
-                if replicas > 1 and (
-                    any(words in error.message for words in ("not enough", "insufficient", "resource group"))
-                ):
-                    raise SettingsError(
-                        f"{self.server.label} has too few query nodes for replicas={replicas}: ask for fewer, or add "
-                        "query nodes to the cluster."
-                    ) from error
-                raise
-
-        self.server.ask(load)
+        try:
+            self._do("load_collection", replica_number=replicas, seconds=BUILDING)
+        except DiptychError as error:
+            few = ("not enough", "insufficient", "resource group")
+            if replicas > 1 and any(words in str(error.__cause__ or error) for words in few):
+                raise SettingsError(
+                    f"{self.server.label} has too few query nodes for replicas={replicas}: ask for fewer, or add "
+                    "query nodes to the cluster."
+                ) from error
+            raise
 
     def replicas(self) -> int:
         """How many copies of it are in the memory of query nodes."""
-        return len(self.server.ask(lambda db, seconds: db.describe_replica(self.name, timeout=seconds)))
-
-    def _describe_index(self, db: Any, seconds: float) -> dict[str, Any] | None:
-        names = db.list_indexes(self.name, "vector", timeout=seconds)
-        return db.describe_index(self.name, names[0], timeout=seconds) if names else None
+        return len(self._do("describe_replica"))
 
     # ------------------------------------------------------------------ writing
 
     def write(self, rows: Sequence[Row], partition: str = "") -> None:
         """Write rows, replacing those of the same keys; what was written before an error stays written."""
         for piece in _pieces(rows):
-            self.server.ask(partial(self._upsert, list(piece), partition))
+            self._do("upsert", list(piece), partition_name=partition)
 
     def remove(self, found: Sequence[str]) -> None:
         """Remove rows by key."""
         for start in range(0, len(found), PIECE):
-            some = keys("pk", list(found[start : start + PIECE]))
-            self.server.ask(partial(self._delete, some))
+            self._do("delete", filter=keys("pk", list(found[start : start + PIECE])))
 
     def flush(self) -> None:
         """Close the segments that still grow: an index is built over closed ones."""
-        self.server.ask(lambda db, seconds: db.flush(self.name, timeout=BUILDING))
+        self._do("flush", seconds=BUILDING)
 
     def compact(self) -> None:
         """Let the server merge segments and drop removed rows, in its own time."""
-        self.server.ask(lambda db, seconds: db.compact(self.name, timeout=seconds))
+        self._do("compact")
 
     # ------------------------------------------------------------------ reading
 
@@ -231,11 +202,11 @@ class Table:
 
     def partitions(self) -> list[str]:
         """The names of its partitions, in the order in which they were made."""
-        return list(self.server.ask(lambda db, seconds: db.list_partitions(self.name, timeout=seconds)))
+        return list(self._do("list_partitions"))
 
     def make_partition(self, name: str) -> None:
         """Make a partition; it may be there."""
-        self.server.ask(lambda db, seconds: db.create_partition(self.name, name, timeout=seconds))
+        self._do("create_partition", name)
 
     def _search(
         self,
@@ -247,41 +218,25 @@ class Table:
         about: dict[str, Any],
         parts: Sequence[str],
     ) -> list[list[Row]]:
-        found = self.server.ask(
-            lambda db, seconds: db.search(
-                self.name,
-                data=queries,
-                anns_field=field,
-                limit=count,
-                filter=expression,
-                output_fields=["pk", *fields],
-                partition_names=list(parts) or None,
-                search_params=about,
-                consistency_level=self.level,
-                timeout=seconds,
-            )
+        found = self._do(
+            "search",
+            data=queries,
+            anns_field=field,
+            limit=count,
+            filter=expression,
+            output_fields=["pk", *fields],
+            partition_names=list(parts) or None,
+            search_params=about,
+            consistency_level=self.level,
         )
         return [[{**hit["entity"], "score": hit["distance"]} for hit in hits] for hits in found]
 
-    def _upsert(self, rows: list[Row], partition: str, db: Any, seconds: float) -> None:
-        db.upsert(self.name, rows, timeout=seconds, partition_name=partition)
-
-    def _delete(self, expression: str, db: Any, seconds: float) -> None:
-        db.delete(self.name, filter=expression, timeout=seconds)
-
     def _query(self, expression: str, fields: list[str], level: str | None) -> list[Row]:
         limit = {} if fields == ["count(*)"] else {"limit": MOST}
-        found: Iterable[Row] = self.server.ask(
-            lambda db, seconds: db.query(
-                self.name,
-                filter=expression,
-                output_fields=fields,
-                consistency_level=level or self.level,
-                timeout=seconds,
-                **limit,
-            )
+        level = level or self.level
+        return list(
+            self._do("query", filter=expression, output_fields=fields, consistency_level=level, **limit)
         )
-        return list(found)
 
 
 def drop_quietly(table: Table) -> None:

@@ -12,8 +12,16 @@ from typing import Any
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.engines.postgres.database import Connection, Jsonb, sql
 from diptych.index.engines.postgres.records import COLUMNS, Record, checksum, folded, item
-from diptych.index.protocol import KINDS, Collection, Item, Kind, check_column_count, held_kinds, other_format
-from diptych.index.query.filters import kind_of
+from diptych.index.protocol import (
+    KINDS,
+    Collection,
+    Item,
+    Kind,
+    check_column_count,
+    held_kinds,
+    kind_of,
+    other_format,
+)
 from diptych.progress import track
 
 FORMAT = 1  # version of the tables; raised when old ones can no longer be read
