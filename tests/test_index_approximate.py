@@ -113,9 +113,9 @@ def proposals(index: EmbeddedIndex, query: Vectors, monkeypatch: pytest.MonkeyPa
     seen = [0, 0]
     ask, walk = approximate.Graphs._proposals, approximate.scan
 
-    def counted(self, graph, queries, wanted):  # type: ignore[no-untyped-def]
+    def counted(self, graph, queries, wanted, width):  # type: ignore[no-untyped-def]
         seen[0] += wanted
-        return ask(self, graph, queries, wanted)
+        return ask(self, graph, queries, wanted, width)
 
     def scanned(segments, queries, k, selection=None):  # type: ignore[no-untyped-def]
         seen[1] += sum(map(len, selection.values())) if selection is not None else sum(map(len, segments))

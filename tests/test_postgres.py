@@ -189,6 +189,10 @@ def test_half_precision_answers_like_the_embedded_engine(url: str, tmp_path: Pat
             same(remote.search(query, 20, kind="image"), local.search(query, 20, kind="image"))
         remote.build_graph("image")
         assert not remote.search(vectors[3], 5, kind="image").exact
+        assert remote.info.recall["image"].value > 0.9
+        remote.build_graph("image", target_recall=0.95)
+        assert remote.info.recall["image"].value >= 0.95
+        assert remote.recall("image") == remote.info.recall["image"]
         with pytest.raises(SettingsError, match="float16"):
             remote.update(items[:1], np.full((1, DIM), 1e6))
 

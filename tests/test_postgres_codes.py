@@ -65,7 +65,7 @@ def test_the_shortlist_is_that_of_the_definition(url: str) -> None:
         }
         expected = sorted(stored, key=lambda s: (distances[s], s))[:400]
         (cursor,) = index._database.ask(
-            lambda db: [c.fetchall() for c in index._codes.nearest(db, "image", query[None], 10)]
+            lambda db: [c.fetchall() for c in index._codes.nearest(db, "image", query[None], 400)]
         )
         assert sorted(row[0] for row in cursor) == sorted(expected)
 

@@ -332,6 +332,8 @@ def test_an_approximate_index_answers_from_its_graph(server: MilvusServer) -> No
     with MilvusIndex.open(server.url(name, f"index={graph}")) as index:
         quick = index.search_many(vectors[:20], 10, kind="image")
         assert not quick[0].exact
+        assert index.info.recall.keys() == {"image", "text"}
+        assert index.info.recall["image"].value > 0.95
         found = sum(len(set(a.ids) & set(b.ids)) for a, b in zip(exact, quick, strict=True))
         assert found >= 0.95 * 200
         assert len(index.search(vectors[0], 10, kind="image", filter="price = 5")) == 10

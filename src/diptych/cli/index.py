@@ -6,7 +6,7 @@ import difflib
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,10 @@ from diptych.cli import answers
 from diptych.cli.collection import pictures_alone, say, summary
 from diptych.cli.flags import backend_flags, column_flags, index_flag, with_columns
 from diptych.progress import counted, echo
+
+if TYPE_CHECKING:
+    from diptych.index.base import Index
+    from diptych.index.protocol import Recall
 
 
 @click.command()
@@ -113,6 +117,11 @@ def index() -> None:
     help="make the approximate index of binary codes, not a graph: no extra needed, built in seconds",
 )
 @click.option(
+    "--target_recall",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="make an approximate index, searched as widely as it takes to reach this recall@10, as in 0.98",
+)
+@click.option(
     "--labels",
     is_flag=True,
     help="store the labels that a label-wise model predicts, to filter by, with their scores",
@@ -144,6 +153,7 @@ def build(
     precision: Any,
     approximate: bool | None,
     codes: bool,
+    target_recall: float | None,
     labels: bool,
     local_features: bool,
     ocr: bool,
@@ -163,12 +173,9 @@ def build(
     """
     from diptych.index.engines.opening import shown
     from diptych.index.ingest.ocr import picture_reader, read_written
-    from diptych.index.ingest.target import APPROXIMATE_ABOVE
     from diptych.index.places import bring_up_to_date, default_place, model_for
 
-    if codes and approximate is False:
-        raise click.UsageError("--exact and --codes cannot be combined: choose one.")
-    above = 1 if approximate or codes else None if approximate is False else APPROXIMATE_ABOVE
+    above = _above(approximate, codes, target_recall)
     if len(given) > 2:
         raise click.UsageError(f"one collection is indexed at a time: leave out {given[2]}.")
     path = given[1] if len(given) == 2 else pictures_alone(given[0])
@@ -178,7 +185,8 @@ def build(
     reader = picture_reader() if ocr else None  # a missing extra is told before an hour of indexing
     built, _ = bring_up_to_date(
         run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
-        approximate_above=above, codes=codes or None, labels=labels, local_features=local_features, exif=exif,
+        approximate_above=above, codes=codes or None, target_recall=target_recall, labels=labels,
+        local_features=local_features, exif=exif,
         cache=cache, device=device, compute_precision=compute_precision, backend=backend, say=say,
     )  # fmt: skip
     echo(summary(shown(place), built))
@@ -195,18 +203,31 @@ def build(
     echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
 
 
+def _above(approximate: bool | None, codes: bool, target_recall: float | None) -> int | None:
+    """From how many items of a kind on there is an approximate index; None for never."""
+    from diptych.index.ingest.target import APPROXIMATE_ABOVE
+
+    if (codes or target_recall) and approximate is False:
+        other = "--codes" if codes else "--target_recall"
+        raise click.UsageError(f"--exact and {other} cannot be combined: choose one.")
+    wanted = approximate or codes or target_recall
+    return 1 if wanted else None if approximate is False else APPROXIMATE_ABOVE
+
+
 index.add_command(load)
 
 
 @index.command()
 @click.argument("place", metavar="INDEX")
-def info(place: str) -> None:
+@click.option("--recall", is_flag=True, help="measure the recall of its approximate indexes again, now")
+def info(place: str, recall: bool) -> None:
     """Show what an index holds, and its model."""
     from diptych.index.engines.opening import open_index
     from diptych.index.models import backend_of
 
     with open_index(place) as opened:
         about = opened.info
+        measured = _recalls(opened) if recall else dict(about.recall)
     for field in ("path", "engine", "model", "fingerprint", "dimension", "precision", "version", "created"):
         echo(f"{field:12} {getattr(about, field)}")
     if about.model:
@@ -217,6 +238,8 @@ def info(place: str) -> None:
         for kind, count in about.approximate.items()
     )
     echo(f"{'approximate':12} {graphs or 'none: every search is exact'}")
+    for kind, found in measured.items():
+        echo(f"{'recall':12} {kind}: {found}")
     echo(f"{'size':12} {about.size / 1e6:.1f} MB")
     compaction = " (diptych index compact gives their space back)" if about.deleted else ""
     echo(f"{'removed':12} {about.deleted} rows{compaction}")
@@ -231,7 +254,8 @@ def info(place: str) -> None:
 def verify(place: str) -> None:
     """Read everything and compare it with its checksums. Status 1 when something is wrong.
 
-    A few items are encoded again, where the model is there, and compared with their vectors.
+    A few items are encoded again, where the model is there, and compared with their vectors. The recall of approximate
+    indexes is measured and shown.
     """
     from diptych.errors import DiptychError, RuntimeFault
     from diptych.index.engines.opening import open_index
@@ -240,6 +264,8 @@ def verify(place: str) -> None:
 
     with open_index(place) as opened:
         faults = opened.verify(show_progress=True)
+        for kind, found in ({} if faults else _recalls(opened)).items():
+            echo(f"{kind}: {found}")
         try:
             model = open_model(model_place(opened, None), fingerprint=opened.info.fingerprint)
             if model.fingerprint() == opened.info.fingerprint:
@@ -252,6 +278,12 @@ def verify(place: str) -> None:
         echo(fault)
     echo("sound" if not faults else counted(len(faults), "fault"))
     sys.exit(1 if faults else 0)
+
+
+def _recalls(opened: Index) -> dict[str, Recall]:
+    """The recall of each approximate index, measured now."""
+    kinds = [kind for kind, count in opened.info.approximate.items() if count]
+    return {kind: opened.recall(kind) for kind in kinds}  # type: ignore[arg-type]
 
 
 @index.command()

@@ -65,10 +65,6 @@ class Index(Capabilities):
         """Write an empty index that records these facts; one that is already there is refused."""
 
     @abstractmethod
-    def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
-        """Items present, of one kind or of all; with a filter, those that pass."""
-
-    @abstractmethod
     def _write(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
         """Store items in one durable step; without ``replace``, an id that is present is refused."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import SettingsError
-from diptych.index.protocol import KINDS, Hit, Hits, Item, Kind, Pair, Vectors, check_k, check_limit
+from diptych.index.protocol import KINDS, Hit, Hits, Item, Kind, Pair, Recall, Vectors, check_k, check_limit
 from diptych.index.scoring import best_pairs
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class Capabilities(ABC):
     @abstractmethod
     def generation(self) -> int:
         """A number that grows with every change."""
+
+    @abstractmethod
+    def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
+        """Items present, of one kind or of all; with a filter, those that pass."""
 
     @abstractmethod
     def _view(self, read: Callable[[View], T]) -> T:
@@ -129,13 +134,65 @@ class Capabilities(ABC):
         return self._view(read)
 
     def build_graph(
-        self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
+        self,
+        kind: Kind = "image",
+        *,
+        codes: bool | None = None,
+        target_recall: float | None = None,
+        show_progress: bool = False,
     ) -> None:
         """Make the approximate index of a kind, or bring it up to date; searches then use it by default.
 
-        With ``codes`` it is a table of binary codes, otherwise a graph; None keeps what there is.
+        With ``codes`` it is a table of binary codes, otherwise a graph; None keeps what there is. Its recall is
+        measured and stored. ``target_recall`` sets the search width: the smallest that reaches it on the collection.
         """
+        if target_recall is not None and not 0 < target_recall <= 1:
+            raise SettingsError(f"the target recall must lie between 0 and 1, not {target_recall:g}.")
+        built = self._build_graph(kind, codes, show_progress)
+        if (built or target_recall is not None) and self.count(kind):
+            from diptych.index.recall import widen
+
+            self._keep_recall(kind, widen(self, kind, target_recall))
+
+    def _build_graph(self, kind: Kind, codes: bool | None, show_progress: bool) -> bool:
+        """Whether an approximate index was built or brought up to date."""
         raise SettingsError(f"the engine of {self.path} has no approximate index: search exactly.")
+
+    def recall(self, kind: Kind) -> Recall:
+        """The recall of the approximate index of a kind, measured now."""
+        from diptych.index.recall import measure
+
+        return measure(self, kind)
+
+    def widths(self, kind: Kind) -> tuple[int, int]:
+        """The usual width of a search in the approximate index of a kind, and the largest."""
+        return 1, 1
+
+    def width(self, kind: Kind) -> int:
+        """The width of a search in the approximate index of a kind: as it was set, else the usual one."""
+        found = self._kept_recall(kind)
+        return self._trials.get(kind) or (self.widths(kind)[0] if found is None else found.width)
+
+    @contextmanager
+    def searched_at(self, kind: Kind, width: int) -> Iterator[None]:
+        """Search the approximate index of a kind at another width meanwhile."""
+        self._trials[kind] = width
+        try:
+            yield
+        finally:
+            del self._trials[kind]
+
+    def _keep_recall(self, kind: Kind, recall: Recall) -> None:
+        """Store what was measured with the approximate index."""
+        raise NotImplementedError
+
+    def _kept_recall(self, kind: Kind) -> Recall | None:
+        """What was stored."""
+        return None
+
+    @cached_property
+    def _trials(self) -> dict[Kind, int]:
+        return {}
 
     def compact(self, *, show_progress: bool = False) -> int:
         """Give back the space of removed rows and forget their columns; the number of bytes freed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 import diptych
 from diptych import notebook
 from diptych.errors import DataError, IndexFault, SettingsError
+from diptych.storage import parse_json
 
 Kind = Literal["image", "text"]
 KINDS: tuple[Kind, ...] = ("image", "text")
 Precision = Literal["float32", "float16", "binary"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "binary")
 Vectors = NDArray[np.float32]
+MAX_WIDTH = 1_000_000  # candidates of a search in an approximate index, at most
 MAX_COLUMNS = 2_000  # largest number of columns of an index: every filter and every page reads their list
 EXACT_INTEGER = 2**53  # beyond it float64 skips integers: such numbers are compared as integers
 
@@ -171,6 +173,45 @@ class Collection:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """How much of the exact answers an approximate index gives: recall@10 with its 95 % interval.
+
+    ``queries`` items of the kind ``of`` were asked; ``width`` is how many candidates a search kept.
+    """
+
+    value: float
+    low: float
+    high: float
+    queries: int
+    of: str
+    width: int
+
+    def __str__(self) -> str:
+        asked = f"{self.queries} {self.of}{'s' if self.queries != 1 else ''}"
+        return (
+            f"recall@10 {self.value:.3f} ({self.low:.3f}–{self.high:.3f}), {asked} asked, width {self.width}"
+        )
+
+    def written(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def read(text: str | None) -> Recall | None:
+        """What ``written`` wrote; None for anything else."""
+        try:
+            found = parse_json(text or "")
+            recall = Recall(**found) if isinstance(found, dict) else None
+        except (ValueError, TypeError):
+            return None
+        if recall is None or type(recall.width) is not int or not 1 <= recall.width <= MAX_WIDTH:
+            return None
+        shares = (recall.value, recall.low, recall.high)
+        sound = all(isinstance(one, int | float) and 0 <= one <= 1 for one in shares)
+        return recall if sound and type(recall.queries) is int and recall.of in KINDS else None
+
+
+@dataclass(frozen=True, slots=True)
 class IndexInfo:
     """What an index says of itself; cheap to ask at any size."""
 
@@ -189,6 +230,7 @@ class IndexInfo:
     collections: tuple[Collection, ...] = ()
     approximate: Mapping[str, int] = field(default_factory=dict)
     coded: tuple[str, ...] = ()  # kinds whose approximate index is a table of binary codes
+    recall: Mapping[str, Recall] = field(default_factory=dict)  # of approximate indexes, when they were built
 
     def __len__(self) -> int:
         return sum(self.counts.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
@@ -85,6 +86,9 @@ class About(Health):
 
     columns: dict[str, list[str]] = Field(description="metadata columns and the kinds of value each holds")
     values: dict[str, list[Any]] = Field(description="common values of the columns of texts and booleans")
+    recall: dict[str, dict[str, Any]] = Field(
+        description="of approximate indexes, as measured when they were built"
+    )
     words: bool = Field(description="whether an item has a text, which hybrid searches")
     backend: str = Field(description="what runs the model: torch or onnx")
     writable: bool
@@ -349,9 +353,11 @@ def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
     def about() -> About:
         limits = {name: getattr(service.limits, name) for name in Limits.__dataclass_fields__}
         with service.limited():
-            columns = {name: list(kinds) for name, kinds in service.index.info.columns.items()}
+            info = service.index.info
+            columns = {name: list(kinds) for name, kinds in info.columns.items()}
+            recall = {kind: asdict(found) for kind, found in info.recall.items()}
             return About(
-                **health_of(), columns=columns, values=service.values(), writable=writable,
+                **health_of(), columns=columns, recall=recall, values=service.values(), writable=writable,
                 words=service.words(), backend=service.backend, rerank=service.rerank, limits=limits,
             )  # fmt: skip
 
@@ -360,10 +366,11 @@ def _add_state(app: FastAPI, service: Service, writable: bool) -> None:
     def metrics() -> PlainTextResponse:
         try:
             with service.limited():
-                counts = dict(service.index.info.counts)
+                info = service.index.info
+                counts, recall = info.counts, info.recall
         except DiptychError:  # a database that is away: what was counted here is wanted now of all times
-            counts = {}
-        text = service.metrics.render(counts, service.traffic.active)
+            counts, recall = {}, {}
+        text = service.metrics.render(counts, service.traffic.active, recall)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

@@ -6,8 +6,11 @@ import threading
 import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from diptych.index.protocol import Recall
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -56,14 +59,16 @@ class Metrics:
         with self._lock:
             self._requests[path, status] += 1
 
-    def render(self, counts: dict[str, int], active: int) -> str:
-        """Everything as text; ``counts`` are the items of the index by kind."""
+    def render(self, counts: Mapping[str, int], active: int, recall: Mapping[str, Recall]) -> str:
+        """Everything as text; ``counts`` are the items of the index by kind, ``recall`` that of approximate indexes."""
         with self._lock:
             requests = sorted(self._requests.items())
         out = ["# HELP diptych_requests_total Requests answered.", "# TYPE diptych_requests_total counter"]
         out += [f'diptych_requests_total{{path="{p}",status="{s}"}} {n}' for (p, s), n in requests]
         out += ["# HELP diptych_items Items in the index.", "# TYPE diptych_items gauge"]
         out += [f'diptych_items{{kind="{kind}"}} {count}' for kind, count in counts.items()]
+        out += ["# HELP diptych_recall Recall@10 of an approximate index.", "# TYPE diptych_recall gauge"]
+        out += [f'diptych_recall{{kind="{kind}"}} {one.value:.6g}' for kind, one in recall.items()]
         out += [
             "# HELP diptych_active_searches Searches being answered.",
             "# TYPE diptych_active_searches gauge",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from diptych.index.base import Index
-from diptych.index.protocol import Collection
+from diptych.index.protocol import KINDS, Collection, Recall
 from diptych.index.query.filters import Filter, parse_filter
 
 
@@ -24,6 +24,11 @@ class RemoteIndex(Index):
 
     def _root(self, collection: int) -> str:
         return {one.number: one.root for one in self._collections()}.get(collection, "")
+
+    def _recalls(self, kinds: Iterable[str]) -> dict[str, Recall]:
+        """What was measured of the approximate indexes of some kinds."""
+        found = {kind: self._kept_recall(kind) for kind in KINDS if kind in kinds}
+        return {kind: recall for kind, recall in found.items() if recall is not None}
 
     @staticmethod
     def _parsed(filter: str | Filter, columns: Mapping[str, Sequence[str]]) -> Filter:

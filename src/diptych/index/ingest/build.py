@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,7 @@ def index_collection(
     batch_size: int | None = None,
     approximate_above: int | None = APPROXIMATE_ABOVE,
     codes: bool | None = None,
+    target_recall: float | None = None,
     labels: bool = False,
     local_features: LocalFeatures | bool = False,
     exif: bool = True,
@@ -68,12 +70,13 @@ def index_collection(
     it was. With ``texts``, the texts are items of their own beside being the full text of their image, so that an
     image finds texts and a text finds texts. A collection is told from others in the same index by its ``name`` and
     root. ``batch_size`` None suits the device. From ``approximate_above`` items of a kind on, the index is given an
-    approximate index of them (None: never): a graph, with ``codes`` a table of binary codes. ``precision`` is that
-    of a new index, float32 unless given. With ``labels``, the labels that the model predicts of an image are
-    columns of it and of its texts: ``predicted_labels`` and, in the same order, ``label_scores``. With
-    ``local_features``, those that the model's pair scorer reads are stored beside the index, for re-ranking. With
-    ``exif``, date, camera and place of photos are columns; with ``cache``, features of a frozen backbone are shared
-    with other commands. Large photos are decoded at a reduced size where the model says what it resizes them to.
+    approximate index of them (None: never): a graph, with ``codes`` a table of binary codes; ``target_recall`` sets
+    the width of its searches. ``precision`` is that of a new index, float32 unless given. With ``labels``, the
+    labels that the model predicts of an image are columns of it and of its texts: ``predicted_labels`` and, in the
+    same order, ``label_scores``. With ``local_features``, those that the model's pair scorer reads are stored
+    beside the index, for re-ranking. With ``exif``, date, camera and place of photos are columns; with ``cache``,
+    features of a frozen backbone are shared with other commands. Large photos are decoded at a reduced size where
+    the model says what it resizes them to.
     """
     absent = Absent()
     captions = source if isinstance(source, Captions) else open_captions(source, problems=absent)
@@ -96,7 +99,8 @@ def index_collection(
         take_in(reader, encoder, end, show_progress)
         built = end.close()
         built.notes += reader.notes()
-        built.notes += add_approximate(index, approximate_above, codes=codes, show_progress=show_progress)
+        add = partial(add_approximate, index, approximate_above, codes=codes, target_recall=target_recall)
+        built.notes += add(show_progress=show_progress)
     built.skipped = [(file, ABSENT) for file in absent.files] + built.skipped
     built.notes += captions.notes
     return built

@@ -112,17 +112,27 @@ def held_items(index: Index, ids: Sequence[str], collection: int) -> list[Item |
 
 
 def add_approximate(
-    index: Index, above: int | None, *, codes: bool | None = None, show_progress: bool = False
+    index: Index,
+    above: int | None,
+    *,
+    codes: bool | None = None,
+    target_recall: float | None = None,
+    show_progress: bool = False,
 ) -> list[str]:
     """Give an index approximate indexes of the kinds with at least ``above`` items (None: never).
 
-    Notes say which kinds are searched without.
+    Notes say which kinds are searched without, and the recall of one that misses ``target_recall``.
     """
     notes = []
     for kind in KINDS if above is not None else ():
         if index.count(kind) >= max(1, above or 0):
             try:
-                index.build_graph(kind, codes=codes, show_progress=show_progress)
+                index.build_graph(kind, codes=codes, target_recall=target_recall, show_progress=show_progress)
+                found = index.info.recall.get(kind)
+                if found is not None and target_recall is not None and found.value < target_recall:
+                    notes.append(
+                        f"the approximate index of {kind}s misses the target {target_recall:g}: {found}."
+                    )
             except (MissingExtra, SettingsError) as error:  # nothing that an exact search needs
                 notes.append(f"the {index.count(kind):,} {kind} items are searched one by one: {error}")
     return notes

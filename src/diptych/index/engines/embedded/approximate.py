@@ -148,15 +148,18 @@ class Graphs:
                 return graph
         return None
 
-    def search(self, graph: Graph, state: State, queries: Vectors, k: int) -> list[RowNumbers]:
-        """For each query, slots of at least k candidates where there are k items."""
+    def search(
+        self, graph: Graph, state: State, queries: Vectors, k: int, width: int | None = None
+    ) -> list[RowNumbers]:
+        """For each query, slots of at least k candidates where there are k items; ``width`` are kept in sight."""
+        width = width or (graph.recall.width if graph.recall is not None else usual_width(graph))
         segments = state.of_kind(graph.kind)
         covered = sum(min(len(s), graph.covers.get(s.number, 0)) for s in segments)
         gone = sum(len(s.gone) for s in segments) + graph.rows - covered
-        least, factor = (coding.PROPOSALS, coding.FACTOR) if graph.is_codes else (PROPOSALS, FACTOR)
+        least, factor = (width, coding.FACTOR) if graph.is_codes else (PROPOSALS, FACTOR)
         wanted = max(least, factor * (k + MARGIN))
         wanted = min(graph.rows, wanted + wanted * gone // max(1, covered))
-        proposed = self._proposals(graph, queries, wanted)
+        proposed = self._proposals(graph, queries, wanted, width)
         outside = _outside(segments, graph)
         none = np.zeros(0, np.int64)
         tail = scan(segments, queries, k, outside) if outside else [none] * len(queries)
@@ -206,16 +209,17 @@ class Graphs:
 
     def record(self, db: sqlite3.Connection, graph: Graph) -> None:
         """Put a graph in the place of the one of its kind."""
-        name = f"signature-{graph.kind}"
-        db.execute("DELETE FROM meta WHERE key = ?", (name,))
-        if graph.signature:
-            db.execute("INSERT INTO meta VALUES (?, ?)", (name, graph.signature))
+        beside = {"signature": graph.signature, "recall": graph.recall.written() if graph.recall else ""}
+        for name, value in beside.items():
+            db.execute("DELETE FROM meta WHERE key = ?", (f"{name}-{graph.kind}",))
+            if value:
+                db.execute("INSERT INTO meta VALUES (?, ?)", (f"{name}-{graph.kind}", value))
         record = (
             graph.kind, graph.file, graph.rows, graph.size, graph.checksum, json.dumps(graph.covers),
         )  # fmt: skip
         db.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?, ?, ?)", record)
 
-    def _proposals(self, graph: Graph, queries: Vectors, wanted: int) -> list[RowNumbers]:
+    def _proposals(self, graph: Graph, queries: Vectors, wanted: int, width: int) -> list[RowNumbers]:
         view = self._view(graph)
         if view is None:  # gone since it was found: then everything is scanned
             return [np.zeros(0, np.int64) for _ in queries]
@@ -223,6 +227,7 @@ class Graphs:
         if isinstance(view, CodeTable):
             return view.propose(queries, wanted)
         with self._lock:  # usearch keeps a fixed number of search contexts
+            view.expansion_search = width
             found = view.search(queries, wanted)
         if len(queries) == 1 and np.asarray(found.keys).ndim == 1:
             return [np.asarray(found.keys).astype(np.int64)]
@@ -287,6 +292,11 @@ def _fault(graph: Graph, path: Path) -> str:
     return "was not made by you on this machine"
 
 
+def usual_width(graph: Graph | None) -> int:
+    """How many candidates a search keeps in sight unless a target of recall set another number."""
+    return coding.PROPOSALS if graph is not None and graph.is_codes else WIDTH_SEARCH
+
+
 def signed(path: Path, size: int, key: bytes | None) -> tuple[int | None, str]:
     """The checksum of a file and its signature, empty without a key."""
     if key is None:
@@ -303,7 +313,6 @@ def _opened(path: Path, dimension: int) -> Any:
         return table
     view = _new_graph(dimension)
     view.view(str(path))
-    view.expansion_search = WIDTH_SEARCH
     return view
 
 

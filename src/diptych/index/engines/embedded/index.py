@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -15,9 +15,9 @@ from diptych.index.capabilities import View, spread
 from diptych.index.engines.embedded import catalog, checksums, connections, store
 from diptych.index.engines.embedded.scan import fetch, scan
 from diptych.index.engines.embedded.segments import ROW_BITS
-from diptych.index.engines.embedded.state import RowNumbers, State
+from diptych.index.engines.embedded.state import Graph, RowNumbers, State
 from diptych.index.engines.embedded.store import ATTEMPTS, Store
-from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Vectors
+from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Recall, Vectors
 from diptych.index.scoring import rescore
 
 if TYPE_CHECKING:  # what few searches need is imported where it is used
@@ -85,6 +85,7 @@ class EmbeddedIndex(Index):
             "collections": tuple(Collection(*row) for row in collections),
             "approximate": {graph.kind: graph.rows for graph in state.graphs},
             "coded": tuple(graph.kind for graph in state.graphs if graph.is_codes),
+            "recall": {graph.kind: graph.recall for graph in state.graphs if graph.recall is not None},
         }
 
     @property
@@ -119,20 +120,38 @@ class EmbeddedIndex(Index):
             self._store.shrink()
         return max(0, before - self._store.size())
 
-    def build_graph(
-        self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
-    ) -> None:
-        """Make the approximate index of a kind, or bring it up to date when much was changed since."""
+    def _build_graph(self, kind: Kind, codes: bool | None, show_progress: bool) -> bool:
         with self._store.alone() as state:
             old = self._graphs.find(state, kind)
             codes = codes if codes is not None else old is not None and old.is_codes
             fresh = old is not None and old.is_codes == codes and not old.is_stale(state)
             if state.count(kind) == 0 or fresh:
-                return
+                return False
             graph = self._graphs.build(state, kind, show_progress, codes)
             with self._store.writing() as db:
                 self._graphs.record(db, graph)
             self._store.drop([one.file for one in state.graphs if one.kind == kind])
+        return True
+
+    def widths(self, kind: Kind) -> tuple[int, int]:
+        from diptych.index.engines.embedded.approximate import usual_width
+
+        usual = usual_width(self._graph(kind))
+        return usual, max(usual, self.count(kind))
+
+    def _keep_recall(self, kind: Kind, recall: Recall) -> None:
+        with self._store.alone():
+            graph = self._graph(kind)
+            if graph is not None:
+                with self._store.writing() as db:
+                    self._graphs.record(db, replace(graph, recall=recall))
+
+    def _kept_recall(self, kind: Kind) -> Recall | None:
+        graph = self._graph(kind)
+        return None if graph is None else graph.recall
+
+    def _graph(self, kind: Kind) -> Graph | None:
+        return self._read(lambda state, db: next((g for g in state.graphs if g.kind == kind), None))
 
     def collection(self, name: str, root: str = "") -> Collection:
         find = "SELECT number, name, root FROM collections WHERE name = ? AND root = ?"
@@ -179,7 +198,7 @@ class EmbeddedIndex(Index):
             wanted = not exact and filter is None and state.graphs
             graph = self._graphs.find(state, kind) if wanted else None
             if graph is not None:
-                found = self._graphs.search(graph, state, queries, k)
+                found = self._graphs.search(graph, state, queries, k, self._trials.get(graph.kind))
             elif exact is False and filter is None:
                 return state.generation
             else:

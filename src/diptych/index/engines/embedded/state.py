@@ -15,7 +15,7 @@ from diptych.index.engines.embedded import connections
 from diptych.index.engines.embedded.catalog import replaced
 from diptych.index.engines.embedded.checksums import damaged, slot_sum, small_digest
 from diptych.index.engines.embedded.segments import FILES, ROW_BITS, Blocks, Mapped, RowLayout, attach
-from diptych.index.protocol import Kind
+from diptych.index.protocol import Kind, Recall
 from diptych.storage import parse_json
 
 RowNumbers = NDArray[np.int64]
@@ -83,6 +83,7 @@ class Graph:
     covers: dict[int, int]
     checksum: int
     signature: str = ""  # by the key of whoever made it
+    recall: Recall | None = None  # measured when it was built
 
     @property
     def is_codes(self) -> bool:
@@ -185,7 +186,11 @@ def _segment(
 
 def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:
     graphs = []
-    signed = dict(db.execute("SELECT key, value FROM meta WHERE key LIKE 'signature-%'").fetchall())
+    signed = dict(
+        db.execute(
+            "SELECT key, value FROM meta WHERE key LIKE 'signature-%' OR key LIKE 'recall-%'"
+        ).fetchall()
+    )
     for kind, file, rows, size, covers, checksum in connections.rows(db, folder, "graphs"):
         name = FILES.path(folder, file).name
         covered = parse_json(covers)
@@ -197,7 +202,7 @@ def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:
         graphs.append(
             Graph(
                 kind, name, rows, size, {int(key): count for key, count in covered.items()}, checksum,
-                str(signed.get(f"signature-{kind}", "")),
+                str(signed.get(f"signature-{kind}", "")), Recall.read(signed.get(f"recall-{kind}")),
             )
         )  # fmt: skip
     return tuple(graphs)

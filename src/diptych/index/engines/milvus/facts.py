@@ -21,7 +21,7 @@ from diptych.index.engines.milvus.pushdown import Parts, column_of, keys
 from diptych.index.engines.milvus.rows import Row, fact_fields, item_fields
 from diptych.index.engines.milvus.server import OLDEST, MilvusClient, Server
 from diptych.index.engines.milvus.table import STRONG, Table
-from diptych.index.protocol import Collection, check_column_count, other_format
+from diptych.index.protocol import Collection, Recall, check_column_count, other_format
 
 PICTURE_BYTES = 48_000  # bytes of a thumbnail in one row: 64,000 characters as text
 _CLAIM = "collection_"
@@ -111,6 +111,19 @@ class IndexFacts:
         claim = _CLAIM + hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
         self.table.make_partition(claim)
         return [one for one in self.table.partitions() if one.startswith(_CLAIM)].index(claim)
+
+    # ------------------------------------------------------------------ recall
+
+    def recalls(self) -> dict[str, Recall]:
+        """What was measured of the approximate index, by kind."""
+        rows = (
+            (row["pk"].removeprefix("recall:"), Recall.read(row["value"])) for row in self._rows("recall")
+        )
+        return {kind: recall for kind, recall in rows if recall is not None}
+
+    def keep_recall(self, kind: str, recall: Recall) -> None:
+        """Record what was measured."""
+        self._put([(f"recall:{kind}", "recall", recall.written())])
 
     # ------------------------------------------------------------------ thumbnails
 

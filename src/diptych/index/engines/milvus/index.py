@@ -24,9 +24,9 @@ from diptych.index.engines.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Wa
 from diptych.index.engines.milvus.ranking import Nearest, best_words, check_depth
 from diptych.index.engines.milvus.rows import Row, check_storable, item_of, row, vectors_of
 from diptych.index.engines.milvus.server import Server
-from diptych.index.engines.milvus.table import STRONG, drop_quietly
+from diptych.index.engines.milvus.table import MOST, STRONG, drop_quietly
 from diptych.index.engines.remote import RemoteIndex
-from diptych.index.protocol import KINDS, Collection, Hits, Item, Kind, Vectors, held_kinds, kind_of
+from diptych.index.protocol import KINDS, Collection, Hits, Item, Kind, Recall, Vectors, held_kinds, kind_of
 from diptych.index.query.filters import Filter
 from diptych.index.query.words import words_of
 from diptych.progress import track
@@ -50,6 +50,7 @@ class MilvusIndex(RemoteIndex):
             self._facts = facts.read_facts(self._items)
             self._parts = Parts(int(self._facts["partitions"]), self._facts["partition_by"])
             self._graph = facts.prepare(self._items, self._meta, self._facts, writable)
+            self._measured = {} if self._graph == "flat" else self._whole.recalls()
         except BaseException:
             self.close()
             raise
@@ -81,6 +82,7 @@ class MilvusIndex(RemoteIndex):
             "size": 4 * self.dimension * sum(counts.values()),
             "columns": self._whole.columns(),
             "collections": self._collections(),
+            "recall": {} if self._graph == "flat" else self._recalls(KINDS),
             "approximate": {} if self._graph == "flat" else {kind: n for kind, n in counts.items() if n},
         }
 
@@ -133,10 +135,8 @@ class MilvusIndex(RemoteIndex):
             self._whole.forget_collection(number)
             self._whole.count_change()
 
-    def build_graph(
-        self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
-    ) -> None:
-        """Make the approximate index that the URL names (of both kinds); from then on it follows every change."""
+    def _build_graph(self, kind: Kind, codes: bool | None, show_progress: bool) -> bool:
+        """The one that the URL names, of both kinds; from then on it follows every change."""
         self._check_writable()
         if codes:
             raise SettingsError("Milvus has no binary codes: leave out --codes.")
@@ -147,11 +147,22 @@ class MilvusIndex(RemoteIndex):
                 "one."
             )
         if asked == self._graph:
-            return
+            return self._kept_recall(kind) is None
         for _ in track([kind], "approximate index", 1, show_progress):
             facts.change_graph(self._items, self._graph, asked)
             self._graph = asked
         self._whole.count_change()
+        return True
+
+    def widths(self, kind: Kind) -> tuple[int, int]:
+        return ranking.EFFORT, 2 * MOST
+
+    def _keep_recall(self, kind: Kind, recall: Recall) -> None:
+        self._whole.keep_recall(kind, recall)
+        self._measured = self._whole.recalls()
+
+    def _kept_recall(self, kind: Kind) -> Recall | None:
+        return self._measured.get(kind)
 
     def compact(self, *, show_progress: bool = False) -> int:
         """Forget columns and thumbnails of items that are gone; the server gives their space back in its own time."""
@@ -203,7 +214,8 @@ class MilvusIndex(RemoteIndex):
         check_depth(k)
         if exact is False and self._graph == "flat":
             raise self._no_graph(kind)
-        nearest = Nearest(self._items, self.dimension, self._graph)
+        width = ranking.EFFORT if kind is None else self.width(kind)
+        nearest = Nearest(self._items, self.dimension, self._graph, width)
         chosen = self._wanted(kind, filter)
         return (
             nearest.scan(queries, k, chosen)

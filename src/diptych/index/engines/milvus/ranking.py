@@ -21,6 +21,7 @@ from diptych.index.protocol import Hit, Hits, Vectors
 from diptych.index.scoring import MARGIN, Candidates, best_hits
 from diptych.progress import track
 
+EFFORT = 100  # candidates that a search in an approximate index keeps, at least
 LOOSE = (1_000, 8_000)  # rows looked through for those that pass, before all are
 FIELDS = ("serial", "kind", "item")
 ITEM_BYTES = 1_000  # approximate size of an item in an answer
@@ -36,6 +37,7 @@ class Nearest:
     table: Table
     dimension: int
     graph: str
+    width: int
 
     def __call__(self, queries: Vectors, k: int, wanted: Wanted) -> list[Hits]:
         """The k best of each query."""
@@ -75,7 +77,7 @@ class Nearest:
         return [self._scored(query, some) for query, some in zip(queries, rows, strict=True)]
 
     def _search(self, queries: Vectors, count: int, wanted: Wanted, fields: Sequence[str]) -> list[list[Row]]:
-        effort = _settings(self.graph, count)
+        effort = _settings(self.graph, max(self.width, 2 * count))
         return self.table.search(queries, count, wanted.expression, fields, effort, wanted.parts)
 
     def _passing(self, query: Vectors, count: int, wanted: Wanted) -> list[Row]:
@@ -142,9 +144,9 @@ def _checked(piece: list[Row]) -> list[Row]:
     return piece
 
 
-def _settings(graph: str, count: int) -> dict[str, Any]:
-    """How thoroughly an approximate index is searched: candidates it keeps, of which ``count`` are wanted."""
-    effort = min(2 * MOST, max(100, 2 * count))
+def _settings(graph: str, effort: int) -> dict[str, Any]:
+    """How thoroughly an approximate index is searched: the candidates it keeps."""
+    effort = min(2 * MOST, effort)
     return {"flat": {}, "hnsw": {"ef": effort}, "diskann": {"search_list": effort}}[graph]
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from diptych.index.capabilities import View
+from diptych.index.engines.coding import FACTOR, PROPOSALS
 from diptych.index.engines.postgres import ranking, tables
 from diptych.index.engines.postgres.database import Connection, Database, HalfVector, Vector
 from diptych.index.engines.postgres.ranking import Chosen, CodeTables
 from diptych.index.engines.postgres.records import condition, item, records, rows_of, storable, storable_ids
 from diptych.index.engines.postgres.tables import Tables
 from diptych.index.engines.remote import RemoteIndex
-from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Vectors
+from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Recall, Vectors
 from diptych.index.query.filters import Filter
 from diptych.index.query.words import Tokenizer
 from diptych.index.scoring import MARGIN, Candidates, best_hits
@@ -71,6 +72,7 @@ class PostgresIndex(RemoteIndex):
                 "collections": t.collections(db),
                 "approximate": self._approximate(db),
                 "coded": tuple(self._codes.kinds(db)),
+                "recall": self._recalls(self._approximate(db)),
             }
         )
 
@@ -105,12 +107,10 @@ class PostgresIndex(RemoteIndex):
     def forget_collection(self, number: int) -> None:
         self._change(lambda db: self._tables.forget_collection(db, number))
 
-    def build_graph(
-        self, kind: Kind = "image", *, codes: bool | None = None, show_progress: bool = False
-    ) -> None:
-        """Make the approximate index of a kind, HNSW or a table of codes; from then on it follows every change."""
-        if codes is None:
-            codes = kind in self._database.ask(self._codes.kinds)
+    def _build_graph(self, kind: Kind, codes: bool | None, show_progress: bool) -> bool:
+        """HNSW or a table of codes; from then on it follows every change."""
+        before, coded = self._database.ask(lambda db: (self._approximate(db), kind in self._codes.kinds(db)))
+        codes = coded if codes is None else codes
         if not codes:
             tables.check_indexable(self.dimension, self._facts["precision"])
 
@@ -124,6 +124,19 @@ class PostgresIndex(RemoteIndex):
 
         for _ in track([kind], "approximate index", 1, show_progress):
             self._change(write)
+        return kind not in before or coded != codes
+
+    def widths(self, kind: Kind) -> tuple[int, int]:
+        if kind in self._database.ask(self._codes.kinds):
+            return PROPOSALS, max(PROPOSALS, self.count(kind))
+        return LEAST_EF, MAX_EF
+
+    def _keep_recall(self, kind: Kind, recall: Recall) -> None:
+        self._change(lambda db: self._tables.set_fact(db, f"recall-{kind}", recall.written()))
+        self._facts = self._database.ask(self._tables.meta)
+
+    def _kept_recall(self, kind: Kind) -> Recall | None:
+        return Recall.read(self._facts.get(f"recall-{kind}"))
 
     def compact(self, *, show_progress: bool = False) -> int:
         """Give back the space of removed rows and forget their columns; the number of bytes freed.
@@ -165,6 +178,9 @@ class PostgresIndex(RemoteIndex):
         always exact, and so is one for which the approximate index has too few answers.
         """
 
+        kept = None if kind is None else self._kept_recall(kind)
+        width = None if kind is None else self._trials.get(kind) or (kept and kept.width)
+
         def read(db: Connection) -> list[Hits]:
             wanted = exact is not True and filter is None
             graphs = self._approximate(db, k) if wanted else {}
@@ -175,10 +191,12 @@ class PostgresIndex(RemoteIndex):
             if not approximate:
                 return self._best(db, queries, k, chosen, False)
             if kind in self._codes.kinds(db):
-                cursors = self._codes.nearest(db, kind, queries, k + MARGIN)
+                cursors = self._codes.nearest(
+                    db, kind, queries, max(width or PROPOSALS, FACTOR * (k + MARGIN))
+                )
                 found = [one.hits(k, False) for one in self._scored(queries, cursors)]
             else:
-                effort = min(MAX_EF, max(LEAST_EF, 2 * (k + MARGIN)))
+                effort = min(MAX_EF, max(width or LEAST_EF, 2 * (k + MARGIN)))
                 db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(effort),))
                 found = self._best(db, queries, k, chosen, True)
             # removed rows stay in the graph until a vacuum and may take every place it keeps

@@ -16,7 +16,7 @@ import numpy as np
 
 from diptych.codes import Codes
 from diptych.index.capabilities import spread
-from diptych.index.engines.coding import FACTOR, PROPOSALS, Coder
+from diptych.index.engines.coding import Coder
 from diptych.index.engines.postgres.database import Connection
 from diptych.index.engines.postgres.records import COLUMNS, item, rows_of
 from diptych.index.engines.postgres.tables import Tables
@@ -169,15 +169,14 @@ class CodeTables:
             db.execute(self.tables.sql(f"DROP TABLE {{s}}.codes_{kind}"))
             db.execute(self.tables.sql("DELETE FROM {s}.code_bases WHERE kind = %s"), (kind,))
 
-    def nearest(self, db: Connection, kind: Kind, queries: Vectors, k: int) -> list[Any]:
-        """A cursor over (serial, vector, item …) of the nearest codes for each query, unordered."""
+    def nearest(self, db: Connection, kind: Kind, queries: Vectors, count: int) -> list[Any]:
+        """A cursor over (serial, vector, item …) of the ``count`` nearest codes for each query, unordered."""
         coder = self._coder(db, kind, self.kinds(db)[kind])
         statement = self.tables.sql(
             f"SELECT serial, v.vector, {COLUMNS} FROM (SELECT serial FROM {{s}}.codes_{kind} "
             f"ORDER BY code <~> %(code)s::bit({coder.bits}), serial LIMIT %(count)s) best "
             "JOIN {s}.vectors v USING (serial) JOIN {s}.items USING (serial)"
         )
-        count = max(PROPOSALS, FACTOR * k)
         with db.pipeline():
             return [
                 db.execute(statement, {"code": code, "count": count}, binary=True)

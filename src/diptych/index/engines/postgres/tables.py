@@ -153,6 +153,11 @@ class Tables:
 
     # ------------------------------------------------------------------ changing
 
+    def set_fact(self, db: Connection, name: str, value: str) -> None:
+        """Record a fact about the index itself."""
+        keep = "INSERT INTO {s}.meta VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        db.execute(self.sql(keep), (name, value))
+
     def count_change(self, db: Connection) -> None:
         """Make the generation grow."""
         grow = "UPDATE {s}.meta SET value = (value::bigint + 1)::text WHERE key = 'generation'"
