@@ -16,7 +16,8 @@ from diptych.cli.flags import backend_flags, index_flag
 from diptych.progress import echo
 
 if TYPE_CHECKING:
-    from diptych.index.protocol import Hits, Index, Query
+    from diptych.index.base import Index
+    from diptych.index.protocol import Hits, Query
 
 
 @click.command()
