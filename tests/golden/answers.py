@@ -24,7 +24,7 @@ from golden.reach import FeatureFile, Item, open_vectors
 from golden.runs import digest, of_tensors, outcome
 
 from diptych import Retriever, open_captions, open_index
-from diptych.index.engines.embedded.approximate import is_codes, signed
+from diptych.index.engines.embedded.approximate import signed
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.machine import own_key
 
@@ -97,7 +97,7 @@ def sign_graphs(place: str) -> None:
     if "://" in place:
         return
     with EmbeddedIndex.open(place, writable=True) as index:
-        graphs = [graph for graph in index._store.state.graphs if not is_codes(graph)]
+        graphs = [graph for graph in index._store.state.graphs if not graph.is_codes]
         if graphs:
             with index._store.writing() as db:
                 for graph in graphs:
