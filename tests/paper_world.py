@@ -17,6 +17,7 @@ from small_senteval import write_senteval
 from test_cookie_downstream import draw_lists, write_videos
 from test_labelwise import label_data
 
+from diptych import open_captions
 from diptych.data.corrections import COLUMNS, data_hash, text_names
 from diptych.registries import RECIPES
 from diptych.runs import synthetic_pooling
@@ -67,8 +68,9 @@ class World:
 
     def judgements(self, table: Table, reads: str) -> str:
         """A text that is right for another image too, in a file of corrections of the data that stand for COCO's."""
-        captions = open_split(self.place(table, f"coco-{reads}" if reads else "coco"), "test")
-        rows = [captions.image_ids[1], text_names(captions)[0], "matches", "", data_hash(captions)]
+        place = self.place(table, f"coco-{reads}" if reads else "coco")
+        captions, whole = open_split(place, "test"), open_captions(place)
+        rows = [captions.image_ids[1], text_names(captions)[0], "matches", "", data_hash(whole)]
         file = self.folder / "judged.csv"
         file.write_text(f"{','.join(COLUMNS)}\n{','.join(rows)}\n")
         return str(file)
