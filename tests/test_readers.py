@@ -161,9 +161,10 @@ def test_parquet_faults_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"x-1\.parquet"):
         open_captions(tmp_path / "x-{0..1}.parquet")
     data = (tmp_path / "x-0.parquet").read_bytes()
-    (tmp_path / "x-1.parquet").write_bytes(data[:-9])
-    with pytest.raises(DataError, match=r"x-1\.parquet"):
-        open_captions(tmp_path)
+    for damaged in (data[:-9], data.replace(b"price", b"\xe9rice")):
+        (tmp_path / "x-1.parquet").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"x-1\.parquet"):
+            open_captions(tmp_path)
     pyarrow.parquet.write_table(pyarrow.table({"image": [b"a"]}), tmp_path / "x-1.parquet")
     with pytest.raises(DataError, match="image"):
         open_captions(tmp_path)

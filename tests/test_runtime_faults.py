@@ -303,6 +303,7 @@ def test_an_operator_that_this_onnx_runtime_lacks(home: Path) -> None:
         (lambda f: f.update(more=1), "runtime.json"),
         (lambda f: f.update(files={}), "runtime.json"),
         (lambda f: f.update(files={IMAGE: 3, TEXT: 4}), "runtime.json"),
+        (lambda f: f["files"].update({IMAGE: [[], ""]}), "runtime.json"),
         (
             lambda f: f.update(images={"part": "WordInput", "words": []}),
             "pictures",
