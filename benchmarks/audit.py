@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.audit.findings import lost_order, missing_positives, near_pictures
-from diptych.audit.fit import fitted
-from diptych.audit.wrong import find_wrong
+from diptych.audit.fit import find_wrong, fitted
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.runs.audit import _vectors, place_of

@@ -20,8 +20,8 @@ from diptych.evaluation.shards import Block, count_pair, own_scores
 from diptych.index.models import open_model
 from diptych.vectors.embed import embed_shard
 from diptych.vectors.files import Written
+from diptych.vectors.load import Opened
 from diptych.vectors.manifest import shard_file
-from diptych.vectors.sources import Opened
 
 
 def main() -> None:

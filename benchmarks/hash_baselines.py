@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from diptych.branches.hashing import HashHead
+from diptych.branches.branch import HashHead
 from diptych.cache.features import cache_image_features
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions

@@ -16,7 +16,7 @@ from written import add_member, encoded
 from diptych.index.engines.opening import open_index
 from diptych.vectors.embed import embed
 from diptych.vectors.files import open_vectors
-from diptych.vectors.sources import open_sources
+from diptych.vectors.load import open_sources
 
 BROKEN = 3  # the picture of this number, in its tar, is not a picture
 

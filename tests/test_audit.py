@@ -15,8 +15,7 @@ from commands import refused
 from PIL import Image
 
 from diptych.audit import findings
-from diptych.audit.fit import fitted
-from diptych.audit.wrong import find_wrong
+from diptych.audit.fit import find_wrong, fitted
 from diptych.cli import main
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions

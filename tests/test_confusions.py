@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diptych.errors import SettingsError
-from diptych.evaluation.confusions import find_confusions
+from diptych.evaluation.label_retrieval import find_confusions
 
 NAMES = ["food", "fruit", "vegetable", "ball", "spoon"]
 LABELS = np.array(

@@ -16,7 +16,7 @@ from commands import diptych, refused
 from PIL import Image
 from small import WORDS, precomputed
 
-from diptych.branches.hashing import HashHead
+from diptych.branches.branch import HashHead
 from diptych.data.formats import open_captions
 from diptych.data.labels import class_names, class_rows, class_sets, hash_centres
 from diptych.errors import DataError, SettingsError

@@ -14,7 +14,7 @@ from small import bert_folder, photos
 from small_senteval import write_senteval
 from torch import nn
 
-from diptych.branches.heads import FirstVectors, UniModalHeads
+from diptych.branches.branch import FirstVectors, UniModalHeads
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.text_inputs import clean_caption
@@ -22,7 +22,7 @@ from diptych.errors import SettingsError
 from diptych.evaluation.sts import Sts, name_of_view
 from diptych.model.named import text_teacher
 from diptych.objectives.combine import Parted, Sum
-from diptych.objectives.matching import ITM
+from diptych.objectives.contrastive import ITM
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.recipes import RECIPES
 from diptych.recipes.provide import provided

@@ -30,8 +30,8 @@ from diptych.vectors import embed as embedding
 from diptych.vectors import files
 from diptych.vectors.embed import embed, embed_shard, parse_part
 from diptych.vectors.files import open_vectors
+from diptych.vectors.load import open_sources
 from diptych.vectors.manifest import is_vectors, read_receipt
-from diptych.vectors.sources import open_sources
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from diptych.data.arrays import Arrays, ArrayStore, Sets, read_ahead
 from diptych.data.captions import Joined, StoreRows, holds_features
 from diptych.data.images import ImageInput, PixelInput, RegionInput, as_item
 from diptych.data.text import CachedTexts, WordPieceInput
-from diptych.encoders.packing import LONGEST, PackedIds
+from diptych.encoders.transformer import LONGEST, PackedIds
 from diptych.errors import DataError, ImageError
 from diptych.model import encoding
 from diptych.types import Features, Inputs, as_inputs

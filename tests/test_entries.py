@@ -62,7 +62,6 @@ ALLOWED = {
     ("cache/contents.py", "unlink"): "removes names in a folder that is no link, not what they lead to",
     ("cache/contents.py", "rmdir"): "an empty folder",
     ("model/runtime_export.py", "rmtree"): "of a folder that was made just before",
-    ("index/ingest/own_vectors.py", "rmtree"): "of an index that was made just before",
     ("index/ingest/target.py", "rmtree"): "of an index that was made just before",
     ("runs/train.py", "rmdir"): "an empty folder that was made just before",
     ("index/engines/embedded/approximate.py", "unlink"): "of a path from FILES.path, after a failed save",

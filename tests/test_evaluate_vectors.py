@@ -21,6 +21,7 @@ from diptych.index.protocol import Item
 from diptych.model.scores import EmbeddingScores
 from diptych.vectors.embed import embed
 from diptych.vectors.files import open_vectors, shard_writer
+from diptych.vectors.load import open_sources
 from diptych.vectors.manifest import (
     Manifest,
     Receipt,
@@ -29,7 +30,6 @@ from diptych.vectors.manifest import (
     shard_file,
     write_receipt,
 )
-from diptych.vectors.sources import open_sources
 
 
 def write_vectors(

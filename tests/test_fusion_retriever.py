@@ -19,7 +19,7 @@ from diptych.errors import DataError
 from diptych.interaction.fusion import Fusion
 from diptych.model.reranking import OUTSIDE, RerankedScores
 from diptych.model.retriever import Retriever, Tower
-from diptych.objectives.matching import ITC, ITM
+from diptych.objectives.contrastive import ITC, ITM
 from diptych.types import Batch, Features, as_inputs
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.branches.hashing import HashHead
+from diptych.branches.branch import HashHead
 from diptych.data.labels import (
     BITS,
     REDRAWS,
@@ -24,7 +24,7 @@ from diptych.data.labels import (
     tie_vector,
 )
 from diptych.errors import DataError, SettingsError
-from diptych.objectives.hashing import CentralSimilarity
+from diptych.objectives.labels import CentralSimilarity
 from diptych.types import Batch, Embeddings, Features
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from diptych.aggregators import First
 from diptych.aggregators.pooling import Head
-from diptych.branches.heads import FirstVectors, UniModalHeads
+from diptych.branches.branch import FirstVectors, UniModalHeads
 from diptych.data.images import open_image
 from diptych.encoders.dual import load_dual
 from diptych.model.retriever import Retriever, Tower

@@ -27,7 +27,7 @@ from diptych.index.ingest.build import index_collection
 from diptych.index.ingest.photos import Decoder, PhotoFile
 from diptych.progress import PATIENCE, track
 from diptych.vectors.embed import embed
-from diptych.vectors.sources import open_sources
+from diptych.vectors.load import open_sources
 
 opened: list[str] | None = None
 

@@ -25,9 +25,8 @@ from diptych.index.ingest.build import index_collection
 from diptych.index.protocol import Item
 from diptych.vectors import files
 from diptych.vectors.embed import embed
-from diptych.vectors.load import load
+from diptych.vectors.load import load, open_sources
 from diptych.vectors.manifest import MANIFEST
-from diptych.vectors.sources import open_sources
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diptych.errors import SettingsError
 from diptych.interaction.fusion import Fusion
-from diptych.objectives.matching import ITC, ITM
+from diptych.objectives.contrastive import ITC, ITM
 from diptych.ops import unit
 from diptych.types import Batch, Embeddings, Features, Matches
 

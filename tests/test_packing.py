@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diptych.encoders.packing import LONGEST, PackedIds, attend, can_pack, pack
-from diptych.encoders.transformer import TransformerText
+from diptych.encoders.transformer import LONGEST, PackedIds, TransformerText, attend, can_pack, pack
 from diptych.types import Features
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

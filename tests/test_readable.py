@@ -31,7 +31,7 @@ from diptych.data.problems import undecodable, unopenable
 from diptych.errors import DataError, ImageError
 from diptych.evaluation.report import Report
 from diptych.recipes import RECIPES
-from diptych.runs.teach import readable_splits
+from diptych.runs.extract import readable_splits
 from diptych.runs.train import run_recipe
 from diptych.training.log import read_log
 

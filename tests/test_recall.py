@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from diptych.cli import main as _main  # noqa: F401  the commands need the package's settings
 from diptych.cli.index import index as commands
 from diptych.errors import IndexFault, SettingsError
+from diptych.index.capabilities import Exam, K
 from diptych.index.engines.embedded import approximate
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item, Recall
-from diptych.index.recall import Exam, K
 from diptych.web.monitoring import Metrics
 
 COUNT, D = 4000, 64

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from diptych.errors import SettingsError
 from diptych.interaction.fusion import Fusion
-from diptych.interaction.scorer import PairScorer
+from diptych.interaction.similarity import PairScorer
 from diptych.model import reranking
 from diptych.model.reranking import OUTSIDE, RerankedScores, candidates
 from diptych.model.scores import EmbeddingScores, MatrixScores

@@ -20,8 +20,8 @@ from diptych.cache.rows import RowFile
 from diptych.errors import DataError, StorageError
 from diptych.evaluation import score_matrix
 from diptych.evaluation.score_matrix import stored_scores
-from diptych.interaction.scorer import PairScorer
 from diptych.interaction.sgraf import SAF, SGR
+from diptych.interaction.similarity import PairScorer
 from diptych.model.scores import MeanScores, PairScores, Where
 from diptych.types import Features, Ragged
 

@@ -29,7 +29,7 @@ from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 from diptych.web import uploads
 from diptych.web.app import create_app
-from diptych.web.auth import is_loopback
+from diptych.web.bodies import is_loopback
 from diptych.web.limits import Limits
 
 TOKEN = "correct-horse"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from diptych.branches.heads import UniModalHeads
+from diptych.branches.branch import UniModalHeads
 from diptych.errors import SettingsError
 from diptych.objectives.combine import Sum
 from diptych.objectives.contrastive import InfoNCE

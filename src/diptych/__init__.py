@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from diptych.evaluation.evaluate import evaluate, evaluate_embeddings
     from diptych.evaluation.report import Report
     from diptych.index.engines.opening import open_index
-    from diptych.index.ingest.own_vectors import create_index
+    from diptych.index.ingest.target import create_index
     from diptych.index.places import index_folder
     from diptych.index.protocol import Hits
     from diptych.index.query.search import Searcher, search

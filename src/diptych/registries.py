@@ -102,12 +102,12 @@ OBJECTIVES = Registry(
         Entry("prototypes", "CODER's classes of clustered pairs", "diptych.objectives.prototypes:prototypes"),
         Entry("csa", "CUSA's cross-modal soft labels", "diptych.objectives.soft_labels:CrossModalSoftLabels"),
         Entry("usa", "CUSA's uni-modal soft labels", "diptych.objectives.soft_labels:UniModalSoftLabels"),
-        Entry("itc", "contrast at a fusion encoder's temperature", "diptych.objectives.matching:ITC"),
-        Entry("itm", "matching of pairs by a fusion encoder", "diptych.objectives.matching:ITM"),
+        Entry("itc", "contrast at a fusion encoder's temperature", "diptych.objectives.contrastive:ITC"),
+        Entry("itm", "matching of pairs by a fusion encoder", "diptych.objectives.contrastive:ITM"),
         Entry("label", "label-wise: the labels of both sides", "diptych.objectives.labels:LabelLoss"),
         Entry("consistency", "label-wise: rows that share labels", "diptych.objectives.labels:Consistency"),
         Entry("masked", "label-wise: masked words and regions", "diptych.objectives.labels:MaskedPrediction"),
-        Entry("csq", "codes drawn to the centres of their classes", "diptych.objectives.hashing:csq"),
+        Entry("csq", "codes drawn to the centres of their classes", "diptych.objectives.labels:csq"),
     ],
     forms=("own",),
     bases=("diptych.objectives.objective:Objective",),
@@ -356,13 +356,13 @@ COMMANDS = Registry(
     [
         _command("data", "data", "Check data before training on it.", "data:data"),
         _command(
-            "data", "audit", "List wrong pairs, missing positives, leaks and empty texts.", "audit:audit"
+            "data", "audit", "List wrong pairs, missing positives, leaks and empty texts.", "evaluate:audit"
         ),
         _command("data", "extract", "Turn images into grid features (precomputed layout).", "data:extract"),
         _command("data", "teach", "Compute the teacher vectors of a data set once (CUSA).", "data:teach"),
         _command("data", "cache", "List or remove the computed features on disk.", "data:cache"),
         _command(
-            "train", "demo", "Train two models on emoji pictures, search them, write a report.", "demo:demo"
+            "train", "demo", "Train two models on emoji pictures, search them, write a report.", "train:demo"
         ),
         _command("train", "train", "Train a recipe.", "train:train"),
         _command("train", "ablate", "Run the rows of a paper's table on your data.", "ablate:ablate"),
@@ -381,14 +381,14 @@ COMMANDS = Registry(
         _command("evaluate", "compare", "Compare two results, or several seeds of each.", "evaluate:compare"),
         _command("evaluate", "judge", "Check a claimed number: which protocol gives it?", "evaluate:judge"),
         _command("evaluate", "show", "Draw what models have learned.", "show:show"),
-        _command("evaluate", "label", "Predict labels with a label-wise model.", "label:label"),
+        _command("evaluate", "label", "Predict labels with a label-wise model.", "model:label"),
         _command("search", "index", "Make a collection searchable.", "index:index"),
         _command("search", "search", "Search by words, by an image's path, or by both.", "search:search"),
         _command("search", "serve", "Search an index in the browser and over HTTP.", "serve:serve"),
         _command("search", "watch", "Keep an index current while a folder changes.", "serve:watch"),
         _command("search", "embed", "Write the vectors of a large collection into files.", "embed:embed"),
         _command(
-            "search", "plan", "Estimate bytes, FLOP, hours and money of a large collection.", "plan:plan"
+            "search", "plan", "Estimate bytes, FLOP, hours and money of a large collection.", "embed:plan"
         ),
         _command("exchange", "model", "Show or verify a model folder.", "model:model"),
         _command("exchange", "import", "Import models and vectors of other programs.", "exchange:import_"),

@@ -29,10 +29,10 @@ def sort_sets(features: Features) -> Tensor:
     Ascending, so that the k-th largest value of a set lies at L − k whatever its size, and NaN among the
     valid values counts as the largest and is never hidden. Channels before places, since contiguous rows sort
     3 times faster. On the CPU the order comes from numpy, whose vectorised sort takes a quarter of the time; on a
-    GPU sets of at most 64 elements are sorted by a kernel of our own (``kernels/set_sort.py``).
+    GPU sets of at most 64 elements are sorted by a kernel of our own (``kernels/rows.py``).
     """
     if _for_kernel(features.values) and not torch.compiler.is_compiling():
-        from diptych.kernels.set_sort import SortSets
+        from diptych.kernels.rows import SortSets
 
         return SortSets.apply(features.values, features.mask)  # type: ignore[no-any-return, no-untyped-call]
     values = at_least_float32(features.values)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.audit.fit import CHUNK, Fit, Matrix, Rows, fitted
-from diptych.audit.wrong import VOTERS, Wrong
+from diptych.audit.fit import CHUNK, VOTERS, Fit, Matrix, Rows, Wrong, fitted
 from diptych.data.duplicates import across, groups, normal_text
 
 MOST_PAIRS = 1_000_000_000  # texts × images that are compared for missing positives

@@ -197,7 +197,7 @@ def _table(entries: Sequence[Entry]) -> list[str]:
 @click.option("--clean_captions", is_flag=True, help="clean the texts first, as cusa-clip does")
 def teach(data: str, **options: Any) -> None:
     """Compute the teacher vectors of a data set once (CUSA). Run again to continue after an interruption."""
-    from diptych.runs.teach import teach as run
+    from diptych.runs.extract import teach as run
     from diptych.training.teachers import Teachers
 
     teachers = Teachers(

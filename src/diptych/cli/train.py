@@ -1,4 +1,4 @@
-"""train."""
+"""train, demo."""
 
 from __future__ import annotations
 
@@ -119,3 +119,19 @@ def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> 
     said = verdict(progress, Baseline.load(folder) if baseline else None, data)
     if said:
         echo(said)
+
+
+@click.command()
+@click.option(
+    "--output_dir",
+    default="demo",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="folder of the runs, the index and the report",
+)
+def demo(output_dir: Path) -> None:
+    """Train two models on emoji pictures, search them, write a report. A second run reuses what is there."""
+    click.echo(f"demo: two models, an index and a report, in {output_dir}; loading the libraries", err=True)
+    from diptych.runs.demo import run_demo
+
+    run_demo(output_dir)

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from diptych.branches.heads import UniModalHeads
+from diptych.branches.branch import UniModalHeads
 from diptych.data.text_inputs import CleanedInput
 from diptych.errors import DataError
 from diptych.evaluation.cards import Facts

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diptych.encoders.encoder import check_rate, fit
 from diptych.errors import DataError, SettingsError
-from diptych.interaction.scorer import PairScorer
+from diptych.interaction.similarity import PairScorer
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features, Matches
 

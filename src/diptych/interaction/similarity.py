@@ -3,6 +3,8 @@
 Behind it, the same operations as kernels for a GPU in half precision and without gradients: ``similarity_vectors``
 stands for ``SimilarityVectors.forward``, ``reason_all`` for a step of SGR, ``answer`` for its last step and the score.
 The plain ones, here and in ``sgraf.py``, are the reference.
+
+What a pair scorer is: a score for every image and text, from the local features of both.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from diptych.kernels import on_gpu
 from diptych.ops import xavier_linear
-from diptych.types import Features
+from diptych.types import Batch, Embeddings, Features, Matches
 
 EPS = 1e-8  # added to every length that divides
 SLOPE = 0.1  # slope of the leaky ReLU
@@ -286,3 +288,31 @@ def answer(nodes: Tensor, mask: Tensor, step: Any, score: Weights) -> Tensor:
     pair_nodes.mixed_first(nodes, asked, mask.contiguous(), mixed)
     first = F.relu(F.linear(mixed, *mix))
     return torch.sigmoid(F.linear(first, *score).float()).view(n, m)
+
+
+class PairScorer(nn.Module):
+    """Scores every image against every text by looking at their local features together.
+
+    ``kind`` names the scorer in the card of a report. Tiles, buckets of lengths and chunks of memory are the
+    scorer's own business: a caller hands over as many images and texts as it has in memory.
+    """
+
+    kind: str
+    candidates: int | None = None
+    """None: every pair is scored. A number: the towers propose that many items for each query, and the scorer judges
+    them; in training it compares chosen pairs of a batch (``compare``) instead of scoring all of them."""
+
+    refines = False
+    """Whether ``pairs`` scores single pairs in float32, so that the best of a matrix in half precision are refined."""
+
+    def pairs(self, images: Features, texts: Features) -> Tensor:
+        """Scores (P,) of image p with text p, in float32, without gradients."""
+        raise NotImplementedError
+
+    def compare(self, seen: Embeddings, batch: Batch) -> Matches:
+        """What a scorer of candidates makes of a batch in training."""
+        raise NotImplementedError
+
+    def forward(self, images: Features, texts: Features) -> Tensor:
+        """Local features (N, R, D) and (M, W, D), as the towers' encoders give them → scores (N, M), float32."""
+        raise NotImplementedError

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from diptych.errors import DataError
 from diptych.interaction import similarity as fused_form
-from diptych.interaction.scorer import PairScorer
-from diptych.interaction.similarity import Locals, SimilarityVectors
+from diptych.interaction.similarity import Locals, PairScorer, SimilarityVectors
 from diptych.types import Features
 
 

@@ -13,7 +13,7 @@ import torch
 from diptych.data.images import ImageInput
 from diptych.data.text import TextInput
 from diptych.devices import autocast
-from diptych.interaction.scorer import PairScorer
+from diptych.interaction.similarity import PairScorer
 from diptych.model.protocol import CellCache, Local, Rows
 from diptych.model.retriever import Retriever
 from diptych.model.scores import PairScores

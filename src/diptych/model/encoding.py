@@ -31,7 +31,7 @@ from diptych.data.decode.extra_formats import is_image
 from diptych.data.images import ImageInput, as_item
 from diptych.data.text import CachedTexts, TextInput, TextStore
 from diptych.devices import autocast
-from diptych.encoders.packing import LONGEST, pack
+from diptych.encoders.transformer import LONGEST, pack
 from diptych.errors import DataError
 from diptych.model.scores import evaluating
 from diptych.progress import track

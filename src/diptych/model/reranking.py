@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diptych.devices import autocast
 from diptych.errors import SettingsError
-from diptych.interaction.scorer import PairScorer
+from diptych.interaction.similarity import PairScorer
 from diptych.model.scores import Scores, Where, evaluating
 from diptych.progress import track
 from diptych.types import Ragged

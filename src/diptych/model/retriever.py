@@ -27,7 +27,7 @@ from diptych.encoders.dual import is_dual_encoder, load_dual
 from diptych.encoders.dual_side import merged
 from diptych.encoders.encoder import Encoder
 from diptych.errors import SettingsError
-from diptych.interaction.scorer import PairScorer
+from diptych.interaction.similarity import PairScorer
 from diptych.model.encoding import collect, encoded_images, encoded_texts, encoding_mode, is_text
 from diptych.model.folder import FORMAT, load_folder
 from diptych.model.reranking import RerankedScores

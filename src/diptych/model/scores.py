@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from diptych.devices import autocast
 from diptych.errors import DataError
-from diptych.interaction.scorer import PairScorer
+from diptych.interaction.similarity import PairScorer
 from diptych.types import Ragged
 
 Where = slice | Tensor

@@ -112,7 +112,7 @@ class UniModalSoftLabels(Objective):
     ===================  =================================================================================
     paper                argument
     ===================  =================================================================================
-    a, b (B, D')         ``embeddings.views["uni"]``: unit rows of the uni-modal heads (``branches/heads.py``)
+    a, b (B, D')         ``embeddings.views["uni"]``: unit rows of the uni-modal heads (``branches/branch.py``)
     τ_a, τ_b             ``temperature`` starts both; one per modality, learned inside ``clamp``
     τ_t                  ``teacher_temperature``, fixed
     KL or CE             ``divergence``

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych.branches.branch import Branch
-from diptych.branches.heads import FirstVectors
+from diptych.branches.branch import Branch, FirstVectors
 from diptych.data.captions import Captions
 from diptych.data.text_inputs import CleanedInput
 from diptych.encoders.dual import DualEncoder, load_dual

@@ -22,9 +22,9 @@ from diptych.objectives.diversity import DiversityContrast, Enqueue, MomentumCon
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.recipes import vse_infinity
-from diptych.recipes.concepts import concept_branch
 from diptych.recipes.provide import with_branch
 from diptych.recipes.recipe import Recipe
+from diptych.recipes.towers import concept_branch
 from diptych.settings import defaults, setting
 from diptych.training.method import Method
 

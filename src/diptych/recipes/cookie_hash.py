@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diptych.branches.hashing import HashHead
+from diptych.branches.branch import HashHead
 from diptych.data.captions import Captions
 from diptych.data.labels import COLUMN, Signs, class_names, class_sets, read_centres
 from diptych.errors import DataError
 from diptych.evaluation.hashing import VIEW, HashRetrieval
 from diptych.model.retriever import Retriever
 from diptych.objectives.combine import On, Sum
-from diptych.objectives.hashing import CentralSimilarity
+from diptych.objectives.labels import CentralSimilarity
 from diptych.objectives.objective import Objective
 from diptych.recipes import cookie
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.start import start_from
+from diptych.recipes.towers import start_from
 from diptych.settings import defaults, setting
 from diptych.targets.labels import HashTargets
 from diptych.training.method import Method

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych.branches.branch import Branch
-from diptych.branches.heads import UniModalHeads
+from diptych.branches.branch import Branch, UniModalHeads
 from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.uni_modal import UniModal
 from diptych.objectives.combine import Sum

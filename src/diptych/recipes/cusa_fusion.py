@@ -13,7 +13,7 @@ from diptych.aggregators import First
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
 from diptych.objectives.combine import Sum
-from diptych.objectives.matching import ITC, ITM
+from diptych.objectives.contrastive import ITC, ITM
 from diptych.objectives.objective import Objective
 from diptych.recipes import cusa, fusion
 from diptych.recipes.recipe import Recipe

@@ -20,9 +20,8 @@ from diptych.objectives.consensus import Agreement
 from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
 from diptych.recipes import sgraf
-from diptych.recipes.concepts import concepts_of
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import TowerSettings, joined, method
+from diptych.recipes.towers import TowerSettings, concepts_of, joined, method
 from diptych.registries import IMAGE_ENCODERS
 from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diptych.aggregators.pooling import Head
-from diptych.branches.branch import Branch
-from diptych.branches.heads import FirstVectors
+from diptych.branches.branch import Branch, FirstVectors
 from diptych.data.captions import Captions
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
@@ -23,7 +22,7 @@ from diptych.interaction.fusion import Fusion
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.combine import Sum
-from diptych.objectives.matching import ITC, ITM
+from diptych.objectives.contrastive import ITC, ITM
 from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
 from diptych.settings import TrainingSettings, setting

@@ -85,7 +85,7 @@ def _teachers(method: Method, settings: Any, captions: Captions) -> Method:
 
 def _heads(method: Method, settings: Any, captions: Captions) -> Method:
     """Uni-modal heads on the vectors of both towers (CUSA)."""
-    from diptych.branches.heads import UniModalHeads
+    from diptych.branches.branch import UniModalHeads
 
     model = method.retriever
     heads = UniModalHeads(model.image.dim, model.image.dim, model.text.dim)
@@ -94,7 +94,7 @@ def _heads(method: Method, settings: Any, captions: Captions) -> Method:
 
 def _concepts(method: Method, settings: Any, captions: Captions) -> Method:
     """A view in frequent words of the training texts, beside the score (CODER)."""
-    from diptych.recipes.concepts import concept_branch
+    from diptych.recipes.towers import concept_branch
 
     tower = method.retriever.image
     dim = tower.encoder.dim

@@ -11,7 +11,7 @@ from diptych.evaluation.evaluate import Evaluator
 from diptych.objectives.expressions import OWN, parse_objective
 from diptych.objectives.objective import Objective
 from diptych.recipes.provide import provided
-from diptych.recipes.start import start_from, with_words_of
+from diptych.recipes.towers import start_from, with_words_of
 from diptych.settings import TrainingSettings
 from diptych.training.method import Method
 

@@ -22,8 +22,8 @@ from diptych.encoders.attended import SelfAttended, TextualSelfAttention, Visual
 from diptych.encoders.cnn import Grid
 from diptych.encoders.encoder import Encoder
 from diptych.errors import SettingsError
-from diptych.interaction.scorer import PairScorer
 from diptych.interaction.sgraf import SAF, SGR
+from diptych.interaction.similarity import PairScorer
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.triplet import triplet

@@ -23,8 +23,7 @@ from diptych.audit.findings import (
     near_pictures,
     whole_shift,
 )
-from diptych.audit.fit import Fit, compared, fitted
-from diptych.audit.wrong import VOTERS, Wrong, find_wrong
+from diptych.audit.fit import VOTERS, Fit, Wrong, compared, find_wrong, fitted
 from diptych.data.captions import Captions, ImageStore, StoreRows, canonical_split
 from diptych.data.corrections import COLUMNS, data_hash, text_names
 from diptych.data.formats import divided, open_captions

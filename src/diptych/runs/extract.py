@@ -21,12 +21,15 @@ Videos → one set of frame vectors each, in the layout that ``data.video_json``
 
 Beside each array lies ``VIDEO.key``, which says what it was made from: a video that is there already and unchanged is
 not read again.
+
+Fill the cache of teacher vectors before training: what ``diptych teach`` does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,13 +44,19 @@ from PIL import Image
 from diptych.cache.contents import content_name
 from diptych.cache.features import Chunk, cache_image_features, compute_cells
 from diptych.cache.rows import RowFile
-from diptych.data.captions import Captions, ImageStore, StoreRows
+from diptych.data.arrays import ArrayStore
+from diptych.data.captions import Captions, ImageStore, StoreRows, holds_pictures
+from diptych.data.formats import open_captions
 from diptych.data.images import ImageInput
+from diptych.data.problems import LeftOut, ToBeLeftOut, undecodable, unopenable
+from diptych.devices import pick_device
 from diptych.encoders.encoder import Backbone
 from diptych.errors import DataError, ImageError
 from diptych.parts import describe
 from diptych.progress import track
+from diptych.runs.train import training_splits
 from diptych.storage import storing, write_text
+from diptych.training.teachers import Teachers
 from diptych.types import as_inputs
 
 TEXTS_PER_IMAGE = 5  # texts per image in the published layout
@@ -306,3 +315,54 @@ def _write(place: Path, key: str, values: NDArray[np.float16]) -> None:
         with place.open("wb") as file:
             np.save(file, values)
         write_text(place.with_suffix(".key"), key)
+
+
+@dataclass(frozen=True)
+class Taught:
+    """One matrix of teacher vectors."""
+
+    split: str
+    of: str
+    vectors: ArrayStore
+    seconds: float
+
+    def __str__(self) -> str:
+        count, width = self.vectors.shape
+        size = self.vectors.path.stat().st_size / 2**20 if self.vectors.path is not None else 0.0
+        what = f"{self.split}: {count:,} {self.of} × {width:,}"
+        return f"{what}, {size:,.1f} MB, {self.seconds:.1f} s: {self.vectors.path}"
+
+
+def teach(
+    teachers: Teachers, data: str, *, cache_dir: Path | None = None, show_progress: bool = True
+) -> list[Taught]:
+    """Vectors of the training images and texts, and of the validation texts, by which neighbours are judged.
+
+    What is there already is not computed again; after an interruption the same command goes on. Pictures that cannot be
+    read are left out, as in training.
+    """
+    training, validation = readable_splits(data, show_progress=show_progress)
+    device, found = pick_device(), []
+    for split, of, captions in (
+        ("train", "images", training),
+        ("train", "texts", training),
+        ("val", "texts", validation),
+    ):
+        start = time.perf_counter()
+        make = teachers.image_vectors if of == "images" else teachers.text_vectors
+        vectors = make(captions, device=device, cache_dir=cache_dir, show_progress=show_progress)
+        found.append(Taught(split, of, vectors, time.perf_counter() - start))
+    return found
+
+
+def readable_splits(data: str, *, show_progress: bool = True) -> tuple[Captions, Captions]:
+    """The training and validation captions that a run would use, without pictures that cannot be read; says which."""
+    captions, left_out = open_captions(data, problems=ToBeLeftOut()), LeftOut()
+    parts = []
+    for part in training_splits(captions):
+        part = left_out.add(part, unopenable(part.images))
+        if part.unreadable == "stop" and holds_pictures(part.images):
+            part = left_out.add(part, undecodable(part.images, show_progress=show_progress))
+        parts.append(part)
+    left_out.tell(len(captions.images), advice=False)
+    return parts[0], parts[1]

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from diptych.aggregators import GPO, First
 from diptych.aggregators.pooling import Head
-from diptych.branches.heads import FirstVectors, UniModalHeads
+from diptych.branches.branch import FirstVectors, UniModalHeads
 from diptych.data.images import RegionInput
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.text_inputs import CleanedInput

@@ -16,7 +16,7 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.problems import LeftOut, ToBeLeftOut, unopenable
 from diptych.errors import CheckpointError, DataError, SettingsError
-from diptych.evaluation.confusions import DEPTHS, Failures, find_confusions
+from diptych.evaluation.label_retrieval import DEPTHS, Failures, find_confusions
 from diptych.evaluation.metrics import DIRECTIONS, KS, summary
 from diptych.evaluation.report import aligned_rows
 from diptych.model.retriever import Retriever

@@ -13,7 +13,7 @@ from diptych.data.arrays import read_ahead, read_items
 from diptych.data.captions import Captions, StoredImage
 from diptych.data.images import ImageInput, Items
 from diptych.data.text import TextStore
-from diptych.encoders.packing import pack
+from diptych.encoders.transformer import pack
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.targets.columns import Column
 from diptych.types import Batch, Sides, as_inputs

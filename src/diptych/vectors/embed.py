@@ -27,6 +27,7 @@ from diptych.machine import record_root
 from diptych.model.protocol import Model, picture_side
 from diptych.progress import track
 from diptych.vectors.files import ShardWriter, shard_writer
+from diptych.vectors.load import Opened, Sources, open_sources
 from diptych.vectors.manifest import (
     Manifest,
     Receipt,
@@ -38,7 +39,6 @@ from diptych.vectors.manifest import (
     shard_file,
     write_receipt,
 )
-from diptych.vectors.sources import Opened, Sources, open_sources
 
 if TYPE_CHECKING:
     from diptych.vectors.on_ray import Cluster

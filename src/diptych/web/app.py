@@ -20,9 +20,8 @@ from diptych.errors import DiptychError
 from diptych.index.base import Index
 from diptych.index.query.search import HitScorer
 from diptych.model.protocol import Model
-from diptych.web.auth import Access
-from diptych.web.bodies import BodyLimit, form_route
-from diptych.web.limits import Limits
+from diptych.web.bodies import Access, BodyLimit, form_route
+from diptych.web.limits import Limits, Turns
 from diptych.web.monitoring import CountRequests
 from diptych.web.reference import reference_page
 from diptych.web.replies import (
@@ -36,7 +35,6 @@ from diptych.web.replies import (
     search_reply,
 )
 from diptych.web.service import Asked, Service, Writer, check_kind, check_text, parse_items
-from diptych.web.turns import Turns
 from diptych.web.uploads import Served
 
 FILES = Path(__file__).parent

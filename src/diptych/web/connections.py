@@ -25,7 +25,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from diptych.web.auth import HEADERS as SECURITY
+from diptych.web.bodies import HEADERS as SECURITY
 from diptych.web.replies import failure
 
 CONNECTIONS = 512  # open at once, silent ones included

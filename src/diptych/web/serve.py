@@ -26,7 +26,7 @@ try:
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     from diptych.web.app import create_app
-    from diptych.web.auth import LOOPBACK_NAMES, check_token, is_loopback
+    from diptych.web.bodies import LOOPBACK_NAMES, check_token, is_loopback
     from diptych.web.connections import CONNECTIONS, PatientProtocol
     from diptych.web.limits import Limits
 except ModuleNotFoundError as missing:
