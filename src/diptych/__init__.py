@@ -90,7 +90,7 @@ _HOMES = {
     "Retriever": "model.retriever",
     "Searcher": "index.query.search",
     "compare": "runs.compare",
-    "create_index": "index.ingest.own_vectors",
+    "create_index": "index.ingest.target",
     "evaluate": "evaluation.evaluate",
     "evaluate_embeddings": "evaluation.evaluate",
     "index_folder": "index.places",
