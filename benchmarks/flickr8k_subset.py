@@ -8,6 +8,7 @@ images are drawn from the training tars by ``SEED``; test images choose nothing.
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 import tarfile
@@ -51,4 +52,7 @@ def main(source: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("source", type=Path, help="folder of webdataset tars")
+    parser.add_argument("output", type=Path, help="folder for a tar of each split")
+    main(**vars(parser.parse_args()))
