@@ -211,7 +211,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert "diptych index load" in diptych("embed", clip, tars, tmp_path / "out").stdout
     said = diptych("index", "load", tmp_path / "out", "--index", tmp_path / "i", "--approximate").stdout
     assert "rows/s" in said
+    assert "next: diptych search" in said
     assert diptych("index", "verify", tmp_path / "i").stdout.endswith("sound\n")
-    assert diptych("index", "verify", tmp_path / "i").stdout == "sound\n"
     hits = json.loads(diptych("search", tmp_path / "i", "red", "-k", 3, "--json").stdout)["hits"]
     assert len(hits) == 3
