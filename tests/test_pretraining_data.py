@@ -82,6 +82,49 @@ def test_the_questions_of_gqa(tmp_path: Path) -> None:
         open_captions(tmp_path)
 
 
+def test_the_folders_of_vqa_and_gqa_as_they_are_published(tmp_path: Path) -> None:
+    """VQA's README puts pictures in Images/mscoco; GQA's questions1.2.zip holds ten files beside a folder."""
+    questions, images = tmp_path / "vqa" / "Questions", tmp_path / "vqa" / "Images" / "mscoco"
+    questions.mkdir(parents=True)
+    licence = {"url": "http://creativecommons.org/licenses/by/4.0/", "name": "CC"}
+    for name, entries in (("train2014", [1]), ("test2015", [2, 3]), ("test-dev2015", [3])):
+        content = {
+            "questions": [{"image_id": n, "question": f"Why {n}?", "question_id": n * 1000} for n in entries],
+            "license": licence,
+            "data_subtype": name,
+            "task_type": "Open-Ended",
+        }
+        (questions / f"v2_OpenEnded_mscoco_{name}_questions.json").write_text(json.dumps(content))
+    pictures(images, ["train2014/COCO_train2014_000000000001.jpg"])
+    pictures(images, [f"test2015/COCO_test2015_{n:012d}.jpg" for n in (2, 3)])
+    captions = open_captions(questions)
+    assert list(captions.splits) == ["test", "test", "train"]
+    assert "test-dev2015" in captions.notes[0]
+    part = open_captions(questions / "v2_OpenEnded_mscoco_test-dev2015_questions.json")
+    assert list(part.image_ids) == ["COCO_test2015_000000000003"]
+
+    questions = tmp_path / "gqa" / "questions"
+    (questions / "train_all_questions").mkdir(parents=True)
+    for name in (
+        "train_balanced",
+        "val_balanced",
+        "val_all",
+        "testdev_balanced",
+        "test_balanced",
+        "challenge_all",
+    ):
+        entry = {"imageId": f"n{len(name)}", "question": "Is it?", "isBalanced": True}
+        (questions / f"{name}_questions.json").write_text(json.dumps({"201640614": entry}))
+    pictures(tmp_path / "gqa" / "images", ["n14.jpg", "n12.jpg", "n13.jpg"])
+    captions = open_captions(questions)
+    assert list(zip(captions.image_ids, captions.splits, strict=True)) == [
+        ("n13", "test"),
+        ("n14", "train"),
+        ("n12", "val"),
+    ]
+    assert all(name in captions.notes[0] for name in ("val_all", "testdev_balanced", "challenge_all"))
+
+
 def crc(url: str) -> int:
     return zlib.crc32(url.encode())
 
@@ -125,6 +168,9 @@ def test_sbu_by_the_last_part_of_the_address(tmp_path: Path, layout: str) -> Non
     captions = open_captions(tmp_path, format="web-table")
     assert captions.texts == ["my garden 0", "my garden 2"]
     if layout == "txt":
+        (tmp_path / "images").rename(tmp_path / "pictures")  # and as SBU's own download.m saves them
+        pictures(folder / "sbu_images", ["m_1_1_ab.jpg", "m_1_2_ab.jpg"])
+        assert open_captions(tmp_path, format="web-table").texts == ["my garden 1", "my garden 2"]
         (folder / "SBU_captioned_photo_dataset_captions.txt").write_text("one\n")
         with pytest.raises(DataError, match="1 texts for 3 addresses"):
             open_captions(tmp_path, format="web-table")

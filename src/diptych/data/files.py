@@ -25,6 +25,7 @@ IMAGE_FOLDERS = (
     ".",
     "images",
     "Images",
+    "Images/mscoco",
     "img",
     "image",
     "flickr30k-images",

@@ -7,13 +7,14 @@ VQA 2.0             ``v2_OpenEnded_mscoco_train2014_questions.json``  ``train201
 GQA                 ``train_balanced_questions.json``                 ``images/2354786.jpg``
 Conceptual          ``Train_GCC-training.tsv``, ``Validation_…tsv``:  ``training/ROW_CRC`` or ``training/CRC``,
 Captions            a text and an address in each line                where CRC is the CRC-32 of the address
-SBU                 ``sbu-captions-all.json``, or                     ``images/NAME``, the last part of the address
-                    ``SBU_captioned_photo_dataset_{urls,captions}``
+SBU                 ``sbu-captions-all.json``, or                     ``images/NAME``, the last part of the address, or
+                    ``SBU_captioned_photo_dataset_{urls,captions}``   ``sbu_images/m_3326_NAME``, as ``download.m`` says
                     ``.txt``
 ==================  ================================================  =============================================
 
-The split is in the name of a file. The label ``text_kind`` of an image with questions is ``question``. Many addresses
-of the tables are dead: rows without a picture on disk are left out, and counted.
+The split is in the name of a file. A folder as published also holds parts of other files and files without a split
+(``SECONDARY``), which are left out beside the others. The label ``text_kind`` of an image with questions is
+``question``. Many addresses of the tables are dead: rows without a picture on disk are left out, and counted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from diptych.progress import counted
 
 KIND, QUESTION = "text_kind", "question"  # the label that says what the texts of an image are
 SBU_JSON, SBU_URLS = "sbu-captions-all.json", "SBU_captioned_photo_dataset_urls.txt"
-FOLDERS = (*IMAGE_FOLDERS, "training", "validation", "train", "val", "SBU")
+FOLDERS = (*IMAGE_FOLDERS, "training", "validation", "train", "val", "SBU", "sbu_images")
+SBU_HOST = len("http://static.flickr.co")  # what SBU's own download.m cuts off an address
+SECONDARY = re.compile(r"_all_|test-?dev|challenge|submission")  # names of question files that repeat others
 TRIED = 10_000  # rows that are looked for until one has a picture
 _GQA = re.compile(r'\s*\{\s*"\w+"\s*:\s*\{')
 
@@ -52,7 +55,10 @@ def read_questions(
 ) -> Captions:
     """Read questions as the texts of their images; ``images`` is the folder above ``train2014``, or of GQA's images."""
     problems = problems or Problems()
-    draft, files = Draft(str(path), problems, empty), _question_files(path)
+    draft, every = Draft(str(path), problems, empty), _question_files(path)
+    files = [file for file in every if not SECONDARY.search(file.name)] or every
+    if len(files) < len(every):
+        draft.notes.append(f"left out {', '.join(file.name for file in every if file not in files)}.")
     for file, split in zip(files, split_of_each(path, files, "files of questions"), strict=True):
         content = read_json(file, problems)
         for where, name, question in _questions(file, content, problems):
@@ -68,7 +74,7 @@ def _question_files(path: Path) -> list[Path]:
 
 def _has_questions(file: Path) -> bool:
     start = head(file)
-    if '"task_type"' in start:
+    if '"task_type"' in start or '"question_id"' in start:
         return '"questions"' in start
     return '"imageId"' in start and _GQA.match(start) is not None
 
@@ -81,6 +87,7 @@ def _questions(file: Path, content: Any, problems: Problems) -> Iterator[tuple[s
     if isinstance(subset, str):
         entries = content.get("questions")
         listed = list(enumerate(entries)) if isinstance(entries, list) else []
+        subset = subset.replace("test-dev", "test")  # the pictures of both
     else:
         listed = list(content.items())
     for number, entry in listed:
@@ -162,10 +169,11 @@ def _entries(file: Path, problems: Problems) -> list[tuple[str, str]]:
     return [(str(text or ""), str(url or "").strip()) for text, url in zip(texts, urls, strict=False)]
 
 
-def _names(row: int, url: str) -> tuple[str, str, str]:
+def _names(row: int, url: str) -> tuple[str, str, str, str]:
     """What programs that download tables call the picture of a row."""
     crc = zlib.crc32(url.encode("utf-8"))
-    return f"{row}_{crc}", str(crc), url.rsplit("/", 1)[-1].partition("?")[0]
+    last = url.rsplit("/", 1)[-1].partition("?")[0]
+    return f"{row}_{crc}", str(crc), last, url[SBU_HOST:].replace("/", "_")
 
 
 def _place(
