@@ -33,12 +33,32 @@ def tile_bomb(side: int = 25_000) -> bytes:
     return b"II*\x00" + struct.pack("<I", 8 + len(raw)) + raw + directory + struct.pack("<I", 0)
 
 
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def profiles(count: int, kind: bytes = b"iCCP", size: int = 1_000_000) -> bytes:
+    """A small PNG with many compressed colour profiles, or texts, of a megabyte each."""
+    out = io.BytesIO()
+    Image.new("RGB", (16, 16), "red").save(out, "PNG")
+    more = chunk(kind, b"x\0\0" + zlib.compress(bytes(size), 9)) * count
+    return out.getvalue()[:33] + more + out.getvalue()[33:]
+
+
+def masks(depth: int) -> str:
+    """Masks of an SVG, each of which is drawn through the one before it twice."""
+    rect = '<rect width="300" height="100" fill="white"'
+    inner = "".join(
+        f'<mask id="m{n}" mask="url(#m{n - 1})">{rect} mask="url(#m{n - 1})"/></mask>'
+        for n in range(1, depth)
+    )
+    return f'<mask id="m0">{rect}/></mask>{inner}{rect} mask="url(#m{depth - 1})"/>'
+
+
 @lru_cache(maxsize=2)
 def transparent_png(side: int) -> bytes:
     """An RGBA PNG of one colour: small as a file, four bytes a pixel once it is decoded."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 6, 0, 0, 0))
     packer = zlib.compressobj(9)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pillow_heif
 import pytest
+from bombs import masks, profiles
 from commands import diptych
 from dng import dng
 from PIL import Image
@@ -93,6 +94,26 @@ def test_svg_with_entities_or_too_large(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "b.svg").write_text(DRAWING.replace("<rect", '<a href="https://example.com"/><rect'))
     monkeypatch.undo()
     assert open_image(tmp_path / "b.svg").size == (1024, 342)  # a link opens nothing
+
+
+@pytest.mark.parametrize(
+    "drawing",
+    [
+        SVG + "<g>" * 10_000 + "</g>" * 10_000 + "</svg>",  # crashes the renderer
+        f"{SVG}{masks(20)}</svg>",  # two million masks
+    ],
+)
+def test_an_svg_that_is_far_more_work_than_text(drawing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extra_formats, "SVG_SECONDS", 1)
+    with pytest.raises(ImageError, match=r"a\.svg"):
+        open_image(drawing.encode(), name="a.svg")
+
+
+def test_a_png_of_many_profiles() -> None:
+    """Each of them is decompressed: a megabyte of them takes seconds."""
+    with pytest.raises(ImageError, match=r"1,?000"):
+        open_image(profiles(1000))
+    assert open_image(profiles(1)).size == (16, 16)
 
 
 def test_raw_is_developed(tmp_path: Path) -> None:

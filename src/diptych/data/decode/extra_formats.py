@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import os
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,6 +31,26 @@ VIDEO_SUFFIXES = frozenset(
 )
 SVG_SIDE = 1024  # pixels of the longer side that a drawing, which has no pixels of its own, is rendered at
 SVG_BYTES = 20_000_000
+SVG_SECONDS, SVG_PATIENCE = 3, 20  # of a core that a drawing may take, and on a machine with other work
+SVG_MEMORY = 1_000_000_000
+_DRAW = """
+import sys
+sys.path[:] = {path!r}
+try:
+    import resource
+    for limit, value in zip((resource.RLIMIT_CPU, resource.RLIMIT_AS), map(int, sys.argv[1:])):
+        resource.setrlimit(limit, (value, value))
+except (ImportError, ValueError, OSError):
+    pass  # a system without such limits
+import resvg_py
+try:
+    svg = sys.stdin.buffer.read().decode("utf-8")
+    # a drawing fits into both sides, its proportions kept
+    png = resvg_py.svg_to_bytes(svg_string=svg, width={side}, height={side}, skip_system_fonts={bare})
+except ValueError as error:
+    sys.exit(str(error))
+sys.stdout.buffer.write(png)
+"""
 HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs", b"mif1", b"msf1")
 # only these are followed by the renderer without opening another file
 _REFERENCE = re.compile(rb"""href\s*=\s*["']?\s*(?!#|data:|https?:|mailto:|["'\s>])""", re.IGNORECASE)
@@ -142,7 +164,6 @@ def open_extra(stream: BinaryIO, label: str, max_pixels: int) -> Image.Image | N
 
 
 def _open_svg(stream: BinaryIO, label: str) -> Image.Image:
-    import resvg_py
     from PIL import Image
 
     data = stream.read(SVG_BYTES + 1)
@@ -150,18 +171,19 @@ def _open_svg(stream: BinaryIO, label: str) -> Image.Image:
         raise ImageError(f"{label} is an SVG of more than {SVG_BYTES // 10**6} MB: simplify it.")
     if _REFERENCE.search(data) or b"<!ENTITY" in data:
         raise ImageError(f"{label} is an SVG that refers to other files, which are not opened: embed them.")
-    try:
-        png = resvg_py.svg_to_bytes(
-            svg_string=data.decode("utf-8"),
-            width=SVG_SIDE,
-            height=SVG_SIDE,  # it fits into both, its proportions kept
-            skip_system_fonts=b"<text" not in data,  # looking for fonts takes longer than drawing
-        )
-    except ValueError as error:
-        raise ImageError(
-            f"{label} is not an SVG that can be drawn ({error}): replace or remove it."
-        ) from error
-    return Image.open(io.BytesIO(png), formats=["PNG"])
+    # looking for fonts takes longer than drawing
+    code = _DRAW.format(path=sys.path, side=SVG_SIDE, bare=b"<text" not in data)
+    command = [sys.executable, "-I", "-S", "-c", code, str(SVG_SECONDS), str(SVG_MEMORY)]
+    try:  # a few lines of SVG may stand for hours of work, or crash the renderer
+        done = subprocess.run(command, input=data, capture_output=True, timeout=SVG_PATIENCE)
+    except subprocess.TimeoutExpired as error:
+        raise ImageError(f"{label} takes too long to draw: simplify it.") from error
+    if done.returncode:
+        said = "it is damaged, or takes more time or memory than one picture may"
+        if done.returncode == 1:
+            said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise ImageError(f"{label} is not an SVG that can be drawn ({said}): replace or remove it.")
+    return Image.open(io.BytesIO(done.stdout), formats=["PNG"])
 
 
 def _open_raw(stream: BinaryIO, label: str, max_pixels: int) -> Image.Image:

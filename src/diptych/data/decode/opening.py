@@ -132,11 +132,27 @@ def open_header(stream: BinaryIO, label: str) -> Image.Image:
             if not register_heif():
                 raise ImageError(f"{label} is a HEIC picture: {HEIC.advice}, or convert it to JPEG.")
             formats = ["HEIF"]
+        _check_profiles(stream, head, label)
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
             return Image.open(stream, formats=formats)
         finally:
             Image.MAX_IMAGE_PIXELS = limit
+
+
+def _check_profiles(stream: BinaryIO, head: bytes, label: str) -> None:
+    """Raise for a PNG with more than one colour profile: Pillow decompresses every one."""
+    found, at = 0, 8
+    while head.startswith(b"\x89PNG"):
+        stream.seek(at)
+        start = stream.read(8)
+        found += start[4:] == b"iCCP"
+        at += 12 + int.from_bytes(start[:4])
+        if len(start) < 8 or start[4:] == b"IDAT":
+            break
+    stream.seek(0)
+    if found > 1:
+        raise ImageError(f"{label} is a PNG of {found:,} colour profiles, and may have one: save it again.")
 
 
 def _check_cost(image: Image.Image, stream: BinaryIO, label: str, max_pixels: int) -> None:
