@@ -9,6 +9,7 @@ read ahead. The rows take turns of one step, on a GPU of fifty, timed together s
 after each; a busy machine slows all rows alike, and the table shows medians over the turns. Rows with a live teacher
 take three turns, on a GPU of five steps. Peak memory is that of the steps, in a process of its own per row (the GPU's
 where there is one; else Linux only). It fails when CUSA with a warm cache adds more than 3 % to the host's step.
+``diptych reproduce cusa`` times each module (``--table 12``) and each row by itself (``--table 13``).
 ``--tiny`` only checks that it runs.
 """
 
@@ -56,7 +57,6 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 WARM = 2  # turns before the first that is timed
 ON_GPU = 50  # steps of a turn there
-TIMES = 10  # that each module is timed
 WORDS = [f"word{i}" for i in range(2000)]
 
 
@@ -173,40 +173,6 @@ def only(name: str, cache: Path, options: argparse.Namespace) -> None:
         print(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024)
 
 
-def modules(cache: Path, options: argparse.Namespace) -> list[tuple[str, float]]:
-    """Milliseconds of each module for one batch: teachers live and from disk, similarities."""
-    from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER
-    from diptych.training.teachers import Teachers
-
-    captions = make_captions(options.images, options.size)
-    rows = np.random.default_rng(0).permutation(options.images)[: options.batch]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = []
-    for live in (True, False):
-        teachers = Teachers(image_size=options.size, live=("image", "text") if live else ())
-        columns = teachers.columns(captions, device=device, cache_dir=cache, show_progress=False)
-        where = "live" if live else "from disk"
-        for name, column in ((IMAGE_TEACHER, "image"), (TEXT_TEACHER, "text")):
-            read = columns[name].rows
-            found.append((f"{column} teacher, {where}", timed(lambda read=read: read(rows), TIMES)))
-            if not live:
-                vectors = torch.from_numpy(read(rows)).to(device).float()
-                label = "similarity I2I" if column == "image" else "similarity T2T"
-                found.append((label, timed(lambda v=vectors: v @ v.T, TIMES)))
-    return found
-
-
-def timed(work: Callable[[], object], times: int) -> float:
-    """Median milliseconds."""
-    work()
-    taken = []
-    for _ in range(times):
-        began = time.perf_counter()
-        work()
-        taken.append(1000 * (time.perf_counter() - began))
-    return statistics.median(taken)
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -254,12 +220,9 @@ def main() -> None:
         for name, value in middle.items():
             memory = "" if options.no_memory else f"{peak_memory(name, cache, options):9.0f}"
             print(f"{name:28} {value:8.1f} {100 * added[name]:+15.1f}% {memory}", flush=True)
-        print(f"\n{'module, one batch':28} {'ms':>8}")
-        for name, value in modules(cache, options):
-            print(f"{name:28} {value:8.2f}")
-        per_image = sum(path.stat().st_size for path in cache.glob("teacher-images-*.npy")) / options.images
-        per_text = sum(path.stat().st_size for path in cache.glob("teacher-texts-*.npy")) / (
-            2 * options.images
+        per_image, per_text = (
+            sum(path.stat().st_size for path in cache.glob(f"teacher-{side}-*.npy")) / count
+            for side, count in (("images", options.images), ("texts", 2 * options.images))
         )
         print(f"\ndisk: {per_image / 1024:.1f} kB per image, {per_text / 1024:.1f} kB per text")
     warmed = 100 * added["+ CUSA, cached"]

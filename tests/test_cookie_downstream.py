@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Report
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES, cookie_hash, cookie_video
+from diptych.runs.measures import Asked, measures_of
 from diptych.runs.reading import database_of
+from diptych.settings import from_saved
 from diptych.targets.labels import HashTargets
 
 SMALL = ["--dim=16", "--heads=2", "--batch_size=12", "--min_count=1", "--word_dim=8"]
@@ -160,6 +163,34 @@ def test_only_what_the_loss_sees_is_trained(lists: Path) -> None:
     assert np.array_equal(
         np.asarray(column.values), class_rows(class_sets(training), ["blue", "green", "red"])
     )
+
+
+def test_a_cell_of_several_labels_is_several_classes(lists: Path, hashed: Path, tmp_path: Path) -> None:
+    whole = open_captions(lists)
+    joined = [";".join(one) for one in class_sets(whole)]
+    cells = replace(whole, labels={**whole.labels, "labels": joined})
+    assert class_sets(cells) == class_sets(whole)
+    assert class_sets(replace(cells, labels={"labels": ["cat; dog|cat"] * len(joined)}))[0] == ("cat", "dog")
+    saved = json.loads((hashed / "run.json").read_text())["settings"]
+    assert saved.pop("split_labels") is True
+    before = from_saved(cookie_hash.Settings, saved)  # of a run that was saved before the setting existed
+    training = cells.split("train")
+    names = class_names(class_sets(training, split=False))
+    assert any(";" in name for name in names)
+    for settings, wanted in ((before, names), (settings_of(bits=16), ["blue", "green", "red"])):
+        (source,) = cookie_hash.build(settings, training).targets
+        column = source.columns(training, device=torch.device("cpu"))["labels"]
+        assert np.asarray(column.values).shape[1] == len(wanted)
+    (evaluator,) = cookie_hash.evaluators(before)
+    assert not evaluator.split_labels
+    old = shutil.copytree(hashed, tmp_path / "old")
+    card = json.loads((old / "run.json").read_text())
+    del card["settings"]["split_labels"]
+    (old / "run.json").write_text(json.dumps(card))
+    for run, split in ((hashed, True), (old, False)):
+        (measure,), _ = measures_of([run], Asked(protocol="hashing"))
+        assert isinstance(measure.evaluator, HashRetrieval)
+        assert measure.evaluator.split_labels is split
 
 
 def test_what_hashing_cannot_do_is_said(lists: Path, hashed: Path, tmp_path: Path) -> None:

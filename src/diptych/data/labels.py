@@ -144,15 +144,21 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:NAMED]) + more
 
 
-def class_sets(captions: Captions, column: str = COLUMN) -> list[tuple[str, ...]]:
-    """The classes of each image: the values of a label column, one or several each; an image may have none."""
+def class_sets(captions: Captions, column: str = COLUMN, split: bool = True) -> list[tuple[str, ...]]:
+    """The classes of each image, read as ``item_labels`` reads them; an image may have none.
+
+    Without ``split``, a text is one class whatever it holds: how earlier versions trained hashing.
+    """
     if column not in captions.labels:
         known = ", ".join(captions.labels) or "none"
         raise DataError(
             f"{captions.name} has no label column '{column}' (its columns: {known}): hashing needs the classes of the "
             "images; name the column that holds them with --label_column."
         )
-    return [_classes_of(value) for value in captions.labels[column]]
+    values = captions.labels[column]
+    if split:
+        return [tuple(dict.fromkeys(_names(value))) for value in values]
+    return [_whole(value) for value in values]
 
 
 def class_names(sets: Sequence[Sequence[str]]) -> list[str]:
@@ -171,7 +177,7 @@ def class_rows(sets: Sequence[Sequence[str]], names: Sequence[str]) -> NDArray[n
     return rows
 
 
-def _classes_of(value: Any) -> tuple[str, ...]:
+def _whole(value: Any) -> tuple[str, ...]:
     if value is None or value == "":
         return ()
     if isinstance(value, list | tuple | set | frozenset):

@@ -210,6 +210,7 @@ class HashRetrieval:
     missing: Missing = "zero"
     bootstrap: int = 0
     seed: int = 0
+    split_labels: bool = True
     reads_others: ClassVar[bool] = True
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
@@ -222,7 +223,7 @@ class HashRetrieval:
             )
         queries, database = data.captions, data.others
         ranked = [queries] if database is None else [queries, database]
-        sets = [class_sets(part, self.column) for part in ranked]
+        sets = [class_sets(part, self.column, self.split_labels) for part in ranked]
         names = class_names([one for part in sets for one in part])
         rows = [class_rows(one, names) for one in sets]
         codes = [
@@ -254,7 +255,7 @@ class HashRetrieval:
 
     def check(self, model: Retriever, captions: Captions) -> None:
         """Refuse data without classes."""
-        class_sets(captions, self.column)
+        class_sets(captions, self.column, self.split_labels)
 
     def _card(
         self, model: Retriever, ranked: Sequence[Captions], found: HashingScores, bits: int, classes: int

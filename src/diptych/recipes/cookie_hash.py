@@ -54,6 +54,9 @@ class Settings(cookie.Towers):
     )
     bits: int = setting(64, "length of the codes: 16, 32 or 64 in the paper, a power of two", low=4)
     label_column: str = setting(COLUMN, "column of the data that holds the classes of an image")
+    split_labels: bool = setting(
+        True, "take a text such as 'cat;dog' or 'cat|dog' as two classes (off: as one)", before=False
+    )
     centres: str = setting(
         "",
         "file of hash centres, such as CSQ's, a row for each column of hashing lists (else made from --seed)",
@@ -68,7 +71,7 @@ class Settings(cookie.Towers):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
-    names = class_names(class_sets(captions, settings.label_column))
+    names = class_names(class_sets(captions, settings.label_column, settings.split_labels))
     if not names:
         raise DataError(
             f"no image of {captions.name} has a class in the column '{settings.label_column}': hashing needs classes."
@@ -88,7 +91,7 @@ def build(settings: Settings, captions: Captions) -> Method:
         retriever,
         objective(settings, head),
         multipliers={"": settings.tower_multiplier, HEAD: 1.0},
-        targets=(HashTargets(settings.label_column, names),),
+        targets=(HashTargets(settings.label_column, names, settings.split_labels),),
     )
 
 
@@ -107,7 +110,7 @@ def _in_order(centres: Signs, names: Sequence[str], captions: Captions) -> Signs
 
 def evaluators(settings: Settings) -> tuple[HashRetrieval, ...]:
     """MAP@5000: each image of a split asks for the others."""
-    return (HashRetrieval(settings.label_column),)
+    return (HashRetrieval(settings.label_column, split_labels=settings.split_labels),)
 
 
 def objective(settings: Settings, head: HashHead) -> Objective:

@@ -189,7 +189,7 @@ def _evaluators(protocol: str, runs: Sequence[Path], asked: Asked) -> list[Measu
         made = called(
             found, f"the protocol {protocol}", folders=folders, folder=folders[0] if folders else "",
             strict_images=asked.strict_images, ties=asked.ties, bootstrap=asked.bootstrap,
-            column=str(settings.get("label_column", COLUMN)),
+            column=str(settings.get("label_column", COLUMN)), split_labels=settings.get("split_labels", not settings),
             **({} if asked.depth is None else {"top": asked.depth}),
         )  # fmt: skip
     members = getattr(made, "members", [made])

@@ -133,6 +133,7 @@ class HashTargets:
 
     column: str
     names: Sequence[str]
+    split: bool = True
 
     def columns(
         self,
@@ -143,5 +144,5 @@ class HashTargets:
         show_progress: bool = True,
     ) -> Mapping[str, Column]:
         """One row per image."""
-        rows = class_rows(class_sets(captions, self.column), self.names)
+        rows = class_rows(class_sets(captions, self.column, self.split), self.names)
         return {TARGET: Column(rows.astype(np.float32), "image")}
