@@ -166,6 +166,42 @@ class ArrayStore:
         return {**self.__dict__, "_file": None, "_map": None}
 
 
+@dataclass(frozen=True)
+class Span:
+    """Bytes of a file that were not read yet."""
+
+    path: Path
+    start: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self) -> bytes:
+        """The bytes; an error where the file has been cut since."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            found = file.read(self.size)
+        if len(found) < self.size:
+            raise DataError(
+                f"{self.path} ends early: it was changed while being read, restore it and run again."
+            )
+        return found
+
+
+class Stored:
+    """An array whose bytes may still lie in the file: ``shape``, ``dtype``, and ``load``."""
+
+    def __init__(self, source: bytes | Span, dtype: Any, shape: tuple[int, ...], order: Any) -> None:
+        self.source, self.dtype, self.shape, self.order = source, dtype, shape, order
+
+    def load(self) -> NDArray[Any]:
+        """The array in this machine's byte order, a copy of its own."""
+        data = self.source if isinstance(self.source, bytes) else self.source.read()
+        array = np.frombuffer(data, self.dtype).reshape(self.shape, order=self.order)
+        return np.array(array, dtype=self.dtype.newbyteorder("="), order="C")
+
+
 def read_items(
     store: ImageStore, indices: NDArray[np.int64], *, pin_memory: bool = False
 ) -> Sequence[StoredImage] | NDArray[Any]:

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from diptych.cache.contents import content_name
 from diptych.cache.rows import RowFile
-from diptych.data.arrays import ArrayStore
-from diptych.data.decode.pickle_arrays import Stored
+from diptych.data.arrays import ArrayStore, Stored
 from diptych.data.decode.pickles import NPY, open_pickle
 from diptych.errors import DataError
 from diptych.progress import track

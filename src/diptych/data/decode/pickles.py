@@ -1,8 +1,9 @@
 """Pickles of plain arrays, read without running them: the one reader for every pickle the package accepts.
 
-A pickle is a program. This module follows its instructions itself and knows only those that numbers, texts, lists,
-dicts and numpy arrays need; no name in the file is ever imported or called. What an array is made of is checked in
-``pickle_arrays``. Anything else is refused with one sentence, and memory stays in proportion to the file.
+A pickle is a program. This module follows its instructions itself, and knows those that numbers, texts, lists, dicts
+and numpy arrays need. No name in the file is ever imported or called: each is a word of ``NAMES``, and no array exists
+before its type is on a short list and its bytes have the right length. Anything else is refused with one sentence, and
+memory stays in proportion to the file.
 """
 
 from __future__ import annotations
@@ -12,24 +13,43 @@ import os
 import re
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from diptych.data.decode.pickle_arrays import NAMES, Array, Name, RefusedError, Span, Stored, Type, call
+import numpy as np
+
+from diptych.data.arrays import Span, Stored
 from diptych.errors import DataError
 
 MOST_STEPS = 1_000_000  # instructions: bounds the memory of small values, of which a byte can make a hundred
 EAGER_BYTES = 4096  # longer byte strings stay in the file until an array asks for them
-LONGEST_LINE = 1 << 26  # largest line of the oldest protocol, which writes a string as one line
 DEEPEST = 16  # levels of lists and dicts
+MOST_AXES = 32  # numpy's own limit when these files were written
 NPY = b"\x93NUMPY"
+TYPES = re.compile(r"[<>|=]?(?:[iu][1248]|f[248]|b1)|\?|O8?")
+CORES = ("numpy.core", "numpy._core")
+NAMES = {
+    **{(f"{core}.multiarray", name): name for core in CORES for name in ("_reconstruct", "scalar")},
+    **{(f"{core}.numeric", "_frombuffer"): "_frombuffer" for core in CORES},
+    ("numpy", "ndarray"): "ndarray",
+    ("numpy", "dtype"): "dtype",
+    ("_codecs", "encode"): "encode",
+    ("collections", "OrderedDict"): "dict",
+    ("builtins", "bytes"): "bytes",
+    ("__builtin__", "bytes"): "bytes",
+}
+"""Names a pickle of arrays refers to, and what they mean here. They are words, not objects."""
+
+
+class RefusedError(Exception):
+    """Something in the file that an array does not need."""
 
 
 def read_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
     """The content of a pickle of numbers, texts, lists, dicts and arrays; nothing in it is run."""
-    return _replaced(
-        open_pickle(path, most_steps), lambda leaf: leaf.load() if isinstance(leaf, Stored) else leaf
-    )
+    return _loaded(open_pickle(path, most_steps), load=True)
 
 
 def open_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
@@ -41,7 +61,7 @@ def open_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
     try:
         with path.open("rb") as file:
             _skip_npy_header(file)
-            return _replaced(_Machine(file, path).run(most_steps), _plain)
+            return _loaded(_Machine(file, path).run(most_steps), load=False)
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path.") from error
     except (RefusedError, OSError, ValueError, OverflowError, MemoryError) as error:
@@ -49,11 +69,50 @@ def open_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
         raise DataError(f"{path} is not a pickle of plain arrays ({reason}): it was not read.") from error
 
 
-class _Mark:
-    """The mark below the items of a list, tuple or dict."""
+@dataclass(frozen=True)
+class Name:
+    """A name the pickle refers to; ``meaning`` is one of the words of ``NAMES``."""
+
+    meaning: str
 
 
-_MARK = _Mark()
+@dataclass
+class Type:
+    """A type under construction, whose byte order comes later; ``code`` is "O" for objects."""
+
+    code: str
+    order: Any = "="
+
+    def complete(self, state: Any, machine: _Machine) -> None:
+        """(3, byte order, subtype, names, fields, size, alignment, flags), without fields or flags."""
+        match state:
+            case (_, "<" | ">" | "|" | "=" as order, None, None, None, _, _, flags) if (
+                flags == 0 or self.code == "O"
+            ):
+                self.order = order
+            case _:
+                raise RefusedError("a type with fields in it, or one that is described in an unknown way")
+
+
+@dataclass
+class Array:
+    """An array under construction, whose shape, type and bytes come later."""
+
+    built: Any = None
+
+    def complete(self, state: Any, machine: _Machine) -> None:
+        """(version, shape, type, by columns, bytes)."""
+        match state:
+            # how numpy.save writes a dict: an array without axes whose one item is the dict
+            case (_, (), Type("O"), _, list() as items) if len(items) == 1:
+                self.built = items[0]
+            case (_, shape, Type() as kind, by_columns, source):
+                self.built = machine.stored(source, kind, shape, "F" if by_columns is True else "C")
+            case _:
+                raise RefusedError("an array is described in an unknown way")
+
+
+_MARK = object()  # below the items of a list, tuple or dict
 
 
 class _Machine:
@@ -67,34 +126,29 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self, most_steps: int) -> Any:
-        """The value the pickle builds."""
         for _ in range(most_steps):
             code = self.file.read(1)
             if code == b".":
                 return self.pop()
-            step = _STEPS.get(code)
-            if step is None:
+            if code not in _STEPS:
                 raise RefusedError(f"it uses the instruction {code!r}" if code else "it ends early")
-            step(self)
+            argument: Any = self.line() if code in _LINES else None
+            if code in _FORMS:
+                argument = struct.unpack(_FORMS[code], self.take(struct.calcsize(_FORMS[code])))[0]
+            _STEPS[code](self, argument)
         raise RefusedError(f"it has more than {most_steps:,} instructions")
-
-    # --- reading
 
     def take(self, size: int) -> bytes:
         """The next ``size`` bytes, after checking that the file has them."""
         self._check(size)
         return self.file.read(size)
 
-    def number(self, form: str) -> int:
-        """The next number of a fixed size."""
-        return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
-
-    def line(self) -> bytes:
+    def line(self) -> str:
         """The rest of a line, as the oldest protocol writes its arguments."""
-        found = self.file.readline(LONGEST_LINE)
+        found = self.file.readline()
         if not found.endswith(b"\n"):
             raise RefusedError("a line in it does not end")
-        return found[:-1].rstrip(b"\r")
+        return found[:-1].rstrip(b"\r").decode("latin1")
 
     def claim(self, size: int) -> None:
         """Count bytes that become an array or are decoded: together at most twice the file."""
@@ -107,23 +161,32 @@ class _Machine:
         if size > left:
             raise RefusedError(f"it announces {size:,} bytes and has {left:,}")
 
-    # --- the stack
+    def data(self, size: int) -> None:
+        """Bytes: short ones at once, long ones left where they are."""
+        if size <= EAGER_BYTES:
+            self.stack.append(self.take(size))
+            return
+        self._check(size)
+        self.stack.append(Span(self.path, self.file.tell(), size))
+        self.file.seek(size, os.SEEK_CUR)
 
-    def push(self, value: Any) -> None:
-        """Put a value on the stack."""
-        self.stack.append(value)
+    def old_text(self, size: int) -> None:
+        """A string of Python 2: a text, or the bytes of an array where it is long."""
+        self.data(size)
+        if size <= EAGER_BYTES:
+            self.stack.append(self.stack.pop().decode("latin1"))
 
     def top(self) -> Any:
-        """The last value."""
         if not self.stack or self.stack[-1] is _MARK:
             raise RefusedError("it takes a value that is not there")
         return self.stack[-1]
 
     def pop(self) -> Any:
-        """The last value, taken off."""
-        value = self.top()
-        self.stack.pop()
-        return value
+        self.top()
+        return self.stack.pop()
+
+    def last(self, count: int) -> tuple[Any, ...]:
+        return tuple(self.pop() for _ in range(count))[::-1]
 
     def marked(self) -> list[Any]:
         """The values above the last mark, taken off with it."""
@@ -134,57 +197,12 @@ class _Machine:
                 return found
         raise RefusedError("it closes a list that it did not open")
 
-    # --- instructions with more than one step
-
-    def data(self, size: int) -> None:
-        """Bytes: short ones at once, long ones left where they are."""
-        if size <= EAGER_BYTES:
-            self.push(self.take(size))
-            return
-        self._check(size)
-        self.push(Span(self.path, self.file.tell(), size))
-        self.file.seek(size, os.SEEK_CUR)
-
-    def text(self, size: int) -> None:
-        """Text in UTF-8."""
-        self.push(self.take(size).decode("utf-8"))
-
-    def old_text(self, size: int) -> None:
-        """A string of Python 2: a text, or the bytes of an array where it is long."""
-        if size > EAGER_BYTES:
-            self.data(size)
-        else:
-            self.push(self.take(size).decode("latin1"))
-
-    def quoted(self) -> None:
-        """A string of the oldest protocol, in quotes."""
-        text = self.line().strip()
-        if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in (b"'", b'"'):
-            raise RefusedError("a string in it has no quotes")
-        self.push(codecs.escape_decode(text[1:-1])[0].decode("latin1"))
-
-    def whole_number(self) -> None:
-        """A number of the oldest protocol, which writes truth values as 00 and 01."""
-        text = self.line()
-        self.push(text == b"01" if text in (b"00", b"01") else _whole(text))
-
-    def long(self) -> None:
-        """A number of up to 255 bytes, of which more than eight have no place here."""
-        self.push(_bounded(int.from_bytes(self.take(self.number("<B")), "little", signed=True)))
-
-    def tuple(self, count: int) -> None:
-        """A tuple of the last values."""
-        items = [self.pop() for _ in range(count)]
-        self.push((*reversed(items),))
-
     def append(self, items: list[Any]) -> None:
-        """Add to the list on the stack."""
-        target = self.top()
-        if type(target) is not list:
+        if type(self.top()) is not list:
             raise RefusedError("it appends to what is not a list")
-        target.extend(items)
+        self.top().extend(items)
 
-    def set_items(self, items: list[Any]) -> None:
+    def set_items(self, items: Any) -> None:
         """Add key, value, key, value, … to the dict on the stack."""
         target = self.top()
         if type(target) is not dict or len(items) % 2:
@@ -195,80 +213,93 @@ class _Machine:
             target[key] = value
 
     def new_dict(self) -> None:
-        """A dict of the marked values."""
         items = self.marked()
-        self.push({})
+        self.stack.append({})
         self.set_items(items)
 
-    def set_one(self) -> None:
-        """One entry of a dict."""
-        value, key = self.pop(), self.pop()
-        self.set_items([key, value])
-
     def get(self, key: int) -> None:
-        """A value that was kept."""
         if key not in self.memo:
             raise RefusedError("it recalls a value that it did not keep")
-        self.push(self.memo[key])
+        self.stack.append(self.memo[key])
 
     def put(self, key: int) -> None:
-        """Keep the last value."""
         self.memo[key] = self.top()
 
     def name(self, module: Any, name: Any) -> None:
-        """A name, if arrays need it."""
         meaning = NAMES.get((module, name)) if type(module) is str and type(name) is str else None
         if meaning is None:
             raise RefusedError(f"it refers to {str(module)[:60]}.{str(name)[:60]}, which is not an array")
-        self.push(Name(meaning))
-
-    def stack_name(self) -> None:
-        """A name whose two parts are on the stack."""
-        name, module = self.pop(), self.pop()
-        self.name(module, name)
-
-    def line_name(self) -> None:
-        """A name whose two parts are lines."""
-        module, name = self.line().decode("utf-8"), self.line().decode("utf-8")
-        self.name(module, name)
+        self.stack.append(Name(meaning))
 
     def reduce(self) -> None:
         """A call, of which only those that make arrays are understood; none is made."""
-        arguments, called = self.pop(), self.pop()
-        if not isinstance(called, Name) or type(arguments) is not tuple:
-            raise RefusedError("it calls what is not a name of an array")
-        self.push(call(called.meaning, arguments, self.claim))
+        called, arguments = self.last(2)
+        meaning = called.meaning if isinstance(called, Name) else "what is not a name"
+        self.stack.append(self._called(meaning, arguments))
+
+    def _called(self, meaning: str, arguments: Any) -> Any:
+        match meaning, arguments:
+            case "_reconstruct", (Name("ndarray"), (0,), _):
+                return Array()
+            case "dtype", (str(code), *rest) if len(rest) < 3 and TYPES.fullmatch(code):
+                return Type(code[:1] if code.startswith("O") else code)
+            case "dtype", (code, *_):
+                raise RefusedError(f"an array of type {str(code)[:20]!r}, not of numbers")
+            case "_frombuffer", (source, Type() as kind, shape, "C" | "F" as order, *rest) if not any(rest):
+                return self.stored(source, kind, shape, order)
+            case "scalar", (Type() as kind, source):
+                return self.stored(source, kind, (), "C").load().item()
+            case "encode", (str(text), "latin1"):  # how protocol 2 of Python 3 writes bytes
+                self.claim(len(text))
+                return text.encode("latin1")
+            case "dict" | "bytes", ():
+                return {} if meaning == "dict" else b""
+        raise RefusedError(f"it calls {meaning} in an unusual way")
+
+    def stored(self, source: Any, kind: Type, shape: Any, order: Any) -> Stored:
+        source = source.encode("latin1") if isinstance(source, str) else source  # the bytes of Python 2
+        if kind.code == "O" or not isinstance(source, bytes | Span):
+            raise RefusedError("an array of objects, or without bytes")
+        few = type(shape) is tuple and len(shape) <= MOST_AXES
+        if not few or any(type(n) is not int or n < 0 for n in shape):
+            raise RefusedError("an array whose shape is not a tuple of sizes")
+        dtype = np.dtype(kind.code)
+        expected = prod(shape) * dtype.itemsize
+        if len(source) != expected:
+            raise RefusedError(
+                f"an array of {shape} {dtype} needs {expected:,} bytes and has {len(source):,}"
+            )
+        self.claim(expected)
+        return Stored(source, dtype if kind.order == "|" else dtype.newbyteorder(kind.order), shape, order)
 
     def build(self) -> None:
-        """Completes a type or an array."""
         state, target = self.pop(), self.top()
-        if type(state) is tuple and isinstance(target, Type):
-            target.complete(state)
-        elif type(state) is tuple and isinstance(target, Array):
-            target.complete(state, self.claim)
-        else:
+        if not isinstance(target, Type | Array):
             raise RefusedError("it builds something other than an array")
-
-
-def _whole(text: bytes) -> int:
-    return _bounded(int(text.removesuffix(b"L")) if len(text) <= 21 else 1 << 64)
+        target.complete(state, self)
 
 
 def _bounded(number: int) -> int:
-    # larger ones have no place in these files, and can be chosen so that a dict becomes slow
+    """A number of 64 bits: larger ones have no place in these files, and can be chosen so that a dict becomes slow."""
     if not -(1 << 63) <= number < 1 << 64:
         raise RefusedError("a number of more than 64 bits")
     return number
 
 
-def _plain(leaf: Any) -> Any:
-    if isinstance(leaf, Span | Name | Type):
-        raise RefusedError("a value in it is neither a number, a text nor an array")
-    return leaf
+def _whole(text: str) -> int:
+    return _bounded(int(text.removesuffix("L")))
 
 
-def _replaced(root: Any, change: Callable[[Any], Any]) -> Any:
-    """The same lists and dicts with every leaf changed; what occurs twice is changed once and stays shared."""
+def _quoted(text: str) -> str:
+    """A string of the oldest protocol, in quotes."""
+    text = text.strip()
+    if len(text) < 2 or text[0] != text[-1] or text[0] not in "'\"":
+        raise RefusedError("a string in it has no quotes")
+    return codecs.escape_decode(text[1:-1].encode("latin1"))[0].decode("latin1")
+
+
+def _loaded(root: Any, load: bool) -> Any:
+    """The same lists and dicts with arrays in them, ``Stored`` or loaded; what occurs twice stays shared."""
     done: dict[int, Any] = {}
 
     def walk(value: Any, depth: int) -> Any:
@@ -276,14 +307,17 @@ def _replaced(root: Any, change: Callable[[Any], Any]) -> Any:
             return done[id(value)]
         if depth > DEEPEST:  # also a list that contains itself
             raise RefusedError(f"lists and dicts are more than {DEEPEST} deep")
-        if isinstance(value, Array):
-            found = walk(value.built, depth + 1)
-        elif isinstance(value, dict):
-            found = {key: walk(item, depth + 1) for key, item in value.items()}
-        elif isinstance(value, list | tuple):
-            found = type(value)([walk(item, depth + 1) for item in value])
-        else:
-            found = change(value)
+        match value:
+            case Array():
+                found = walk(value.built, depth + 1)
+            case dict():
+                found = {key: walk(item, depth + 1) for key, item in value.items()}
+            case list() | tuple():
+                found = type(value)([walk(item, depth + 1) for item in value])
+            case Span() | Name() | Type():
+                raise RefusedError("a value in it is neither a number, a text nor an array")
+            case _:
+                found = value.load() if load and isinstance(value, Stored) else value
         done[id(value)] = found
         return found
 
@@ -301,62 +335,60 @@ def _skip_npy_header(file: BinaryIO) -> None:
         raise RefusedError("it is an .npy file without a pickled dict")
 
 
-def _sized(form: str, read: Callable[[_Machine, int], None]) -> Callable[[_Machine], None]:
-    return lambda m: read(m, m.number(form))
+_LINES = frozenset(b"I L F V S g p c".split())
+"""Instructions whose argument is a line."""
 
+_FORMS = {
+    **dict.fromkeys(b"\x80 K U \x8c C \x8a h q".split(), "<B"),
+    **dict.fromkeys(b"X T B j r".split(), "<I"),
+    **dict.fromkeys(b"\x95 \x8d \x8e \x96".split(), "<Q"),
+    b"J": "<i",
+    b"M": "<H",
+    b"G": ">d",
+}
+"""Instructions whose argument is a number, or begins with one: a size."""
 
-_STEPS: dict[bytes, Callable[[_Machine], Any]] = {
-    b"\x80": lambda m: m.take(1),  # the protocol's number
-    b"\x95": lambda m: m.take(8),  # the length of a frame, a hint for reading ahead
-    b"(": lambda m: m.push(_MARK),
-    b"0": lambda m: m.pop(),
-    b"1": lambda m: m.marked(),
-    b"2": lambda m: m.push(m.top()),
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"I": _Machine.whole_number,
-    b"L": lambda m: m.push(_whole(m.line())),
-    b"J": lambda m: m.push(m.number("<i")),
-    b"K": lambda m: m.push(m.number("<B")),
-    b"M": lambda m: m.push(m.number("<H")),
-    b"\x8a": _Machine.long,
-    b"F": lambda m: m.push(float(m.line())),
-    b"G": lambda m: m.push(float(struct.unpack(">d", m.take(8))[0])),
-    b"S": _Machine.quoted,
-    b"V": lambda m: m.push(m.line().decode("raw-unicode-escape")),
-    b"T": _sized("<I", _Machine.old_text),
-    b"U": _sized("<B", _Machine.old_text),
-    b"X": _sized("<I", _Machine.text),
-    b"\x8c": _sized("<B", _Machine.text),
-    b"\x8d": _sized("<Q", _Machine.text),
-    b"B": _sized("<I", _Machine.data),
-    b"C": _sized("<B", _Machine.data),
-    b"\x8e": _sized("<Q", _Machine.data),
-    b"\x96": _sized("<Q", _Machine.data),
-    b"]": lambda m: m.push([]),
-    b"l": lambda m: m.push(m.marked()),
-    b"a": lambda m: m.append([m.pop()]),
-    b"e": lambda m: m.append(m.marked()),
-    b")": lambda m: m.push(()),
-    b"t": lambda m: m.push((*m.marked(),)),
-    b"\x85": lambda m: m.tuple(1),
-    b"\x86": lambda m: m.tuple(2),
-    b"\x87": lambda m: m.tuple(3),
-    b"}": lambda m: m.push({}),
-    b"d": _Machine.new_dict,
-    b"s": _Machine.set_one,
-    b"u": lambda m: m.set_items(m.marked()),
-    b"g": lambda m: m.get(_whole(m.line())),
-    b"h": _sized("<B", _Machine.get),
-    b"j": _sized("<I", _Machine.get),
-    b"p": lambda m: m.put(_whole(m.line())),
-    b"q": _sized("<B", _Machine.put),
-    b"r": _sized("<I", _Machine.put),
-    b"\x94": lambda m: m.put(len(m.memo)),
-    b"c": _Machine.line_name,
-    b"\x93": _Machine.stack_name,
-    b"R": _Machine.reduce,
-    b"b": _Machine.build,
+_STEPS: dict[bytes, Callable[[_Machine, Any], Any]] = {
+    # the protocol's number, the length of a frame
+    **dict.fromkeys(b"\x80 \x95".split(), lambda m, _: None),
+    **dict.fromkeys(b"J K M G".split(), lambda m, number: m.stack.append(number)),
+    **dict.fromkeys(b"X \x8c \x8d".split(), lambda m, size: m.stack.append(m.take(size).decode("utf-8"))),
+    **dict.fromkeys(b"B C \x8e \x96".split(), _Machine.data),
+    **dict.fromkeys(b"T U".split(), _Machine.old_text),
+    **dict.fromkeys(b"h j".split(), _Machine.get),
+    **dict.fromkeys(b"q r".split(), _Machine.put),
+    b"(": lambda m, _: m.stack.append(_MARK),
+    b"0": lambda m, _: m.pop(),
+    b"1": lambda m, _: m.marked(),
+    b"2": lambda m, _: m.stack.append(m.top()),
+    b"N": lambda m, _: m.stack.append(None),
+    b"\x88": lambda m, _: m.stack.append(True),
+    b"\x89": lambda m, _: m.stack.append(False),
+    b"I": lambda m, text: m.stack.append(text == "01" if text in ("00", "01") else _whole(text)),
+    b"L": lambda m, text: m.stack.append(_whole(text)),
+    b"\x8a": lambda m, size: m.stack.append(_bounded(int.from_bytes(m.take(size), "little", signed=True))),
+    b"F": lambda m, text: m.stack.append(float(text)),
+    b"S": lambda m, text: m.stack.append(_quoted(text)),
+    b"V": lambda m, text: m.stack.append(text.encode("latin1").decode("raw-unicode-escape")),
+    b"]": lambda m, _: m.stack.append([]),
+    b"l": lambda m, _: m.stack.append(m.marked()),
+    b"a": lambda m, _: m.append([m.pop()]),
+    b"e": lambda m, _: m.append(m.marked()),
+    b")": lambda m, _: m.stack.append(()),
+    b"t": lambda m, _: m.stack.append(tuple(m.marked())),
+    b"\x85": lambda m, _: m.stack.append(m.last(1)),
+    b"\x86": lambda m, _: m.stack.append(m.last(2)),
+    b"\x87": lambda m, _: m.stack.append(m.last(3)),
+    b"}": lambda m, _: m.stack.append({}),
+    b"d": lambda m, _: m.new_dict(),
+    b"s": lambda m, _: m.set_items(m.last(2)),
+    b"u": lambda m, _: m.set_items(m.marked()),
+    b"g": lambda m, text: m.get(_whole(text)),
+    b"p": lambda m, text: m.put(_whole(text)),
+    b"\x94": lambda m, _: m.put(len(m.memo)),
+    b"c": lambda m, module: m.name(module, m.line()),
+    b"\x93": lambda m, _: m.name(*m.last(2)),
+    b"R": lambda m, _: m.reduce(),
+    b"b": lambda m, _: m.build(),
 }
 """What each instruction does (``pickletools.opcodes`` has their names); those not listed are refused."""
