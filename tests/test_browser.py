@@ -15,9 +15,11 @@ from browsers import DROP, PASTE, PHONE, chromium, expect, opened, shoot
 from colours import ColourModel, draw, make_index, running
 from fastapi.testclient import TestClient
 
+from diptych.errors import DataError, SettingsError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.protocol import Item
 from diptych.index.query.filters import parse_filter
+from diptych.reports.audit import Question, audit_page, read_page
 from diptych.reports.page import Answer, QueryCard, Section
 from diptych.reports.page import page as report_page
 from diptych.web.app import create_app
@@ -374,6 +376,40 @@ def test_controls_that_cannot_work_are_absent(browser: Any, tmp_path: Path) -> N
                     expect(page.locator("#status")).to_contain_text("3 best of 3 images")
                     expect(page.locator("#size")).to_have_text("3 images")
                     expect(page.locator("#controls :is(label, button):visible")).to_have_count(0)
+
+
+def test_pairs_of_an_audit_are_judged_by_keyboard(browser: Any, folder: Path, tmp_path: Path) -> None:
+    file, picture = tmp_path / "audit.html", data("red", "ring")
+    pairs = [
+        Question(f"{n}.png", f"{n}#0", f"text {n}", ["another"], "far", picture=picture) for n in range(3)
+    ]
+    content = audit_page("Audit of rings", ["3 pairs"], pairs, "0" * 16)
+    file.write_text(content.replace("<main>", "<script>document.title = 'foreign'</script><main>"))
+    with EmbeddedIndex(folder / "index") as index:
+        with running(create_app(index, ColourModel(), audit=read_page(file))) as url:
+            context = browser.new_context()
+            page = context.new_page()
+            page.goto(f"{url}/audit")
+            expect(page.locator("article")).to_have_count(3)
+            expect(page).to_have_title("Audit of rings")  # only scripts that we write are run
+            assert (
+                page.evaluate("document.images[0].decode().then(() => document.images[0].naturalWidth)") == 96
+            )
+            for key in "kwu":
+                page.keyboard.press(key)
+            expect(page.locator("#count")).to_have_text("3 of 3 judged")
+            with page.expect_download() as download:
+                page.click("#save")
+            download.value.save_as(tmp_path / "corrections.csv")
+            context.close()
+        with pytest.raises(SettingsError, match="private"):
+            create_app(index, ColourModel(), token=TOKEN, private=True, audit=read_page(file))
+        file.write_text("<html>")
+        for wrong in (file, tmp_path / "none.html"):
+            with pytest.raises(DataError, match=r"audit\.html"):
+                read_page(wrong)
+    rows = (tmp_path / "corrections.csv").read_text().splitlines()
+    assert [row.split(",")[2] for row in rows] == ["verdict", "keep", "wrong", "unsure"]
 
 
 def test_equal_captions_are_shown_once(browser: Any, tmp_path: Path) -> None:

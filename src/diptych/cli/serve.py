@@ -67,6 +67,12 @@ def limit_flags(command: Command) -> Command:
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     help="chance of a false match (default: calibrated with captions of the collection)",
 )
+@click.option(
+    "--audit",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="show the page audit.html of diptych audit at /audit, to judge pairs",
+)
 @limit_flags
 @backend_flags
 def serve(
@@ -84,6 +90,7 @@ def serve(
     roots: tuple[Path, ...],
     rerankers: tuple[str, ...],
     chance: float | None,
+    audit: Path | None,
     device: str,
     compute_precision: str,
     backend: str | None,
@@ -96,6 +103,7 @@ def serve(
     """
     from diptych.encoders.known_names import is_pretrained_name
     from diptych.index.places import check_items, open_place
+    from diptych.reports.audit import read_page
     from diptych.web.serve import serve
 
     collection = is_pretrained_name(place) or None
@@ -112,7 +120,7 @@ def serve(
     serve(
         place, served, model_name=model, host=host, port=port, token=token, private=private,
         allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None, rerankers=rerankers,
-        chance=chance,
+        chance=chance, audit=read_page(audit) if audit else None,
         limits=Limits(**{name.removeprefix("max_"): value for name, value in given(limits).items()}),
     )  # fmt: skip
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from PIL import Image
 
@@ -52,6 +55,24 @@ def audit_page(title: str, summary: Sequence[str], questions: Sequence[Question]
     for name, value in parts.items():
         page = page.replace(f"@@{name}@@", value, 1)
     return page
+
+
+def read_page(file: Path) -> tuple[bytes, str]:
+    """A page that was written, and a content security policy that runs no script or style of it but ours."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {file} ({error.strerror}): give the audit.html of diptych audit."
+        ) from error
+    if b'<script id="content"' not in content:
+        raise DataError(f"{file} is no page of an audit: give the audit.html of diptych audit.")
+    policy = "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    for tag in ("script", "style"):
+        (inline,) = re.findall(f"<{tag}>(.*?)</{tag}>", _PAGE, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+        policy += f"; {tag}-src 'sha256-{digest}'"
+    return content, policy
 
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>@@TITLE@@</title>

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 import diptych
-from diptych.errors import DiptychError
+from diptych.errors import DiptychError, SettingsError
 from diptych.index.base import Index
 from diptych.index.query.search import HitScorer
 from diptych.model.protocol import Model
@@ -110,6 +110,7 @@ def create_app(
     pair_scorer: HitScorer | None = None,
     chance: float | None = None,
     local: bool = False,
+    audit: tuple[bytes, str] | None = None,
 ) -> FastAPI:
     """The service as an ASGI application; the index stays the caller's to close.
 
@@ -118,7 +119,8 @@ def create_app(
     person indexed on this machine. ``hosts`` are the host names it answers to (None: any), ``origins`` the sites that
     may call it from a browser (CORS). ``writer`` opens the index for a change; without it, ``index`` itself is used.
     ``chance`` sets the cut-off of a search; without it, captions of the collection do, where they can. ``local`` says
-    that clients are people of this machine: only they are told where a file lies.
+    that clients are people of this machine: only they are told where a file lies. ``audit`` is a page to judge pairs
+    and its security policy, for ``/audit``: a browser opens it without the token, so a private service has none.
     """
     limits = limits or Limits()
     folders = None if roots is None else [Path(root) for root in roots]
@@ -139,6 +141,11 @@ def create_app(
     app.state.service = service
     app.router.route_class = form_route(limits)
     _add_routes(app, service, local, writable=token is not None)
+    if audit is not None:
+        if private:
+            raise SettingsError("a private service has no page of an audit: open its file in a browser.")
+        page = HTMLResponse(audit[0], headers={"Content-Security-Policy": audit[1]})
+        app.add_api_route("/audit", _without_arguments(lambda: page), include_in_schema=False)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(

@@ -56,6 +56,7 @@ def serve(
     model_name: str = "",
     rerankers: Sequence[str | Path] = (),
     chance: float | None = None,
+    audit: tuple[bytes, str] | None = None,
     log_level: str = "warning",
 ) -> None:
     """Serve an index (a path or a database URL) until interrupted.
@@ -64,6 +65,7 @@ def serve(
     token is required, and needed for everything. Port 0 takes a free one. ``hosts`` are the names the service
     answers to beside those of loopback; not on loopback and without them, it answers to any. ``rerankers`` are runs
     whose pair scorers re-rank; without them, the model's own does, where it has one.
+    ``audit`` is that of ``create_app``.
     """
     reachable = not is_loopback(host)
     _check_access(host, token, private)
@@ -83,6 +85,7 @@ def serve(
                 origins=origins, allow_urls=allow_urls, model_name=model_name,
                 pair_scorer=reranker_of(place, model, rerankers), chance=chance,
                 local=not reachable and not hosts,  # of a name, others come through a proxy
+                audit=audit,
                 writer=lambda: _writer(place, fingerprint),
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
