@@ -43,8 +43,8 @@ missing. `-grid` and `-pictures` are other forms of the same images, which some 
 
 SHARED: dict[type[TrainingSettings], str] = {
     EncoderSettings: "Encoders by name",
-    HostSettings: "Every two-tower recipe",
-    TowerSettings: "Every two-tower recipe, and encoders by name",
+    HostSettings: "Every recipe of two towers",
+    TowerSettings: "Every recipe of two towers, and encoders by name",
 }
 """Settings that several recipes share, and the heads of their tables."""
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from compose import HOSTS, POOLS, TERMS, toys, train, written
+from compose import FIXED, HOSTS, PAIR_SCORERS, POOLED, POOLS, TERMS, toys, train, written
 
 from diptych.errors import SettingsError
+from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES
 
 REFUSED = ("itm", "label", "masked", "csq")
@@ -32,17 +33,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_every_two_tower_recipe_is_a_host() -> None:
-    others = {"scan", "sgr", "saf", "cusa-sgr", "cusa-saf", "fusion", "cusa-fusion", "labelwise"}
-    assert not others & set(HOSTS)
-    assert len(HOSTS) == 17
+    assert set(RECIPES.own) - set(HOSTS) == {"labelwise"}
 
 
 def test_the_tables_of_the_docs_have_every_host_and_part() -> None:
-    for mark, rows, columns in (("terms", RECIPES.own, TERMS), ("poolings", HOSTS, POOLS)):
+    for mark, rows, columns in (("terms", RECIPES.own, TERMS), ("poolings", POOLED, POOLS)):
         lines = written(mark).splitlines()
         assert lines[0] == f"| recipe | {' | '.join(f'`{column}`' for column in columns)} |"
         assert [line.split("`")[1] for line in lines[2:]] == list(rows)
-    assert "–" not in written("poolings")
+    for line in written("poolings").splitlines()[2:]:
+        marks = dict(zip(POOLS, line.split(" | ")[1:], strict=True))
+        trains_pairs = line.split("`")[1] in (*PAIR_SCORERS, "labelwise")
+        assert all(("✓" in marks[pool]) == (pool in FIXED or not trains_pairs) for pool in POOLS)
     for line in written("terms").splitlines()[2:]:
         marks = dict(zip(TERMS, line.split(" | ")[1:], strict=True))
         assert all("✓" in marks[term] for term in TRAINED if term != "textual")
@@ -52,7 +54,8 @@ def test_the_tables_of_the_docs_have_every_host_and_part() -> None:
 def test_hosts_take_poolings_terms_and_a_transformer(host: str, tmp_path: Path) -> None:
     """Each host with two terms of its own turn, a pooling on each side and a transformer; all pairs in make docs."""
     number = HOSTS.index(host)
-    image, text = (POOLS[(number + step) % len(POOLS)] for step in (0, 2))
+    pools = FIXED if host in PAIR_SCORERS else POOLS
+    image, text = (pools[(number + step) % len(pools)] for step in (0, 2))
     first, second = (TRAINED[(3 * number + step) % len(TRAINED)] for step in (0, 5))
     if "clip" in host and "textual" in (first, second):
         first, second = ("usa", "prototypes")
@@ -66,6 +69,29 @@ def test_hosts_take_poolings_terms_and_a_transformer(host: str, tmp_path: Path) 
         found = [value for name, value in terms.items() if name.startswith(term.partition(",")[0])]
         assert found
         assert all(map(math.isfinite, found))
+
+
+@pytest.mark.parametrize(
+    ("host", "changes"),
+    [
+        ("sgr", {"image_pool": "gpo"}),
+        ("scan", {"text_pool": "gem"}),
+        ("labelwise", {"image_pool": "gem", "space": "feature"}),
+        ("labelwise", {"text_pool": "max"}),
+    ],
+)
+def test_a_pooling_that_nothing_would_train_or_read_is_refused(
+    host: str, changes: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match="pool"):
+        train(host, tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_label_wise_retrieval_in_feature_space_pools_as_asked(tmp_path: Path) -> None:
+    train("labelwise", tmp_path / "run", image_pool="max", text_pool="first", space="feature")
+    model = Retriever.from_pretrained(tmp_path / "run")
+    assert [type(tower.aggregator).__name__ for tower in (model.image, model.text)] == ["Max", "First"]
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ class TrainingSettings:
     objective: str = setting(
         "own", "the loss, own (the recipe's) or a sum: 'own + 0.5*dcl(epsilon=0.2)'", names=OBJECTIVES
     )
+    init: str = setting("", "run or model folder whose parts the model starts from, where they fit")
     epochs: int = setting(25, "passes over the training texts", low=1)
     batch_size: int = setting(128, "pairs per step, over all processes together", low=2)
     learning_rate: float = setting(5e-4, "base learning rate", low=0)
@@ -208,7 +209,7 @@ class TeacherSettings(TrainingSettings):
 
 @dataclass(frozen=True)
 class HostSettings(TeacherSettings):
-    """What every two-tower recipe takes: poolings, a transformer on top, teachers, a run to start from."""
+    """What every recipe of two towers takes: poolings, a transformer on top, teachers."""
 
     INHERITED: ClassVar[tuple[str, ...]] = (
         "image_encoder", "text_encoder", "dim", "depth", "share_weights", "heads", "feedforward", "image_size",
@@ -217,7 +218,6 @@ class HostSettings(TeacherSettings):
     """Settings that decide which weights a model has: a run that starts from another takes them over from it."""
     ON_TOP: ClassVar[bool] = False  # whether the place of the transformer is there even without a layer
 
-    init: str = setting("", "run or model folder whose parts the model starts from, where they fit")
     image_pool: str = setting("gpo", "visual aggregator", names=POOLINGS)
     text_pool: str = setting("gpo", "textual aggregator", names=POOLINGS)
     pool_k: int = setting(2, "k of the kmax aggregator", low=1)

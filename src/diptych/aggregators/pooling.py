@@ -135,6 +135,24 @@ def make_head(input_dim: int, dim: int, norm: bool) -> nn.Sequential:
 
 
 @part
+class Projected(Aggregator):
+    """A pooling, then Linear: (B, L, input_dim) → (B, dim)."""
+
+    def __init__(self, pooling: Aggregator, input_dim: int, dim: int) -> None:
+        super().__init__()
+        self.pooling, self.dim, self.head = pooling, dim, make_head(input_dim, dim, norm=False)
+
+    def dim_of(self, encoder_dim: int) -> int:
+        """The width of the linear layer."""
+        return self.dim
+
+    def forward(self, features: Features) -> Tensor:
+        """(B, L, input_dim) → (B, dim)."""
+        out: Tensor = self.head(self.pooling(features).to(self.head[-1].weight.dtype))
+        return out
+
+
+@part
 class Head(Aggregator):
     """The first element of a set → LayerNorm (with ``norm``) → Linear: (B, L, input_dim) → (B, dim).
 

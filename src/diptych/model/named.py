@@ -24,7 +24,7 @@ from diptych.encoders.pretrained import minilm_folder
 from diptych.encoders.regions import Regions
 from diptych.encoders.transformer import TransformerText
 from diptych.errors import SettingsError
-from diptych.model.retriever import Retriever, Tower
+from diptych.model.retriever import Retriever
 from diptych.names import PREFIXES, Registry
 from diptych.registries import (
     BACKBONES,
@@ -181,9 +181,10 @@ def text_teacher(name: str, project: int = 0) -> TextTeacher:
     return TextTeacher(encoder, WordPieceInput(source, augment=0.0), project)
 
 
-def pooled(encoder: Encoder, pool: str, settings: Any) -> Tower:
-    """A tower with the pooling of that name."""
-    return Tower(encoder, POOLINGS.make(pool, settings, dim=encoder.dim))
+def pooling(name: str, settings: Any, dim: int) -> Aggregator:
+    """The pooling of that name, over features of width ``dim``."""
+    made: Aggregator = POOLINGS.make(name, settings, dim=dim)
+    return made
 
 
 def kmax(settings: Any) -> Aggregator:

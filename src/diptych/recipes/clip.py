@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from diptych.aggregators.pooling import Aggregator, First, Head
 from diptych.branches.branch import Branch, FirstVectors
 from diptych.data.captions import Captions
 from diptych.data.text_inputs import CleanedInput
 from diptych.encoders.dual import DualEncoder, load_dual
+from diptych.encoders.encoder import Encoder
 from diptych.errors import SettingsError
 from diptych.model import named
 from diptych.model.retriever import Retriever
@@ -106,9 +108,12 @@ def retriever(settings: Settings, dual: DualEncoder, branches: dict[str, Branch]
     if settings.tune == "heads" and not (settings.cross_head or branches):
         raise SettingsError("--tune heads trains nothing without a head: give --cross_head as well.")
     texts = CleanedInput(dual.text_input) if settings.clean_captions else dual.text_input
-    return joined(
-        settings, dual.image, dual.text, dual.image_input, texts, branches, heads=settings.cross_head
-    )
+
+    def head(encoder: Encoder, pooling: Aggregator) -> Aggregator:
+        crossed = settings.cross_head and isinstance(pooling, First)
+        return Head(encoder.dim, encoder.dim) if crossed else pooling
+
+    return joined(settings, dual.image, dual.text, dual.image_input, texts, branches, head=head)
 
 
 def info_nce(settings: Settings, dual: DualEncoder) -> InfoNCE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych.aggregators.pooling import Head
+from diptych.aggregators.pooling import Aggregator, First, Head, Projected
 from diptych.branches.branch import Branch, FirstVectors
 from diptych.data.captions import Captions
 from diptych.data.images import PixelInput
@@ -17,20 +17,23 @@ from diptych.data.text import WordPieceInput
 from diptych.data.text_inputs import CleanedInput
 from diptych.encoders.backbones import HubBackbone
 from diptych.encoders.cnn import Tokens
+from diptych.encoders.encoder import Encoder
 from diptych.encoders.transformer import TransformerText
 from diptych.interaction.fusion import Fusion
 from diptych.model import named
-from diptych.model.retriever import Retriever, Tower
+from diptych.model.retriever import Retriever
 from diptych.objectives.combine import Sum
 from diptych.objectives.contrastive import ITC, ITM
 from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
-from diptych.settings import TrainingSettings, setting
+from diptych.recipes.towers import joined
+from diptych.settings import HostSettings, defaults, setting
 from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-class Settings(TrainingSettings):
+@defaults(image_pool="first", text_pool="first")
+class Settings(HostSettings):
     """X-VLM's retrieval numbers: AdamW 3e-5, weight decay 0.01, linear decay, warm-up over a tenth, 10 epochs.
 
     Its batch is 20 pairs on each GPU. ITC there sees the pairs of all GPUs, hard negatives come from those of one.
@@ -140,14 +143,17 @@ def retriever(
         named.text_source(settings.text_encoder), augment=0.0, max_length=settings.text_length
     )
     window = (0.5, 1.0) if settings.augmentation == "x-vlm" else (0.6, 1.0)
-    return Retriever(
-        Tower(image, Head(image.dim, settings.dim, norm=False)),
-        Tower(text, Head(text.dim, settings.dim, norm=False)),
-        PixelInput(**image.backbone.pixel_format, crop_ratio=window, augmentation=settings.augmentation),
-        CleanedInput(words, "x-vlm") if settings.clean_captions else words,
-        branches,
-        scorer,
+
+    def head(encoder: Encoder, pooling: Aggregator) -> Aggregator:
+        if isinstance(pooling, First):
+            return Head(encoder.dim, settings.dim, norm=False)
+        return Projected(pooling, encoder.dim, settings.dim)
+
+    pictures = PixelInput(
+        **image.backbone.pixel_format, crop_ratio=window, augmentation=settings.augmentation
     )
+    texts = CleanedInput(words, "x-vlm") if settings.clean_captions else words
+    return joined(settings, image, text, pictures, texts, branches, scorer, head)
 
 
 RECIPE = Recipe("fusion", "Fusion re-ranker as in X2-VLM (ITC and ITM)", Settings, build)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from diptych.aggregators import Mean
 from diptych.aggregators.labels import ClassScores, CommonLayer, CommonSpace, LabelHead
 from diptych.aggregators.pooling import Aggregator
 from diptych.branches.branch import Branch
@@ -31,9 +30,9 @@ from diptych.objectives.combine import Sum
 from diptych.objectives.labels import DSCMR, SIDES, Alternate, Consistency, LabelLoss, MaskedPrediction, Side
 from diptych.objectives.objective import Objective
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import method
-from diptych.registries import IMAGE_ENCODERS
-from diptych.settings import EncoderSettings, defaults, setting
+from diptych.recipes.towers import check_fixed, method
+from diptych.registries import IMAGE_ENCODERS, POOLINGS
+from diptych.settings import EncoderSettings, TeacherSettings, defaults, setting
 from diptych.targets.columns import TargetSource
 from diptych.targets.labels import LabelTargets, RegionTargets, detector_classes
 from diptych.training.method import Method
@@ -46,7 +45,7 @@ ADAM_BETAS, DSCMR_BETAS = (0.9, 0.999), (0.5, 0.999)
 
 @dataclass(frozen=True)
 @defaults(epochs=45, batch_size=64, learning_rate=1e-4, decay_epoch=45, min_count=1)
-class Settings(EncoderSettings):
+class Settings(EncoderSettings, TeacherSettings):
     """The supplement's numbers: Adam 1e-4, batch 64, 45 epochs, 6 blocks of 8 heads, dropout 0.1, λ = 0.1."""
 
     weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam)", low=0)
@@ -62,6 +61,8 @@ class Settings(EncoderSettings):
     space: Literal["label", "feature"] = setting(
         "label", "space of retrieval: label predictions p, or the mean of the encoder's tokens"
     )
+    image_pool: str = setting("mean", "visual aggregator of --space feature", names=POOLINGS)
+    text_pool: str = setting("mean", "textual aggregator of --space feature", names=POOLINGS)
     label_loss: Literal["logistic", "bce"] = setting(
         "logistic", "label loss: log(1 + exp(−yᵀp)), or binary cross-entropy (independent: always bce)"
     )
@@ -205,11 +206,17 @@ def _networks(settings: Settings, image: Encoder, text: Encoder, words: TextInpu
     )
     pools: tuple[Aggregator, Aggregator] = (image_head, text_head)
     if settings.space == "feature":
-        pools = Mean(), Mean()
+        pools = _pooling(settings, settings.image_pool), _pooling(settings, settings.text_pool)
     branches: dict[str, Branch] = {"labels": LabelView(labels, image_head, text_head, settings.merge_texts)}
     if settings.baseline in CONSISTENT:
         branches["front"] = FrontView(settings.dim)
     return (Tower(encoders[0], pools[0]), Tower(encoders[1], pools[1])), branches
+
+
+def _pooling(settings: Settings, name: str) -> Aggregator:
+    made = named.pooling(name, settings, settings.dim)
+    check_fixed(name, made, "trains label predictions, not pooled vectors")
+    return made
 
 
 def _dscmr(settings: Settings, image: Encoder, text: Encoder, labels: Labels) -> Parts:
@@ -252,6 +259,12 @@ def _checked(settings: Settings, captions: Captions) -> Settings:
     if settings.blocks_from and settings.baseline == "dscmr":
         raise SettingsError(
             "--blocks_from cannot be combined with --baseline dscmr, which has no blocks: leave it out."
+        )
+    if (settings.image_pool, settings.text_pool) != ("mean", "mean") and (
+        settings.space == "label" or settings.baseline == "dscmr"
+    ):
+        raise SettingsError(
+            "--image_pool and --text_pool are for --space feature: label predictions are means over the tokens."
         )
     if settings.text_encoder == "gru":
         raise SettingsError(

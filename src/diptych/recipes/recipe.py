@@ -34,7 +34,7 @@ class Recipe:
 
         What its terms read beside the pairs is made. With ``--init`` the parts of another model that fit are taken.
         """
-        init = getattr(settings, "init", "")
+        init = settings.init
         method = self.compose(with_words_of(settings, init) if init else settings, captions)
         if self.evaluators is not None:
             method = replace(method, evaluators=self.evaluators(settings))

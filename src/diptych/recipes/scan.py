@@ -10,17 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych.aggregators import Mean
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
 from diptych.interaction.scan import SCAN, Direction, Pooling
 from diptych.model import named
-from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import method
+from diptych.recipes.towers import TowerSettings, joined, method
 from diptych.registries import IMAGE_ENCODERS
-from diptych.settings import GRID_HELP, EncoderSettings, setting
+from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method
 
 SHARPNESS = {"text": 9.0, "image": 4.0}
@@ -29,7 +27,8 @@ LSE_SHARPNESS = {"text": 6.0, "image": 5.0}
 
 
 @dataclass(frozen=True)
-class Settings(EncoderSettings):
+@defaults(image_pool="mean", text_pool="mean")
+class Settings(TowerSettings):
     """SCAN in the published numbers for Flickr30K: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d."""
 
     direction: Direction = setting(
@@ -71,9 +70,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     # one linear layer on stored regions, which is what 'grid' does
     image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
     text, text_input = named.text_side(settings, captions, drop=0.0)
-    retriever = Retriever(
-        Tower(image, Mean()), Tower(text, Mean()), image_input, text_input, scorer=scorer(settings)
-    )
+    retriever = joined(settings, image, text, image_input, text_input, scorer=scorer(settings))
     return method(retriever, triplet(settings), settings)
 
 

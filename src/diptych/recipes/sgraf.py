@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from diptych.aggregators import First
 from diptych.branches.branch import Branch
 from diptych.data.captions import Captions, first_readable, holds_features
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
@@ -25,17 +24,18 @@ from diptych.errors import SettingsError
 from diptych.interaction.sgraf import SAF, SGR
 from diptych.interaction.similarity import PairScorer
 from diptych.model import named
-from diptych.model.retriever import Retriever, Tower
+from diptych.model.retriever import Retriever
 from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import method
+from diptych.recipes.towers import TowerSettings, joined, method
 from diptych.registries import IMAGE_ENCODERS
-from diptych.settings import GRID_HELP, EncoderSettings, setting
+from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-class Settings(EncoderSettings):
+@defaults(image_pool="first", text_pool="first")
+class Settings(TowerSettings):
     """SGRAF in the published numbers: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d, 256-d similarity."""
 
     epochs: int = setting(40, "passes over the training texts (SGR on Flickr30K; COCO: 20)", low=1)
@@ -103,14 +103,8 @@ def host(
         if kind == "sgr"
         else SAF(dim, settings.similarity_dim, settings.sharpness)
     )
-    return Retriever(
-        Tower(SelfAttended(image, seeing), First()),
-        Tower(SelfAttended(text, reading), First()),
-        image_input,
-        text_input,
-        branches,
-        scorer,
-    )
+    sides = SelfAttended(image, seeing), SelfAttended(text, reading)
+    return joined(settings, *sides, image_input, text_input, branches, scorer)
 
 
 def regions_of(encoder: Encoder, captions: Captions, size: int) -> int:

@@ -7,7 +7,7 @@ Where a run starts from another: the parts of a trained model that fit are taken
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from diptych.aggregators import GPO
-from diptych.aggregators.pooling import Head
+from diptych.aggregators.pooling import Aggregator
 from diptych.branches.branch import Branch
 from diptych.branches.concept import ConceptBranch
 from diptych.data.captions import Captions
@@ -32,7 +32,8 @@ from diptych.data.images import ImageInput
 from diptych.data.text import TextInput
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.shared import Contextual, TokenTransformer
-from diptych.errors import CheckpointError
+from diptych.errors import CheckpointError, SettingsError
+from diptych.interaction.similarity import PairScorer
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.objective import Objective
@@ -64,23 +65,32 @@ def joined(
     image_input: ImageInput,
     text_input: TextInput,
     branches: Mapping[str, Branch] | None = None,
-    heads: bool = False,
+    scorer: PairScorer | None = None,
+    head: Callable[[Encoder, Aggregator], Aggregator] = lambda _, pooling: pooling,
 ) -> Retriever:
     """A retriever of two encoders, with the transformer on top and the poolings that the settings name.
 
-    With ``heads`` a linear layer behind each encoder's first element takes the place of the pooling 'first'.
+    ``head`` may put a layer behind the pooling of an encoder.
     """
     if settings.depth or settings.ON_TOP:
         first = _transformer(settings, image.dim)
         image = Contextual(image, first)
         text = Contextual(text, first if settings.share_weights else _transformer(settings, text.dim))
-    towers = [
-        Tower(encoder, Head(encoder.dim, encoder.dim))
-        if heads and pool == "first"
-        else named.pooled(encoder, pool, settings)
-        for encoder, pool in ((image, settings.image_pool), (text, settings.text_pool))
-    ]
-    return Retriever(towers[0], towers[1], image_input, text_input, branches)
+    towers = []
+    for encoder, pool in ((image, settings.image_pool), (text, settings.text_pool)):
+        made = named.pooling(pool, settings, encoder.dim)
+        if scorer is not None and scorer.candidates is None:
+            check_fixed(pool, made, "trains the scores of pairs, not pooled vectors")
+        towers.append(Tower(encoder, head(encoder, made)))
+    return Retriever(towers[0], towers[1], image_input, text_input, branches, scorer)
+
+
+def check_fixed(name: str, pooling: Aggregator, why: str) -> None:
+    """Refuse a pooling with weights where no loss reads what it pools."""
+    if any(True for _ in pooling.parameters()):
+        raise SettingsError(
+            f"the pooling '{name}' has weights, and this recipe {why}: use mean, max, kmax or first."
+        )
 
 
 def _transformer(settings: HostSettings, dim: int) -> TokenTransformer:
