@@ -18,26 +18,20 @@ the picture shows. Both are told by one number per text or image: the agreement 
 the z of an image's texts (the mean without the least and the greatest, so that one wrong text does not move it).
 
 What wrong ones look like is known: errors are planted, by giving texts to other images of the same fold. What right
-ones look like is not, for the data hold errors. So the observed numbers are taken for a mixture,
-
-    observed = π · planted + (1 − π) · right,   right: normal, with a spread of its own on either side
-
-whose π and right side EM finds. Images are treated in strata of the strength of their predictions, since a picture
-that tells little fits its own texts little. A few right pairs look as wrong as any: their share, seen on one data set
-(docs/audit.md), is subtracted, and keeps a probability from being certain where errors are rare. The interval comes
-from resampling and from what is not known of these constants. A second planting, of a known share into the observed
-numbers, says by how much the estimate overstates a share, and corrects it.
+ones look like is not, for the data hold errors: the observed numbers are a mixture (``audit.mixture``). The conditions
+of an image are the strength of its prediction, since a picture that tells little fits its own texts little, and the
+spread of its texts' products with all pictures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diptych.audit.mixture import Array, Mixture
 from diptych.training.ridge import NormalEquations
 
 Rows = NDArray[np.int64]
@@ -166,19 +160,8 @@ def _unit(rows: Matrix) -> Matrix:
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-8), np.float32)
 
 
-Array = NDArray[np.float64]
-
-BINS = 128
-ROUNDS = 5  # times that every text is planted
-DRAWS = 60  # resamples of the interval
-STRATUM = 700  # images of a stratum, at least
-STRATA = 8
+ROUNDS, TEXT_ROUNDS = 5, 2  # times that all texts of an image, and every text, are planted
 VOTERS = 3  # texts of an image from which on they can outvote one of them
-SECOND = 0.1  # share of the second planting
-PLANTINGS = 4
-HARD_IMAGES, HARD_TEXTS = 0.004, 0.0005  # right ones that look as wrong as planted ones: seen on Flickr8k
-LEAST = 1e-4  # share from which probabilities are made where nothing seems wrong: they still rank
-UNSURE = 0.07  # relative error of the shape of the right pairs that no resampling shows
 
 
 @dataclass(frozen=True)
@@ -198,28 +181,27 @@ def find_wrong(fit: Fit, *, seed: int = 0) -> Wrong:
     """Judge every pair."""
     rng = np.random.default_rng(seed)
     texts, counts = np.arange(len(fit.image_of)), fit.counts
-    z = fit.seen.pairs(fit.image_of, texts)
-    planted = np.stack([_planted_images(fit, rng) for _ in range(ROUNDS)])
-    strata = _strata(fit.strength)
-    whole = _mixed(
-        _middle(z, fit.image_of, counts), planted, strata, counts.astype(np.float64), HARD_IMAGES, rng
-    )
+    planted = [_of_images(fit, planted_owner(fit.fold_of, rng)) for _ in range(ROUNDS)]
+    whole = Mixture(_of_images(fit, np.arange(fit.images)), np.concatenate(planted))
+    share, low, high = whole.share()
+    image = whole.probability(share)
     voting = np.flatnonzero(counts[fit.image_of] >= VOTERS)
     alone, agreement = np.zeros(len(texts)), None
-    draws, expected = whole.draws, whole.number
     if len(voting):
         agreement = fit.sibling_z()
-        others = np.stack([fit.sibling_z(_shuffled(fit, rng))[voting] for _ in range(2)])
-        single = _mixed(
-            agreement[voting], others, np.zeros(len(voting), int), np.ones(len(voting)), HARD_TEXTS, rng
-        )
-        alone[voting] = single.probability
-        rest = 1 - whole.number / len(texts)  # a text of a wrong image is wrong already
-        draws, expected = draws + single.draws * rest, expected + single.number * rest
-    half = 1.96 * float(np.sqrt(np.var(draws) + (UNSURE * expected) ** 2))
-    probability = 1 - (1 - alone) * (1 - whole.probability[fit.image_of])
-    low, high = max(0.0, expected - half), min(float(len(texts)), expected + half)
-    return Wrong(probability, whole.probability, z, agreement, expected, low, high)
+        others = [fit.sibling_z(_shuffled(fit, rng))[voting] for _ in range(TEXT_ROUNDS)]
+        single = Mixture(agreement[voting, None], np.concatenate(others)[:, None])
+        found = single.share()
+        alone[voting] = single.probability(found[0])
+        rest = (1 - share) * len(voting) / len(texts)  # a text of a wrong image is wrong already
+        more, least, most = (rest * value for value in found)
+        low = share + more - np.hypot(share - low, more - least)
+        high = share + more + np.hypot(high - share, most - more)
+        share += more
+    probability = 1 - (1 - alone) * (1 - image[fit.image_of])
+    z = fit.seen.pairs(fit.image_of, texts)
+    expected, low, high = (float(np.clip(value, 0, 1)) * len(texts) for value in (share, low, high))
+    return Wrong(probability, image, z, agreement, expected, low, high)
 
 
 def planted_owner(fold_of: Rows, rng: np.random.Generator) -> Rows:
@@ -231,106 +213,12 @@ def planted_owner(fold_of: Rows, rng: np.random.Generator) -> Rows:
     return owner
 
 
-@dataclass(frozen=True)
-class _Mixture:
-    """A probability for each observed number, and how many texts are wrong in all."""
-
-    probability: Array
-    number: float
-    draws: Array  # (DRAWS,) the same number, resampled
-
-
-def _mixed(
-    seen: Matrix, planted: Matrix, strata: Rows, weights: Array, hard: float, rng: np.random.Generator
-) -> _Mixture:
-    """Take observed numbers (n,) for a mixture in each stratum; ``planted`` is (rounds, n), weights count texts."""
-    total, number, draws = float(weights.sum()), 0.0, np.zeros(DRAWS)
-    parts = []
-    for stratum in np.unique(strata):
-        rows = np.flatnonzero(strata == stratum)
-        bins = _Bins.of(seen[rows], planted[:, rows])
-        share, right = bins.separated(bins.observed)
-        resampled = [bins.separated(rng.poisson(bins.observed), share, 60)[0] for _ in range(DRAWS)]
-        slope, texts = bins.slope(seen[rows], planted[:, rows], share, rng), float(weights[rows].sum())
-        number += share / slope * texts
-        draws += np.array(resampled) / slope * texts
-        parts.append((rows, bins, right))
-    net = max(0.0, number - hard * total)
-    draws += rng.normal(0, hard * total / 2, DRAWS)  # the share of hard pairs is known by half
-    probability = np.zeros(len(seen))
-    for rows, bins, right in parts:  # one share for all: what is wrong does not depend on the stratum
-        probability[rows] = bins.odds(max(net / total, LEAST), right, hard)(seen[rows])
-    return _Mixture(probability, net, draws)
-
-
-@dataclass(frozen=True)
-class _Bins:
-    """Observed and planted numbers, counted in bins."""
-
-    centres: Array
-    edges: Array
-    observed: Array
-    wrong: Array  # share of planted numbers in each bin
-
-    @staticmethod
-    def of(seen: Matrix, planted: Matrix) -> _Bins:
-        low, high = min(seen.min(), planted.min()) - 1e-3, max(seen.max(), planted.max()) + 1e-3
-        observed, edges = np.histogram(seen, BINS, (low, high))
-        counted = np.histogram(planted, edges)[0].astype(np.float64)
-        kernel = np.exp(-0.5 * (np.arange(-9, 10) / 3) ** 2)
-        smooth = np.convolve(counted, kernel / kernel.sum(), "same") + 1e-3
-        return _Bins((edges[1:] + edges[:-1]) / 2, edges, observed.astype(np.float64), smooth / smooth.sum())
-
-    def separated(self, observed: NDArray[Any], share: float = 0.1, steps: int = 300) -> tuple[float, Array]:
-        """The share of wrong ones, by EM, and the shape of the right ones."""
-        total, share = max(float(observed.sum()), 1.0), max(share, 0.005)
-        right = self._normal(np.maximum(observed - share * total * self.wrong, 0))
-        for _ in range(steps):
-            mix = np.maximum(share * self.wrong + (1 - share) * right, 1e-300)
-            kept = observed * ((1 - share) * right / mix)
-            before, share = share, float(1 - kept.sum() / total)
-            right = self._normal(kept)
-            if abs(share - before) < 1e-5:
-                break
-        return share, right
-
-    def slope(self, seen: Matrix, planted: Matrix, share: float, rng: np.random.Generator) -> float:
-        """By how much the estimate grows for each wrong one that is planted among the observed."""
-        grown = []
-        for turn in range(PLANTINGS):
-            swapped = np.where(rng.random(len(seen)) < SECOND, planted[turn % len(planted)], seen)
-            more, _ = self.separated(np.histogram(swapped, self.edges)[0].astype(np.float64), share)
-            grown.append((more - share) / (SECOND * (1 - share)))
-        return float(np.clip(np.mean(grown), 0.8, 1.5))
-
-    def odds(self, share: float, right: Array, hard: float) -> Callable[[Matrix], Array]:
-        """The probability that a number is a wrong one's; never higher for a better number."""
-        right = (1 - hard) * right + hard * self.wrong
-        mix = np.maximum(share * self.wrong + (1 - share) * right, 1e-300)
-        falling = np.maximum.accumulate((share * self.wrong / mix)[::-1])[::-1]
-        return lambda numbers: np.interp(numbers, self.centres, falling)
-
-    def _normal(self, counts: Array) -> Array:
-        """The likeliest normal shape, with a spread on each side of its peak, of counts in bins."""
-        c, total = self.centres, max(float(counts.sum()), 1e-9)
-        zero, one, two = (np.concatenate([[0.0], np.cumsum(counts * c**power)]) for power in range(3))
-        left = np.maximum(two[:-1] - 2 * c * one[:-1] + c**2 * zero[:-1], 1e-9)
-        right = np.maximum(two[-1] - 2 * c * one[-1] + c**2 * zero[-1] - left, 1e-9)
-        sums = np.cbrt(left) + np.cbrt(right)
-        peak = int(sums.argmin())
-        spreads = [
-            max(np.sqrt(side[peak] ** (2 / 3) * sums[peak] / total), c[1] - c[0]) for side in (left, right)
-        ]
-        shape = np.exp(-0.5 * ((c - c[peak]) / np.where(c < c[peak], *spreads)) ** 2)
-        found: Array = shape / shape.sum()
-        return found
-
-
-def _planted_images(fit: Fit, rng: np.random.Generator) -> Matrix:
-    owner = planted_owner(fit.fold_of, rng)[fit.image_of]
-    return _middle(
-        fit.seen.pairs(owner, np.arange(len(owner))), owner, np.bincount(owner, minlength=fit.images)
-    )
+def _of_images(fit: Fit, owner: Rows) -> Matrix:
+    """The middle z (N, 3) of images with the texts that ``owner`` gives them, with its conditions."""
+    image, counts = owner[fit.image_of], fit.counts[np.argsort(owner)]
+    z = _middle(fit.seen.pairs(image, np.arange(len(image))), image, counts)
+    spread = np.bincount(image, np.log(fit.seen.text.spread), len(counts)) / counts
+    return np.column_stack([z, np.log(np.maximum(fit.strength, 1e-8)), spread])
 
 
 def _shuffled(fit: Fit, rng: np.random.Generator) -> Rows:
@@ -352,8 +240,3 @@ def _middle(z: Matrix, image_of: Rows, counts: Rows) -> Matrix:
     kept = order[(many < VOTERS) | ((place > 0) & (place < many - 1))]
     used = np.maximum(np.bincount(image_of[kept], minlength=len(counts)), 1)
     return np.asarray(np.bincount(image_of[kept], z[kept], len(counts)) / used, np.float32)
-
-
-def _strata(strength: Matrix) -> Rows:
-    count = int(np.clip(len(strength) // STRATUM, 1, STRATA))
-    return np.argsort(np.argsort(strength)) * count // len(strength)
