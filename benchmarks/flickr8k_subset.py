@@ -1,9 +1,11 @@
 """A fixed part of Flickr8k for tables that a CPU can run: 2,000 training, 500 validation and 1,000 test images.
 
     python benchmarks/flickr8k_subset.py flickr8k subset
+    python benchmarks/flickr8k_subset.py flickr8k whole --all
 
 ``flickr8k`` is a folder of webdataset tars (``train-*.tar``: KEY.webp or KEY.jpg, and KEY.json with ``captions``). The
 images are drawn from the training tars by ``SEED``; test images choose nothing. ``subset`` gets a tar for each split.
+With ``--all``, every training image stays one, and the images of ``val-*.tar`` are halved into validation and test.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ SEED = 23
 SIZES = {"train": 2_000, "val": 500, "test": 1_000}
 
 
-def read(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Key → name of a file → content, of all training tars."""
+def read(folder: Path, split: str) -> dict[str, dict[str, bytes]]:
+    """Key → name of a file → content, of all tars of a split."""
     found: dict[str, dict[str, bytes]] = {}
-    for path in sorted(folder.glob("train-*.tar")):
+    for path in sorted(folder.glob(f"{split}-*.tar")):
         with tarfile.open(path) as tar:
             for member in tar:
                 file = tar.extractfile(member)
@@ -32,18 +34,26 @@ def read(folder: Path) -> dict[str, dict[str, bytes]]:
     return found
 
 
-def main(source: Path, output: Path) -> None:
+def drawn(source: Path, whole: bool) -> dict[str, list[str]]:
+    """The keys of each split."""
+    rng = np.random.default_rng(SEED)
+    train = rng.permutation(sorted(read(source, "train"))).tolist()
+    if whole:
+        held = rng.permutation(sorted(read(source, "val"))).tolist()
+        return {"train": train, "val": held[: len(held) // 2], "test": held[len(held) // 2 :]}
+    if len(train) < sum(SIZES.values()):
+        sys.exit(f"{source} has {len(train)} images, {sum(SIZES.values())} are needed.")
+    ends = np.cumsum(list(SIZES.values())).tolist()
+    return {split: train[end - SIZES[split] : end] for split, end in zip(SIZES, ends, strict=True)}
+
+
+def main(source: Path, output: Path, whole: bool) -> None:
     """Write the tars."""
-    samples = read(source)
-    order = np.random.default_rng(SEED).permutation(sorted(samples)).tolist()
+    samples = {**read(source, "train"), **read(source, "val")}
     output.mkdir(parents=True, exist_ok=True)
-    start = 0
-    for split, size in SIZES.items():
-        keys, start = sorted(order[start : start + size]), start + size
-        if len(keys) < size:
-            sys.exit(f"{source} has {len(samples)} images, {sum(SIZES.values())} are needed.")
+    for split, keys in drawn(source, whole).items():
         with tarfile.open(output / f"{split}-000000.tar", "w") as tar:
-            for key in keys:
+            for key in sorted(keys):
                 for name, content in sorted(samples[key].items()):
                     member = tarfile.TarInfo(name)
                     member.size = len(content)
@@ -55,4 +65,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", type=Path, help="folder of webdataset tars")
     parser.add_argument("output", type=Path, help="folder for a tar of each split")
+    parser.add_argument("--all", action="store_true", dest="whole", help="all images, not the subset")
     main(**vars(parser.parse_args()))
