@@ -38,6 +38,7 @@ TIES: tuple[str, ...] = get_args(Ties)
 KS = (1, 5, 10)
 DIRECTIONS = ("image_to_text", "text_to_image")
 TILES = {"cpu": (512, 1024), "cuda": (4096, 8192)}  # images and texts of one tile, by device
+BEYOND = 2**62  # larger than any gallery number
 KEPT_BYTES = 256 * 2**20  # memory for cached tiles that contain matched pairs, between the two passes
 
 
@@ -100,30 +101,8 @@ def count_ranks(
     from these very tiles, for a second computation with other rounding would make and break ties.
     """
     scores = as_scores(scores)
-    images, texts = scores.shape
-    owner = checked_pairing(image_of, images, texts)
-    order = np.argsort(owner, kind="stable")  # texts grouped by image: own pairs then lie in few tiles
-    tiles = _Tiles(scores, order, tile or TILES.get(scores.device.type, TILES["cpu"]))
-    device = scores.device
-    image_number, text_number = torch.arange(images, device=device), torch.from_numpy(order).to(device)
-    image_of_text = torch.from_numpy(owner[order]).to(device)  # (M,) ascending
-
-    own = tiles.own(owner[order])  # (M,) score of each text with its image
-    best = own.new_full((images,), -torch.inf).scatter_reduce(0, image_of_text, own, "amax")
-    is_best = own == best[image_of_text]
-    own_best = torch.bincount(image_of_text[is_best], minlength=images)
-    first = torch.full((images,), texts, device=device)  # the best own text; of several, the first
-    first = first.scatter_reduce(0, image_of_text[is_best], text_number[is_best], "amin")
-
-    by_image, by_text = Counts(images, 1, device), Counts(texts, 0, device)
-    for rows, columns, part in tiles:
-        by_image.add(rows, part, best[rows, None], text_number[columns], first[rows, None])
-        by_text.add(columns, part, own[columns], image_number[rows, None], image_of_text[columns])
-
-    asked = np.flatnonzero(np.bincount(owner, minlength=images))
-    return Ranks(
-        by_image.placement(own_best, asked, asked),
-        by_text.placement(torch.ones_like(text_number), np.argsort(order), np.arange(texts)),
+    return count_shared_ranks(
+        scores, checked_pairing(image_of, *scores.shape), np.arange(scores.shape[1]), tile
     )
 
 
@@ -139,31 +118,24 @@ def count_shared_ranks(
     Texts without an image, and images without a text, are no queries but stand in the gallery.
     """
     scores = as_scores(scores)
-    tiles = _Tiles(scores, np.arange(scores.shape[1]), tile or TILES.get(scores.device.type, TILES["cpu"]))
-    device = scores.device
-    sides = [torch.from_numpy(np.asarray(one, np.int64)).to(device) for one in (image_of, text_of)]
-    own = torch.full(sides[0].shape, -torch.inf, device=device)
+    (images, texts), device = scores.shape, scores.device
+    first_image = np.full(texts, images)
+    np.minimum.at(first_image, text_of, image_of)
+    order = np.argsort(first_image, kind="stable")  # texts grouped by image: own pairs then lie in few tiles
+    column = np.argsort(order)
+    tiles = _Tiles(scores, order, tile or TILES.get(device.type, TILES["cpu"]))
+    own = tiles.own(image_of, column[text_of])  # (P,)
+    image, text, place = (torch.from_numpy(one).to(device) for one in (image_of, text_of, column[text_of]))
+    of_image, of_text = Own.of(image, text, own, images), Own.of(place, image, own, texts)
+    by_image, by_text = Counts(of_image.best, of_image.first, 1), Counts(of_text.best, of_text.first, 0)
+    image_number, text_number = torch.arange(images, device=device), torch.from_numpy(order).to(device)
     for rows, columns, part in tiles:
-        own = own.to(part.dtype)  # rounded otherwise, a score would not be level with itself
-        inside = (sides[0] >= rows.start) & (sides[0] < rows.stop)
-        inside &= (sides[1] >= columns.start) & (sides[1] < columns.stop)
-        own[inside] = part[sides[0][inside] - rows.start, sides[1][inside] - columns.start]
-    best, first, level = [], [], []
-    for side, other, count in zip(sides, sides[::-1], scores.shape, strict=True):
-        highest = own.new_full((count,), -torch.inf).scatter_reduce(0, side, own, "amax")
-        is_best = own == highest[side]
-        places = torch.full((count,), max(scores.shape), device=device)
-        first.append(places.scatter_reduce(0, side[is_best], other[is_best], "amin"))
-        level.append(torch.bincount(side[is_best], minlength=count))
-        best.append(highest)
-    numbers = [torch.arange(count, device=device) for count in scores.shape]
-    by_image, by_text = Counts(scores.shape[0], 1, device), Counts(scores.shape[1], 0, device)
-    for rows, columns, part in tiles:
-        by_image.add(rows, part, best[0][rows, None], numbers[1][columns], first[0][rows, None])
-        by_text.add(columns, part, best[1][columns], numbers[0][rows, None], first[1][columns])
-    asked = [np.unique(one) for one in (image_of, text_of)]
+        by_image.add(rows, part, text_number[columns])
+        by_text.add(columns, part, image_number[rows])
+    asked, described = np.unique(image_of), np.unique(text_of)
     return Ranks(
-        by_image.placement(level[0], asked[0], asked[0]), by_text.placement(level[1], asked[1], asked[1])
+        by_image.placement(of_image.level, asked, asked),
+        by_text.placement(of_text.level, column[described], described),
     )
 
 
@@ -251,22 +223,24 @@ class _Tiles:
         self.kept: dict[tuple[int, int], Tensor] = {}
         self.room = KEPT_BYTES
 
-    def own(self, image_number: NDArray[np.int64]) -> Tensor:
-        """The score of each text with its image, (M,); ``image_number`` is ascending."""
-        places = np.stack([image_number // self.size[0], np.arange(len(image_number)) // self.size[1]])
-        starts = np.flatnonzero(np.any(np.diff(places, axis=1, prepend=-1) != 0, axis=0))
-        found = []
-        for start, stop in zip(starts, [*starts[1:], len(image_number)], strict=True):
-            i, j = int(places[0, start]), int(places[1, start])
+    def own(self, image: NDArray[np.int64], column: NDArray[np.int64]) -> Tensor:
+        """The score of each own pair (P,): its image and the place of its text in the order."""
+        (height, width), across = self.size, -(-self.scores.shape[1] // self.size[1])
+        number = image // height * across + column // width  # of the tile
+        order = np.argsort(number, kind="stable")
+        found: Tensor | None = None
+        for pairs in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+            i, j = divmod(int(number[pairs[0]]), across)
             part = self.part(i, j)
             used = part.numel() * part.element_size()
             if used <= self.room:
                 self.room -= used
                 self.kept[i, j] = part
-            rows = torch.from_numpy(image_number[start:stop] - i * self.size[0]).to(part.device)
-            columns = torch.arange(int(start), int(stop), device=part.device) - j * self.size[1]
-            found.append(part[rows, columns])
-        return torch.cat(found)
+            scores = part[image[pairs] - i * height, column[pairs] - j * width]
+            found = scores.new_empty(len(image)) if found is None else found
+            found[torch.from_numpy(pairs)] = scores
+        assert found is not None
+        return found
 
     def __iter__(self) -> Iterator[tuple[slice, slice, Tensor]]:
         (images, texts), (height, width) = self.scores.shape, self.size
@@ -289,27 +263,45 @@ class _Tiles:
         return checked_tile(self.scores, rows, asked)[i * height - top :, j * width - left :]
 
 
-class Counts:
-    """Items above and level with a threshold, gathered over tiles, for the queries along one side."""
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What queries compare with: their best own score, the first own item that has it, and how many have it, (Q,)."""
 
-    def __init__(self, queries: int, gallery_dim: int, device: torch.device) -> None:
-        self.dim = gallery_dim
+    best: Tensor
+    first: Tensor
+    level: Tensor
+
+    @staticmethod
+    def of(query: Tensor, item: Tensor, scores: Tensor, queries: int) -> Own:
+        """From own pairs (P,): queries, gallery numbers of their items, and scores."""
+        best = scores.new_full((queries,), -torch.inf).scatter_reduce(0, query, scores, "amax")
+        is_best = scores == best[query]
+        first = torch.full((queries,), BEYOND, device=scores.device)
+        first = first.scatter_reduce(0, query[is_best], item[is_best], "amin")
+        return Own(best, first, torch.bincount(query[is_best], minlength=queries))
+
+
+class Counts:
+    """Items above and level with the best own score, gathered over tiles, for the queries along one side."""
+
+    def __init__(self, best: Tensor, first: Tensor, gallery_dim: int) -> None:
+        self.best, self.first, self.dim = best, first, gallery_dim
         self.above, self.level, self.earlier = (
-            torch.zeros(queries, dtype=torch.int64, device=device) for _ in range(3)
+            torch.zeros(len(best), dtype=torch.int64, device=best.device) for _ in range(3)
         )
 
-    def add(
-        self, queries: slice, part: Tensor, threshold: Tensor, number: Tensor, own_number: Tensor
-    ) -> None:
-        """Count one tile; ``number`` are the gallery numbers of its items, ``own_number`` of the own ones."""
+    def add(self, queries: slice, part: Tensor, number: Tensor) -> None:
+        """Count one tile; ``number`` are the gallery numbers of its items."""
+        best, first = (one[queries].unsqueeze(self.dim) for one in (self.best, self.first))
+        number = number.unsqueeze(1 - self.dim)
         # comparisons written as float32 are vectorised on CPU and sum exactly: five times faster than bool
         flags = torch.empty(part.shape, dtype=torch.float32, device=part.device)
-        above = torch.gt(part, threshold, out=flags).sum(self.dim)
-        level = torch.ge(part, threshold, out=flags).sum(self.dim) - above
+        above = torch.gt(part, best, out=flags).sum(self.dim)
+        level = torch.ge(part, best, out=flags).sum(self.dim) - above
         self.above[queries] += above.long()
         if level.any():
             self.level[queries] += level.long()
-            self.earlier[queries] += ((part == threshold) & (number < own_number)).sum(self.dim)
+            self.earlier[queries] += ((part == best) & (number < first)).sum(self.dim)
 
     def placement(self, own: Tensor, keep: NDArray[np.int64], queries: NDArray[np.int64]) -> Placement:
         """The counts at ``keep``, as those of ``queries``; ``own`` items are no ties of themselves."""

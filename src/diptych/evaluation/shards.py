@@ -36,6 +36,7 @@ from diptych.data.captions import canonical_split
 from diptych.devices import pick_device
 from diptych.errors import DataError, Unavailable
 from diptych.evaluation.metrics import Counts, Placement, Ranks
+from diptych.evaluation.metrics import Own as Best
 from diptych.evaluation.protocols import Options, rules_of_ranks
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_ranks
@@ -177,14 +178,11 @@ def own_scores(block: Block, device: torch.device | str = "cpu") -> Own:
             part = product(block.image[top : top + TILE[0]], block.text[columns])
             here = np.flatnonzero((owner >= top) & (owner < top + TILE[0]))
             own[left + here] = part[owner[here] - top, here].cpu()
-    of = torch.from_numpy(block.image_of)
-    best = torch.full((images,), -torch.inf).scatter_reduce(0, of, own, "amax")
-    is_best = own == best[of]
-    first = torch.full((images,), texts).scatter_reduce(0, of[is_best], torch.arange(texts)[is_best], "amin")
-    level = torch.bincount(of[is_best], minlength=images)
+    best = Best.of(torch.from_numpy(block.image_of), torch.arange(texts), own, images)
     return Own(
-        block.image_of, own.numpy(), best.numpy(), first.numpy(), level.numpy(), block.splits, block.hashes
-    )
+        block.image_of, own.numpy(), best.best.numpy(), best.first.numpy(), best.level.numpy(), block.splits,
+        block.hashes,
+    )  # fmt: skip
 
 
 def count_pair(
@@ -204,14 +202,13 @@ def count_pair(
         return torch.as_tensor(values).to(where)
 
     image, text = on(images.image), on(texts.text)
-    best, first = on(image_own.best), on(image_own.first + own_text)
-    own, owner = on(text_own.text), on(text_own.image_of + own_image)
+    by_image = Counts(on(image_own.best), on(image_own.first + own_text), 1)
+    by_text = Counts(on(text_own.text), on(text_own.image_of + own_image), 0)
     image_number, text_number = on(np.arange(len(image)) + first_image), on(np.arange(len(text)) + first_text)
-    by_image, by_text = Counts(len(image), 1, where), Counts(len(text), 0, where)
     for rows, columns in _tiles(len(image), len(text)):
         part = product(image[rows], text[columns])
-        by_image.add(rows, part, best[rows, None], text_number[columns], first[rows, None])
-        by_text.add(columns, part, own[columns], image_number[rows, None], owner[columns])
+        by_image.add(rows, part, text_number[columns])
+        by_text.add(columns, part, image_number[rows])
     return PairCounts(*(
         torch.stack((side.above, side.level, side.earlier)).cpu().numpy() for side in (by_image, by_text)
     ))  # fmt: skip
