@@ -2,87 +2,78 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 
-from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
+from diptych.cli.flags import PATH, column_flags, device_flags, option, say_device, together, with_columns
 from diptych.progress import echo
 from diptych.registries import JUDGEMENTS, PROTOCOLS
 
-detect_flag = click.option(
+RESULTS: dict[str, Any] = {"nargs": -1, "required": True, "type": PATH}
+detect_flag = option(
     "--detect",
+    "a gain in points: say how many queries (and seeds) it takes to see it",
     type=click.FloatRange(0, min_open=True),
-    help="a gain in points: say how many queries (and seeds) it takes to see it",
 )
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--data", multiple=True, help="data set, one for all runs or one each (default: the first run's own)"
+@click.argument("runs", **RESULTS)
+@together(
+    option("--data", "data set, one for all runs or one each (default: the first run's own)", multiple=True),
+    option("--split", "split to evaluate (default: val; of vectors, everything)"),
+    option(
+        "--protocol",
+        f"what is measured, and how (may be repeated): {PROTOCOLS.choices}",
+        ("plain",),
+        multiple=True,
+    ),
+    option("--judgements", f"also compute many-to-many metrics: {JUDGEMENTS.choices}", multiple=True),
+    option("--ties", "tie rule (see docs/evaluation.md)", "index"),
+    option("--bootstrap", "resamples of the 95 % intervals (0: none)", 1000),
+    option("--depth", "of the protocol hashing: the K of MAP@K (default: 5000)", type=click.IntRange(1)),
+    click.option(
+        "--rerank",
+        default=0,
+        type=click.IntRange(0),
+        help="re-rank the top N of each query with the pair scorers of --reranker",
+    ),
+    option(
+        "--reranker",
+        "run with a pair scorer (may be repeated: the mean of their scores)",
+        multiple=True,
+        type=PATH,
+    ),
+    option(
+        "--score_matrix",
+        "compute all scores into this .npy file first; a killed run continues from it",
+        type=PATH,
+    ),
+    option(
+        "--hubness",
+        "score down items that are near to many queries of this other split (inverted softmax)",
+        metavar="SPLIT",
+    ),
+    option("--hubness_beta", "β of --hubness", 20.0),
+    option(
+        "--equal_texts",
+        "count every picture with the same text as right; case and punctuation do not matter",
+        is_flag=True,
+    ),
+    option(
+        "--strict_images",
+        "stop at a picture that cannot be read (default: leave it out and list it)",
+        is_flag=True,
+    ),
+    option("--output", "also save the report as JSON", type=PATH),
+    option("--ray", "count the ranks of vectors on a Ray cluster", metavar="ADDRESS"),
+    detect_flag,
+    column_flags,
+    device_flags,
 )
-@click.option("--split", help="split to evaluate (default: val; of vectors, everything)")
-@click.option(
-    "--protocol",
-    multiple=True,
-    default=("plain",),
-    show_default=True,
-    help=f"what is measured, and how (may be repeated): {PROTOCOLS.choices}",
-)
-@click.option(
-    "--judgements",
-    multiple=True,
-    help=f"also compute many-to-many metrics: {JUDGEMENTS.choices}",
-)
-@click.option("--ties", default="index", show_default=True, help="tie rule (see docs/evaluation.md)")
-@click.option(
-    "--bootstrap", default=1000, show_default=True, help="resamples of the 95 % intervals (0: none)"
-)
-@click.option(
-    "--depth",
-    type=click.IntRange(1),
-    help="of the protocol hashing: the K of MAP@K (default: 5000)",
-)
-@click.option(
-    "--rerank",
-    default=0,
-    type=click.IntRange(0),
-    help="re-rank the top N of each query with the pair scorers of --reranker",
-)
-@click.option(
-    "--reranker",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="run with a pair scorer (may be repeated: the mean of their scores)",
-)
-@click.option(
-    "--score_matrix",
-    type=click.Path(path_type=Path),
-    help="compute all scores into this .npy file first; a killed run continues from it",
-)
-@click.option(
-    "--hubness",
-    metavar="SPLIT",
-    help="score down items that are near to many queries of this other split (inverted softmax)",
-)
-@click.option("--hubness_beta", default=20.0, show_default=True, help="β of --hubness")
-@click.option(
-    "--equal_texts",
-    is_flag=True,
-    help="count every picture with the same text as right; case and punctuation do not matter",
-)
-@click.option(
-    "--strict_images",
-    is_flag=True,
-    help="stop at a picture that cannot be read (default: leave it out and list it)",
-)
-@click.option("--output", type=click.Path(path_type=Path), help="also save the report as JSON")
-@click.option("--ray", metavar="ADDRESS", help="count the ranks of vectors on a Ray cluster")
-@detect_flag
-@column_flags
-@device_flags
 def evaluate(
     runs: tuple[Path, ...],
     image_column: str | None,
@@ -106,20 +97,17 @@ class _Sides(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """``--with B1 B2`` read as one value of two lines; a result that stands elsewhere behind it has no side."""
-        valued = {name for option in self.get_params(ctx) if not getattr(option, "is_flag", False)
-                  for name in option.opts if name != "--with"}  # fmt: skip
+        valued = {
+            name for flag in self.get_params(ctx) if not getattr(flag, "is_flag", False) for name in flag.opts
+        }
         read: list[str] = []
         before = ""
-        for place, arg in enumerate(args):
-            if arg.startswith("-"):
-                read += [] if arg == "--with" else [arg]
+        for arg in args:
+            if arg.startswith("-") or before == "--with" == read[-1]:
+                read.append(arg)
+                before = arg if arg.startswith("-") else before
             elif before == "--with":
-                read = (
-                    [*read, "--with", arg]
-                    if args[place - 1] == "--with"
-                    else [*read[:-1], f"{read[-1]}\n{arg}"]
-                )
-                continue
+                read[-1] += f"\n{arg}"
             elif before not in valued and any(one.startswith("--with") for one in read):
                 ctx.fail(
                     f"{arg} does not stand behind --with: write all results of a system behind it, as in --with "
@@ -127,31 +115,25 @@ class _Sides(click.Command):
                 )
             else:
                 read.append(arg)
-            before = arg
-        if args.count("--with") > read.count("--with"):
+                before = arg
+        if any(a == "--with" and b.startswith("-") for a, b in pairwise([*read, "-"])):
             ctx.fail("--with has no result behind it: give those of a system.")
         return super().parse_args(ctx, read)
 
 
 @click.command(cls=_Sides)
-@click.argument("results", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("results", **RESULTS)
 @click.option("--with", "others", multiple=True, help="results of another system (may be repeated)")
-@click.option("--data", multiple=True, help="data set to evaluate runs on (default: each run's own)")
-@click.option("--split", default="val", show_default=True, help="split to evaluate runs on")
-@click.option(
-    "--protocol",
-    default="plain",
-    show_default=True,
-    help=f"protocol to evaluate runs under: {PROTOCOLS.choices}",
-)
-@click.option(
+@option("--data", "data set to evaluate runs on (default: each run's own)", multiple=True)
+@option("--split", "split to evaluate runs on", "val")
+@option("--protocol", f"protocol to evaluate runs under: {PROTOCOLS.choices}", "plain")
+@option(
     "--draws",
-    default=10_000,
-    show_default=True,
+    "resamples of the interval and of the paired test (0: none)",
+    10_000,
     type=click.IntRange(0),
-    help="resamples of the interval and of the paired test (0: none)",
 )
-@click.option("--metric", help="metric to rank systems by (default: the primary one, for three or more)")
+@option("--metric", "metric to rank systems by (default: the primary one, for three or more)")
 @detect_flag
 @device_flags
 def compare(results: tuple[Path, ...], others: tuple[str, ...], **options: Any) -> None:
@@ -169,16 +151,16 @@ def compare(results: tuple[Path, ...], others: tuple[str, ...], **options: Any) 
 
 
 @click.command()
-@click.argument("scores", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--data", required=True, help="data set that the scores are of")
-@click.option("--split", default="test", show_default=True, help="split that the scores are of")
-@click.option(
+@click.argument("scores", **RESULTS)
+@option("--data", "data set that the scores are of", required=True)
+@option("--split", "split that the scores are of", "test")
+@option(
     "--claimed",
+    "a number to find, such as 81.7 or rsum=480.3 (may be repeated: one reading must give all)",
     multiple=True,
-    help="a number to find, such as 81.7 or rsum=480.3 (may be repeated: one reading must give all)",
 )
-@click.option("--fold", default=1000, show_default=True, type=click.IntRange(1), help="images of a fold")
-@click.option("--trec", type=click.Path(path_type=Path), help="folder to write TREC runs and qrels into")
+@option("--fold", "images of a fold", 1000, type=click.IntRange(1))
+@option("--trec", "folder to write TREC runs and qrels into", type=PATH)
 @column_flags
 def judge(
     scores: tuple[Path, ...], data: str, image_column: str | None, text_column: str | None, **options: Any
@@ -197,17 +179,11 @@ def judge(
 
 @click.command()
 @click.argument("data")
-@click.option("--split", help="split to audit (default: all, with leaks between them)")
-@click.option("--model", help="a run or model folder whose vectors are used (default: frozen encoders)")
-@click.option("--image_size", default=224, show_default=True, help="pixels of the square that Lite0 reads")
-@click.option(
-    "--output_dir",
-    default="audit",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="folder for audit.json, the page audit.html and suggested.csv",
-)
-@click.option("--device", default="auto", show_default=True, help="cuda, cuda:1, mps or cpu")
+@option("--split", "split to audit (default: all, with leaks between them)")
+@option("--model", "a run or model folder whose vectors are used (default: frozen encoders)")
+@option("--image_size", "pixels of the square that Lite0 reads", 224)
+@option("--output_dir", "folder for audit.json, the page audit.html and suggested.csv", "audit", type=PATH)
+@option("--device", "cuda, cuda:1, mps or cpu", "auto")
 @column_flags
 def audit(
     data: str, output_dir: Path, image_column: str | None, text_column: str | None, **options: Any

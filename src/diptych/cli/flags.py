@@ -7,6 +7,7 @@ import difflib
 import itertools
 import typing
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import click
@@ -48,45 +49,52 @@ def settings_flags(
     return decorate
 
 
-def index_flag(command: Command) -> Command:
-    """``--index``: where the index of a collection is."""
-    return click.option(
-        "--index",
-        help="folder or database URL of the index (default: the pictures' path with .index behind it)",
-    )(command)
+def option(name: str, help: str, default: Any = None, **more: Any) -> Command:
+    """A flag; its help page says the default where it has one."""
+    if default is not None:
+        more |= {"default": default, "show_default": True}
+    return click.option(name, help=help, **more)
 
 
-def backend_flags(command: Command) -> Command:
-    """``--backend``, and what torch's takes: ``--device`` and ``--compute_precision``."""
-    command = click.option(
-        "--backend",
-        type=click.Choice(["torch", "onnx"]),
-        help="what runs the model (default: onnx on a CPU where the model has a runtime/, else torch)",
-    )(command)
-    return device_flags(command)
+def together(*flags: Command) -> Command:
+    """Several flags as one decorator; the help page lists them in this order."""
+
+    def decorate(command: Command) -> Command:
+        for flag in reversed(flags):
+            command = flag(command)
+        return command
+
+    return decorate
 
 
-def device_flags(command: Command) -> Command:
-    """``--device`` and ``--compute_precision``: where a model runs, and in which precision its products are."""
-    command = click.option(
+PATH = click.Path(path_type=Path)
+SEED = click.IntRange(0, 2**32 - 1)
+index_flag = option(
+    "--index", "folder or database URL of the index (default: the pictures' path with .index behind it)"
+)
+device_flags = together(
+    option(
+        "--device", "cuda, cuda:1, mps or cpu (auto: cuda where there is a GPU, else cpu; never mps)", "auto"
+    ),
+    option(
         "--compute_precision",
-        default="no",
-        show_default=True,
+        "precision of encoding (no: float32; half: fp16 on a GPU, bf16 on a CPU)",
+        "no",
         type=click.Choice(["no", "half", "bf16", "fp16"]),
-        help="precision of encoding (no: float32; half: fp16 on a GPU, bf16 on a CPU)",
-    )(command)
-    return click.option(
-        "--device",
-        default="auto",
-        show_default=True,
-        help="cuda, cuda:1, mps or cpu (auto: cuda where there is a GPU, else cpu; never mps)",
-    )(command)
-
-
-def column_flags(command: Command) -> Command:
-    """``--image_column`` and ``--text_column``: what the columns of a table are called."""
-    command = click.option("--text_column", help="column of the table that holds the text")(command)
-    return click.option("--image_column", help="column of the table that names the image")(command)
+    ),
+)
+backend_flags = together(
+    device_flags,
+    option(
+        "--backend",
+        "what runs the model (default: onnx on a CPU where the model has a runtime/, else torch)",
+        type=click.Choice(["torch", "onnx"]),
+    ),
+)
+column_flags = together(
+    option("--image_column", "column of the table that names the image"),
+    option("--text_column", "column of the table that holds the text"),
+)
 
 
 def with_columns(path: str, image_column: str | None, text_column: str | None) -> str:
