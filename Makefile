@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ROOT := $(shell [ "$$(id -u)" = 0 ] || echo sudo -n)
 
-.PHONY: demo test test-scale attack lint docs browser clean
+.PHONY: demo test test-scale attack lint docs site browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/diptych demo
@@ -30,6 +30,11 @@ lint: $(VENV)/.test
 docs: $(VENV)/.test
 	$(BIN)/python tests/generated_docs.py
 
+# README, docs, notebooks and the API reference as pages: site/index.html. Notebooks are executed, every warning is an error.
+site: $(VENV)/.docs
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . site
+	ln -sf README.html site/index.html
+
 $(BIN)/python:
 	$(PYTHON) -c "import sys; sys.exit('Diptych needs Python 3.11 or newer: make PYTHON=python3.11') if sys.version_info < (3, 11) else None"
 	@echo "making the environment $(VENV)"
@@ -44,6 +49,10 @@ $(VENV)/.test: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --progress-bar on --editable ".[test]"
 	touch $@ $(VENV)/.demo
 
+$(VENV)/.docs: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --progress-bar on --editable ".[demo,docs]"
+	touch $@ $(VENV)/.demo
+
 $(VENV)/.scale: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --progress-bar on --editable ".[test,scale]"
 	touch $@ $(VENV)/.test $(VENV)/.demo
@@ -54,4 +63,4 @@ browser:
 	  || echo "no chromium: the browser's tests will be skipped (and fail where CI=true)"
 
 clean:
-	rm -rf $(VENV) demo runs
+	rm -rf $(VENV) demo runs site

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import shlex
 import shutil
@@ -363,6 +364,29 @@ def test_python_blocks_compile_and_their_imports_exist(page: Path) -> None:
                 module = importlib.import_module(node.module)
                 for alias in node.names:
                     assert hasattr(module, alias.name), f"{page.name}: {node.module} has no {alias.name}"
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_are_small_and_without_outputs(notebook: Path) -> None:
+    """``make test-scale`` executes them."""
+    assert notebook.stat().st_size < 20_000
+    for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]
+            assert cell["execution_count"] is None
+            assert not re.findall(r"from diptych\.", source)
+            ast.parse(source)
+        for target in re.findall(r"\]\(([^)\s#]+)\)", source if cell["cell_type"] == "markdown" else ""):
+            assert (notebook.parent / target).is_file(), target
+
+
+def test_there_are_three_notebooks() -> None:
+    listed = (ROOT / "docs" / "README.md").read_text("utf-8")
+    assert [f"(notebooks/{path.name})" in listed for path in NOTEBOOKS] == [True] * 3
 
 
 def test_the_readme_s_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +146,55 @@ def test_training_takes_captions_and_a_loss_of_ones_own(desk: Path, tmp_path: Pa
     assert '"own (made in Python)"' in (tmp_path / "run" / "run.json").read_text("utf-8")
 
 
+def test_a_run_tells_how_it_went(desk: Path) -> None:
+    small = {"dim": 16, "word_dim": 8, "epochs": 2, "batch_size": 8, **TINY}
+    run = diptych.train("vse-infinity", desk / "captions", **small).run
+    assert re.fullmatch(
+        r"Run\(vse-infinity on .*: \d+ steps, best validation rsum [\d.]+, epoch [12]\)", repr(run)
+    )
+    shown = run._repr_html_()  # type: ignore[attr-defined]
+    assert shown.count("<tr>") == 3
+    assert "<svg" in shown
+    solved = diptych.train("ridge", desk / "captions", show_progress=False).run
+    assert "closed form" in repr(solved)
+    assert "closed form" in solved._repr_html_()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_interrupted_cell_says_one_sentence_and_loses_nothing(
+    desk: Path, tmp_path: Path, kept: bool
+) -> None:
+    seen: list[int] = []
+
+    def interrupts(embeddings: Any, batch: Any) -> torch.Tensor:
+        seen.append(1)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGINT)  # what the stop button of a notebook sends
+        return (1 - embeddings.image @ embeddings.text.T).diagonal().mean()
+
+    small = {"dim": 16, "word_dim": 8, "epochs": 2, "batch_size": 8, "save_steps": 100, **TINY}
+    call = partial(
+        diptych.train,
+        "vse-infinity",
+        desk / "captions",
+        tmp_path / "run" if kept else None,
+        objective=interrupts,
+    )
+    with pytest.raises(diptych.Interrupted) as stopped:
+        call(**small)
+    (sentence,) = stopped.value._render_traceback_()  # all that a notebook shows
+    assert "\n" not in sentence
+    assert ("resume=True" in sentence) == kept
+    assert len(seen) == 3
+    if kept:
+        model = call(**small, resume=True)
+        whole = diptych.train("vse-infinity", desk / "captions", objective=interrupts, **small)
+        assert model.fingerprint() == whole.fingerprint()
+    else:
+        with pytest.raises(diptych.SettingsError, match="output_dir"):
+            call(**small, resume=True)
+
+
 @pytest.mark.parametrize(
     ("recipe", "options", "sentence"),
     [
@@ -245,6 +297,9 @@ def test_reprs_are_short_and_notebooks_show_pictures(desk: Path) -> None:
     report = diptych.Report.load(desk / "first.json")
     assert len(repr(report)) < 200
     assert "<table>" in report._repr_html_()
+    comparison = diptych.compare(report, diptych.Report.load(desk / "second.json"))
+    assert len(repr(comparison)) < 200
+    assert "rsum" in comparison._repr_html_()
 
 
 def test_what_a_notebook_shows_is_escaped() -> None:

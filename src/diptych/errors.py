@@ -86,3 +86,7 @@ class MissingExtra(DiptychError):
 
 class Interrupted(Exception):
     """The run was interrupted and its state saved; the message says how to resume."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the sentence alone, for nothing went wrong."""
+        return [str(self)]

@@ -10,10 +10,12 @@ from statistics import mean
 
 import numpy as np
 
+from diptych import notebook
 from diptych.errors import SettingsError
 from diptych.evaluation.cards import Card, noise_words
 from diptych.evaluation.report import Group, Outcomes, Report, aligned_rows, markdown_rows
 from diptych.evaluation.significance import MOST_SEEDS, Doubt, Spread, contributions, holm, paired
+from diptych.progress import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,12 @@ class Comparison:
         return "\n".join([*markdown_rows(self._table()), "", *self._notes()])
 
     __str__ = render
+
+    def __repr__(self) -> str:
+        return f"Comparison({' with '.join(map(_shown, self.names))}: {counted(len(self.rows), 'metric')})"
+
+    def _repr_html_(self) -> str:
+        return notebook.table(self._table()) + notebook.notes(self._notes())
 
     def _table(self) -> list[list[str]]:
         one = len(self.first) == len(self.second) == 1

@@ -95,6 +95,7 @@ class Retriever(nn.Module):
         self.branches = nn.ModuleDict(dict(branches or {}))
         self.scorer = scorer
         self.precision = "no"  # of ``encode_*`` and ``scores``, not of training
+        self.run: object = None  # how it was trained, where ``diptych.train`` made it: notebooks show it
 
     def forward(
         self, batch: Batch, image_kept: Tensor | None = None, text_kept: Tensor | None = None

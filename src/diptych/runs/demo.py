@@ -20,8 +20,8 @@ from diptych.evaluation.metrics import DIRECTIONS, KS
 from diptych.evaluation.report import Report
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
+from diptych.index.models import open_model
 from diptych.index.query.search import Searcher
-from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import add_runtime
 from diptych.progress import counted, echo
@@ -45,9 +45,9 @@ SEARCHES = (
 )
 MISSES, ANSWERS = 5, 6  # queries of each direction that were missed, and answers to each query
 SIZE = 176  # pixels of the square pictures, for both models: the frozen network reads each picture once
-PHOTOS: dict[str, Any] = {"image_size": SIZE}
+PHOTOS: dict[str, Any] = {"patience": 3, "image_size": SIZE}
 VSE_INFINITY: dict[str, Any] = {
-    "text_encoder": "minilm", "train_text": False, "dim": 512, "epochs": 14, "decay_epoch": 10, "image_size": SIZE,
+    "text_encoder": "minilm", "train_text": False, "dim": 512, "epochs": 8, "decay_epoch": 6, "image_size": SIZE,
 }  # fmt: skip
 """Frozen encoders, whose outputs are cached and shared."""
 
@@ -117,9 +117,10 @@ def _trained(name: str, run: Path, data: str, held_out: Captions, wanted: dict[s
 
 def _searches(model: Trained, captions: Captions, place: Path) -> list[QueryCard]:
     """What words find in the index of the whole collection, which is made or brought up to date first."""
-    served, shown = TorchModel(model.retriever), Shown(captions)
+    name, shown = str(model.run.resolve()), Shown(captions)
+    served = open_model(name)
     try:
-        index_collection(served, captions, place, model_name=str(model.run.resolve()), show_progress=True)
+        index_collection(served, captions, place, model_name=name, show_progress=True)
     except IndexFault as fault:
         raise IndexFault(
             f"{fault} For a new demonstration, delete {place.parent}: 'make clean' does."

@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diptych import notebook
 from diptych.data.captions import Captions
 from diptych.data.corrections import Noise, corrupted, named_corrections
 from diptych.data.formats import open_captions
@@ -23,19 +24,20 @@ from diptych.devices import describe_device, pick_device
 from diptych.encoders.class_words import with_names
 from diptych.encoders.encoder import Encoder
 from diptych.encoders.lite0 import Lite0
-from diptych.errors import CheckpointError, DataError, SettingsError
+from diptych.errors import CheckpointError, DataError, Interrupted, SettingsError
 from diptych.evaluation.evaluate import check_data
 from diptych.model.retriever import Retriever
 from diptych.objectives.objective import FunctionObjective, Objective
-from diptych.progress import echo
+from diptych.progress import counted, echo
 from diptych.recipes import RECIPES
 from diptych.recipes.recipe import Recipe
+from diptych.reports.page import COLOURS, chart
 from diptych.settings import TrainingSettings, check_saved, from_json, from_saved
 from diptych.storage import storing
 from diptych.targets.columns import fill_targets
 from diptych.training import checkpoint, loop
 from diptych.training.baseline import Baseline, ridge_baseline
-from diptych.training.checkpoint import Progress, RunCard
+from diptych.training.checkpoint import Progress, RunCard, read_run
 from diptych.training.loading import check_batch_size
 from diptych.training.method import Method
 from diptych.training.optim import trainable
@@ -43,6 +45,7 @@ from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.processes import check_settings
 from diptych.training.ridge import Names, names_of
 from diptych.training.teachers import Teachers
+from diptych.training.validation import named, shown
 from diptych.types import Batch, Embeddings, Terms
 
 
@@ -251,6 +254,7 @@ def train(
     objective: str | Objective | Callable[[Embeddings, Batch], Terms | Tensor] | None = None,
     device: str = "auto",
     show_progress: bool = True,
+    resume: bool = False,
     **settings: Any,
 ) -> Retriever:
     """Train a recipe as ``diptych train`` does; the best model on the validation split comes back.
@@ -259,7 +263,8 @@ def train(
     captions. The run is kept in ``output_dir``; without one, a temporary folder is used and removed. ``objective``
     replaces the recipe's loss: an expression such as "own + 0.5*info_nce", an ``Objective``, or a function
     ``loss(embeddings, batch)`` that returns a tensor or named terms. ``device`` is auto, cuda or cpu. ``settings`` are
-    those of the recipe, each also a flag of the command line (docs/recipes.md).
+    those of the recipe, each also a flag of the command line (docs/recipes.md). With ``resume``, the run in
+    ``output_dir`` goes on where it was interrupted. The model's ``run`` tells how training went.
 
     Example::
 
@@ -274,13 +279,53 @@ def train(
         settings["objective"] = f"{name} (made in Python)"
     elif objective is not None:
         settings["objective"] = objective
-    ready = from_json(chosen.settings, inherited(chosen.settings, settings))
+    if resume and output_dir is None:
+        raise SettingsError("resume=True needs the output_dir of the run that goes on.")
     source = data if isinstance(data, Captions) else str(data)
+    own = made if isinstance(made, Objective) else None
+    how: dict[str, Any] = {
+        "objective": own,
+        "device": device,
+        "resume": resume,
+        "show_progress": show_progress,
+    }
     with TemporaryDirectory() if output_dir is None else nullcontext(output_dir) as place:
         folder = Path(place) / "run" if output_dir is None else Path(place)
-        own = made if isinstance(made, Objective) else None
-        run_recipe(chosen, ready, source, folder, objective=own, device=device, show_progress=show_progress)
-        return Retriever.from_pretrained(folder, training_device(device))
+        ready = (
+            resumed_settings(chosen, folder, settings)
+            if resume
+            else from_json(chosen.settings, inherited(chosen.settings, settings))
+        )
+        try:
+            progress = run_recipe(chosen, ready, source, folder, **how)
+        except Interrupted as note:
+            saved = f"saved in {folder}: the same call with resume=True goes on."
+            lost = "interrupted, and nothing is kept: with an output_dir, the run could go on."
+            raise Interrupted(lost if output_dir is None else saved) from note
+        model = Retriever.from_pretrained(folder, training_device(device))
+        model.run = Run(chosen.name, read_run(folder)["data"], progress)
+        return model
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a training went, as notebooks show it: the validation of every epoch, and its curve."""
+
+    recipe: str
+    data: str
+    progress: Progress
+
+    def __repr__(self) -> str:
+        told = self.progress
+        best = f"{told.metric} {told.best:.1f}, {named(told.best_epoch)}"
+        return f"Run({self.recipe} on {self.data}: {counted(told.step, 'step')}, best validation {best})"
+
+    def _repr_html_(self) -> str:
+        title, metric = f"validation {shown(self.progress.metric)}", f"validation_{self.progress.metric}"
+        epochs = [(line["epoch"], line[metric]) for line in self.progress.history if metric in line]
+        table = [["", title], *([named(int(epoch)), f"{value:.1f}"] for epoch, value in epochs)]
+        curve = chart(title, [(epoch + 1, value) for epoch, value in epochs if epoch >= 0], COLOURS[0])
+        return notebook.table(table) + curve + notebook.notes([repr(self)])
 
 
 def training_device(asked: str) -> str:
