@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 import threading
 import time
@@ -213,6 +215,29 @@ def test_what_an_index_says_while_another_process_compacts(
     for thread in threads:
         thread.join()
     assert not failures, failures[0]
+
+
+def test_no_more_files_may_be_opened(index: EmbeddedIndex) -> None:
+    """The first of several files cannot be opened, then the second, and so on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    index.close()
+    refused = 0
+    for free in range(14):
+        held = [os.open(index.path, os.O_RDONLY) for _ in range(14)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(held) + 1, hard))
+        for one in held[:free]:
+            os.close(one)
+        try:
+            with EmbeddedIndex.open(index.path, writable=True) as again:
+                assert again.search(rows(1)[0], 1).ids == ["i0"]
+                again.compact()
+        except StorageError:
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for one in held[free:]:
+                os.close(one)
+    assert 3 < refused < 14
 
 
 def test_a_missing_file_is_a_fault(index: EmbeddedIndex) -> None:

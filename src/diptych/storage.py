@@ -24,8 +24,8 @@ from diptych.errors import CheckpointError, DataError, DiptychError, StorageErro
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
-IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
-FAILING = {errno.EIO, errno.ENXIO, errno.ESTALE}
+IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
+FAILING = {errno.EIO, errno.ENXIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK}
 NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (also on BSD), a pipe, a folder
 NAME_SHOWN = 80  # characters of a refused name in a message
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
@@ -394,8 +394,8 @@ def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
             ) from error
         if number in FAILING:
             raise StorageError(
-                f"{target} cannot be written, the disk fails ({os.strerror(number)}): check the disk and run again; "
-                "what was saved is intact."
+                f"{target} cannot be written ({os.strerror(number)}): check the disk and run again; what was saved is "
+                "intact."
             ) from error
         raise
 

@@ -179,6 +179,7 @@ def runtimes(folder: Path) -> Attack:
     """ONNX files, tokenizers and facts of the light runtime."""
     from test_runtime import picture_model, written
 
+    from diptych.runtime.folder import REFUSED, worst_cosine
     from diptych.runtime.model import RuntimeModel
 
     home = folder / "model"
@@ -198,7 +199,8 @@ def runtimes(folder: Path) -> Attack:
         try:
             model = RuntimeModel.open(home, threads=1)
             found = model.encode_text(["a red dog"])
-            assert np.abs(found - expected).max() < 0.01, f"{file.name} gives other vectors"
+            # what the probes of a model let pass is not called damage anywhere
+            assert worst_cosine(found, expected) >= REFUSED, f"{file.name} gives other vectors"
         finally:
             file.write_bytes(whole)
 

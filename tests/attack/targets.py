@@ -18,10 +18,13 @@ from random import Random
 from typing import Any
 
 import benchmark_files
+import bomb_files
 import exchange_files
 import numpy as np
 import photo_files
+import rivals
 import strangers
+import system_calls
 import vector_files
 from hostile import TEXTS, as_json, mutated, mutated_json, value, words
 from PIL import Image
@@ -513,9 +516,12 @@ __all__ = [
     "TARGETS",
     "attacked",
     "benchmark_files",
+    "bomb_files",
     "exchange_files",
     "photo_files",
+    "rivals",
     "strangers",
+    "system_calls",
     "value",
     "vector_files",
 ]

@@ -11,8 +11,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rivals import SERVER
 from targets import CLOSING, FILTER, TARGETS, attacked
 
+from diptych.data.decode import extra_formats
 from diptych.errors import QueryError
 from diptych.index.query.filters import matches, parse_filter
 from diptych.index.query.parse import parse_query
@@ -26,6 +28,8 @@ INPUTS = {
     "runs": 60,
     "readers": 60,
     "matlab": 4,  # a process each
+    "bombs": 6,
+    "model_calls": 10,
 }
 FEW = 20  # of the others
 SECONDS = 30.0  # the long run allows 5; this one shares its cores
@@ -36,8 +40,10 @@ GROWTH = 500_000  # kilobytes
 @pytest.mark.parametrize(
     "name", sorted(set(TARGETS) - {"tables"})
 )  # a table may end this process, if it must be
-def test_a_few_inputs(name: str, tmp_path: Path) -> None:
+def test_a_few_inputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings.simplefilter("ignore")
+    monkeypatch.setenv(SERVER, "")  # tests/test_postgres.py compares PostgreSQL with the embedded engine
+    monkeypatch.setattr(extra_formats, "SVG_SECONDS", 1)
     with CLOSING:
         attack = TARGETS[name](tmp_path)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -91,9 +91,7 @@ class Capabilities(ABC):
         """The most frequent texts and booleans of a metadata column, and how many items have each."""
         items = self._view(lambda view: view.items(view.keys(None, None)))
         found = (item.metadata.get(column) for item in items)
-        counts = Counter((type(value), value) for value in found if isinstance(value, str | bool))
-        order = sorted(counts.items(), key=lambda one: (-one[1], str(one[0][1])))
-        return [(value, count) for (_, value), count in order[:limit]]
+        return most_frequent(Counter(value for value in found if isinstance(value, str | bool)), limit)
 
     def sample(
         self, kind: Kind | None = None, filter: str | Filter | None = None, size: int = 4096
@@ -205,6 +203,13 @@ class Capabilities(ABC):
     @cached_property
     def _samples(self) -> Samples:
         return Samples()
+
+
+def most_frequent(counts: Counter[str | bool], limit: int) -> list[tuple[str | bool, int]]:
+    """The most frequent values; of equally frequent ones, the first in order, true and false as they are written."""
+    written = {True: "true", False: "false"}
+    order = sorted(counts.items(), key=lambda one: (-one[1], written.get(one[0], one[0])))  # type: ignore[call-overload]
+    return order[:limit]
 
 
 class Samples:

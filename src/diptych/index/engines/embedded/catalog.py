@@ -74,16 +74,6 @@ def recount_columns(db: sqlite3.Connection) -> None:
     db.executemany("INSERT INTO columns VALUES (?, ?)", rows)
 
 
-def common_values(db: sqlite3.Connection, column: str, limit: int) -> list[tuple[str | bool, int]]:
-    """The most frequent texts and booleans of a metadata column; equally frequent ones in order."""
-    query = (
-        "SELECT type, value, count(*) FROM items, json_each(metadata) WHERE key = ? "
-        "AND type IN ('text', 'true', 'false') GROUP BY type, value ORDER BY count(*) DESC, value LIMIT ?"
-    )
-    rows = db.execute(query, (column, limit)).fetchall()
-    return [(value if kind == "text" else bool(value), count) for kind, value, count in rows]
-
-
 _ANEW = "copy the whole index again, or index the collection again."
 COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection, checksum, metadata_checksum"
 

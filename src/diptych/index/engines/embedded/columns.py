@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from diptych.errors import IndexFault
 from diptych.index import deadline
+from diptych.index.capabilities import most_frequent
 from diptych.index.engines.embedded.catalog import COLUMNS, column_kinds, item_of, metadata_of
 from diptych.index.engines.embedded.segments import slot_of
 from diptych.index.engines.embedded.state import Segment, Selection, State
@@ -159,6 +160,20 @@ class MetadataColumns:
             while len(self._selections) > MASKS:
                 self._selections.popitem(last=False)
         return selection
+
+    def values(
+        self, state: State, db: sqlite3.Connection, column: str, limit: int
+    ) -> list[tuple[str | bool, int]]:
+        """The most frequent texts and booleans of a metadata column."""
+        snapshot = _Snapshot(db, state.generation, state.epoch, known_columns(db))
+        counts: Counter[str | bool] = Counter()
+        for segment in state.segments if column in snapshot.known else ():
+            cells = self._cells(column, segment, snapshot)
+            found, times = np.unique(cells.codes[segment.live_rows], return_counts=True)
+            for code, count in zip(found.tolist(), times.tolist(), strict=True):
+                if code >= 0 and isinstance(value := cells.values[code], str | bool):
+                    counts[value] += count
+        return most_frequent(counts, limit)
 
     def _mask(self, tree: Filter, segment: Segment, snapshot: _Snapshot) -> Mask:
         deadline.check()

@@ -293,9 +293,14 @@ def log_of(path: Path) -> Path:
 
 @contextmanager
 def translating(folder: Path) -> Iterator[None]:
-    """Turn SQLite's errors into one sentence each."""
+    """Turn the errors of SQLite and of the system into one sentence each."""
     try:
         yield
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be used ({error.strerror or error}): check the disk and who may read it, and try again; "
+            "what was saved is intact."
+        ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise checksums.damaged(folder, str(error)) from error
     except sqlite3.IntegrityError as error:

@@ -225,7 +225,7 @@ class EmbeddedIndex(Index):
         return self._read(read)
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
-        return self._read(lambda state, db: catalog.common_values(db, column, limit))
+        return self._read(lambda state, db: self._columns.values(state, db, column, limit))
 
     def _view(self, read: Callable[[View], T]) -> T:
         return self._read(lambda state, db: read(_Moment(self, state, db)))

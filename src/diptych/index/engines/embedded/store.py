@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
 from diptych.index.engines.embedded import catalog, checksums, connections
 from diptych.index.engines.embedded.catalog import Catalog
-from diptych.index.engines.embedded.connections import FILE
+from diptych.index.engines.embedded.connections import FILE, translating
 from diptych.index.engines.embedded.segments import FILES, ROW_BITS, RowLayout, append, slot_of
 from diptych.index.engines.embedded.state import RowNumbers, Segment, State, read_state
 from diptych.index.protocol import KINDS, PRECISIONS, Item, Kind, Vectors
@@ -41,30 +41,26 @@ class Store:
 
     def __init__(self, path: Path, writable: bool) -> None:
         self.path = path
-        self._lock = _take_lock(path) if writable else None
         self._mutex = threading.RLock()  # one write at a time within the process
         self._state: State | None = None
-        try:
-            self._catalog = Catalog(path, writable)
-            try:
-                with self._catalog.reading() as db:
-                    self.meta = connections.facts(db, path)
-                    if self.meta["digest"] != checksums.small_digest(db):
-                        raise checksums.damaged(path)
-                    for table in ("collections", "columns"):
-                        connections.rows(db, path, table)
-                self._id = self.meta["id"]
-                self.layout = RowLayout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
-                state = self.state  # a half-copied index is refused here, not at the first query
-                if writable:
-                    self._remove_remains(state)
-            except BaseException:
-                self._catalog.close()
-                raise
-        except BaseException:
+        with translating(path), ExitStack() as opened:
+            self._lock = _take_lock(path) if writable else None
             if self._lock is not None:
-                self._lock.release()
-            raise
+                opened.callback(self._lock.release)
+            self._catalog = Catalog(path, writable)
+            opened.callback(self._catalog.close)
+            with self._catalog.reading() as db:
+                self.meta = connections.facts(db, path)
+                if self.meta["digest"] != checksums.small_digest(db):
+                    raise checksums.damaged(path)
+                for table in ("collections", "columns"):
+                    connections.rows(db, path, table)
+            self._id = self.meta["id"]
+            self.layout = RowLayout(int(self.meta["dimension"]), self.meta["precision"])  # type: ignore[arg-type]
+            state = self.state  # a half-copied index is refused here, not at the first query
+            if writable:
+                self._remove_remains(state)
+            opened.pop_all()
 
     @staticmethod
     def create(path: Path, facts: dict[str, str]) -> None:
@@ -123,8 +119,9 @@ class Store:
     def drop(self, files: list[str]) -> None:
         """Delete files that the committed state no longer refers to."""
         self._state = None
-        for name in files:
-            FILES.remove(FILES.path(self.path, name))
+        with translating(self.path):
+            for name in files:
+                FILES.remove(FILES.path(self.path, name))
 
     def shrink(self) -> None:
         """Give the space of removed rows in the catalog back to the file system."""
@@ -134,9 +131,10 @@ class Store:
     def size(self) -> int:
         """Bytes of vectors and catalog; SQLite's log comes and goes."""
         total = 0
-        for file in self.path.iterdir():
-            with suppress(FileNotFoundError):  # compaction may take one away meanwhile
-                total += 0 if file.name.endswith(("-wal", "-shm")) else file.lstat().st_size
+        with translating(self.path):
+            for file in self.path.iterdir():
+                with suppress(FileNotFoundError):  # compaction may take one away meanwhile
+                    total += 0 if file.name.endswith(("-wal", "-shm")) else file.lstat().st_size
         return total
 
     def close(self) -> None:
@@ -146,7 +144,8 @@ class Store:
         finally:
             self._state = None
             if self._lock is not None:
-                self._lock.release()
+                with translating(self.path):
+                    self._lock.release()
                 self._lock = None
 
     def _remove_remains(self, state: State) -> None:

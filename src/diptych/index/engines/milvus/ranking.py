@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 
 from diptych.errors import SettingsError
 from diptych.index import deadline
-from diptych.index.capabilities import spread
+from diptych.index.capabilities import most_frequent, spread
 from diptych.index.engines.milvus.pushdown import EVERY, Wanted, key_of, keys
 from diptych.index.engines.milvus.rows import Row, checksum, item_of, vectors_of
 from diptych.index.engines.milvus.table import MOST, PIECE, REQUEST, WHOLE, Table
@@ -193,17 +192,14 @@ def common_values(table: Table, column: str, limit: int) -> list[tuple[str | boo
     total = table.count(EVERY)
     share = 1.0 if total < MOST else MOST / (2 * total)
     below = "" if share >= 1 else f' and pk < "{max(1, int(share * WHOLE)):0{MARK}x}"'
-    counts: Counter[str] = Counter()
+    counts: Counter[str | bool] = Counter()
     seen = 0
     for piece in table.rows(f"({EVERY}){below}", ["item"], ITEM_BYTES):
         deadline.check()
         seen += len(piece)
         values = (item_of(one).metadata.get(column) for one in piece)
-        counts.update(
-            json.dumps(value, ensure_ascii=False) for value in values if isinstance(value, str | bool)
-        )
-    read = [(json.loads(text), count) for text, count in counts.items()]
-    best = sorted(read, key=lambda one: (-one[1], _shown(one[0])))[:limit]
+        counts.update(value for value in values if isinstance(value, str | bool))
+    best = most_frequent(counts, limit)
     return [(value, count if share >= 1 else round(count * total / max(1, seen))) for value, count in best]
 
 
@@ -247,7 +243,3 @@ def _even(found: list[Row], size: int | None) -> list[str]:
 
 def _order(row: Row) -> tuple[int, str]:
     return int(row["serial"]), str(row["pk"])
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
