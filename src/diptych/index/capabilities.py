@@ -207,9 +207,12 @@ class Capabilities(ABC):
 
 def most_frequent(counts: Counter[str | bool], limit: int) -> list[tuple[str | bool, int]]:
     """The most frequent values; of equally frequent ones, the first in order, true and false as they are written."""
-    written = {True: "true", False: "false"}
-    order = sorted(counts.items(), key=lambda one: (-one[1], written.get(one[0], one[0])))  # type: ignore[call-overload]
-    return order[:limit]
+
+    def rank(one: tuple[str | bool, int]) -> tuple[int, str]:
+        value, count = one
+        return -count, value if isinstance(value, str) else str(value).lower()
+
+    return sorted(counts.items(), key=rank)[:limit]
 
 
 class Samples:
