@@ -147,7 +147,6 @@ class CachedImages(ArrayStore):
         return out
 
     def content_key(self, index: int) -> str:
-        """The key of the picture."""
         return self.pictures.content_key(index)
 
 

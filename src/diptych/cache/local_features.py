@@ -88,5 +88,4 @@ class LocalFeatures:
         return found
 
     def close(self) -> None:
-        """Let go of the file."""
         self._database.close()

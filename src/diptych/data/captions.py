@@ -272,11 +272,9 @@ class StoreRows:
 
     @property
     def features(self) -> bool:
-        """Whether the store below gives features."""
         return holds_features(self.store)
 
     def content_key(self, index: int) -> str:
-        """The key of the row in the store below."""
         return self.store.content_key(int(self.rows[index]))
 
 
@@ -296,11 +294,9 @@ class Joined:
 
     @property
     def features(self) -> bool:
-        """Whether every store gives features."""
         return all(holds_features(store) for store in self.stores)
 
     def content_key(self, index: int) -> str:
-        """The key of the row in the store that holds it."""
         store, row = self._place(index)
         return store.content_key(row)
 

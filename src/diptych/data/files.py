@@ -233,11 +233,9 @@ class FileImages:
         return open_image(self.path(index))
 
     def path(self, index: int) -> Path:
-        """Where one image lies."""
         return self.root / self.names[index]
 
     def content_key(self, index: int) -> str:
-        """The hash of the file's content."""
         if index not in self._keys:
             path = self.path(index)
             try:

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from diptych.data.captions import Captions
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.files import read_json
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.storage import MODEL, parse_json
@@ -71,12 +71,10 @@ class Labels:
         return rows
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
-        """Write the names, in their order."""
         MODEL.write(folder / "labels.json", json.dumps(self.names, ensure_ascii=False, indent=1))
         return {"names": "labels.json"}
 
     def content_arguments(self) -> dict[str, Any]:
-        """A digest in the place of the names."""
         return {"names": hashlib.sha256("\n".join(self.names).encode()).hexdigest()[:16]}
 
 
@@ -291,9 +289,9 @@ def _far_from(centres: Signs, rng: np.random.Generator) -> Signs:
 _NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
 
 
-def with_instances(captions: Captions, place: str | Path, problems: Problems | None = None) -> Captions:
+def with_instances(captions: Captions, place: str | Path, problems: Problems = STOP) -> Captions:
     """The same data with the column ``labels``: the names of the categories, each once; none where COCO marks none."""
-    found = read_instances(Path(place).expanduser(), problems or Problems())
+    found = read_instances(Path(place).expanduser(), problems)
     labels = []
     for image_id in captions.image_ids:
         number = _NUMBER.search(image_id)

@@ -70,6 +70,10 @@ class Problems:
             self.error("missing image", where, f"{len(files)} of {total} images are missing ({named})", hint)
 
 
+STOP = Problems()
+"""The sink of readers that are given none."""
+
+
 class Found(Problems):
     """The sink of a check: everything is noted, nothing stops."""
 

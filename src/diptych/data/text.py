@@ -92,7 +92,6 @@ class FlatTexts:
         return len(self.offsets) - 1
 
     def size(self, index: int) -> int:
-        """Tokens of one text, specials included."""
         return int(self.offsets[index + 1] - self.offsets[index])
 
     def runs(self, rows: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -201,11 +200,9 @@ class WordInput(TextInput):
 
     @property
     def vocabulary_size(self) -> int:
-        """Rows an embedding of these words needs."""
         return len(self.words)
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TokenTexts:
-        """Ids of all texts in flat arrays."""
         start, end, unknown = self._ids[START], self._ids[END], self._ids[UNKNOWN]
         most = None if self.max_length is None else self.max_length - 2
         lists = [
@@ -230,17 +227,14 @@ class WordInput(TextInput):
         return WordAugmentation(rate, self._ids[MASK], choices, keep_a_word=keep_a_word)
 
     def spelled(self, ids: Sequence[int]) -> list[str]:
-        """The words of these ids."""
         return [self.words[number] for number in ids]
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
-        """Write the words in the published form."""
         content = json.dumps(published_form(self.words), ensure_ascii=False)
         MODEL.write(folder / "vocabulary.json", content)
         return {"words": "vocabulary.json"}
 
     def content_arguments(self) -> dict[str, Any]:
-        """A digest in the place of the words, however they were given."""
         return {"words": _digest("\n".join(self.words))}
 
 
@@ -269,7 +263,6 @@ class WordPieceInput(TextInput):
 
     @property
     def vocabulary_size(self) -> int:
-        """Rows an embedding of these pieces needs."""
         return len(self.tokenizer)
 
     def read(self, texts: Sequence[str]) -> TokenTexts:
@@ -315,16 +308,13 @@ class WordPieceInput(TextInput):
         return WordAugmentation(rate, self._mask_id, choices, keep_a_word=keep_a_word)
 
     def spelled(self, ids: Sequence[int]) -> list[str]:
-        """The pieces of these ids."""
         return list(self.tokenizer.convert_ids_to_tokens(list(ids)))
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
-        """Write the tokenizer's files, so that the saved model needs its source no longer."""
         self.tokenizer.save_pretrained(folder / "tokenizer")
         return {"source": "tokenizer"}
 
     def content_arguments(self) -> dict[str, Any]:
-        """A digest in the place of the source, wherever it lies."""
         return {"source": self._digest}
 
     @cached_property

@@ -31,7 +31,6 @@ class FixedTexts:
         return len(self.ids)
 
     def size(self, index: int) -> int:
-        """Tokens of one text, padding included."""
         return int(self.ids.shape[1])
 
     def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Sets:
@@ -59,11 +58,9 @@ class FixedLengthInput(TextInput):
 
     @property
     def vocabulary_size(self) -> int:
-        """Rows an embedding of these tokens needs."""
         return len(self.tokenizer)
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> FixedTexts:
-        """Ids of all texts in one array."""
         ids = np.zeros((len(texts), self.length), dtype=np.int32)
         mask = np.ones(ids.shape, dtype=bool)
         # letter by letter, as the published tokenizer does, and not as str.lower does with a final sigma
@@ -82,12 +79,10 @@ class FixedLengthInput(TextInput):
         return FixedTexts(ids, mask)
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
-        """Write the tokenizer's files, so that the saved model needs its source no longer."""
         self.tokenizer.save_pretrained(folder / "tokenizer")
         return {"source": "tokenizer"}
 
     def content_arguments(self) -> dict[str, Any]:
-        """A digest in the place of the source, wherever it lies."""
         state = [tokenizer_state(self.tokenizer), self.masked, self.tokenizer.padding_side]
         return {"source": hashlib.sha256(json.dumps(state).encode()).hexdigest()[:16]}
 
@@ -121,6 +116,5 @@ class CleanedInput(TextInput):
         self.inner, self.form = inner, form
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TextStore:
-        """Clean, then tokenise."""
         cleaned = [clean_caption(text, self.form) for text in texts]
         return self.inner.prepare(cleaned, show_progress=show_progress)

@@ -22,7 +22,6 @@ class RegionNorm(RunningNorm):
     """
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        """(B, R, D) with ``mask`` (B, R)."""
         x = _full(values)
         here = slice(0, x.shape[1])
         mean, var = self.running_mean[here], self.running_var[here]
@@ -74,7 +73,6 @@ class VisualSelfAttention(nn.Module):
         self.common = ops.xavier_linear(dim, 1, bias=False)
 
     def forward(self, features: Features) -> Tensor:
-        """(B, R, D) → (B, D)."""
         values, mask = features.values, features.mask
         if values.shape[1] > self.regions:
             raise DataError(
@@ -105,7 +103,6 @@ class TextualSelfAttention(nn.Module):
         self.common = ops.xavier_linear(dim, 1, bias=False)
 
     def forward(self, features: Features) -> Tensor:
-        """(B, W, D) → (B, D)."""
         mean = ops.masked_mean(features.values, features.mask)[:, None]
         local, overall = torch.tanh(self.local(features.values)), torch.tanh(self.overall(mean))
         drop = [F.dropout(x, self.dropout, self.training) for x in (local, overall)]
@@ -126,7 +123,6 @@ class SelfAttended(Encoder):
         self.dim = encoder.dim
 
     def forward(self, inputs: Inputs) -> Features:
-        """Features (B, 1 + L, D), the global vector first."""
         found: Features = self.encoder(inputs)
         values = ops.unit(_full(found.values)).masked_fill(~found.mask[..., None], 0.0)
         whole = self.attention(Features(values, found.mask))
@@ -135,11 +131,9 @@ class SelfAttended(Encoder):
         )
 
     def frozen_part(self) -> nn.Module | None:
-        """That of the encoder inside."""
         return self.encoder.frozen_part()
 
     def pretrained(self) -> tuple[str, ...]:
-        """Those of the encoder inside."""
         return tuple(f"encoder.{name}" for name in self.encoder.pretrained())
 
 

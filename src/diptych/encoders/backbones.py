@@ -64,7 +64,6 @@ class HubBackbone(Backbone):
         self.channels = self._channels(str(source))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Cells (B, R, channels), row by row."""
         options: dict[str, Any] = {}
         if self.interpolates and tuple(pixels.shape[-2:]) != _pair(self.trained_size):
             options["interpolate_pos_encoding"] = True
@@ -83,14 +82,12 @@ class HubBackbone(Backbone):
         return weights_fingerprint(self, f"{kind}{' with class token' if self.class_token else ''}")
 
     def save_assets(self, folder: Path) -> dict[str, object]:
-        """Configuration and preprocessing in a folder of their own; the weights travel with the model."""
         name = free_name(folder, "image_backbone")
         self.model.config.save_pretrained(folder / name)  # type: ignore[operator, union-attr]
         MODEL.write(folder / name / PREPROCESSOR, json.dumps(self.processor, indent=2))
         return {"source": name, "pretrained": False}
 
     def content_arguments(self) -> dict[str, object]:
-        """The architecture and the preprocessing, wherever they came from."""
         return {"source": [config_identity(self.model.config), self.processor], "pretrained": False}
 
     def _channels(self, source: str) -> int:
@@ -177,7 +174,6 @@ class TimmBackbone(Backbone):
         self.channels = int(model.num_features)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Cells (B, R, channels), row by row."""
         output: Tensor = self.model.forward_features(pixels)
         if output.dim() == 4:  # (B, C, h, w), but Swin gives (B, h, w, C)
             last = output.shape[1] != self.channels
@@ -185,15 +181,12 @@ class TimmBackbone(Backbone):
         return output if self.class_token else output[:, int(getattr(self.model, "num_prefix_tokens", 0)) :]
 
     def fingerprint(self) -> str:
-        """16 hex digits of the architecture, the weights and the choice of tokens."""
         return f"{super().fingerprint()}{'-tokens' if self.class_token else ''}"
 
     def save_assets(self, folder: object) -> dict[str, object]:
-        """The weights travel with the model."""
         return {"pretrained": False}
 
     def content_arguments(self) -> dict[str, object]:
-        """Where the weights came from does not matter."""
         return {"pretrained": False}
 
 

@@ -43,7 +43,6 @@ class BiGRU(Encoder):
         self.back = nn.GRU(word_dim, dim, batch_first=True) if bidirectional else None
 
     def forward(self, inputs: Inputs) -> Features:
-        """Token ids → Features (B, W, dim), the valid words first."""
         ids = valid_first(inputs, self.pad)
         x = F.dropout(self.words(ids.values), self.dropout, self.training)  # (B, W, word_dim)
         states = _run(self.ahead, x, ids)
@@ -69,7 +68,6 @@ class UniGRU(Encoder):
         self.ahead = nn.GRU(word_dim, dim, batch_first=True)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Token ids → Features (B, 1, dim)."""
         ids = valid_first(inputs, self.pad)
         states = _run(self.ahead, self.words(ids.values), ids)
         return Features.whole(_reorder(states, (ids.sizes[:, None] - 1).clamp_min(0)))

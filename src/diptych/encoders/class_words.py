@@ -68,7 +68,6 @@ class ClassWords(DualImageSide):
         self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Pixels, or vectors computed before, → Features (B, 1, dim)."""
         if isinstance(inputs, Features):
             return self.stored(inputs)
         logits: Tensor = self.classifier(self.backbone(inputs).mean(dim=1))  # (B, classes)
@@ -89,7 +88,6 @@ class SentenceVector(DualSide):
         self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Token ids, or vectors computed before, → Features (B, 1, dim)."""
         texts = text_inputs(inputs)
         if not texts.is_ids:
             return self.stored(texts)
@@ -98,7 +96,6 @@ class SentenceVector(DualSide):
         return Features.whole((sentence - self.centre)[:, None])
 
     def packs(self, device: torch.device) -> bool:
-        """As the transformer."""
         return self.encoder.packs(device)
 
 

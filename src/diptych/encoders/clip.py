@@ -64,17 +64,14 @@ class _TransformersSide(DualSide):
         """Told the scale and bias of the model's logits, once this side of it is there."""
 
     def fingerprint(self) -> str:
-        """16 hex digits of the architecture and the weights; where they were loaded from does not matter."""
         return weights_fingerprint(self, f"{config_identity(self.config)} {self.local}")
 
     def save_assets(self, folder: Path) -> dict[str, object]:
-        """The configuration in a folder of its own; the weights travel with the model."""
         name = free_name(folder, self.asset)
         self.config.save_pretrained(folder / name)
         return {"source": name, "pretrained": False, "lora": 0}
 
     def content_arguments(self) -> dict[str, object]:
-        """The architecture, wherever it came from."""
         return {"source": config_identity(self.config), "pretrained": False, "lora": 0}
 
     def _set(self, pooled: Tensor, others: Tensor, mask: Tensor | None) -> Features:
@@ -98,7 +95,6 @@ class ClipImage(_TransformersSide, DualImageSide):
         self.patch = int(vision.patch_size) ** 2 * int(getattr(vision, "num_channels", 3)) + GRID_NUMBERS
 
     def forward(self, inputs: Inputs) -> Features:
-        """Pixels, patches, or vectors computed before, → Features."""
         naflex = self.config.model_type == "siglip2"
         if isinstance(inputs, Features) and not (naflex and inputs.values.shape[-1] == self.patch):
             return self.stored(inputs)
@@ -138,7 +134,6 @@ class ClipText(_TransformersSide):
     kind, asset = "text", "text_encoder"
 
     def forward(self, inputs: Inputs) -> Features:
-        """Token ids, or vectors computed before, → Features."""
         texts = text_inputs(inputs)
         if not texts.is_ids:
             return self.stored(texts)

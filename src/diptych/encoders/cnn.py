@@ -36,12 +36,10 @@ class Grid(AroundNetwork):
         self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Pixels, or cells computed before, → Features (B, R, dim)."""
         cells = inputs if isinstance(inputs, Features) else Features.whole(self.backbone(inputs))
         return _project(cells, self.linear, self.drop if self.training else 0.0)
 
     def frozen_part(self) -> Backbone | None:
-        """The backbone, unless it is trained."""
         return None if self.trainable else self.backbone
 
     def train(self, mode: bool = True) -> Self:
@@ -67,7 +65,6 @@ class PrecomputedGrid(Encoder):
         self.linear = xavier_linear(input_dim, dim)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Cells → Features (B, R, dim)."""
         if not isinstance(inputs, Features):
             raise DataError(
                 "this model reads stored grid features, not pictures: give (cells, channels) arrays."
@@ -102,7 +99,6 @@ class Tokens(Encoder):
         self.train(self.training)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Pixels, or tokens computed before, → Features (B, R, channels)."""
         if not isinstance(inputs, Features):
             return Features.whole(self.backbone(inputs))
         if inputs.values.shape[-1] != self.dim:
@@ -113,15 +109,12 @@ class Tokens(Encoder):
         return inputs
 
     def train(self, mode: bool = True) -> Tokens:
-        """Training mode for what is trained."""
         super().train(mode)
         self.backbone.train(mode and self.trainable)
         return self
 
     def frozen_part(self) -> Backbone | None:
-        """The backbone, unless it is trained."""
         return None if self.trainable else self.backbone
 
     def pretrained(self) -> tuple[str, ...]:
-        """The backbone, where it is trained."""
         return ("backbone",) if self.trainable else ()

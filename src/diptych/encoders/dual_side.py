@@ -74,7 +74,6 @@ class DualSide(Freezable):
     adapted: bool = False
 
     def pretrained(self) -> tuple[str, ...]:
-        """All of it, where it is trained."""
         return tuple(name for name, _ in self.named_children()) if self.trainable else ()
 
     def let_train(self, trainable: bool) -> None:
@@ -91,7 +90,6 @@ class DualSide(Freezable):
         return self
 
     def fingerprint(self) -> str:
-        """16 hex digits of the weights and what is computed with them; where they came from does not matter."""
         return weights_fingerprint(self, f"{type(self).__name__} {self.dim}")
 
     def stored(self, inputs: Features) -> Features:
@@ -113,12 +111,10 @@ class Vectors(Backbone):
         self.pixel_format = {}
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Vectors (B, L, dim)."""
         seen: Features = self.side(pixels)
         return seen.values
 
     def fingerprint(self) -> str:
-        """The side's."""
         return self.side.fingerprint()
 
 
@@ -128,7 +124,6 @@ class DualImageSide(DualSide):
     logit_scale: Tensor
 
     def frozen_part(self) -> nn.Module | None:
-        """All of it, unless it is trained."""
         return None if self.trainable else Vectors(self)
 
     def keep_scale(self, scale: float, bias: float) -> None:

@@ -129,17 +129,14 @@ class AroundNetwork(Freezable):
     """Name of that submodule."""
 
     def pretrained(self) -> tuple[str, ...]:
-        """The network, where it is trained."""
         return (self.network,) if self.trainable else ()
 
     def let_train(self, trainable: bool) -> None:
-        """Freeze or unfreeze the network."""
         self.trainable = trainable
         self.get_submodule(self.network).requires_grad_(trainable)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode for what is trained."""
         super().train(mode)
         self.get_submodule(self.network).train(mode and self.trainable)
         return self

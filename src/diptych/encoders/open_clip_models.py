@@ -36,14 +36,12 @@ class _OpenClipSide(DualSide):
     config: dict[str, Any]
 
     def save_assets(self, folder: Path) -> dict[str, object]:
-        """The configuration in a folder of its own; the weights travel with the model."""
         name = free_name(folder, "open_clip")
         (folder / name).mkdir()
         MODEL.write(folder / name / OPEN_CLIP_CONFIG, json.dumps(self.config, indent=2))
         return {"source": name, "pretrained": False}
 
     def content_arguments(self) -> dict[str, object]:
-        """The architecture, wherever it came from."""
         return {"source": _digest(self.config["model_cfg"]), "pretrained": False}
 
 
@@ -66,7 +64,6 @@ class OpenClipImage(_OpenClipSide, DualImageSide):
         self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Pixels, or vectors computed before, → Features."""
         if isinstance(inputs, Features):
             return self.stored(inputs)
         pooled: Tensor = self.model(inputs)
@@ -92,7 +89,6 @@ class OpenClipText(_OpenClipSide):
         self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Token ids, or vectors computed before, → Features."""
         texts = text_inputs(inputs)
         if not texts.is_ids:
             return self.stored(texts)
@@ -111,14 +107,12 @@ class OpenClipTokens(TextInput):
             self.tokenizer = library.get_tokenizer(_names(source)[0])
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> FixedTexts:
-        """Ids of all texts in one array."""
         ids = np.zeros((len(texts), int(self.tokenizer.context_length)), dtype=np.int32)
         for start in track(range(0, len(texts), CHUNK), "reading texts", show=show_progress):
             ids[start : start + CHUNK] = self.tokenizer(list(texts[start : start + CHUNK])).numpy()
         return FixedTexts(ids, np.ones(ids.shape, dtype=bool))
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
-        """Write the configuration, and the files of a tokenizer that has any."""
         name = free_name(folder, "open_clip")
         (folder / name).mkdir()
         MODEL.write(folder / name / OPEN_CLIP_CONFIG, json.dumps(self.config, indent=2))
@@ -127,7 +121,6 @@ class OpenClipTokens(TextInput):
         return {"source": name}
 
     def content_arguments(self) -> dict[str, Any]:
-        """A digest in the place of the source, wherever it lies."""
         inner = getattr(self.tokenizer, "tokenizer", None)
         pieces = "" if inner is None else tokenizer_state(inner)
         return {"source": _digest([self.config["model_cfg"]["text_cfg"], pieces])}

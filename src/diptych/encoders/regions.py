@@ -99,7 +99,6 @@ class Regions(Encoder):
         self.second = nn.Linear(hidden, dim)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Region vectors → Features (B, R, dim)."""
         if not isinstance(inputs, Features):
             raise DataError("this model reads region features, not pictures: give (regions, numbers) arrays.")
         if inputs.values.shape[-1] != self.input_dim:

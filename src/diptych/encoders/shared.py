@@ -32,7 +32,6 @@ class Layer(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, L, D) → (B, L, D); ``mask`` (B, L)."""
         q, k, v = self._heads(x)
         rate = self.dropout if self.training else 0.0
         # (B, H, L, D/H)
@@ -76,7 +75,6 @@ class TokenTransformer(nn.Module):
         self.layers = nn.ModuleList(Layer(dim, heads, feedforward, dropout) for _ in range(depth))
 
     def forward(self, features: Features) -> Features:
-        """Tokens that have seen each other, (B, L, dim)."""
         if not len(self.layers):
             return features
         x = self._ready(features)
@@ -125,20 +123,16 @@ class Contextual(Encoder):
         self.inner, self.transformer, self.dim = inner, transformer, transformer.dim
 
     def forward(self, inputs: Inputs) -> Features:
-        """What the inner encoder reads → Features (B, L, dim)."""
         features: Features = self.transformer(self.inner(inputs))
         return features
 
     def frozen_part(self) -> nn.Module | None:
-        """What is frozen of the inner encoder."""
         return self.inner.frozen_part()
 
     def pretrained(self) -> tuple[str, ...]:
-        """What is pretrained of the inner encoder."""
         return tuple(f"inner.{name}" for name in self.inner.pretrained())
 
     def packs(self, device: torch.device) -> bool:
-        """Whether the inner encoder does."""
         return self.inner.packs(device)
 
 

@@ -47,7 +47,6 @@ class UnbiasedNorm(nn.LayerNorm):
         super().__init__(dim, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, D) → (…, D), in float32 or better."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
         return self.weight * (x - mean) / (std + self.eps) + self.bias
@@ -75,7 +74,6 @@ class Block(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """(B, L, D) → (B, L, D); ``mask`` (B, L)."""
         seen = self.before(x)
         q, k, v = (
             linear(seen).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, L, D/H)
@@ -124,7 +122,6 @@ class SharedBlocks(nn.Module):
         self.norm = norm_of(dim, authors)
 
     def forward(self, features: Features) -> Features:
-        """Tokens that have seen each other; at invalid positions arbitrary values."""
         first = self.blocks[0]
         assert isinstance(first, Block)
         x = fit(features, first.query.weight)
@@ -176,15 +173,12 @@ class SharingEncoder(Encoder):
             self.blank = nn.Parameter(SPREAD_OF_BLANK * torch.randn(self.dim))
 
     def frozen_part(self) -> nn.Module | None:
-        """That of the front end."""
         return self.front.frozen_part()
 
     def pretrained(self) -> tuple[str, ...]:
-        """Those of the front end."""
         return tuple(f"front.{name}" for name in self.front.pretrained())
 
     def forward(self, inputs: Inputs) -> TokenStates:
-        """Region vectors, pixels or token ids → states (B, L, dim)."""
         if not (self.training and self.mask_rate):
             return self._encode(self.front(inputs), None, None)
         if self.blank is not None:

@@ -254,7 +254,6 @@ class TransformerText(AroundNetwork):
         self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
-        """Token ids, or states computed before, → Features (B, W, dim)."""
         inputs = text_inputs(inputs)
         if isinstance(inputs, PackedIds) and self.can_pack:
             return Features(unpack(self.linear(packed_states(self.model, inputs)), inputs), inputs.mask)
@@ -282,7 +281,6 @@ class TransformerText(AroundNetwork):
         return can_pack(self.model) and kernels.on_gpu(device)  # asked again: adapters may have been added
 
     def frozen_part(self) -> TransformerText | None:
-        """The transformer's states, unless it is trained."""
         return None if self.trainable else self
 
     def fingerprint(self) -> str:
@@ -290,11 +288,9 @@ class TransformerText(AroundNetwork):
         return weights_fingerprint(self.model, config_identity(self.model.config))
 
     def save_assets(self, folder: Path) -> dict[str, object]:
-        """The transformer's configuration in a folder of its own; the weights travel with the model."""
         name = free_name(folder, "text_encoder")
         self.model.config.save_pretrained(folder / name)  # type: ignore[operator, union-attr]
         return {"source": name, "pretrained": False}
 
     def content_arguments(self) -> dict[str, object]:
-        """The architecture, wherever it came from."""
         return {"source": config_identity(self.model.config), "pretrained": False}

@@ -77,7 +77,6 @@ class Decoders:
         return picture
 
     def close(self) -> None:
-        """End the processes; idempotent."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -81,7 +81,6 @@ class Video:
             raise self._unreadable(error, time) from error
 
     def close(self) -> None:
-        """Close the file."""
         self._frames, self._shown, self._next = iter(()), None, None
         self._container.close()
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from diptych.data.captions import UNSPLIT, Captions, canonical_split, split_of_each
 from diptych.data.decode.extra_formats import is_image
 from diptych.data.files import head, json_files, read_json
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import IMAGE_COLUMNS, Columns, Draft, Empty, Reader, Row, add_rows, with_files
 from diptych.errors import DataError, SettingsError
 
@@ -60,14 +60,13 @@ def read_karpathy(
     restval: Literal["train", "drop"] = "train",
     first_five: bool = True,
     empty: Empty = "error",
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read a Karpathy file; ``images`` is the folder of the images (for COCO, the one above ``val2014``)."""
     if restval not in ("train", "drop"):
         raise SettingsError(
             f"restval='{restval}' is unknown: say 'train' to train on these images or 'drop'."
         )
-    problems = problems or Problems()
     files = karpathy_files(path)
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
@@ -136,10 +135,9 @@ def read_lists(
     *,
     images: str | Path | None = None,
     empty: Empty = "drop",
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read JSON lists; ``images`` is the folder of their images, found beside them if not given."""
-    problems = problems or Problems()
     files = lists(path)
     splits = split_of_each(path, files, "lists")
     rows: list[Row] = []

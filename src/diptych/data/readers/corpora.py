@@ -48,7 +48,7 @@ from diptych.data.captions import (
 )
 from diptych.data.files import head, read_json
 from diptych.data.formats import divided, located, open_captions
-from diptych.data.problems import Found, Problem, Problems
+from diptych.data.problems import STOP, Found, Problem, Problems
 from diptych.data.readers.pretraining import KIND, QUESTION
 from diptych.data.readers.webdataset import JSON_TEXTS, Shard, ShardImages, StringColumn, index_shard, tars
 from diptych.errors import DataError
@@ -173,9 +173,9 @@ class _Piece:
     kinds: Sequence[str | None]
 
 
-def read(path: Path, *, problems: Problems | None = None) -> Captions:
+def read(path: Path, *, problems: Problems = STOP) -> Captions:
     """Read a manifest of corpora: one data set whose order passes over each corpus by its weight."""
-    entries, window = _entries(path, problems or Problems())
+    entries, window = _entries(path, problems)
     pieces: list[_Piece] = []
     skipped: list[Problem] = []
     notes: list[str] = []

@@ -30,7 +30,7 @@ from diptych.data.files import (
     left_out_folders,
     read_lines,
 )
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.manifest import not_understood
 from diptych.errors import ImageError, SettingsError
@@ -45,9 +45,8 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and any(map(is_image, find_files(path)))
 
 
-def read_folder(path: Path, *, problems: Problems | None = None) -> Captions:
+def read_folder(path: Path, *, problems: Problems = STOP) -> Captions:
     """Read every image below a folder, with the texts that lie beside them."""
-    problems = problems or Problems()
     draft = Draft(str(path), problems)
     for file in sorted(path.glob("*.json")):
         problems.warn("not read", file, "the file looks like a list of texts but is none", EXPECTED)
@@ -80,13 +79,12 @@ def has_videos(path: Path) -> bool:
 
 
 def read_videos(
-    path: Path, *, every: float | str = EVERY, most: int = MOST, problems: Problems | None = None
+    path: Path, *, every: float | str = EVERY, most: int = MOST, problems: Problems = STOP
 ) -> Captions:
     """Frames of every video below a folder, one each ``every`` seconds, ``most`` of a video at most."""
     seconds = _seconds(every)
     if most < 1:
         raise SettingsError(f"most={most} leaves no frame of a video: give 1 or more.")
-    problems = problems or Problems()
     draft = Draft(str(path), problems)
     on_disk = OnDisk()
     draft.notes = left_out_by_kind(find_files(path))
@@ -138,11 +136,9 @@ class FrameImages:
             return self._open.frame(time)
 
     def path(self, index: int) -> Path:
-        """The video of a frame, or the file of an image."""
         return self.root / self.names[index]
 
     def content_key(self, index: int) -> str:
-        """The hash of the file's content, with the time of a frame."""
         name, time = self.names[index], self.times[index]
         if name not in self._keys:
             with (self.root / name).open("rb") as handle:

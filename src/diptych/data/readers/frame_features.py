@@ -60,7 +60,6 @@ class FrameFiles:
         return rows[evenly(len(rows), self.frames)]
 
     def content_key(self, index: int) -> str:
-        """A hash of the file's size and beginning."""
         path = self.paths[index]
         with path.open("rb") as handle:
             digest = hashlib.blake2b(str(os.fstat(handle.fileno()).st_size).encode(), digest_size=16)
@@ -95,7 +94,6 @@ class HDF5Frames:
         return rows[evenly(len(rows), self.frames)]
 
     def content_key(self, index: int) -> str:
-        """A hash of the name, the shape and the beginning of the features."""
         rows = np.ascontiguousarray(self[index])
         digest = hashlib.blake2b(f"{self.names[index]}{rows.shape}{rows.dtype}".encode(), digest_size=16)
         digest.update(rows.tobytes()[:KEY_BYTES])
@@ -128,7 +126,6 @@ class FrameRows:
         return self.store.rows(own[evenly(len(own), self.frames)])
 
     def content_key(self, index: int) -> str:
-        """The key of the first row, with the number of rows."""
         own = self.rows[index]
         return f"{self.store.content_key(int(own[0]))}/{len(own)}/{self.frames}"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from diptych.data.captions import Captions
 from diptych.data.files import head, read_lines
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, with_files
 
 LISTS = ("train", "test", "database")
@@ -30,9 +30,8 @@ def matches(path: Path) -> bool:
     return all(file.is_file() and _columns(head(file, 16_384).split("\n", 1)[0]) for file in lists)
 
 
-def read(path: Path, *, images: str | Path | None = None, problems: Problems | None = None) -> Captions:
+def read(path: Path, *, images: str | Path | None = None, problems: Problems = STOP) -> Captions:
     """Read the lists of a folder; ``images`` is the folder of their images, found beside them if not given."""
-    problems = problems or Problems()
     draft = Draft(str(path), problems)
     files = {name: path / f"{name}.txt" for name in LISTS if (path / f"{name}.txt").is_file()}
     lines = {name: read_lines(file, problems) for name, file in files.items()}

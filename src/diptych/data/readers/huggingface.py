@@ -15,7 +15,7 @@ from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, StoredImage, canonical_split
 from diptych.data.decode.opening import open_image
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_cells, gather_labels, in_words
 from diptych.errors import DataError, ImageError, MissingExtra
 
@@ -41,7 +41,6 @@ class TableImages:
         return open_image(path) if data is None else open_image(data, name=path)
 
     def content_key(self, index: int) -> str:
-        """The hash of the encoded image."""
         data, path = self._value(index)
         data = Path(path).read_bytes() if data is None else data
         return hashlib.blake2b(data, digest_size=16).hexdigest()
@@ -68,10 +67,9 @@ def read(
     empty: Empty = "drop",
     image: str | None = None,
     text: str | None = None,
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read a data set saved on disk; needs the extra ``hf-datasets``. ``image`` and ``text`` name its columns."""
-    problems = problems or Problems()
     splits, tables = _open(path)
     names = [column for table in tables for column in table.column_names]
     columns = Columns.among(names, image, text)

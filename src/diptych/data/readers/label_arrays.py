@@ -31,7 +31,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore, Joined, canonical_split
 from diptych.data.files import read_lines
 from diptych.data.labels import COLUMN
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft
 from diptych.data.readers.tag_sets import tag_places
 from diptych.errors import DataError, MissingExtra, SettingsError
@@ -126,10 +126,9 @@ def parts(path: Path) -> dict[str, str]:
 
 
 def read(
-    path: Path, *, split: str | None = None, regions: int = REGIONS, problems: Problems | None = None
+    path: Path, *, split: str | None = None, regions: int = REGIONS, problems: Problems = STOP
 ) -> Captions:
     """Read every split, or one of them alone, with at most ``regions`` regions of each image."""
-    problems = problems or Problems()
     if regions < 1:
         raise SettingsError(
             f"regions={regions} leaves none of an image: give 1 or more (the paper: {REGIONS})."

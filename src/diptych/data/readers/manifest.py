@@ -17,7 +17,7 @@ from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, split_of_each
 from diptych.data.files import head, read_lines
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import (
     KNOWN_COLUMNS,
     Columns,
@@ -48,13 +48,12 @@ def read(
     empty: Empty = "drop",
     image: str | None = None,
     text: str | None = None,
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read a manifest; ``images`` is the folder of its images, found beside it if not given.
 
     ``image`` and ``text`` name the columns where they are called otherwise than ``rows.py`` lists.
     """
-    problems = problems or Problems()
     files = manifests(path, image, text)
     if not files:
         raise DataError(not_understood(path, image, text))

@@ -12,7 +12,7 @@ from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, split_in_name
 from diptych.data.files import image_root, named_files
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_rows, with_files
 from diptych.errors import DataError, MissingExtra
 
@@ -45,10 +45,9 @@ def read(
     *,
     images: str | Path | None = None,
     empty: Empty = "error",
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read Parquet tables; ``images`` is the folder of their images, found beside them if not given."""
-    problems = problems or Problems()
     files = tables(path)
     draft = Draft(str(path), problems, empty)
     names = [name for file in files for name in _columns(file, problems)]

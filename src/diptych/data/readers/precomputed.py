@@ -31,7 +31,7 @@ from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore, Joined, StoreRows, canonical_split
 from diptych.data.duplicates import groups
 from diptych.data.files import read_json, read_lines
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, Empty, with_files
 from diptych.errors import DataError, SettingsError
 
@@ -77,7 +77,7 @@ def read(
     pictures: bool | None = None,
     images: str | Path | None = None,
     empty: Empty = "error",
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read a precomputed folder, or one split of it without needing the arrays of the others.
 
@@ -87,7 +87,6 @@ def read(
         raise SettingsError(
             f"texts_per_image is {texts_per_image}: it must be 1 or more (five in published folders)."
         )
-    problems = problems or Problems()
     root, there = folder(path), parts(path)
     wanted = None if split is None else canonical_split(split)
     if wanted is not None and wanted not in there:

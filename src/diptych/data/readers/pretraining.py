@@ -27,7 +27,7 @@ from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, split_in_name, split_of_each
 from diptych.data.files import IMAGE_FOLDERS, FileImages, OnDisk, head, json_files, read_json, read_lines
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, Empty, Reader, with_files
 from diptych.errors import DataError
 from diptych.progress import counted
@@ -51,10 +51,9 @@ def read_questions(
     *,
     images: str | Path | None = None,
     empty: Empty = "drop",
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read questions as the texts of their images; ``images`` is the folder above ``train2014``, or of GQA's images."""
-    problems = problems or Problems()
     draft, every = Draft(str(path), problems, empty), _question_files(path)
     files = [file for file in every if not SECONDARY.search(file.name)] or every
     if len(files) < len(every):
@@ -110,10 +109,9 @@ def read_web_table(
     *,
     images: str | Path | None = None,
     empty: Empty = "drop",
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read texts whose pictures were downloaded; ``images`` is their folder, found beside the table if not given."""
-    problems = problems or Problems()
     draft, files, on_disk = Draft(str(path), problems, empty), _tables(path), OnDisk()
     splits = split_of_each(path, files, "tables")
     rows = 0

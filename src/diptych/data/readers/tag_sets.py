@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from diptych.data.captions import Captions
 from diptych.data.files import read_lines
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, Reader, with_files
 from diptych.errors import DataError, SettingsError
 
@@ -109,12 +109,11 @@ def read_mirflickr(
     test: int = MIR_TEST,
     val: int = MIR_VAL,
     least_uses: int = LEAST_USES,
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read the folder; ``test`` and ``val`` are the numbers of pictures held out."""
     if least_uses < 1:
         raise SettingsError(f"least_uses={least_uses} is out of range: give 1 or more.")
-    problems = problems or Problems()
     annotations, tags = _annotations(path), _tags(path)
     assert annotations is not None
     assert tags is not None
@@ -186,12 +185,11 @@ def read_nus_wide(
     test: int = NUS_TEST,
     val: int = NUS_VAL,
     images: str | Path | None = None,
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Read the folder; ``images`` is the folder of the pictures, ``Flickr`` if not given."""
     if concepts < 1:
         raise SettingsError(f"concepts={concepts} leaves no label: give 1 or more (10 or 21 in papers).")
-    problems = problems or Problems()
     names = [line.strip().replace("\\", "/") for line in read_lines(path / LIST, problems) if line]
     columns = {file.stem.removeprefix("Labels_"): _flags(file, len(names)) for file in _label_files(path)}
     chosen = sorted(columns, key=lambda name: (-int(columns[name].sum()), name))[:concepts]

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import SPLIT_NAMES, UNSPLIT, Captions, ImageStore, Joined, StoreRows
 from diptych.data.files import read_json, read_lines
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, Empty, Reader
 from diptych.data.readers.frame_features import (
     FRAMES,
@@ -67,10 +67,9 @@ def read_hgr(
     mean: bool = False,
     frames: int = FRAMES,
     empty: Empty = "error",
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Videos with their texts; ``features`` names the features where there are several, ``frames`` are kept at most."""
-    problems = problems or Problems()
     checked_frames(frames)
     folder = _hgr_features(path / "ordered_feature" / ("MP" if mean else "SA"), features)
     texts = read_json(path / TEXTS, problems)
@@ -144,10 +143,9 @@ def read_dual_encoding(
     features: str | None = None,
     frames: int = FRAMES,
     empty: Empty = "error",
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Videos with their texts; ``features`` names the features where there are several, ``frames`` are kept at most."""
-    problems = problems or Problems()
     checked_frames(frames)
     draft = Draft(str(path), problems, empty)
     stores: list[ImageStore] = []

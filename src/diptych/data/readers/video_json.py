@@ -28,7 +28,7 @@ from typing import Any
 
 from diptych.data.captions import UNSPLIT, Captions, ImageStore, canonical_split, split_in_name
 from diptych.data.files import head, json_files, read_json
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, Empty
 from diptych.data.readers.frame_features import FRAMES, FrameFiles, HDF5Frames, checked_frames, held_in_hdf5
 from diptych.errors import DataError, SettingsError
@@ -63,13 +63,12 @@ def read(
     language: str = "en",
     train: str = "9k",
     empty: Empty = "error",
-    problems: Problems | None = None,
+    problems: Problems = STOP,
 ) -> Captions:
     """Videos with their texts; ``language`` (en, zh) is that of VATEX's texts, ``frames`` are kept at most.
 
     ``train`` is the training list of MSR-VTT 1k-A, where the folder has its test list.
     """
-    problems = problems or Problems()
     checked_frames(frames)
     if language not in LANGUAGES:
         raise SettingsError(f"language='{language}' is unknown: choose one of {', '.join(LANGUAGES)}.")

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from diptych.data.captions import UNSPLIT, Captions, StoredImage, split_in_name
 from diptych.data.decode.opening import open_image
 from diptych.data.files import Member, content_hash, named_files
-from diptych.data.problems import Found, Problem, Problems
+from diptych.data.problems import STOP, Found, Problem, Problems
 from diptych.data.readers.draft import Draft, Empty, add_texts
 from diptych.errors import DataError, StorageError
 from diptych.progress import track
@@ -84,11 +84,9 @@ class TarImages:
         return open_image(member.bytes(), name=str(member))
 
     def member(self, index: int) -> Member:
-        """Where an image lies."""
         return self.members[index]
 
     def content_key(self, index: int) -> str:
-        """The hash of the member's content."""
         if index not in self._keys:
             member = self.members[index]
             with open(member.tar, "rb") as handle:
@@ -107,9 +105,8 @@ def tars(path: Path) -> list[Path]:
     return named_files(path, (".tar", *NOT_RANDOM))
 
 
-def read(path: Path, *, empty: Empty = "drop", problems: Problems | None = None) -> Captions:
+def read(path: Path, *, empty: Empty = "drop", problems: Problems = STOP) -> Captions:
     """Read webdataset tars."""
-    problems = problems or Problems()
     files = tars(path)
     samples = [(file, sample) for file in track(files, "listing tars") for sample in scan(file, problems)]
     plain = _unique_keys(samples)
