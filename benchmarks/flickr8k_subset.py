@@ -6,6 +6,7 @@
 ``flickr8k`` is a folder of webdataset tars (``train-*.tar``: KEY.webp or KEY.jpg, and KEY.json with ``captions``). The
 images are drawn from the training tars by ``SEED``; test images choose nothing. ``subset`` gets a tar for each split.
 With ``--all``, every training image stays one, and the images of ``val-*.tar`` are halved into validation and test.
+With ``--exchange 0.2`` a share of the training images have the five texts of another of them.
 """
 
 from __future__ import annotations
@@ -47,11 +48,21 @@ def drawn(source: Path, whole: bool) -> dict[str, list[str]]:
     return {split: train[end - SIZES[split] : end] for split, end in zip(SIZES, ends, strict=True)}
 
 
-def main(source: Path, output: Path, whole: bool) -> None:
+def exchange(samples: dict[str, dict[str, bytes]], keys: list[str], share: float) -> None:
+    """Give the texts of some images to others of them."""
+    moved = np.random.default_rng(SEED).permutation(keys)[: round(share * len(keys))].tolist()
+    texts = [samples[key][f"{key}.json"] for key in moved]
+    for key, text in zip(moved, texts[1:] + texts[:1], strict=True):
+        samples[key][f"{key}.json"] = text
+
+
+def main(source: Path, output: Path, whole: bool, share: float) -> None:
     """Write the tars."""
     samples = {**read(source, "train"), **read(source, "val")}
     output.mkdir(parents=True, exist_ok=True)
     for split, keys in drawn(source, whole).items():
+        if split == "train":
+            exchange(samples, sorted(keys), share)
         with tarfile.open(output / f"{split}-000000.tar", "w") as tar:
             for key in sorted(keys):
                 for name, content in sorted(samples[key].items()):
@@ -66,4 +77,5 @@ if __name__ == "__main__":
     parser.add_argument("source", type=Path, help="folder of webdataset tars")
     parser.add_argument("output", type=Path, help="folder for a tar of each split")
     parser.add_argument("--all", action="store_true", dest="whole", help="all images, not the subset")
+    parser.add_argument("--exchange", dest="share", type=float, default=0.0, help="share of training images")
     main(**vars(parser.parse_args()))

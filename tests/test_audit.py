@@ -115,7 +115,7 @@ def test_images_with_the_texts_of_others_are_found_and_counted():
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.3])
 def test_the_share_of_a_mixture_lies_in_its_interval(share: float):
-    """Normal numbers with one spread: the log of their ratio is linear. In 10 of 12 draws, of which 11.4 are expected."""
+    """Normal numbers with one spread: the log of their ratio is linear. In 10 of 12 draws, where 11.4 are expected."""
     held = []
     for seed in range(12):
         rng = np.random.default_rng(seed)

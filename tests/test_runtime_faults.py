@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from commands import refused
 from disks import fill, make_read_only, small_disk
 from dual_folders import siglip_folder
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 from test_runtime import picture_model, small_model, written
 
 from diptych.errors import RuntimeFault, StorageError
+from diptych.index.models import check_probes, open_model
+from diptych.model.adapter import TorchModel
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import export_runtime, place_runtime
 from diptych.runtime.folder import (
@@ -177,6 +182,65 @@ def test_probes_notice_another_tokenizer_and_padding(tmp_path: Path) -> None:
     (own / FOLDER / TOKENIZER).write_text(json.dumps(state))
     settle(own)
     assert wrong(own) == TEXT
+
+
+def other_tokenizer(retriever: Any) -> None:
+    tokens = retriever.text_input.tokenizer
+    retriever.text_input.tokenizer = lambda texts, **options: tokens([one[::-1] for one in texts], **options)
+
+
+def one_layer(change: Callable[[Any], Any]) -> Change:
+    def changed(retriever: Any) -> None:
+        weight = retriever.image.encoder.get_parameter("model.encoder.layers.0.mlp.fc1.weight")
+        with torch.no_grad():
+            weight.copy_(change(weight))
+
+    return changed
+
+
+def zeros(retriever: Any) -> None:
+    """As a device may give that computes nothing."""
+    retriever.image.encoder.register_forward_hook(
+        lambda _, inputs, found: replace(found, values=torch.zeros_like(found.values))
+    )
+
+
+TORCH_FAULTS: dict[str, Change] = {
+    "tokenizer": other_tokenizer,
+    "padding side": lambda model: setattr(model.text_input.tokenizer, "padding_side", "left"),
+    "filter": lambda model: setattr(model.image_input, "filter", Image.Resampling.NEAREST),
+    "one layer": one_layer(lambda weight: weight + torch.randn_like(weight)),
+    "NaN": one_layer(lambda weight: weight * torch.nan),
+    "zeros": zeros,
+}
+
+
+@pytest.fixture(scope="module")
+def siglip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("probes")
+    return place_runtime(siglip_folder(folder / "siglip"), folder / "own")[0]
+
+
+@pytest.mark.parametrize("name", TORCH_FAULTS)
+def test_probes_notice_what_torch_computes_otherwise(siglip: Path, name: str) -> None:
+    """After a change that the fingerprint does not show, such as another version of a library."""
+    opened = open_model(siglip, "cpu", backend="torch")
+    assert isinstance(opened, TorchModel)
+    check_probes(opened, siglip, pytest.fail)  # the true model is never refused, and nothing is said of it
+    true = opened.fingerprint()
+    TORCH_FAULTS[name](opened.retriever)
+    opened.fingerprint = lambda: true  # type: ignore[method-assign]
+    with pytest.raises(RuntimeFault, match="cosine"):
+        check_probes(opened, siglip)
+
+
+def test_a_model_whose_files_were_changed_is_not_verified(siglip: Path, tmp_path: Path) -> None:
+    home = shutil.copytree(siglip, tmp_path / "model")
+    file = home / "config.json"
+    content = json.loads(file.read_text())
+    content["retriever"]["image_input"]["resample"] = 2
+    file.write_text(json.dumps(content))
+    assert "its weights of" in refused("model", "verify", home, "--backend", "torch")
 
 
 def test_region_models_have_probes_too(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def rank(
 ) -> Ranking:
     """Compare each two of several systems by one metric, by default the primary one; p-values are corrected by Holm.
 
-    The variance of seeds is that of all systems together. Without a system that has two seeds, only queries count.
+    The variance of seeds is that of all systems together. Without two seeds beyond one each, queries alone count.
     """
     groups = _shared_groups(sides, ())
     metric = metric or sides[0][0].primary_metric
@@ -243,7 +243,7 @@ def rank(
         raise SettingsError(
             f"{metric} cannot be compared query by query in these reports: evaluate again, or use --metric rsum."
         )
-    seeded, pairs = any(len(side) > 1 for side in sides), list(combinations(range(len(sides)), 2))
+    seeded, pairs = spreads[bare, 0, 1].freedom > 0, list(combinations(range(len(sides)), 2))
     told = [
         spreads[bare, one, other].doubt()
         if seeded
@@ -263,7 +263,9 @@ def rank(
         "are of single pairs, over other queries"
     )
     notes = [
-        f"{note} and other seeds" if seeded else f"{note}; no system has two seeds, so seeds are not counted"
+        f"{note} and other seeds"
+        if seeded
+        else f"{note}; too few seeds to know how they vary, so seeds are not counted"
     ]
     if detect:
         widest = max((spreads[bare, *pair] for pair in pairs), key=lambda spread: spread.queries)
@@ -296,7 +298,7 @@ def detection(spreads: Mapping[str, Spread], gain: float) -> list[str]:
             line += f"; or, on these images, {by_seeds}"
         lines.append(line)
     if not all(spread.freedom for spread in chosen.values()):
-        lines.append("  how much seeds vary is not known from one seed, and not counted")
+        lines.append("  how much seeds vary is not known from so few seeds, and not counted")
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean, stdev
@@ -23,6 +23,9 @@ LEAST = 0.75  # share of the variance of queries that a difference has at least,
 POWER = 0.8  # probability with which a gain is to be seen
 MOST_IMAGES, MOST_SEEDS = 10**8, 200
 MANY = 200.0  # degrees of freedom from which on Student's t is nearly normal
+ENOUGH = (
+    3  # seeds of each side that are proposed at least; degrees of freedom that Satterthwaite's formula needs
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,11 @@ class Spread:
     ============  ==========================================================================================
 
     Var(difference) = queries + (seed − cell) · (1/n_1 + 1/n_2), since the noise is in both. The variance of a seed is
-    that of all systems together, with ``freedom`` degrees of freedom; 0 where no system has two seeds.
+    that of all systems together, with ``freedom`` degrees of freedom: those beyond one seed of each system. With three
+    or more, Student's t has the degrees of freedom of Satterthwaite. With two, which two seeds of each side have, that
+    gives 7 % of false alarms, since a variance of two seeds is often far too small: p is then that of 2 degrees of
+    freedom in the share that seeds have in the variance. With one, the spread of seeds is not known and not counted
+    (``freedom`` 0).
     """
 
     change: float
@@ -149,12 +156,13 @@ class Spread:
         images, freedom = sides[0].shape[1], sum(len(side) - 1 for side in sides)
         first, second = sides[one], sides[other]
         change = second.mean(axis=0) - first.mean(axis=0)
+        weight, queries = 1 / len(first) + 1 / len(second), images * float(change.var(ddof=1))
+        if freedom < 2:
+            return Spread(float(change.sum()), images, weight, queries)
         seed = sum(float(((side.sum(axis=1) - side.sum(axis=1).mean()) ** 2).sum()) for side in sides)
         noise = [side - side.mean(axis=1, keepdims=True) - side.mean(axis=0) + side.mean() for side in sides]
         cell = images * sum(float((part**2).sum()) for part in noise) / (images - 1)
-        share, weight = 1 / max(freedom, 1), 1 / len(first) + 1 / len(second)
-        queries = images * float(change.var(ddof=1))
-        return Spread(float(change.sum()), images, weight, queries, seed * share, cell * share, freedom)
+        return Spread(float(change.sum()), images, weight, queries, seed / freedom, cell / freedom, freedom)
 
     def doubt(self) -> Doubt:
         """The interval and p of the difference, over other queries and other seeds, by Student's t."""
@@ -162,12 +170,10 @@ class Spread:
         variance = max(self.queries + seeds - self.cell * self.weight, LEAST * self.queries)
         if variance <= ROUNDING**2:
             return Doubt(self.change, self.change, 0.0 if self.change else 1.0)
-        loose = self.queries**2 / (self.images - 1) + (seeds**2 / self.freedom if self.freedom else 0.0)
-        freedom, error = variance**2 / loose, math.sqrt(variance)
-        width = student_quantile(freedom) * error
-        return Doubt(
-            self.change - width, self.change + width, student_tails(abs(self.change) / error, freedom)
-        )
+        tails, _ = _student(self.queries, seeds, variance, self.images, self.freedom)
+        error = math.sqrt(variance)
+        width = _quantile(tails) * error
+        return Doubt(self.change - width, self.change + width, tails(abs(self.change) / error))
 
     def power(self, gain: float, images: int | None = None, seeds: int | None = None) -> float:
         """The probability to see a gain (p < 0.05), with other numbers of images and of seeds of each side."""
@@ -177,10 +183,10 @@ class Spread:
         queries = scale * (alone + self.cell * weight)
         seeded = (max(0.0, self.seed - self.cell) + scale * self.cell) * weight
         variance = max(queries + seeded - scale * self.cell * weight, 1e-12)
-        loose = queries**2 / max(1, (images or self.images) - 1)
-        loose += seeded**2 / freedom if freedom and self.freedom else 0.0
-        freedom_now = variance**2 / max(loose, 1e-300)
-        least = student_quantile(freedom_now)  # of t; the normal approximation of the non-central t
+        tails, freedom_now = _student(
+            queries, seeded, variance, images or self.images, freedom if self.freedom else 0
+        )
+        least = _quantile(tails)  # of t; below the normal approximation of the non-central t
         short = least * (1 - 1 / (4 * freedom_now)) - abs(gain) / math.sqrt(variance)
         return math.erfc(short / math.sqrt(1 + least**2 / (2 * freedom_now)) / math.sqrt(2)) / 2
 
@@ -196,7 +202,7 @@ class Spread:
 
     def seeds_for(self, gain: float) -> int | None:
         """The seeds of each side that show a gain with these images; None where no number does, or none is known."""
-        tried = range(2, MOST_SEEDS + 1) if self.freedom else ()
+        tried = range(ENOUGH, MOST_SEEDS + 1) if self.freedom else ()
         return next((seeds for seeds in tried if self.power(gain, seeds=seeds) >= POWER), None)
 
 
@@ -231,6 +237,18 @@ def holm(values: Sequence[float]) -> list[float]:
     return [float(p) for p in found]
 
 
+def _student(
+    queries: float, seeds: float, variance: float, images: int, freedom: int
+) -> tuple[Callable[[float], float], float]:
+    """P(|t| ≥ value) of a difference whose variance has parts of queries and of seeds, and its degrees of freedom."""
+    loose = queries**2 / max(1, images - 1) + (seeds**2 / freedom if freedom else 0.0)
+    found = variance**2 / max(loose, 1e-300)
+    if not 0 < freedom < ENOUGH:
+        return lambda t: student_tails(t, found), found
+    share = min(1.0, seeds / variance)
+    return lambda t: share * student_tails(t, freedom) + (1 - share) * student_tails(t, images - 1), found
+
+
 def student_tails(t: float, freedom: float) -> float:
     """P(|T| ≥ t) of Student's t: with tan θ = T / √ν its density is proportional to cos^(ν−1) θ."""
     if freedom > MANY:
@@ -257,12 +275,17 @@ def mean_and_interval(values: Sequence[float], digits: int = 1) -> str:
 
 
 @lru_cache
-def student_quantile(freedom: float, tails: float = 0.05) -> float:
-    """The t that leaves ``tails`` on both sides together, by bisection."""
+def student_quantile(freedom: float) -> float:
+    """The t that leaves 5 % on both sides together."""
+    return _quantile(lambda t: student_tails(t, freedom))
+
+
+def _quantile(tails: Callable[[float], float]) -> float:
+    """Where 5 % are left, by bisection."""
     low, high = 0.0, 1e3
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if student_tails(middle, freedom) > tails else (low, middle)
+        low, high = (middle, high) if tails(middle) > 1 - LEVEL else (low, middle)
     return (low + high) / 2
 
 
