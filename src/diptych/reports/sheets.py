@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from diptych.data.augmentation import PictureAugmentation, WordAugmentation, steps
 from diptych.data.vocabulary import tokenize
+from diptych.errors import SettingsError
+from diptych.storage import write_bytes
 
 SIDE, GAP, LINE = 224, 10, 20  # pixels of a picture, between pictures, of a line of text
 WORD_LINES = 4
@@ -26,6 +30,21 @@ class Attended:
 
     cells: NDArray[np.float64]
     words: Sequence[tuple[str, float]]
+
+
+def check_png(output: Path) -> None:
+    """Refuse a name that is no PNG's, before any work is done."""
+    if output.suffix.lower() != ".png":
+        raise SettingsError(
+            f"{output} cannot be written: the picture is a PNG, give a name that ends in .png."
+        )
+
+
+def write_png(sheet: Image.Image, output: Path) -> None:
+    """The sheet as a file."""
+    buffer = io.BytesIO()
+    sheet.save(buffer, "PNG", optimize=True)
+    write_bytes(output, buffer.getvalue())
 
 
 def attention_sheet(

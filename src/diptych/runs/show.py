@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +35,10 @@ from diptych.reports.charts import (
 )
 from diptych.reports.grids import Compared, Shown, has_pictures
 from diptych.reports.page import Answer, QueryCard, QueryComparison, cases_page, comparison_page
-from diptych.reports.sheets import contact_sheet
+from diptych.reports.sheets import check_png, contact_sheet, write_png
 from diptych.runs.reading import readable_views, views_of
 from diptych.runs.train import captions_fingerprint, noisy, resumed_settings, seed_everything, training_splits
-from diptych.storage import write_bytes, write_text
+from diptych.storage import write_text
 from diptych.training.checkpoint import read_run
 from diptych.training.prepare import prepare
 
@@ -48,28 +47,31 @@ def show_augmentation(
     data: str, output: Path, *, split: str = "train", count: int = 3, draws: int = 2, seed: int = 0
 ) -> str:
     """Draw ``count`` pictures of a split after every step of augmentation, ``draws`` times each, as a PNG."""
-    if output.suffix.lower() != ".png":
-        raise SettingsError(
-            f"{output} cannot be written: the picture is a PNG, give a name that ends in .png."
-        )
+    check_png(output)
     captions = open_captions(data, split=split, problems=ToBeLeftOut())
-    with_text = np.unique(captions.image_of)
-    left_out = LeftOut()
+    rows, pictures = drawn_pictures(captions, count, seed)
+    if not rows:
+        raise DataError(f"{captions.name}, split {split}, has no image with a text: give other data.")
+    texts_of = captions.texts_of()
+    texts = [max((captions.texts[text] for text in texts_of[row].tolist()), key=len) for row in rows]
+    write_png(contact_sheet(pictures, texts, draws=draws, seed=seed), output)
+    return f"{output}: {len(rows)} pictures of {captions.name}, {split}, {draws} draws each, seed {seed}"
+
+
+def drawn_pictures(captions: Captions, count: int, seed: int) -> tuple[list[int], list[Image.Image]]:
+    """Rows and pictures of ``count`` images that have a text and can be read; says which cannot."""
+    with_text, left_out = np.unique(captions.image_of), LeftOut()
     rows = left_out.draw(captions, np.random.default_rng(seed).permutation(with_text).tolist(), count)
     left_out.tell(len(captions.images), advice=False)
-    pictures, texts, texts_of = [], [], captions.texts_of()
-    for row in rows:
-        item = captions.images[row]
-        if not isinstance(item, Image.Image):
-            raise DataError(f"{captions.name} holds features, not pictures: give data with pictures.")
-        pictures.append(item)
-        texts.append(max((captions.texts[text] for text in texts_of[row].tolist()), key=len))
-    if not pictures:
-        raise DataError(f"{captions.name}, split {split}, has no image with a text: give other data.")
-    buffer = io.BytesIO()
-    contact_sheet(pictures, texts, draws=draws, seed=seed).save(buffer, "PNG", optimize=True)
-    write_bytes(output, buffer.getvalue())
-    return f"{output}: {len(pictures)} pictures of {captions.name}, {split}, {draws} draws each, seed {seed}"
+    return rows, [picture_of(captions, row) for row in rows]
+
+
+def picture_of(captions: Captions, row: int) -> Image.Image:
+    """The picture of an image; features are refused."""
+    item = captions.images[row]
+    if not isinstance(item, Image.Image):
+        raise DataError(f"{captions.name} holds features, not pictures: give data with pictures.")
+    return item
 
 
 def learned_poolings(name: str, retriever: Retriever, sizes: Sequence[int]) -> list[LearnedPooling]:
@@ -81,16 +83,13 @@ def learned_poolings(name: str, retriever: Retriever, sizes: Sequence[int]) -> l
     for path, module in retriever.named_modules():
         if isinstance(module, GPO) and isinstance(module.generator, Generator):
             theta = {}
-            with torch.no_grad():
-                for size in sizes:
-                    row = module.coefficients(torch.tensor([size], device=retriever.device), size)[
-                        0
-                    ]  # (size, K)
-                    theta[size] = row.mean(dim=1).double().cpu().numpy()
+            for size in sizes:
+                with torch.no_grad():
+                    row = module.coefficients(torch.tensor([size], device=retriever.device), size)[0]
+                theta[size] = row.mean(dim=1).double().cpu().numpy()  # of (size, K)
             where = {"image.aggregator": "images", "text.aggregator": "texts"}.get(path)
-            found.append(
-                LearnedPooling(f"{name}, {where or path.replace('.', ' ').replace('_', ' ')}", theta)
-            )
+            where = where or path.replace(".", " ").replace("_", " ")
+            found.append(LearnedPooling(f"{name}, {where}", theta))
     return found
 
 
@@ -114,9 +113,7 @@ def show_space(
     The same ``count`` images with all their texts are drawn in every panel; the numbers are over the whole split.
     """
     check_output(output)
-    names, views = names_of(runs), views_of(runs, data, split, ToBeLeftOut())
-    models = [Retriever.from_pretrained(run) for run in runs]
-    views = shown_views(models, views, show_progress)
+    names, models, views = opened(runs, data, split, show_progress)
     if untrained:
         models.insert(0, model_at_start(runs[0], data))
         names, views = [f"{names[0]}, before training", *names], [views[0], *views]
@@ -158,9 +155,7 @@ def show_grids(
     """Write one page with what one or two runs answer to the same queries, and return how they do in all."""
     if len(runs) > 2:
         raise SettingsError(f"grids show one run or two, not {len(runs)}: diptych show grids RUN1 RUN2.")
-    names, views = names_of(runs), views_of(runs, data, split, ToBeLeftOut())
-    models = [Retriever.from_pretrained(run) for run in runs]
-    views = shown_views(models, views, show_progress)
+    names, models, views = opened(runs, data, split, show_progress)
     scores = {
         name: EmbeddingScores(*encoded(model, view, show_progress))
         for name, model, view in zip(names, models, views, strict=True)
@@ -237,11 +232,19 @@ def names_of(runs: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
-def shown_views(
-    models: Sequence[Retriever], views: Sequence[Captions], show_progress: bool
-) -> list[Captions]:
-    """What each model reads, without the images that cannot be read; these are told."""
-    return readable_views(models, views, LeftOut(), advice=False, show_progress=show_progress)
+def opened(
+    runs: Sequence[Path],
+    data: Sequence[str],
+    split: str,
+    show_progress: bool,
+    *how: str,
+    cut: Callable[[Captions], Captions] = lambda view: view,
+) -> tuple[list[str], list[Retriever], list[Captions]]:
+    """Names, models (loaded as ``how`` says) and what each reads of a split; says which images cannot be read."""
+    names, views = names_of(runs), [cut(view) for view in views_of(runs, data, split, ToBeLeftOut())]
+    models = [Retriever.from_pretrained(run, *how) for run in runs]
+    views = readable_views(models, views, LeftOut(), advice=False, show_progress=show_progress)
+    return names, models, views
 
 
 def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
@@ -312,9 +315,8 @@ def show_confusions(
     show_progress: bool = True,
 ) -> str:
     """Write a page with the ``count`` most confused label pairs, and return the table of them."""
-    model = Retriever.from_pretrained(run, "auto")
+    _, (model,), (captions,) = opened([run], data, split, show_progress, "auto")
     _, view = label_view(model.branches.items())
-    captions = shown_views([model], views_of([run], data, split, ToBeLeftOut()), show_progress)[0]
     rows = view.labels.rows_of(captions)
     ready = prepare(model, captions, device=model.device.type, show_progress=show_progress)
     scores = model.scores(ready.captions.images, ready.texts, show_progress=show_progress)

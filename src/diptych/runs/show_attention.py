@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +11,16 @@ import torch
 from PIL import Image
 
 from diptych import ops
-from diptych.data.captions import Captions
 from diptych.data.images import as_item
-from diptych.data.problems import LeftOut, ToBeLeftOut
+from diptych.data.problems import ToBeLeftOut
 from diptych.data.vocabulary import tokenize
 from diptych.encoders.shared import Contextual
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.report import aligned_rows
 from diptych.model.retriever import Retriever, Tower
-from diptych.reports.sheets import Attended, attention_sheet, recalled_sheet
+from diptych.reports.sheets import Attended, attention_sheet, check_png, recalled_sheet, write_png
 from diptych.runs.reading import views_of
-from diptych.runs.show import encoded, names_of, shown_views
-from diptych.storage import write_bytes
+from diptych.runs.show import drawn_pictures, encoded, names_of, opened, picture_of
 from diptych.types import Inputs, as_inputs
 
 SCALE = 5.0  # STS scores run from 0 to 5
@@ -42,36 +39,26 @@ def show_attention(
 
     A token's share is the attention it gets in the last layer of the transformer, averaged over heads and queries.
     """
-    _check_png(output)
+    check_png(output)
     names, views = names_of(runs), views_of(runs, data, split, ToBeLeftOut())
     models = [Retriever.from_pretrained(run) for run in runs]
     for run, model in zip(runs, models, strict=True):
         _transformers(run, model)
     view = views[0]
-    texts_of, with_text = view.texts_of(), np.unique(view.image_of)
-    left_out = LeftOut()
-    rows = left_out.draw(view, np.random.default_rng(seed).permutation(with_text).tolist(), count)
-    left_out.tell(len(view.images), advice=False)
-    chosen = [int(texts_of[row][0]) for row in rows]
-    pictures = [_picture(view, row) for row in rows]
-    seen = [
-        [attended(model, picture, view.texts[text]) for model in models]
-        for picture, text in zip(pictures, chosen, strict=True)
-    ]
-    _write_png(attention_sheet(names, pictures, seen), output)
+    texts_of = view.texts_of()
+    rows, pictures = drawn_pictures(view, count, seed)
+    texts = [view.texts[int(texts_of[row][0])] for row in rows]
+    pairs = list(zip(pictures, texts, strict=True))
+    seen = [[attended(model, *pair) for model in models] for pair in pairs]
+    write_png(attention_sheet(names, pictures, seen), output)
     table = [["attended to, on average", "of cells", "as many as", "of tokens", "as many as", "cosine"]]
     for number, (name, model) in enumerate(zip(names, models, strict=True)):
         own = [panels[number] for panels in seen]
         cells = [one.cells.ravel().tolist() for one in own]
         words = [[share for _, share in one.words] for one in own]
-        near = [cosine_of_attended(model, p, view.texts[t]) for p, t in zip(pictures, chosen, strict=True)]
-        table.append(
-            [
-                name,
-                *(f"{value:.1f}" for side in (cells, words) for value in _counts(side)),
-                f"{np.mean(near):.3f}",
-            ]
-        )
+        near = np.mean([cosine_of_attended(model, *pair) for pair in pairs])
+        counts = [f"{value:.1f}" for side in (cells, words) for value in _counts(side)]
+        table.append([name, *counts, f"{near:.3f}"])
     return "\n".join(
         [
             *aligned_rows(table),
@@ -96,14 +83,12 @@ def show_knowledge(
 
     The pictures are those the first run finds for either text in the split.
     """
-    _check_png(output)
+    check_png(output)
     if not all(text.strip() for text in texts):
         raise SettingsError("a text is empty: give two sentences.")
-    names, views = names_of(runs), views_of(runs, data, split, ToBeLeftOut())
-    models = [Retriever.from_pretrained(run) for run in runs]
-    views = shown_views(models, views, show_progress)
+    names, models, views = opened(runs, data, split, show_progress)
     view = views[0]
-    _picture(view, 0)
+    picture_of(view, 0)
     sets = [set(tokenize(text.lower())) for text in texts]
     common = sorted(sets[0] & sets[1])
     table = [["similarity of the two texts, 0 to 5", ""]]
@@ -118,20 +103,20 @@ def show_knowledge(
         shared = len(set(tops[0].indices.tolist()) & set(tops[1].indices.tolist()))
         found.append((tops, shared))
     answers = [
-        [
-            (_picture(view, row), score)
-            for row, score in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        ]
+        [(picture_of(view, int(row)), float(score)) for score, row in zip(*top, strict=True)]
         for top in found[0][0]
     ]
-    _write_png(recalled_sheet(texts, answers, [" | ".join(row) for row in table[1:]]), output)
-    lines = [
-        f"{name}: {shared} of the {len(tops[0].indices)} pictures it finds are the same for both texts"
-        for name, (tops, shared) in zip(names, found, strict=True)
-    ]
-    said = ", ".join(common) or "none"
+    write_png(recalled_sheet(texts, answers, [" | ".join(row) for row in table[1:]]), output)
     return "\n".join(
-        [*aligned_rows(table), f"words in common: {said}", *lines, f"{output}: pictures of {view.name}"]
+        [
+            *aligned_rows(table),
+            f"words in common: {', '.join(common) or 'none'}",
+            *(
+                f"{name}: {shared} of the {len(tops[0].indices)} pictures it finds are the same for both texts"
+                for name, (tops, shared) in zip(names, found, strict=True)
+            ),
+            f"{output}: pictures of {view.name}",
+        ]
     )
 
 
@@ -156,13 +141,12 @@ def attended(model: Retriever, picture: Image.Image, text: str) -> Attended:
 @torch.inference_mode()
 def cosine_of_attended(model: Retriever, picture: Image.Image, text: str) -> float:
     """The cosine of what the two sides look at: the means of their tokens, weighted by the attention they get."""
+    items = (model.image, model.image_input([as_item(picture)])), (model.text, model.text_input([text]))
     means = []
-    for tower, inputs in (
-        (model.image, as_inputs(model.image_input([as_item(picture)]))),
-        (model.text, as_inputs(model.text_input([text]))),
-    ):
-        features = tower.encoder(inputs)
-        means.append(ops.unit((features.values * _shares(tower, inputs)[..., None]).sum(1))[0])
+    for tower, item in items:
+        inputs = as_inputs(item)
+        values = tower.encoder(inputs).values * _shares(tower, inputs)[..., None]
+        means.append(ops.unit(values.sum(1))[0])
     return float(means[0] @ means[1])
 
 
@@ -181,27 +165,7 @@ def _transformers(run: Path, model: Retriever) -> None:
             )
 
 
-def _picture(view: Captions, row: int) -> Image.Image:
-    item = view.images[row]
-    if not isinstance(item, Image.Image):
-        raise DataError(f"{view.name} holds features, not pictures: give data with pictures.")
-    return item
-
-
 def _counts(shares: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Tokens of a set, and e^entropy of their shares, on average."""
     entropies = [-sum(p * math.log(p) for p in row if p > 0) for row in shares]
     return float(np.mean([len(row) for row in shares])), float(np.mean([math.exp(e) for e in entropies]))
-
-
-def _check_png(output: Path) -> None:
-    if output.suffix.lower() != ".png":
-        raise SettingsError(
-            f"{output} cannot be written: the picture is a PNG, give a name that ends in .png."
-        )
-
-
-def _write_png(sheet: Image.Image, output: Path) -> None:
-    buffer = io.BytesIO()
-    sheet.save(buffer, "PNG", optimize=True)
-    write_bytes(output, buffer.getvalue())

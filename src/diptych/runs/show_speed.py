@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from diptych.data.captions import Captions
-from diptych.data.problems import ToBeLeftOut
 from diptych.devices import autocast
 from diptych.errors import SettingsError
 from diptych.evaluation.prepared import Prepared
@@ -28,8 +27,7 @@ from diptych.reports.charts import (
     picture_of_recall,
     save_picture,
 )
-from diptych.runs.reading import views_of
-from diptych.runs.show import names_of, shown_views
+from diptych.runs.show import opened
 from diptych.training.prepare import prepare
 from diptych.types import Features, Ragged
 
@@ -63,10 +61,15 @@ def show_speed(
     extrapolated. RSUM is over the first ``count`` images drawn with ``seed``, with all their texts.
     """
     check_output(output)
-    names = names_of(runs)
-    views = [_drawn(view, count, seed) for view in views_of(runs, data, split, ToBeLeftOut())]
-    models = [Retriever.from_pretrained(run, device, compute_precision) for run in runs]
-    views = shown_views(models, views, show_progress)
+    names, models, views = opened(
+        runs,
+        data,
+        split,
+        show_progress,
+        device,
+        compute_precision,
+        cut=lambda view: _drawn(view, count, seed),
+    )
     ready = [
         prepare(model, view, device=str(model.device), show_progress=show_progress)
         for model, view in zip(models, views, strict=True)
