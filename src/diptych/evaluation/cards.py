@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+from diptych import __version__
+from diptych.data.captions import Captions
 from diptych.data.corrections import Noise
 
 EQUAL = "own pairs, and images of an equal text"
@@ -150,6 +153,17 @@ class Facts:
     def warning(self) -> str:
         """The note."""
         return self.note
+
+
+def made_by(model: Any) -> dict[str, str]:
+    """The facts of every card: the model, this version, and now."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"model": model.fingerprint(), "diptych": __version__, "date": now}
+
+
+def split_names(captions: Captions) -> str:
+    """The splits that captions are of."""
+    return "+".join(sorted(set(captions.splits)))
 
 
 def noise_words(noise: Sequence[Noise]) -> str:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from diptych import __version__
 from diptych.codes import Codes, hamming, kth, pack, pack_bits
 from diptych.data.captions import Captions
 from diptych.data.labels import COLUMN, class_names, class_rows, class_sets
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.cards import Facts
+from diptych.evaluation.cards import Facts, made_by, split_names
+from diptych.evaluation.labels import checked_labels
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
-from diptych.evaluation.significance import Queries, bootstrap, interval
+from diptych.evaluation.significance import Queries, intervals_of
 from diptych.model.retriever import Retriever
 
 TOP = 5000  # depth of MAP@5000
@@ -168,7 +166,7 @@ def _checked(
             "bits) with the same number of bits."
         )
     labels = [
-        _checked_labels(one, len(rows))
+        checked_labels(np.asarray(one), len(rows), "code").numpy() > 0
         for one, rows in zip((query_labels, database_labels), values, strict=True)
     ]
     if labels[0].shape[1] != labels[1].shape[1]:
@@ -179,18 +177,6 @@ def _checked(
     if not len(values[1]):
         raise DataError("the database is empty: give at least one code to rank.")
     return values, labels
-
-
-def _checked_labels(labels: ArrayLike, count: int) -> NDArray[np.bool_]:
-    """Labels (items, classes) of zeros and ones as bools."""
-    array = np.asarray(labels)
-    if array.ndim != 2 or len(array) != count:
-        raise DataError(
-            f"labels of shape {array.shape} do not fit {count} codes: give one row of 0 and 1 each."
-        )
-    if array.dtype != np.bool_ and not np.isin(array, (0, 1)).all():
-        raise DataError("labels hold other values than 0 and 1: give one column per class.")
-    return array.astype(np.bool_)
 
 
 VIEW = "hash"  # the name of the hash head among a model's branches
@@ -205,7 +191,6 @@ class HashRetrieval:
     """
 
     column: str = COLUMN
-    view: str = VIEW
     top: int = TOP
     missing: Missing = "zero"
     bootstrap: int = 0
@@ -216,59 +201,31 @@ class HashRetrieval:
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
         """The group ``hashing``."""
         began = time.perf_counter()
-        if self.view not in model.branches:
+        if VIEW not in model.branches:
             raise SettingsError(
-                f"this model has no hash head '{self.view}': train one with the recipe 'cookie-hash', or use another "
+                f"this model has no hash head '{VIEW}': train one with the recipe 'cookie-hash', or use another "
                 "protocol."
             )
-        queries, database = data.captions, data.others
-        ranked = [queries] if database is None else [queries, database]
+        ranked = [data.captions] if data.others is None else [data.captions, data.others]
         sets = [class_sets(part, self.column, self.split_labels) for part in ranked]
         names = class_names([one for part in sets for one in part])
         rows = [class_rows(one, names) for one in sets]
         codes = [
-            model.encode_image(part.images, view=self.view, show_progress=show_progress).numpy()
-            for part in ranked
+            model.encode_image(part.images, view=VIEW, show_progress=show_progress).numpy() for part in ranked
         ]
-        found = hashing_map(
-            codes[0],
-            codes[-1],
-            rows[0],
-            rows[-1],
-            top=self.top,
-            missing=self.missing,
-            leave_one_out=database is None,
-        )
-        bits = int(codes[0].shape[1])
-        table = Layout(
-            ["", f"MAP@{self.top}", "ties averaged"], [(f"{bits} bits", ["map", "map_tie_averaged"])]
-        )
-        return Group(
-            "hashing",
-            {"map": found.map, "map_tie_averaged": found.map_tie_averaged},
-            "map",
-            self._card(model, ranked, found, bits, len(names)),
-            self._intervals(found),
-            {"seconds": time.perf_counter() - began},
-            (table,),
-        )
-
-    def check(self, model: Retriever, captions: Captions) -> None:
-        """Refuse data without classes."""
-        class_sets(captions, self.column, self.split_labels)
-
-    def _card(
-        self, model: Retriever, ranked: Sequence[Captions], found: HashingScores, bits: int, classes: int
-    ) -> Facts:
-        queries = ranked[0]
-        return Facts(
+        alone = data.others is None
+        how: dict[str, Any] = {"top": self.top, "missing": self.missing, "leave_one_out": alone}
+        found = hashing_map(codes[0], codes[-1], rows[0], rows[-1], **how)
+        queries, bits = ranked[0], int(codes[0].shape[1])
+        names_of_map = ["map", "map_tie_averaged"]
+        facts = Facts(
             {
                 "data": queries.name,
                 "queries": len(queries.images),
-                "query split": "+".join(sorted(set(queries.splits))),
-                "database": "the other queries" if len(ranked) == 1 else len(ranked[1].images),
+                "query split": split_names(queries),
+                "database": "the other queries" if alone else len(ranked[1].images),
                 "bits": bits,
-                "classes": classes,
+                "classes": len(names),
                 "label column": self.column,
                 "top": found.top,
                 "without relevant": self.missing,
@@ -280,19 +237,21 @@ class HashRetrieval:
                 "queries without a label": found.unlabelled,
                 "queries without a relevant item": found.without_relevant,
                 "bootstrap": self.bootstrap,
-                "model": model.fingerprint(),
-                "diptych": __version__,
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                **made_by(model),
             },
         )
+        every = np.arange(found.queries)
+        asked = {name: Queries(found.precisions[:, n], every) for n, name in enumerate(names_of_map)}
+        return Group(
+            "hashing",
+            {"map": found.map, "map_tie_averaged": found.map_tie_averaged},
+            "map",
+            facts,
+            intervals_of(asked, len(every), self.bootstrap, np.random.default_rng(self.seed)),
+            {"seconds": time.perf_counter() - began},
+            (Layout(["", f"MAP@{self.top}", "ties averaged"], [(f"{bits} bits", names_of_map)]),),
+        )
 
-    def _intervals(self, found: HashingScores) -> dict[str, tuple[float, float]]:
-        if not self.bootstrap:
-            return {}
-        every = np.arange(len(found.precisions))
-        queries = {
-            name: Queries(found.precisions[:, column], every)
-            for column, name in enumerate(("map", "map_tie_averaged"))
-        }
-        sample = bootstrap(queries, len(every), self.bootstrap, np.random.default_rng(self.seed))
-        return {name: interval(values) for name, values in sample.items()}
+    def check(self, model: Retriever, captions: Captions) -> None:
+        """Refuse data without classes."""
+        class_sets(captions, self.column, self.split_labels)

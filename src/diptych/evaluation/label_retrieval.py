@@ -27,7 +27,7 @@ from diptych.branches.labels import LabelView, label_view
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
 from diptych.evaluation import protocols
-from diptych.evaluation.cards import Facts, direction_words
+from diptych.evaluation.cards import Facts, direction_words, split_names
 from diptych.evaluation.judgements import top_lists
 from diptych.evaluation.labels import (
     DEPTH,
@@ -162,7 +162,7 @@ class LabelRetrieval:
         return Facts(
             {
                 "data": captions.name,
-                "split": "+".join(sorted(set(captions.splits))),
+                "split": split_names(captions),
                 "images": len(captions.images),
                 "texts": len(captions.texts),
                 "labels": len(view.labels),

@@ -24,7 +24,7 @@ from diptych.data.captions import Captions, ImageStore
 from diptych.data.corrections import file_hash
 from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.cards import Card
+from diptych.evaluation.cards import Card, split_names
 from diptych.evaluation.judgements import Ids, Judgements, judge_scores
 from diptych.evaluation.metrics import (
     DIRECTIONS,
@@ -41,7 +41,7 @@ from diptych.evaluation.prepared import Scored, Timed
 from diptych.evaluation.protocols import Options, Rules, rules_of, rules_of_ranks
 from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
 from diptych.evaluation.score_matrix import refinable, stored_scores
-from diptych.evaluation.significance import Queries, bootstrap, interval, with_sums
+from diptych.evaluation.significance import Queries, bootstrap, interval, recall_queries, with_sums
 from diptych.model.protocol import Scorer
 from diptych.model.scores import Fold, MeanScores, Scores, as_scores
 
@@ -174,7 +174,7 @@ class _Source:
         rules.protocol.check(image_of, images)
         for judgements in rules.judgements:
             judgements.check(images, texts)
-        split = "+".join(sorted(set(data.splits)))
+        split = split_names(data)
         judged = [judgements.on(data) for judgements in rules.judgements]
         ids = [judgements.ids_of(data) for judgements in judged]
         groups = text_groups(data.texts) if rules.equal_texts else None
@@ -294,14 +294,15 @@ def _measure(
     folds: list[int] = []
     for number, (images, texts) in enumerate(rules.protocol.split(source.image_of, source.images)):
         image_of, ranks = source.image_of[texts] - images[0], ranked(images, texts)
-        metrics, queries = summary(ranks, rules.ties), _queries(ranks, image_of, rules.ties)
+        metrics, queries = summary(ranks, rules.ties), recall_queries(ranks, image_of, rules.ties) | judged
         metrics |= {name: float(one.values.mean()) for name, one in judged.items()}
-        queries |= judged
         for direction, placement in ranks:
             tied[direction] += placement.tied_queries
             at_top += placement.tied_at_top
-            ranks_of[direction] += placement.ranks(rules.ties).tolist()
-            images_of[direction] += (queries[f"{direction}_mean_rank"].images + images[0]).tolist()
+            rank, owner = placement.ranks(rules.ties), queries[f"{direction}_recall@{KS[0]}"].images
+            queries[f"{direction}_mean_rank"] = Queries(rank + 1, owner)
+            ranks_of[direction] += rank.tolist()
+            images_of[direction] += (owner + images[0]).tolist()
         folds += [number] * len(images)
         found.append(metrics)
         if rules.draws:
@@ -314,17 +315,6 @@ def _measure(
         if draws and name in draws[0]
     }
     return averaged, intervals, tied, at_top, Outcomes(ranks_of, images_of, folds)
-
-
-def _queries(ranks: Ranks, image_of: NDArray[np.int64], ties: str) -> dict[str, Queries]:
-    """The metrics that are means over queries, query by query."""
-    queries: dict[str, Queries] = {}
-    for direction, placement in ranks:
-        rank = placement.ranks(ties)
-        images = placement.queries if direction == "image_to_text" else image_of[placement.queries]
-        queries |= {f"{direction}_recall@{k}": Queries(np.where(rank < k, 100.0, 0.0), images) for k in KS}
-        queries[f"{direction}_mean_rank"] = Queries(rank + 1, images)
-    return queries
 
 
 def _judged(sides: Sequence[Scores], source: _Source, judgements: Sequence[Judgements]) -> dict[str, Queries]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import SettingsError
-from diptych.evaluation.metrics import DIRECTIONS, KS
+from diptych.evaluation.metrics import DIRECTIONS, KS, Ranks
 from diptych.evaluation.report import Outcomes
 
 LEVEL = 0.95
@@ -34,6 +34,18 @@ class Queries:
 
     values: NDArray[np.float64]
     images: NDArray[np.int64]
+
+
+def recall_queries(ranks: Ranks, image_of: NDArray[np.int64], ties: str) -> dict[str, Queries]:
+    """R@K of both directions, query by query; ``image_of`` (M,) is the image of each text."""
+    return {
+        f"{direction}_recall@{k}": Queries(
+            np.where(placement.ranks(ties) < k, 100.0, 0.0),
+            placement.queries if direction == DIRECTIONS[0] else image_of[placement.queries],
+        )
+        for direction, placement in ranks
+        for k in KS
+    }
 
 
 def bootstrap(
@@ -65,6 +77,21 @@ def interval(draws: NDArray[np.float64]) -> tuple[float, float]:
     """The central 95 % of the replicates."""
     low, high = np.nanquantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def intervals_of(
+    metrics: Mapping[str, Queries],
+    images: int,
+    draws: int,
+    rng: np.random.Generator,
+    total: str = "",
+) -> dict[str, tuple[float, float]]:
+    """The interval of each mean, and of their sum, called ``total``, where that has a name; none without draws."""
+    if not draws:
+        return {}
+    sample = bootstrap(metrics, images, draws, rng)
+    sums = {total: np.sum(list(sample.values()), axis=0)} if total else {}
+    return {name: interval(values) for name, values in (sample | sums).items()}
 
 
 def with_sums(draws: dict[str, NDArray[np.float64]]) -> dict[str, NDArray[np.float64]]:

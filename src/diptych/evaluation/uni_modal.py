@@ -17,7 +17,7 @@ from diptych.data.captions import Captions
 from diptych.data.files import FileImages
 from diptych.data.problems import LeftOut, undecodable
 from diptych.errors import DataError, SettingsError
-from diptych.evaluation.cards import Facts
+from diptych.evaluation.cards import Facts, split_names
 from diptych.evaluation.classes import (
     ClassList,
     class_recall,
@@ -129,7 +129,7 @@ class UniModal:
             Facts(
                 {
                     "protocol": "uni-modal",
-                    "split": "+".join(sorted(set(captions.splits))),
+                    "split": split_names(captions),
                     "teacher": self.text_teacher,
                     "data": captions.fingerprint(),
                 },

@@ -9,18 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from diptych import __version__
 from diptych.data.captions import Captions
-from diptych.evaluation.cards import Facts
+from diptych.evaluation.cards import Facts, made_by, split_names
 from diptych.evaluation.metrics import (
     DIRECTIONS,
     KS,
-    Ranks,
     checked_ties,
     count_ranks,
     count_shared_ranks,
@@ -28,7 +26,7 @@ from diptych.evaluation.metrics import (
 )
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
-from diptych.evaluation.significance import Queries, bootstrap, interval
+from diptych.evaluation.significance import intervals_of, recall_queries
 from diptych.model.retriever import Retriever
 from diptych.model.scores import Fold
 
@@ -77,25 +75,20 @@ class VideoRetrieval:
         checked_ties(self.ties)
         captions = data.captions
         scores = data.scores_of(model, show_progress)
-        plain = count_ranks(scores, captions.image_of)
-        metrics = {f"{ALL}{_renamed(name)}": value for name, value in summary(plain, self.ties).items()}
-        ranks, texts_of = plain, captions.image_of
-        texts = len(captions.texts)
+        ranks = count_ranks(scores, captions.image_of)
+        metrics = {f"{ALL}{_renamed(name)}": value for name, value in summary(ranks, self.ties).items()}
+        owner, texts = captions.image_of, len(captions.texts)  # of the texts in the gallery
         if self.dedupe_captions:
-            import torch
-
             kept = dedupe_captions(captions)
             every = torch.arange(len(captions.images), device=scores.device)
             part = Fold(scores, every, torch.from_numpy(kept.rows).to(scores.device))
             ranks = count_shared_ranks(part, kept.image_of, kept.text_of)
-            texts_of, texts = captions.image_of[kept.rows], len(kept.rows)
+            owner, texts = captions.image_of[kept.rows], len(kept.rows)
         own = {_renamed(name): value for name, value in summary(ranks, self.ties).items()}
-        metrics = {**own, **(metrics if self.dedupe_captions else {})}
-        tied = {name: placement.tied_queries for name, placement in ranks}
         facts = Facts(
             {
                 "data": captions.name,
-                "split": "+".join(sorted(set(captions.splits))),
+                "split": split_names(captions),
                 "videos": len(captions.images),
                 "texts": len(captions.texts),
                 "texts in the gallery": texts,
@@ -104,41 +97,30 @@ class VideoRetrieval:
                 "data hash": captions.fingerprint(),
             },
             {
-                "tied queries": sum(tied.values()),
+                "tied queries": sum(placement.tied_queries for _, placement in ranks),
                 "score": scores.kind,
                 "model": model.fingerprint(),
                 "bootstrap": self.bootstrap,
-                "diptych": __version__,
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                **made_by(model),
             },
         )
+        # a text that several videos list comes along with the first of them
+        queries = recall_queries(ranks, owner, self.ties)
         return Group(
             "videos",
-            metrics,
+            {**own, **(metrics if self.dedupe_captions else {})},
             "video_rsum",
             facts,
-            self._intervals(ranks, texts_of, len(captions.images)),
+            intervals_of(
+                {_renamed(name): one for name, one in queries.items()},
+                len(captions.images),
+                self.bootstrap,
+                np.random.default_rng(self.seed),
+                total="video_rsum",
+            ),
             {"seconds": time.perf_counter() - began},
             _tables(self.dedupe_captions),
         )
-
-    def _intervals(
-        self, ranks: Ranks, texts_of: NDArray[np.int64], videos: int
-    ) -> dict[str, tuple[float, float]]:
-        """Of the recalls and their sum; a text that several videos list comes along with the first of them."""
-        if not self.bootstrap:
-            return {}
-        queries: dict[str, Queries] = {}
-        for direction, placement in ranks:
-            rank = placement.ranks(self.ties)
-            owner = placement.queries if direction == DIRECTIONS[0] else texts_of[placement.queries]
-            queries |= {
-                _renamed(f"{direction}_recall@{k}"): Queries(np.where(rank < k, 100.0, 0.0), owner)
-                for k in KS
-            }
-        sample = bootstrap(queries, videos, self.bootstrap, np.random.default_rng(self.seed))
-        sample["video_rsum"] = np.sum(list(sample.values()), axis=0)
-        return {name: interval(values) for name, values in sample.items()}
 
 
 def _tables(deduplicated: bool) -> Sequence[Layout]:
