@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -186,19 +186,10 @@ class Retrieval:
         return report.groups[0]
 
 
-@runtime_checkable
-class Checks(Protocol):
-    """An evaluator that can tell before training whether it can read the data."""
-
-    def check(self, model: Retriever, captions: Captions) -> None:
-        """Raise what measuring would raise."""
-        ...
-
-
 def check_data(evaluators: Sequence[Evaluator], model: Retriever, captions: Captions) -> None:
-    """Refuse data that an evaluator cannot read, before an epoch is spent on them."""
+    """Refuse data that an evaluator cannot read, before an epoch is spent on them; some have a ``check`` for that."""
     for evaluator in evaluators:
-        if isinstance(evaluator, Checks):
+        if hasattr(evaluator, "check"):
             evaluator.check(model, captions)
 
 

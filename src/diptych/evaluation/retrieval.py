@@ -212,12 +212,13 @@ def _group(scored: Scored, source: _Source, rules: Rules) -> Group:
                 found.append(count_shared_ranks(part, *right_pairs(image_of, source.group_of[texts])))
         return Ranks(found[0].image_to_text, found[-1].text_to_image)
 
-    measured = _measure(ranked, _judged(sides, source, source.judgements), source, rules)
-    clock = scored.computed or sides[0]
-    pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
-    seconds = scored.seconds + time.perf_counter() - began
-    speed = {**scored.encoding, **pairs, "seconds": seconds}
-    return _filled(measured, source, rules, sides[0].kind, scored.model, speed)
+    def speed() -> dict[str, float]:
+        clock = scored.computed or sides[0]
+        pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
+        return {**scored.encoding, **pairs, "seconds": scored.seconds + time.perf_counter() - began}
+
+    judged = _judged(sides, source)
+    return _measured(ranked, judged, source, rules, score=sides[0].kind, model=scored.model, speed=speed)
 
 
 def evaluate_ranks(
@@ -237,19 +238,46 @@ def evaluate_ranks(
     rules = rules_of_ranks(**options)
     rules.protocol.check(image_of, images)
     source = _Source(image_of, images, data, split, data_hash)
-    measured = _measure(lambda *_: ranks, {}, source, rules)
-    return Report((_filled(measured, source, rules, score, model, speed or {}),))
+    return Report(
+        (_measured(lambda *_: ranks, {}, source, rules, score=score, model=model, speed=lambda: speed or {}),)
+    )
 
 
-_Measured = tuple[dict[str, float], dict[str, tuple[float, float]], dict[str, int], int, Outcomes]
-"""Metrics, their intervals, tied queries of each direction and those at the top, and what became of every query."""
-
-
-def _filled(
-    measured: _Measured, source: _Source, rules: Rules, score: str, model: str, speed: dict[str, float]
+def _measured(
+    ranked: Callable[[NDArray[np.int64], NDArray[np.int64]], Ranks],
+    judged: dict[str, Queries],
+    source: _Source,
+    rules: Rules,
+    *,
+    score: str,
+    model: str,
+    speed: Callable[[], dict[str, float]],
 ) -> Group:
-    """What was measured, with its card."""
-    metrics, intervals, tied, at_top, outcomes = measured
+    """Metrics averaged over the folds, with intervals (images resampled within their fold), and the card."""
+    found: list[dict[str, float]] = []
+    draws: list[dict[str, NDArray[np.float64]]] = []
+    tied, at_top = dict.fromkeys(DIRECTIONS, 0), 0
+    ranks_of: dict[str, list[float]] = {way: [] for way in DIRECTIONS}
+    images_of: dict[str, list[int]] = {way: [] for way in DIRECTIONS}
+    folds: list[int] = []
+    for number, (images, texts) in enumerate(rules.protocol.split(source.image_of, source.images)):
+        image_of, ranks = source.image_of[texts] - images[0], ranked(images, texts)
+        metrics, queries = summary(ranks, rules.ties), recall_queries(ranks, image_of, rules.ties) | judged
+        metrics |= {name: float(one.values.mean()) for name, one in judged.items()}
+        for way, placement in ranks:
+            tied[way] += placement.tied_queries
+            at_top += placement.tied_at_top
+            rank, owner = placement.ranks(rules.ties), queries[f"{way}_recall@{KS[0]}"].images
+            queries[f"{way}_mean_rank"] = Queries(rank + 1, owner)
+            ranks_of[way] += rank.tolist()
+            images_of[way] += (owner + images[0]).tolist()
+        folds += [number] * len(images)
+        found.append(metrics)
+        rng = np.random.default_rng([rules.seed, number])
+        draws += [with_sums(bootstrap(queries, len(images), rules.draws, rng))] if rules.draws else []
+    averaged = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    known = [name for name in averaged if draws and name in draws[0]]
+    intervals = {name: interval(np.mean([one[name] for one in draws], axis=0)) for name in known}
     sizes = np.bincount(source.image_of, minlength=source.images)
     card = Card(
         protocol=rules.protocol.name,
@@ -271,56 +299,16 @@ def _filled(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         equal_texts=rules.equal_texts,
         repeated_texts=source.repeated,
-        judged=tuple(
-            f"{one.corrections} ({file_hash(one.corrections)})" for one in rules.judgements if one.corrections
-        ),
+        judged=tuple(f"{file} ({file_hash(file)})" for one in rules.judgements if (file := one.corrections)),
     )
-    tables = retrieval_tables(metrics)
-    return Group("retrieval", metrics, "rsum", card, intervals, speed, tables, outcomes=outcomes)
+    outcomes, tables = Outcomes(ranks_of, images_of, folds), retrieval_tables(averaged)
+    return Group("retrieval", averaged, "rsum", card, intervals, speed(), tables, outcomes=outcomes)
 
 
-def _measure(
-    ranked: Callable[[NDArray[np.int64], NDArray[np.int64]], Ranks],
-    judged: dict[str, Queries],
-    source: _Source,
-    rules: Rules,
-) -> _Measured:
-    """Metrics averaged over the folds, intervals (images resampled within their fold), and tied queries."""
-    found: list[dict[str, float]] = []
-    draws: list[dict[str, NDArray[np.float64]]] = []
-    tied, at_top = dict.fromkeys(DIRECTIONS, 0), 0
-    ranks_of: dict[str, list[float]] = {way: [] for way in DIRECTIONS}
-    images_of: dict[str, list[int]] = {way: [] for way in DIRECTIONS}
-    folds: list[int] = []
-    for number, (images, texts) in enumerate(rules.protocol.split(source.image_of, source.images)):
-        image_of, ranks = source.image_of[texts] - images[0], ranked(images, texts)
-        metrics, queries = summary(ranks, rules.ties), recall_queries(ranks, image_of, rules.ties) | judged
-        metrics |= {name: float(one.values.mean()) for name, one in judged.items()}
-        for direction, placement in ranks:
-            tied[direction] += placement.tied_queries
-            at_top += placement.tied_at_top
-            rank, owner = placement.ranks(rules.ties), queries[f"{direction}_recall@{KS[0]}"].images
-            queries[f"{direction}_mean_rank"] = Queries(rank + 1, owner)
-            ranks_of[direction] += rank.tolist()
-            images_of[direction] += (owner + images[0]).tolist()
-        folds += [number] * len(images)
-        found.append(metrics)
-        if rules.draws:
-            rng = np.random.default_rng([rules.seed, number])
-            draws.append(with_sums(bootstrap(queries, len(images), rules.draws, rng)))
-    averaged = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-    intervals = {
-        name: interval(np.mean([one[name] for one in draws], axis=0))
-        for name in averaged
-        if draws and name in draws[0]
-    }
-    return averaged, intervals, tied, at_top, Outcomes(ranks_of, images_of, folds)
-
-
-def _judged(sides: Sequence[Scores], source: _Source, judgements: Sequence[Judgements]) -> dict[str, Queries]:
+def _judged(sides: Sequence[Scores], source: _Source) -> dict[str, Queries]:
     """Many-to-many metrics, query by query, as ``eccv_image_to_text_map@r``; ``sides`` are one, or one a direction."""
     queries: dict[str, Queries] = {}
-    for one, names in zip(judgements, source.ids, strict=True):
+    for one, names in zip(source.judgements, source.ids, strict=True):
         both = [judge_scores(side, one, *names) for side in sides]
         for direction, found, ids in zip(DIRECTIONS, (both[0], both[-1]), names, strict=True):
             judged = found[direction]
