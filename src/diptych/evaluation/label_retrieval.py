@@ -43,7 +43,7 @@ from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
 from diptych.evaluation.significance import Queries, bootstrap, interval
 from diptych.model.retriever import Retriever
-from diptych.model.scores import EmbeddingScores, Fold, Scores, as_scores
+from diptych.model.scores import EmbeddingScores, Scores, as_scores
 
 SIDES = ("image", "text")
 
@@ -73,29 +73,27 @@ class LabelRetrieval:
         labels = {"image": rows, "text": rows[captions.image_of]}
         rules = protocols.protocol_named(self.protocol)
         rules.check(captions.image_of, len(captions.images))
-        told = {
+        predicted = {
             "image": model.encode_image(captions.images, view=name, show_progress=show_progress),
             "text": model.encode_text(data.texts, view=name, show_progress=show_progress),
         }
-        scores = self._scores(model, view, data, told, show_progress)
+        scores = self._scores(model, view, data, predicted, show_progress)
         metrics, intervals = self._ranked(scores, data, labels, rules, view.merge_texts)
         choose = set(captions.splits) == {"val"} if self.choose is None else self.choose
         for place, side in enumerate(SIDES):
             if choose:
-                view.thresholds[place], metrics[f"{side}_f1"] = choose_threshold(told[side], labels[side])
+                view.thresholds[place], found = choose_threshold(predicted[side], labels[side])
             else:
-                metrics[f"{side}_f1"] = micro_f1(
-                    told[side], labels[side], round(float(view.thresholds[place]), 6)
-                )
-        return Group(
-            "labels",
-            metrics,
-            "ndcg",
-            self._card(model, view, data, scores, choose),
-            intervals,
-            {"seconds": time.perf_counter() - began},
-            self._tables(),
+                found = micro_f1(predicted[side], labels[side], round(float(view.thresholds[place]), 6))
+            metrics[f"{side}_f1"] = found
+        ranked = [(direction_words(d), [f"{d}_ndcg@{self.depth}", f"{d}_map"]) for d in DIRECTIONS]
+        tables = (
+            Layout(["", f"NDCG@{self.depth}", "mAP"], [*ranked, ("mean", ["ndcg", ""])]),
+            Layout(["", "micro-F1"], [(side, [f"{side}_f1"]) for side in SIDES]),
         )
+        card = self._card(model, view, data, scores, choose)
+        seconds = {"seconds": time.perf_counter() - began}
+        return Group("labels", metrics, "ndcg", card, intervals, seconds, tables)
 
     def check(self, model: Retriever, captions: Captions) -> None:
         """Refuse data with labels that the model does not know, or without labels."""
@@ -103,12 +101,12 @@ class LabelRetrieval:
 
     @staticmethod
     def _scores(
-        model: Retriever, view: LabelView, data: Prepared, told: dict[str, Tensor], show_progress: bool
+        model: Retriever, view: LabelView, data: Prepared, predicted: dict[str, Tensor], show_progress: bool
     ) -> Scores:
         """The model's scores; where the predictions are its embeddings, nothing is encoded a second time."""
         heads = model.image.aggregator is view.image_head and model.text.aggregator is view.text_head
         if heads and model.scorer is None and model.dim == view.dim:
-            return EmbeddingScores(ops.unit(told["image"]), ops.unit(told["text"]))
+            return EmbeddingScores(ops.unit(predicted["image"]), ops.unit(predicted["text"]))
         return data.scores_of(model, show_progress)
 
     def _ranked(
@@ -123,19 +121,10 @@ class LabelRetrieval:
         draws: list[dict[str, NDArray[np.float64]]] = []
         image_of = data.captions.image_of
         for number, (images, texts) in enumerate(rules.split(image_of, len(data.captions.images))):
-            part = (
-                scores
-                if rules.folds == 1
-                else Fold(scores, torch.from_numpy(images), torch.from_numpy(texts))
-            )
             distinct = first_occurrences([data.captions.texts[row] for row in texts]) if merge_texts else None
-            judged = judge_labels(
-                part,
-                labels["image"][images],
-                labels["text"][texts],
-                depth=self.depth,
-                distinct_texts=distinct,
-            )
+            own = labels["image"][images], labels["text"][texts]
+            part = rules.part(scores, images, texts)
+            judged = judge_labels(part, *own, depth=self.depth, distinct_texts=distinct)
             queries = {}
             for direction, one in judged.items():
                 asked = texts if distinct is None else texts[distinct]
@@ -179,13 +168,6 @@ class LabelRetrieval:
                 "model": model.fingerprint(),
                 "diptych": __version__,
             },
-        )
-
-    def _tables(self) -> tuple[Layout, ...]:
-        rows = [(direction_words(d), [f"{d}_ndcg@{self.depth}", f"{d}_map"]) for d in DIRECTIONS]
-        return (
-            Layout(["", f"NDCG@{self.depth}", "mAP"], [*rows, ("mean", ["ndcg", ""])]),
-            Layout(["", "micro-F1"], [(side, [f"{side}_f1"]) for side in SIDES]),
         )
 
 

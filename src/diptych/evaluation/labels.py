@@ -69,24 +69,20 @@ def judge_labels(
     if depth < 1:
         raise SettingsError(f"NDCG@{depth} looks at no item: give a depth of 1 or more.")
     scores = as_scores(scores)
-    images, texts = (
-        checked_labels(image_labels, scores.shape[0], "image"),
-        checked_labels(text_labels, scores.shape[1], "text"),
-    )
+    images = checked_labels(image_labels, scores.shape[0], "image")
+    texts = checked_labels(text_labels, scores.shape[1], "text")
     if images.shape[1] != texts.shape[1]:
         raise DataError(
             f"images have {images.shape[1]} label columns and texts {texts.shape[1]}: use one vocabulary for both."
         )
-    distinct = slice(None) if distinct_texts is None else torch.from_numpy(distinct_texts)
+    every, distinct = slice(None), slice(None) if distinct_texts is None else torch.from_numpy(distinct_texts)
     image_kinds, text_kinds = _kinds(images, scores.device), _kinds(texts, scores.device)
-    return {
-        DIRECTIONS[0]: _Direction(scores, image_kinds, text_kinds, slice(None), distinct, True).judge(
-            depth, average_precision
-        ),
-        DIRECTIONS[1]: _Direction(scores, text_kinds, image_kinds, distinct, slice(None), False).judge(
-            depth, average_precision
-        ),
-    }
+    directions = (
+        _Direction(scores, image_kinds, text_kinds, every, distinct, True),
+        _Direction(scores, text_kinds, image_kinds, distinct, every, False),
+    )
+    judged = [one.judge(depth, average_precision) for one in directions]
+    return dict(zip(DIRECTIONS, judged, strict=True))
 
 
 def label_metrics(
@@ -122,8 +118,8 @@ def micro_f1(predicted: Rows, labels: Rows, threshold: float) -> float:
     0 where nothing is predicted and nothing is true.
     """
     values, truth = _cells(predicted, labels)
-    told = values >= threshold
-    return _f1(int((told & truth).sum()), int(told.sum()), int(truth.sum()))
+    positive = values >= threshold
+    return _f1(int((positive & truth).sum()), int(positive.sum()), int(truth.sum()))
 
 
 def choose_threshold(
@@ -135,9 +131,8 @@ def choose_threshold(
     if not len(edges):
         raise SettingsError("no threshold to choose from: give at least one.")
     passed = np.searchsorted(edges, values.ravel(), side="right")  # thresholds a cell reaches
-    told = _at_least(passed, len(edges))
-    right = _at_least(passed[truth.ravel()], len(edges))
-    found = [_f1(int(tp), int(n), int(truth.sum())) for tp, n in zip(right, told, strict=True)]
+    positive, right = (_at_least(some, len(edges)) for some in (passed, passed[truth.ravel()]))
+    found = [_f1(int(tp), int(n), int(truth.sum())) for tp, n in zip(right, positive, strict=True)]
     best = int(np.argmax(found))
     return float(edges[best]), found[best]
 
@@ -221,11 +216,10 @@ class _Direction:
 
     def _scores(self, rows: Tensor) -> Tensor:
         """Scores (q, gallery) of some queries."""
-        if self.turned is not None:
-            part = self.turned.tile(rows, self.columns)
-            return part if not torch.isnan(part.sum()) else checked_tile(self.scores, self.columns, rows).T
         if self.images_ask:
             return checked_tile(self.scores, rows, self.columns)
+        if self.turned is not None and not torch.isnan((part := self.turned.tile(rows, self.columns)).sum()):
+            return part
         return checked_tile(self.scores, self.columns, rows).T
 
 
@@ -281,5 +275,5 @@ def _at_least(passed: NDArray[np.int64], edges: int) -> NDArray[np.int64]:
     return np.cumsum(np.bincount(passed, minlength=edges + 1)[::-1])[::-1][1:]
 
 
-def _f1(right: int, told: int, true: int) -> float:
-    return 200.0 * right / (told + true) if told + true else 0.0
+def _f1(right: int, positive: int, true: int) -> float:
+    return 200.0 * right / (positive + true) if positive + true else 0.0

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.judgements import Judgements, load_judgements
 from diptych.evaluation.metrics import checked_ties
+from diptych.model.scores import Fold, Scores
 from diptych.registries import PROTOCOLS
 
 
@@ -58,6 +60,11 @@ class EvaluationProtocol:
         """Rows of the images and of the texts of each fold, in the order of the data."""
         rows = np.split(np.arange(images), self.folds)
         return [(fold, np.flatnonzero((image_of >= fold[0]) & (image_of <= fold[-1]))) for fold in rows]
+
+    def part(self, scores: Scores, images: NDArray[np.int64], texts: NDArray[np.int64]) -> Scores:
+        """The scores of a fold."""
+        whole = self.folds == 1
+        return scores if whole else Fold(scores, torch.from_numpy(images), torch.from_numpy(texts))
 
 
 _COCO = "the 5,000 test images of COCO (Karpathy's split, 'testall' of the precomputed folders)"

@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Unpack
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -43,7 +42,7 @@ from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
 from diptych.evaluation.score_matrix import refinable, stored_scores
 from diptych.evaluation.significance import Queries, bootstrap, interval, recall_queries, with_sums
 from diptych.model.protocol import Scorer
-from diptych.model.scores import Fold, MeanScores, Scores, as_scores
+from diptych.model.scores import MeanScores, Scores, as_scores
 
 
 def evaluate_scores(
@@ -204,8 +203,7 @@ def _group(scored: Scored, source: _Source, rules: Rules) -> Group:
     def ranked(images: NDArray[np.int64], texts: NDArray[np.int64]) -> Ranks:
         image_of, found = source.image_of[texts] - images[0], []
         for side in sides:
-            whole = rules.protocol.folds == 1
-            part = side if whole else Fold(side, torch.from_numpy(images), torch.from_numpy(texts))
+            part = rules.protocol.part(side, images, texts)
             if source.group_of is None:
                 found.append(count_ranks(part, image_of))
             else:
