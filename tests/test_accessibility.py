@@ -81,7 +81,7 @@ def reports() -> dict[str, str]:
         "gallery": pages.gallery_page("a red ring", card),
         "comparison": pages.comparison_page("Two models", "One.", table, {"Images": ("Two.", [
             QueryComparison("a red ring", [Result("a", 1, answers), Result("b", 2, texts)])])}),
-        "cases": pages.cases_page("Cases", "One.", table, {"Colours": [card, QueryCard("a ring", texts)]}),
+        "cases": pages.comparison_page("Cases", "One.", table, {"Colours": ("", [card, QueryCard("a ring", texts)])}),
         "audit": audit_page("An audit", ["2 pairs"], [judged, judged], "0123"),
     }  # fmt: skip
 

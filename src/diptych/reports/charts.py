@@ -89,9 +89,11 @@ class Line:
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    spread: Sequence[float]
+    spread: Sequence[float] = ()
     colour: int = 0
-    dashed: bool = False
+    style: str = "-"  # matplotlib's
+    mark: str = "o"
+    size: float = 3
 
 
 @dataclass(frozen=True)
@@ -222,55 +224,43 @@ def picture_of_lines(
     title: str, x_label: str, y_label: str, lines: Sequence[Line], ticks: Sequence[str] = ()
 ) -> Any:
     """One panel; ``ticks`` name the values 0, 1, 2, … of x where they are not numbers of a scale."""
-    figure = figure_class()(figsize=(8, 4.5), dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for line in lines:
-        colour = COLOURS[line.colour % len(COLOURS)]
-        style = "--" if line.dashed else "-"
-        axes.plot(line.x, line.y, style, color=colour, marker="o", markersize=3, label=line.name)
-        if any(line.spread):
-            low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
-            high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
-            axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
+    figure, axes = _panel((8, 4.5), lines)
     if ticks:
         axes.set_xticks(range(len(ticks)), ticks)
     axes.set_title(title, parse_math=False, loc="left")
     axes.set(xlabel=x_label, ylabel=y_label)
-    axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize="small")
     return figure
 
 
 def picture_of_queries(contestants: Sequence[Contestant]) -> Any:
     """Milliseconds per text query against the number of images, both logarithmic (VSE∞, Fig. 3)."""
-    figure, axes = _axes()
+    lines, extrapolated = [], any(not t.measured for one in contestants for t in one.timings)
     for number, one in enumerate(contestants):
-        colour = COLOURS[number % len(COLOURS)]
         done = [t for t in one.timings if t.measured]
         guessed = done[-1:] + [t for t in one.timings if not t.measured]
-        axes.plot(
-            [t.images for t in done], [t.milliseconds for t in done],
-            color=colour, marker=MARKS[number % len(MARKS)], markersize=4, label=short_name(one.name),
-        )  # fmt: skip
-        if len(guessed) > 1:
-            axes.plot(
-                [t.images for t in guessed], [t.milliseconds for t in guessed], color=colour, linestyle=":"
+        for name, some, style in ((short_name(one.name), done, "-"), ("", guessed, ":")):
+            mark = MARKS[number % len(MARKS)] if name else ""
+            x, y = [t.images for t in some], [t.milliseconds for t in some]
+            lines += (
+                [Line(name, x, y, colour=number, style=style, mark=mark, size=4)] if x[1:] or name else []
             )
+    figure, axes = _panel(SPEED, lines)
     axes.set(xscale="log", yscale="log", xlabel="images", ylabel="milliseconds per text query")
-    extrapolated = any(not t.measured for one in contestants for t in one.timings)
     axes.legend(frameon=False, fontsize="small", title="dotted: extrapolated" if extrapolated else None)
     return figure
 
 
 def picture_of_recall(contestants: Sequence[Contestant]) -> Any:
     """RSUM against thousand pairs per second (CODER, Fig. 4)."""
-    figure, axes = _axes()
-    for number, one in enumerate(contestants):
-        axes.plot(
-            [one.thousand_pairs], [one.rsum],
-            color=COLOURS[number % len(COLOURS)], marker=MARKS[number % len(MARKS)], markersize=8, linestyle="none",
-            label=short_name(one.name),
-        )  # fmt: skip
+    lines = [
+        Line(
+            short_name(one.name), [one.thousand_pairs], [one.rsum],
+            colour=n, style="none", mark=MARKS[n % len(MARKS)], size=8,
+        )
+        for n, one in enumerate(contestants)
+    ]  # fmt: skip
+    figure, axes = _panel(SPEED, lines)
     axes.set(xscale="log", xlabel="thousand pairs per second", ylabel="RSUM")
     axes.legend(frameon=False, fontsize="small")
     return figure
@@ -306,9 +296,18 @@ def short_name(name: str) -> str:
     return name if len(name) <= NAME else f"…{name[1 - NAME :]}"
 
 
-def _axes() -> tuple[Any, Any]:
-    figure = figure_class()(figsize=SPEED, dpi=DPI, layout="constrained")
+def _panel(inches: tuple[float, float], lines: Sequence[Line]) -> tuple[Any, Any]:
+    figure = figure_class()(figsize=inches, dpi=DPI, layout="constrained")
     axes = figure.subplots()
+    for line in lines:
+        colour = COLOURS[line.colour % len(COLOURS)]
+        axes.plot(
+            line.x, line.y, linestyle=line.style, color=colour, marker=line.mark, markersize=line.size, label=line.name
+        )  # fmt: skip
+        if any(line.spread):
+            low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
+            high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
+            axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
     axes.grid(alpha=0.25)
     return figure, axes
 

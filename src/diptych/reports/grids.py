@@ -26,15 +26,14 @@ class Shown:
     def __init__(self, data: Captions) -> None:
         self.data, self.texts_of, self.pictures = data, data.texts_of(), has_pictures(data)
 
-    def images_for(self, text: int, scores: torch.Tensor, count: int) -> list[Answer]:
-        """The best ``count`` images for a text; ``scores`` are those of all images (N,)."""
-        own = int(self.data.image_of[text])
-        return [Answer(self.name(row), v, row == own, self.picture(row)) for v, row in _best(scores, count)]
-
-    def texts_for(self, image: int, scores: torch.Tensor, count: int) -> list[Answer]:
-        """The best ``count`` texts for an image; ``scores`` are those of all texts (M,)."""
-        own = set(self.texts_of[image].tolist())
-        return [Answer(self.data.texts[row], value, row in own) for value, row in _best(scores, count)]
+    def answers(self, direction: str, query: int, scores: torch.Tensor, count: int) -> list[Answer]:
+        """The best ``count`` items for a query of a direction; ``scores`` are those of the whole gallery."""
+        best, data = _best(scores, count), self.data
+        if direction == "text_to_image":
+            right = int(data.image_of[query])
+            return [Answer(self.name(row), v, row == right, self.picture(row)) for v, row in best]
+        own = set(self.texts_of[query].tolist())
+        return [Answer(data.texts[row], value, row in own) for value, row in best]
 
     def name(self, image: int) -> str:
         """The first text of a picture; of features, which cannot be shown, the id too."""
@@ -69,8 +68,7 @@ class Compared:
             raise SettingsError("where='differs' compares two models and there is one: say random.")
         a, b = (self._placements(direction) * 2)[:2]
         places = chosen_queries(a.ranks(), b.ranks(), count, where, seed)
-        shown = self._to_images if direction == "text_to_image" else self._to_texts
-        return [shown(int(a.queries[place]), int(place), answers) for place in places]
+        return [self._comparison(direction, int(a.queries[place]), place, answers) for place in places]
 
     def counts(self, direction: str) -> tuple[int, int, int]:
         """Queries whose right answer the first model ranks higher, the second ranks higher, and neither."""
@@ -81,25 +79,15 @@ class Compared:
         assert direction in DIRECTIONS
         return [getattr(ranks, direction) for ranks in self.ranks.values()]
 
-    def _to_images(self, text: int, place: int, answers: int) -> QueryComparison:
-        results = []
-        for name, scores in self.scores.items():
-            column = scores.tile(slice(None), slice(text, text + 1))[:, 0]
-            found = self.shown.images_for(text, column, answers)
-            results.append(Result(name, self._rank(name, "text_to_image", place), found))
-        return QueryComparison(self.data.texts[text], results)
-
-    def _to_texts(self, image: int, place: int, answers: int) -> QueryComparison:
-        results = []
-        for name, scores in self.scores.items():
-            row = scores.tile(slice(image, image + 1), slice(None))[0]
-            found = self.shown.texts_for(image, row, answers)
-            results.append(Result(name, self._rank(name, "image_to_text", place), found))
-        return QueryComparison(self.shown.name(image), results, self.shown.picture(image))
-
-    def _rank(self, name: str, direction: str, place: int) -> int:
-        placement: Placement = getattr(self.ranks[name], direction)
-        return int(placement.ranks()[place]) + 1
+    def _comparison(self, direction: str, query: int, place: int, answers: int) -> QueryComparison:
+        to_images, asked, results = direction == "text_to_image", slice(query, query + 1), []
+        for (name, scores), placement in zip(self.scores.items(), self._placements(direction), strict=True):
+            tile = scores.tile(slice(None), asked).T if to_images else scores.tile(asked, slice(None))
+            found = self.shown.answers(direction, query, tile[0], answers)
+            results.append(Result(name, int(placement.ranks()[place]) + 1, found))
+        if to_images:
+            return QueryComparison(self.data.texts[query], results)
+        return QueryComparison(self.shown.name(query), results, self.shown.picture(query))
 
 
 def has_pictures(data: Captions) -> bool:

@@ -136,8 +136,8 @@ def page(
 
 def gallery_page(title: str, query: QueryCard) -> str:
     """One query's answers as a file of their own; its picture or text, where it has one, above them."""
-    shown = _picture(query.picture, LARGE) if query.picture is not None else ""
-    asked = f"<p>{shown}{html.escape(query.text)}</p>" if shown or query.text else ""
+    asked = _picture(query.picture, LARGE) + html.escape(query.text)
+    asked = f"<p>{asked}</p>" if asked else ""
     answers = "".join(_answer(answer, LARGE) for answer in query.answers)
     return f"{_head(title)}{asked}<div class='row gallery'>{answers}</div>{END}"
 
@@ -146,26 +146,15 @@ def comparison_page(
     title: str,
     introduction: str,
     table: tuple[Sequence[str], Sequence[Sequence[str]]],
-    grids: Mapping[str, tuple[str, Sequence[QueryComparison]]],
+    groups: Mapping[str, tuple[str, Sequence[QueryCard | QueryComparison]]],
 ) -> str:
-    """Models side by side: a ``table`` (heads, rows), then one section with its sentence for each of ``grids``."""
+    """A ``table`` (heads, rows), then one section with its sentence for each of ``groups`` of queries."""
     parts = [f"{_head(title)}<p>{html.escape(introduction)}</p>", _table(*table)]
-    for name, (sentence, comparisons) in grids.items():
-        parts += [f"<h2>{html.escape(name)}</h2><p>{html.escape(sentence)}</p>"]
-        parts += map(_comparison, comparisons)
-    return "\n".join([*parts, END])
-
-
-def cases_page(
-    title: str,
-    introduction: str,
-    table: tuple[Sequence[str], Sequence[Sequence[str]]],
-    cases: Mapping[str, Sequence[QueryCard]],
-) -> str:
-    """Cases in groups: a ``table`` (heads, rows) of the groups, then the queries of each with what was retrieved."""
-    parts = [f"{_head(title)}<p>{html.escape(introduction)}</p>", _table(*table)]
-    for name, queries in cases.items():
-        parts += [f"<h2>{html.escape(name)}</h2>", *map(_query, queries)]
+    for name, (sentence, queries) in groups.items():
+        parts.append(
+            f"<h2>{html.escape(name)}</h2>" + (f"<p>{html.escape(sentence)}</p>" if sentence else "")
+        )
+        parts += [_query(one) if isinstance(one, QueryCard) else _comparison(one) for one in queries]
     return "\n".join([*parts, END])
 
 
@@ -217,39 +206,36 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _query(query: QueryCard) -> str:
-    shown = _picture(query.picture) if query.picture is not None else ""
-    answers = "".join(_answer(answer) for answer in query.answers)
-    return f"<div class='row'><div class='query'>{shown}{html.escape(query.text)}</div>{answers}</div>"
+    answers = "".join(map(_answer, query.answers))
+    asked = _picture(query.picture) + html.escape(query.text)
+    return f"<div class='row'><div class='query'>{asked}</div>{answers}</div>"
 
 
 def _comparison(comparison: QueryComparison) -> str:
-    shown = _picture(comparison.picture, LARGE) if comparison.picture is not None else ""
     best = min(result.rank for result in comparison.results)
     rows = ""
     for result in comparison.results:
         rank = f"right at rank {result.rank}"
-        rank = f"<b>{rank}</b>" if result.rank == best else rank
+        label = html.escape(result.name) + "<br>" + (f"<b>{rank}</b>" if result.rank == best else rank)
         answers = "".join(_answer(answer, LARGE) for answer in result.answers)
-        rows += (
-            f"<div class='row'><div class='label'>{html.escape(result.name)}<br>{rank}</div>{answers}</div>"
-        )
-    query = f"<div class='query'>{shown}{html.escape(comparison.text)}</div>"
-    return f"<div class='pair'>{query}<div class='answers'>{rows}</div></div>"
+        rows += f"<div class='row'><div class='label'>{label}</div>{answers}</div>"
+    asked = _picture(comparison.picture, LARGE) + html.escape(comparison.text)
+    return f"<div class='pair'><div class='query'>{asked}</div><div class='answers'>{rows}</div></div>"
 
 
 def _answer(answer: Answer, side: int = THUMB) -> str:
     kind = " ".join((["right"] if answer.right else []) + (["text"] if answer.picture is None else []))
-    shown = _picture(answer.picture, side) if answer.picture is not None else ""
-    mark = "✓ " if answer.right else ""
-    text = html.escape(answer.text)
-    link = html.escape(answer.link, quote=True)
-    caption = f"<figcaption title='{text}'>{mark}{text}</figcaption>"
-    inner = f"<a href='{link}'>{shown}{caption}</a>" if link else f"{shown}{caption}"
+    text, link = html.escape(answer.text), html.escape(answer.link, quote=True)
+    caption = f"<figcaption title='{text}'>{'✓ ' if answer.right else ''}{text}</figcaption>"
+    inner = _picture(answer.picture, side) + caption
+    inner = f"<a href='{link}'>{inner}</a>" if link else inner
     note = f"<span class='score note'>{html.escape(answer.note)}</span>" if answer.note else ""
     return f"<figure class='{kind}'>{inner}<span class='score'>{answer.score:.3f}</span>{note}</figure>"
 
 
-def _picture(picture: Image.Image, side: int = THUMB) -> str:
+def _picture(picture: Image.Image | None, side: int = THUMB) -> str:
+    if picture is None:
+        return ""
     small = picture.convert("RGB")
     small.thumbnail((side, side))
     buffer = io.BytesIO()

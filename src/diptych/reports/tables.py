@@ -190,7 +190,8 @@ class Results:
 def _line(
     name: str, x: Sequence[float], values: Sequence[Sequence[float]], colour: int, dashed: bool = False
 ) -> Line:
-    return Line(name, x, [mean(one) for one in values], [half_width(one) for one in values], colour, dashed)
+    spread, style = [half_width(one) for one in values], "--" if dashed else "-"
+    return Line(name, x, [mean(one) for one in values], spread, colour, style)
 
 
 def _tex(text: str) -> str:

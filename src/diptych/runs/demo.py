@@ -223,7 +223,7 @@ def _missed_texts(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
     """Texts whose picture is not among the first answers, with that picture, in a random order."""
     cards = []
     for text in drawn(len(shown.data.texts)).tolist():
-        answers = shown.images_for(text, scores[:, text], ANSWERS)
+        answers = shown.answers("text_to_image", text, scores[:, text], ANSWERS)
         if not any(answer.right for answer in answers):
             right = shown.picture(int(shown.data.image_of[text]))
             cards.append(QueryCard(shown.data.texts[text], answers, right))
@@ -234,7 +234,7 @@ def _missed_images(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
     """Pictures none of whose texts is among the first answers, with their first text, in a random order."""
     cards = []
     for image in drawn(len(shown.data.images)).tolist():
-        answers = shown.texts_for(image, scores[image], ANSWERS)
+        answers = shown.answers("image_to_text", image, scores[image], ANSWERS)
         if not any(answer.right for answer in answers):
             cards.append(QueryCard(shown.name(image), answers, shown.picture(image)))
     return cards

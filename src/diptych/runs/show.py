@@ -34,7 +34,7 @@ from diptych.reports.charts import (
     save_picture,
 )
 from diptych.reports.grids import Compared, Shown, has_pictures
-from diptych.reports.page import Answer, QueryCard, QueryComparison, cases_page, comparison_page
+from diptych.reports.page import Answer, QueryCard, QueryComparison, comparison_page
 from diptych.reports.sheets import check_png, contact_sheet, write_png
 from diptych.runs.reading import readable_views, views_of
 from diptych.runs.train import captions_fingerprint, noisy, resumed_settings, seed_everything, training_splits
@@ -165,7 +165,7 @@ def show_grids(
     found = {name: summary(ranks) for name, ranks in compared.ranks.items()}
     metrics = [f"{way}_recall@{k}" for way in DIRECTIONS for k in KS] + ["rsum"]
     rows = [[metric, *(f"{found[name][metric]:.1f}" for name in names)] for metric in metrics]
-    grids: dict[str, tuple[str, Sequence[QueryComparison]]] = {}
+    grids: dict[str, tuple[str, Sequence[QueryCard | QueryComparison]]] = {}
     for way, title in ASKED.items():
         queries = compared.comparisons(way, count, where=where, seed=seed)
         grids[title] = (_chosen(compared, way, len(queries), where, seed), queries)
@@ -327,7 +327,10 @@ def show_confusions(
     summary = _summary(found)
     cards = Shown(captions)
     cases = {
-        f"{one.missed} → {one.found} ({one.kind})": [_card(cards, scores, *case) for case in one.examples]
+        f"{one.missed} → {one.found} ({one.kind})": (
+            "",
+            [_card(cards, scores, *case) for case in one.examples],
+        )
         for one in shown
     }
     introduction = (
@@ -335,7 +338,7 @@ def show_confusions(
         f"{model.fingerprint()}. {summary} Semantic confusion: query and item share no label. Super-class confusion: "
         "they share another one."
     )
-    write_text(output, cases_page("Confused labels", introduction, (heads, table), cases))
+    write_text(output, comparison_page("Confused labels", introduction, (heads, table), cases))
     return "\n".join([*aligned_rows([heads, *table]), summary, f"{output}: {len(shown)} pairs with examples"])
 
 
