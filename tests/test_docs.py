@@ -350,6 +350,15 @@ def test_no_page_is_too_long() -> None:
     assert not long
 
 
+@pages
+def test_no_paragraph_is_too_long(page: Path) -> None:
+    """A point of a list is a paragraph; a table is none. Addresses of links are not read."""
+    text = re.sub(r"\]\([^)]*\)", "]", prose(page))
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*[*-] |\s*\d+\. |#)", text)
+    long = [p.strip()[:60] for p in paragraphs if "\n|" not in p and len(re.findall(r"[^\W_]\S*", p)) > 120]
+    assert not long
+
+
 # Python
 
 

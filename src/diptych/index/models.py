@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diptych.encoders.known_names import is_pretrained_name
-from diptych.errors import DiptychError, QueryError, RuntimeFault, SettingsError
+from diptych.errors import CheckpointError, DataError, DiptychError, QueryError, RuntimeFault, SettingsError
 from diptych.index.protocol import IndexInfo
 from diptych.model.protocol import CellCache, Local, OpenedModel, PairScoring, Rows, pairs_of, text_input_of
 from diptych.progress import echo, printable
@@ -170,6 +170,8 @@ def _made(place: str | Path, say: Say) -> Path | None:
     try:
         return place_runtime(place, again=False)[0]
     except DiptychError as error:
+        if isinstance(error, DataError) or type(error) is CheckpointError:  # there is no such model
+            raise
         say(f"no runtime was written: {error}")
     return None
 
