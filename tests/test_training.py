@@ -33,7 +33,7 @@ from diptych.runs.train import resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json
 from diptych.training import log, session
 from diptych.training.log import read_log
-from diptych.training.optim import Schedule, StepDecay, can_fold_clip, fold_clip
+from diptych.training.optim import Schedule, can_fold_clip, fold_clip, step_decay
 from diptych.training.step import Step
 from diptych.types import Batch, Features
 
@@ -333,7 +333,7 @@ def test_settings_say_what_is_wrong() -> None:
 
 
 def test_schedule() -> None:
-    schedule = Schedule(10, StepDecay(3, 0.1), warmup_epoch=1)
+    schedule = Schedule(10, step_decay(3, 0.1), warmup_epoch=1)
     assert schedule.factor(5) == 1.0
     assert schedule.factor(10) == pytest.approx(0.1)
     assert schedule.factor(19) == 1.0
@@ -408,7 +408,14 @@ def test_log_drops_lines_past_the_resumed_step(tmp_path: Path) -> None:
 
 def test_the_loss_scale_of_fp16_is_in_the_checkpoint(data: Path, tmp_path: Path) -> None:
     from diptych.runs.train import training_splits
-    from diptych.training.checkpoint import Progress, gather_random, load_state, save_state, tensors_of
+    from diptych.training.checkpoint import (
+        Progress,
+        gather_random,
+        load_modules,
+        load_rest,
+        save_state,
+        tensors_of,
+    )
     from diptych.training.optim import build_optimizer
 
     settings = RECIPE.settings(**SMALL)
@@ -426,6 +433,7 @@ def test_the_loss_scale_of_fp16_is_in_the_checkpoint(data: Path, tmp_path: Path)
     scaler.update(2.0**7)
     save_state(tmp_path, tensors_of(method, optimizer), Progress(step=3), gather_random(1), scaler)
     other = torch.amp.GradScaler("cpu")
-    assert load_state(tmp_path, method, optimizer, scaler=other).step == 3
+    load_modules(tmp_path, method)
+    assert load_rest(tmp_path, method, optimizer, scaler=other).step == 3
     assert other.state_dict() == scaler.state_dict()
     assert other.get_scale() == 2.0**7

@@ -51,7 +51,6 @@ class CosSinBiGRU(Generator):
         self.head = nn.Linear(hidden, outputs, bias=False)
 
     def forward(self, sizes: Tensor, length: int) -> Tensor:
-        """(S,) → (S, length, K)."""
         codes = cos_sin(length, self.positions, self.head.weight)
         scores: Tensor = self.head(self.gru(codes[None], sizes))
         return scores
@@ -68,7 +67,6 @@ class IndexBiGRU(Generator):
         self.head = nn.Linear(hidden, outputs, bias=False)
 
     def forward(self, sizes: Tensor, length: int) -> Tensor:
-        """(S,) → (S, length, K)."""
         known = self.embedding.num_embeddings
         if length > known:
             raise SettingsError(
@@ -89,7 +87,6 @@ class CosSinMLP(Generator):
         self.head = nn.Linear(hidden, outputs, bias=False)
 
     def forward(self, sizes: Tensor, length: int) -> Tensor:
-        """(S,) → (1, length, K)."""
         codes = cos_sin(length, self.positions, self.head.weight)
         scores: Tensor = self.head(torch.relu(self.hidden(codes)))[None]
         return scores
@@ -116,7 +113,6 @@ class CosSinTransformer(Generator):
         self.head = nn.Linear(positions, outputs, bias=False)
 
     def forward(self, sizes: Tensor, length: int) -> Tensor:
-        """(S,) → (S, length, K)."""
         codes = cos_sin(length, self.positions, self.head.weight).expand(sizes.shape[0], -1, -1)
         invalid = torch.arange(length, device=sizes.device) >= sizes[:, None]  # (S, length)
         if ops.is_exported():
@@ -141,7 +137,6 @@ class Interpolation(Generator):
         self.knots = nn.Parameter(torch.zeros(pieces + 1, outputs))
 
     def forward(self, sizes: Tensor, length: int) -> Tensor:
-        """(S,) → (S, length, K)."""
         pieces = len(self.knots) - 1
         ranks = torch.arange(length, device=sizes.device, dtype=self.knots.dtype)
         place = (ranks / (sizes[:, None] - 1).clamp_min(1)).clamp_max(1) * pieces  # (S, length)

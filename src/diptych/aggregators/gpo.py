@@ -59,7 +59,6 @@ class GPO(Aggregator):
         self._memory: dict[Any, Tensor] = {}
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, D) → (B, D)."""
         with torch.autocast(features.values.device.type, enabled=False):
             ranked = sort_sets(features)  # (B, D, L), largest last
             sizes = features.sizes.clamp_min(1)

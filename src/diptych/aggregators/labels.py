@@ -35,11 +35,9 @@ class LabelHead(Aggregator):
         self.linear = ops.xavier_linear(dim, classes)
 
     def dim_of(self, encoder_dim: int) -> int:
-        """C."""
         return self.classes
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, dim) → (B, C)."""
         valid = features.mask[..., None]
         # (B, L, C)
         tokens = torch.sigmoid(at_least_float32(self.linear(features.values.masked_fill(~valid, 0))))
@@ -74,11 +72,9 @@ class CommonSpace(Aggregator):
         self.own, self.common = nn.Linear(dim, hidden), common
 
     def dim_of(self, encoder_dim: int) -> int:
-        """The width of the common space."""
         return self.common.dim
 
     def forward(self, features: Features) -> Tensor:
-        """u (B, D), not normalised."""
         pooled = ops.masked_mean(at_least_float32(features.values), features.mask)
         u: Tensor = self.common(torch.relu(self.own(pooled)))
         return u
@@ -93,10 +89,8 @@ class ClassScores(Aggregator):
         self.space, self.classifier = space, classifier
 
     def dim_of(self, encoder_dim: int) -> int:
-        """C."""
         return self.classifier.dim
 
     def forward(self, features: Features) -> Tensor:
-        """p (B, C)."""
         p: Tensor = self.classifier(self.space(features))
         return p

@@ -31,7 +31,6 @@ class Mean(Aggregator):
     """Average pooling, v = (1/N) Σ_n x_n (AvgPool, the aggregator of VSE++ in VSE∞'s tables)."""
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, D) → (B, D)."""
         return ops.masked_mean(at_least_float32(features.values), features.mask)
 
 
@@ -40,7 +39,6 @@ class Max(Aggregator):
     """Maximum of each channel, v_i = max_n x_ni (MaxPool); tied elements share the gradient."""
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, D) → (B, D)."""
         valid = features.mask[..., None]
         largest = features.values.masked_fill(~valid, -torch.inf).amax(dim=1)
         return at_least_float32(largest.masked_fill(~valid.any(dim=1), 0))
@@ -60,7 +58,6 @@ class KMax(Aggregator):
         self.k = k
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, D) → (B, D)."""
         taken = sort_sets(features)[..., -self.k :]  # invalid places are zeros, so a plain sum is right
         return taken.sum(dim=-1) / features.sizes.clamp(1, self.k)[:, None]
 
@@ -70,7 +67,6 @@ class First(Aggregator):
     """The first valid element (the [CLS] token of a transformer, the first state of a BiGRU)."""
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, D) → (B, D)."""
         return _element(features, features.mask.int().argmax(dim=1))
 
 
@@ -79,7 +75,6 @@ class Last(Aggregator):
     """The last valid element (VSE++ of 2018: the state of a one-way GRU after the last word)."""
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, D) → (B, D)."""
         from_end = features.mask.flip(1).int().argmax(dim=1)
         return _element(features, features.mask.shape[1] - 1 - from_end)
 
@@ -108,7 +103,6 @@ class GeM(Aggregator):
         return 1 + nn.functional.softplus(self.rho)
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, D) → (B, D)."""
         valid = features.mask[..., None]
         values = at_least_float32(features.values).masked_fill(~valid, self.eps)
         logs = (self.p * values.clamp_min(self.eps).log()).masked_fill(~valid, torch.finfo(values.dtype).min)
@@ -143,11 +137,9 @@ class Projected(Aggregator):
         self.pooling, self.dim, self.head = pooling, dim, make_head(input_dim, dim, norm=False)
 
     def dim_of(self, encoder_dim: int) -> int:
-        """The width of the linear layer."""
         return self.dim
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, input_dim) → (B, dim)."""
         out: Tensor = self.head(self.pooling(features).to(self.head[-1].weight.dtype))
         return out
 
@@ -166,11 +158,9 @@ class Head(Aggregator):
         self.head = make_head(input_dim, dim, norm)
 
     def dim_of(self, encoder_dim: int) -> int:
-        """The head's own width."""
         return self.dim
 
     def forward(self, features: Features) -> Tensor:
-        """(B, L, input_dim) → (B, dim)."""
         weight = self.head[-1].weight
         out: Tensor = self.head(self.first(features).to(weight.dtype))
         return out

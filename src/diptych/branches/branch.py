@@ -43,8 +43,8 @@ class Branch(nn.Module):
         raise NotImplementedError
 
     def text(self, vector: Tensor, features: Features) -> Tensor:
-        """The text side of the branch."""
-        raise NotImplementedError
+        """The text side of the branch; by default it is made as the image's."""
+        return self.image(vector, features)
 
     def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
         """Both sides of a training step; a branch that shares work between them, or looks at more, overrides it."""
@@ -89,19 +89,10 @@ class UniModalHeads(Branch):
         self.text_head = _head(text_dim or dim, dim, layer_norm)
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        """a (B, D')."""
         return _seen(self.image_head, self.image_aggregator, vector, features)
 
     def text(self, vector: Tensor, features: Features) -> Tensor:
-        """b (B, D')."""
         return _seen(self.text_head, self.text_aggregator, vector, features)
-
-    def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
-        """Both sides, which are independent of each other."""
-        assert seen.image_features is not None
-        assert seen.text_features is not None
-        image = self.image(seen.image, seen.image_features)
-        return Embeddings(image, self.text(seen.text, seen.text_features))
 
 
 class _Head(nn.Linear):
@@ -138,15 +129,9 @@ class FirstVectors(Branch):
 
     @property
     def text_dim(self) -> int:
-        """Width of a text's f."""
         return self._text_dim or self.dim
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        """Unit rows (B, dim) of images."""
-        return ops.unit(self.first(features).float())
-
-    def text(self, vector: Tensor, features: Features) -> Tensor:
-        """Unit rows (B, text_dim) of texts."""
         return ops.unit(self.first(features).float())
 
 
@@ -166,7 +151,6 @@ class HashHead(Branch):
     Its weight in the score is 0: it changes neither the vectors nor the score of the model.
     """
 
-    weight = 0.0
     centres: Tensor
     ties: Tensor
 
@@ -179,15 +163,11 @@ class HashHead(Branch):
                 f"a hash head needs dim ≥ 1 and 0 ≤ dropout < 1, not dim={dim} and dropout={dropout}."
             )
         self.dim = self.bits = checked_bits(bits)
-        self.layers = nn.Sequential(
-            nn.Linear(dim, dim),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(dim, dim),
-            nn.ReLU(),
-            nn.Linear(dim, bits),
-            nn.Tanh(),
+        first, second = (
+            (nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(dropout)),
+            (nn.Linear(dim, dim), nn.ReLU()),
         )
+        self.layers = nn.Sequential(*first, *second, nn.Linear(dim, bits), nn.Tanh())
         self.register_buffer("centres", torch.from_numpy(hash_centres(classes, bits, seed)))
         self.register_buffer("ties", torch.from_numpy(tie_vector(bits, seed)))
 
@@ -204,14 +184,6 @@ class HashHead(Branch):
         self.centres.copy_(torch.from_numpy(np.ascontiguousarray(signs[:classes])))
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        """h (B, K) of images."""
-        return self._codes(features)
-
-    def text(self, vector: Tensor, features: Features) -> Tensor:
-        """h (B, K) of texts."""
-        return self._codes(features)
-
-    def _codes(self, features: Features) -> Tensor:
         pooled = ops.masked_mean(at_least_float32(features.values), features.mask)
         codes: Tensor = self.layers(pooled)
         return codes

@@ -164,11 +164,9 @@ class ConceptBranch(Branch):
         return branch
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        """v^C (B, D)."""
         return self._image(vector, features, self.concepts())
 
     def text(self, vector: Tensor, features: Features) -> Tensor:
-        """w^C (B, D)."""
         return self._text(vector, features, self.concepts())
 
     def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
@@ -216,16 +214,18 @@ class ConceptBranch(Branch):
         return ops.unit(y.float())
 
     def _image(self, vector: Tensor, features: Features, y: Tensor) -> Tensor:
-        query = vector if self.image_aggregator is None else ops.unit(self.image_aggregator(features).float())
-        return self._attend(self.image_query(query), y)
+        return self._attend(self.image_query(_query(self.image_aggregator, vector, features)), y)
 
     def _text(self, vector: Tensor, features: Features, y: Tensor) -> Tensor:
-        query = vector if self.text_aggregator is None else ops.unit(self.text_aggregator(features).float())
-        return self._attend(self.text_query(query), y)
+        return self._attend(self.text_query(_query(self.text_aggregator, vector, features)), y)
 
     def _attend(self, query: Tensor, y: Tensor) -> Tensor:
         scores = self.attention * (query @ y.to(query.dtype).T).float()  # (B, g)
         return ops.unit((torch.softmax(scores, dim=1) @ y).float())  # under autocast the product is halved
+
+
+def _query(aggregator: nn.Module | None, vector: Tensor, features: Features) -> Tensor:
+    return vector if aggregator is None else ops.unit(aggregator(features).float())
 
 
 def _completed(vectors: WordVectors | None, g: int, width: int) -> Tensor:

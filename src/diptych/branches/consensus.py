@@ -40,7 +40,6 @@ class ConceptWords(Encoder):
         self.register_buffer("concept_of", numbers, persistent=False)
 
     def forward(self, inputs: Inputs) -> WordStates:
-        """Token ids → states with concepts."""
         if not isinstance(inputs, Features) or not inputs.is_ids:
             raise DataError("concepts are found in token ids: prepare the texts with the model's text input.")
         found: Features = self.encoder(inputs)
@@ -51,11 +50,9 @@ class ConceptWords(Encoder):
         return WordStates(found.values, found.mask, z[:, :-1])
 
     def frozen_part(self) -> nn.Module | None:
-        """That of the encoder inside."""
         return self.encoder.frozen_part()
 
     def pretrained(self) -> tuple[str, ...]:
-        """Those of the encoder inside."""
         return tuple(f"encoder.{name}" for name in self.encoder.pretrained())
 
 
@@ -127,7 +124,6 @@ class ConsensusBranch(ConceptBranch):
         self.image_attention, self.text_attention = _Attention(dim), _Attention(dim)
 
     def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
-        """Both sides, with what the loss reads as views."""
         assert seen.text_features is not None
         y = self.concepts()
         image = self._side(seen.image, self._image_weights(seen.image, y), y)

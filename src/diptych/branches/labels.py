@@ -33,7 +33,6 @@ class LabelView(Branch):
     says that texts are tag sets: evaluation then ranks each distinct one once, and asks it once.
     """
 
-    weight = 0.0
     thresholds: Tensor
 
     def __init__(
@@ -46,12 +45,10 @@ class LabelView(Branch):
         self.register_buffer("thresholds", torch.full((2,), 0.5))
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        """p of images."""
         p: Tensor = self.image_head(features)
         return p
 
     def text(self, vector: Tensor, features: Features) -> Tensor:
-        """p of texts."""
         p: Tensor = self.text_head(features)
         return p
 
@@ -70,18 +67,11 @@ class LabelView(Branch):
 class FrontView(Branch):
     """The token means before the shared blocks, f_I and f_T (B, D), which the consistency loss reads."""
 
-    weight = 0.0
-
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.dim = dim
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        """f_I."""
-        return _states(features).front
-
-    def text(self, vector: Tensor, features: Features) -> Tensor:
-        """f_T."""
         return _states(features).front
 
 
@@ -89,19 +79,15 @@ class FrontView(Branch):
 class PooledView(Branch):
     """The pooled vectors of both towers before their unit norm, which DSCMR's loss reads as u and v."""
 
-    weight = 0.0
-
     def __init__(self, dim: int, image_space: Aggregator, text_space: Aggregator) -> None:
         super().__init__()
         self.dim, self.image_space, self.text_space = dim, image_space, text_space
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        """u."""
         u: Tensor = self.image_space(features)
         return u
 
     def text(self, vector: Tensor, features: Features) -> Tensor:
-        """v."""
         v: Tensor = self.text_space(features)
         return v
 
@@ -120,8 +106,6 @@ class ContextPrediction(Branch):
     numbers are 0.
     """
 
-    weight = 0.0
-
     def __init__(self, dim: int, words: int, classes: int) -> None:
         super().__init__()
         if words < 1 or classes < 1:
@@ -132,7 +116,6 @@ class ContextPrediction(Branch):
         self.region, self.word = nn.Linear(dim, classes), nn.Linear(dim, words)
 
     def forward(self, seen: Embeddings, batch: Batch) -> Embeddings:
-        """The losses of both sides."""
         assert seen.image_features is not None
         assert seen.text_features is not None
         regions, words = _states(seen.image_features), _states(seen.text_features)
@@ -143,9 +126,8 @@ class ContextPrediction(Branch):
                     f"masked regions need a class each, and the batch has no '{REGION_TARGET}': train with λ = 0, or "
                     "with data that have region classes."
                 )
-            target = batch.targets[REGION_TARGET][
-                :, : regions.mask.shape[1]
-            ]  # columns are as wide as the largest set
+            # columns are as wide as the largest set
+            target = batch.targets[REGION_TARGET][:, : regions.mask.shape[1]]
             known = regions.chosen & (target != UNKNOWN_CLASS)
             image = token_losses(self.region, regions, known, target, whole=target.is_cuda)
         if words.chosen is not None and words.words is not None:
@@ -153,11 +135,6 @@ class ContextPrediction(Branch):
         return Embeddings(_or_none(image, seen.image), _or_none(text, seen.text))
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        """No loss: nothing is masked outside training."""
-        return _or_none(None, vector)
-
-    def text(self, vector: Tensor, features: Features) -> Tensor:
-        """No loss: nothing is masked outside training."""
         return _or_none(None, vector)
 
 

@@ -110,10 +110,10 @@ def _preset_flag(recipe: str) -> Callable[[Command], Command]:
 def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> None:
     """The best validation score, and how it compares with ridge regression."""
     from diptych.training.baseline import Baseline, verdict
-    from diptych.training.validation import named, shown
+    from diptych.training.validation import epoch_name, metric_name
 
     echo(
-        f"best validation {shown(progress.metric)} {progress.best:.1f} ({named(progress.best_epoch)}): "
+        f"best validation {metric_name(progress.metric)} {progress.best:.1f} ({epoch_name(progress.best_epoch)}): "
         f"{folder / 'best'}"
     )
     said = verdict(progress, Baseline.load(folder) if baseline else None, data)

@@ -83,7 +83,6 @@ class SCAN(TiledScorer):
         return KEPT * images.parts.shape[1] * max(4, dtype.itemsize)
 
     def tile(self, images: Locals, texts: Locals, weights: None) -> tuple[Tensor, ...]:
-        """(n, m)."""
         n, regions, dim = images.parts.shape
         m, words, _ = texts.parts.shape
         flat = product(texts.parts.reshape(m * words, dim), images.parts.reshape(n * regions, dim))

@@ -85,7 +85,6 @@ class SGR(SimilarityScorer):
         return steps, cast(self.score, dtype)
 
     def read(self, nodes: Tensor, mask: Tensor, weights: tuple[list[Step], Weights]) -> tuple[Tensor, ...]:
-        """(n, m)."""
         (*steps, last), score = weights
         for step in steps:
             nodes = reason(nodes, nodes, mask, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from diptych.data.images import ImageInput
-from diptych.data.text import TextInput
 from diptych.devices import autocast
 from diptych.interaction.similarity import PairScorer
 from diptych.model.protocol import CellCache, Local, Rows
@@ -26,42 +24,12 @@ class TorchModel:
     backend = "torch"
 
     def __init__(self, retriever: Retriever) -> None:
-        self.retriever = retriever
-
-    @property
-    def dim(self) -> int:
-        """Length of an encoded vector."""
-        return self.retriever.dim
-
-    @property
-    def device(self) -> str:
-        """The name of the device that the weights are on."""
-        return str(self.retriever.device)
-
-    @property
-    def precision(self) -> str:
-        """The precision of encoding."""
-        return self.retriever.precision
-
-    @property
-    def image_input(self) -> ImageInput:
-        """How pictures are prepared."""
-        return self.retriever.image_input
-
-    @property
-    def text_input(self) -> TextInput:
-        """How texts are read."""
-        return self.retriever.text_input
-
-    @property
-    def pairs(self) -> TorchPairs | None:
-        """The pair scorer, None where the retriever has none."""
-        scorer = self.retriever.scorer
-        return None if scorer is None else TorchPairs(self.retriever, scorer)
-
-    def fingerprint(self) -> str:
-        """The fingerprint of the retriever."""
-        return self.retriever.fingerprint()
+        self.retriever, self.dim, self.precision = retriever, retriever.dim, retriever.precision
+        self.device, self.fingerprint = str(retriever.device), retriever.fingerprint
+        self.image_input, self.text_input = retriever.image_input, retriever.text_input
+        self.predict_labels = retriever.predict_labels
+        scorer = retriever.scorer
+        self.pairs = None if scorer is None else TorchPairs(retriever, scorer)
 
     def encode_image(self, images: Any, *, batch_size: int | None = None) -> Rows:
         """Rows (N, dim) for a list or store of images."""
@@ -70,10 +38,6 @@ class TorchModel:
     def encode_text(self, texts: Any, *, batch_size: int | None = None) -> Rows:
         """Rows (M, dim) for a list or store of texts."""
         return self.retriever.encode_text(texts, batch_size=batch_size).numpy()
-
-    def predict_labels(self, images: Any = None, **options: Any) -> Sequence[Mapping[str, float]]:
-        """Labels of images, or of ``texts``, with their scores, best first."""
-        return self.retriever.predict_labels(images, **options)
 
     def cell_cache(self, folder: Path | None = None) -> CellCache | None:
         """The shared cache of the frozen image backbone, None where the encoder has none."""

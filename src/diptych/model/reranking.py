@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -49,14 +47,9 @@ class RerankedScores:
             )
         self.quick, self.scorer, self.images, self.texts, self.k = quick, scorer, images, texts, k
         self.device, self.precision, self.encode_seconds = device, precision, encode_seconds
-        self.show_progress = show_progress
+        self.show_progress, self.shape = show_progress, quick.shape
         self.kind = f"{quick.kind}, best {k} by {scorer.kind}"
         self._judged: tuple[Tensor, Tensor, Tensor] | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M)."""
-        return self.quick.shape
 
     def tile(self, images: Where, texts: Where) -> Tensor:
         """Judged scores where there is one, −100 elsewhere."""
@@ -92,7 +85,7 @@ def candidates(quick: Scores, k: int) -> tuple[Tensor, Tensor]:
     """The pairs (rows, columns) in the best k of their image or of their text, each once, sorted by image."""
     n, m = quick.shape
     pairs, best, whose = [], torch.empty(0, m), torch.empty(0, m, dtype=torch.int64)
-    for rows in _blocks(n):
+    for rows in (slice(start, min(start + BLOCK, n)) for start in range(0, n, BLOCK)):
         scores = quick.tile(rows, slice(None)).cpu()  # (block, M)
         texts = scores.topk(min(k, m), dim=1).indices
         numbers = torch.arange(rows.start, rows.stop)
@@ -104,8 +97,3 @@ def candidates(quick: Scores, k: int) -> tuple[Tensor, Tensor]:
     pairs.append((whose * m + torch.arange(m)).flatten())
     found: Tensor = torch.unique(torch.cat(pairs))
     return found // m, found % m
-
-
-def _blocks(total: int) -> Iterator[slice]:
-    for start in range(0, total, BLOCK):
-        yield slice(start, min(start + BLOCK, total))

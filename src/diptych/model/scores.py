@@ -85,6 +85,7 @@ class EmbeddingScores:
             raise DataError(
                 f"image vectors are on {image.device}, text vectors on {text.device}: move them together."
             )
+        self.shape, self.device = (len(image), len(text)), image.device
         self.image, self.text = (_precise(side.detach()) for side in (image, text))
         if self.image.dtype != self.text.dtype:
             self.image, self.text = self.image.double(), self.text.double()
@@ -95,16 +96,6 @@ class EmbeddingScores:
                     f"the vector of {name} {int(wrong[0])} is not finite ({len(wrong)} such {name}s): "
                     "the model has diverged, or the input of this item is broken."
                 )
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M)."""
-        return len(self.image), len(self.text)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the vectors are."""
-        return self.image.device
 
     def tile(self, images: Where, texts: Where) -> Tensor:
         """``image[images] @ text[texts].T``."""
@@ -129,12 +120,7 @@ class PairScores:
         # on a GPU the features of a collection are sent once, not with every tile
         self.scorer, self.images, self.texts = scorer, images.near(device), texts.near(device)
         self.device, self.precision, self.encode_seconds = device, precision, encode_seconds
-        self.kind = scorer.kind
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M)."""
-        return len(self.images), len(self.texts)
+        self.kind, self.shape = scorer.kind, (len(images), len(texts))
 
     def tile(self, images: Where, texts: Where) -> Tensor:
         """The scorer's scores of some images against some texts."""
@@ -157,16 +143,7 @@ class MatrixScores:
         self.matrix = torch.as_tensor(matrix).detach()
         if self.matrix.dim() != 2:
             raise DataError(f"scores have shape {tuple(self.matrix.shape)}: they must be (images, texts).")
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M)."""
-        return self.matrix.shape[0], self.matrix.shape[1]
-
-    @property
-    def device(self) -> torch.device:
-        """Where the matrix is."""
-        return self.matrix.device
+        self.shape, self.device = (self.matrix.shape[0], self.matrix.shape[1]), self.matrix.device
 
     def tile(self, images: Where, texts: Where) -> Tensor:
         """A part of the matrix."""
@@ -184,22 +161,8 @@ class MeanScores:
             raise DataError(
                 f"the members of an ensemble score {shapes[0]} and {shapes[1]} pairs: use the same data."
             )
-        self.parts = list(parts)
-
-    @property
-    def kind(self) -> str:
-        """The kind of the members."""
-        return " + ".join(dict.fromkeys(part.kind for part in self.parts))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M)."""
-        return self.parts[0].shape
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the members."""
-        return self.parts[0].device
+        self.parts, self.shape, self.device = list(parts), parts[0].shape, parts[0].device
+        self.kind = " + ".join(dict.fromkeys(part.kind for part in parts))
 
     def tile(self, images: Where, texts: Where) -> Tensor:
         """Mean over the members."""
@@ -213,23 +176,9 @@ class Fold:
     """Some images and some texts of other scores, renumbered from 0: a fold."""
 
     def __init__(self, scores: Scores, images: Tensor, texts: Tensor) -> None:
-        self.scores = scores
+        self.scores, self.kind, self.device = scores, scores.kind, scores.device
         self.images, self.texts = images.to(scores.device), texts.to(scores.device)
-
-    @property
-    def kind(self) -> str:
-        """The kind of the scores below."""
-        return self.scores.kind
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(images chosen, texts chosen)."""
-        return len(self.images), len(self.texts)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the scores below."""
-        return self.scores.device
+        self.shape = len(images), len(texts)
 
     def tile(self, images: Where, texts: Where) -> Tensor:
         """The same tile by the numbers of the scores below."""

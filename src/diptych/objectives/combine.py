@@ -63,11 +63,9 @@ class On(Combined):
         return tuple(name for name in (self.first, self.second) if "." in name)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The objective's terms of these rows."""
         return self.objective(self._seen(embeddings), batch)
 
     def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
-        """The objective, with the same rows."""
         return [(self.objective, self._seen(embeddings))]
 
     def collapsed_value(self, pairs: int) -> float | None:
@@ -102,7 +100,6 @@ class SwitchAt(Combined):
         return self.then if self.switched else self.first
 
     def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
-        """The objective in force."""
         return [(self.current, embeddings)]
 
     def start_epoch(self, epoch: int) -> None:
@@ -110,7 +107,6 @@ class SwitchAt(Combined):
         self.switched = epoch >= self.epoch
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The terms of the objective in force."""
         return self.current(embeddings, batch)
 
     def collapsed_value(self, pairs: int) -> float | None:
@@ -182,11 +178,9 @@ class Ramp(Objective):
         return {name: value * (self.position / self.steps) for name, value in terms.items()}
 
     def start_epoch(self, epoch: int) -> None:
-        """The ramp rises in its epoch alone."""
         self.rises = epoch == self.epoch
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """One step further."""
         if self.rises:
             self.position += 1
 

@@ -65,11 +65,9 @@ class Enqueue(Objective):
         self.queue = queue.feed()
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """No terms."""
         return {}
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """Enqueue the twin's view of the batch."""
         twin = twin_of(embeddings)
         self.queue.push(twin.image, twin.text, batch.image_ids)
 
@@ -120,7 +118,6 @@ class MomentumContrast(Objective):
         return {"momentum": torch.where(queue.ready, loss, torch.zeros_like(loss))}
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """Enqueue the twin's view of the batch."""
         twin = twin_of(embeddings)
         self.queue.push(twin.image, twin.text, batch.image_ids)
 

@@ -196,11 +196,9 @@ class Alternate(Combined):
         return self.odd if self.odd_turn else self.even
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        """The terms of the objective whose turn it is."""
         return self.current(embeddings, batch)
 
     def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
-        """The objective whose turn it is."""
         return [(self.current, embeddings)]
 
     def start_epoch(self, epoch: int) -> None:
@@ -208,7 +206,6 @@ class Alternate(Combined):
         self.odd_turn = bool(self.steps % 2)
 
     def after_step(self, embeddings: Embeddings, batch: Batch) -> None:
-        """It is the other's turn."""
         self.odd_turn = not self.odd_turn
         self.steps += 1
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from diptych.errors import SettingsError
@@ -30,44 +31,24 @@ class Measurement:
 
 
 _SEARCHED = "two cores of a shared x86 server (benchmarks/index.py)"
+_EMBEDDED = "by processor time (benchmarks/embed.py)"
+_GRAPH = f"graph of 8-bit codes, recall@10 0.942, 100 queries at once, {_SEARCHED}"
+_LINKS = "what the graph adds to an index on disk, less the 8-bit codes (benchmarks/engines.py)"
+_IMAGES = f"diptych embed lite0+minilm of 1,000 Flickr8k photos, {_EMBEDDED}"
+_RANKS = f"ranks over shards, 8,192 × 16,384 vectors, {_EMBEDDED}"
+_SIZE = 1_000_000, 512  # items and dimensions
 MEASURED = {
-    "images": Measurement(
-        29.0,
-        "images/s of one core",
-        0,
-        0,
-        "diptych embed lite0+minilm of 1,000 Flickr8k photos, by processor time (benchmarks/embed.py)",
-    ),
+    "images": Measurement(29.0, "images/s of one core", 0, 0, _IMAGES),
     "row": Measurement(
         135.0, "bytes of id, text and metadata", 0, 0, "its file, images with five texts each"
     ),
     "thumbnail": Measurement(9_400.0, "bytes of a thumbnail", 0, 0, "the same file"),
-    "scan": Measurement(77.0, "queries/s", 1_000_000, 512, f"exact search, 100 queries at once, {_SEARCHED}"),
-    "scan_ms": Measurement(
-        72.0, "ms for one query", 1_000_000, 512, f"exact search, the median, {_SEARCHED}"
-    ),
-    "graph": Measurement(
-        856.0,
-        "queries/s",
-        1_000_000,
-        512,
-        f"graph of 8-bit codes, recall@10 0.942, 100 queries at once, {_SEARCHED}",
-    ),
-    "graph_build": Measurement(402.0, "s to build", 1_000_000, 512, f"the same graph, {_SEARCHED}"),
-    "graph_links": Measurement(
-        148.0,
-        "bytes of links a vector",
-        100_000,
-        512,
-        "what the graph adds to an index on disk, less the 8-bit codes (benchmarks/engines.py)",
-    ),
-    "rank": Measurement(
-        63e6,
-        "pairs/s of one core",
-        0,
-        512,
-        "ranks over shards, 8,192 × 16,384 vectors, by processor time (benchmarks/embed.py)",
-    ),
+    "scan": Measurement(77.0, "queries/s", *_SIZE, f"exact search, 100 queries at once, {_SEARCHED}"),
+    "scan_ms": Measurement(72.0, "ms for one query", *_SIZE, f"exact search, the median, {_SEARCHED}"),
+    "graph": Measurement(856.0, "queries/s", *_SIZE, _GRAPH),
+    "graph_build": Measurement(402.0, "s to build", *_SIZE, f"the same graph, {_SEARCHED}"),
+    "graph_links": Measurement(148.0, "bytes of links a vector", 100_000, 512, _LINKS),
+    "rank": Measurement(63e6, "pairs/s of one core", 0, 512, _RANKS),
 }
 """What the model stands on; docs/scale.md has the commands."""
 
@@ -130,85 +111,53 @@ def plan(demand: Demand) -> list[Line]:
 
 
 def _storage(demand: Demand) -> Iterator[Line]:
-    rows = demand.items + demand.texts
+    line, rows = partial(Line, "storage"), demand.items + demand.texts
     for name, size in (("float32", 4.0), ("float16", 2.0), ("binary codes", 1 / 8)):
-        yield Line("storage", f"vectors, {name}", rows * demand.dim * size, "bytes", "arithmetic")
-    row, small = MEASURED["row"], MEASURED["thumbnail"]
-    files = rows * (demand.dim * 4 + row.value)
-    yield Line(
-        "storage",
-        "files of diptych embed",
-        files,
-        "bytes",
-        _from(row, f"{row.value:g} bytes a row beside its vector"),
-    )
-    yield Line("storage", "their thumbnails, unless --no_thumbnails", demand.items * small.value, "bytes",
-               _from(small, f"{small.value:,.0f} bytes an image"))  # fmt: skip
+        yield line(f"vectors, {name}", rows * demand.dim * size, "bytes", "arithmetic")
+    row, small = MEASURED["row"].value, MEASURED["thumbnail"].value
+    files = rows * (demand.dim * 4 + row)
+    yield line("files of diptych embed", files, "bytes", _from(f"{row:g} bytes a row beside its vector"))
+    thumbnails = "their thumbnails, unless --no_thumbnails"
+    yield line(thumbnails, demand.items * small, "bytes", _from(f"{small:,.0f} bytes an image"))
     if demand.gb_month:
-        yield Line(
-            "storage",
-            "files, a month",
-            files / 1e9 * demand.gb_month,
-            "money",
-            f"{demand.gb_month:g} a GB-month",
-        )
+        cost = files / 1e9 * demand.gb_month
+        yield line("files, a month", cost, "money", f"{demand.gb_month:g} a GB-month")
 
 
 def _encoding(demand: Demand) -> Iterator[Line]:
-    known = MEASURED["images"]
-    rate = demand.rate or known.value
-    hours = demand.items / rate / HOUR
-    how = "given rate" if demand.rate else _from(known, f"{known.value:g} images/s a worker of one core")
-    yield Line("encoding", "worker-hours", hours, "h", how)
+    line, known = partial(Line, "encoding"), MEASURED["images"].value
+    hours = demand.items / (demand.rate or known) / HOUR
+    how = "given rate" if demand.rate else _from(f"{known:g} images/s a worker of one core")
+    yield line("worker-hours", hours, "h", how)
     if demand.workers > 1:
-        yield Line("encoding", f"hours with {demand.workers:,} workers", hours / demand.workers, "h",
-                   f"{how}; shards divide without waiting")  # fmt: skip
+        what = f"hours with {demand.workers:,} workers"
+        yield line(what, hours / demand.workers, "h", f"{how}; shards divide without waiting")
     if demand.flop:
-        yield Line("encoding", "FLOP", demand.items * demand.flop, "FLOP", "arithmetic")
+        yield line("FLOP", demand.items * demand.flop, "FLOP", "arithmetic")
     if demand.worker_hour:
-        yield Line(
-            "encoding", "cost", hours * demand.worker_hour, "money", f"{demand.worker_hour:g} a worker-hour"
-        )
+        yield line("cost", hours * demand.worker_hour, "money", f"{demand.worker_hour:g} a worker-hour")
 
 
 def _searching(demand: Demand) -> Iterator[Line]:
-    scan, alone = MEASURED["scan"], MEASURED["scan_ms"]
+    line, scan, alone = partial(Line, "search, exact"), MEASURED["scan"], MEASURED["scan_ms"]
     factor = demand.items * demand.dim / (scan.items * scan.dim)
-    yield Line("search, exact", "FLOP of a query", 2.0 * demand.items * demand.dim, "FLOP", "arithmetic")
-    yield Line("search, exact", "one query on one machine of two cores", alone.value * factor / 1000, "s",
-               _scaled(alone, factor))  # fmt: skip
-    yield Line(
-        "search, exact",
-        "queries/s of such a machine",
-        scan.value / factor,
-        "queries/s",
-        _scaled(scan, factor),
-    )
-    memory = demand.items * demand.dim * 4.0
-    yield from _machines("search, exact", demand, memory, scan.value / factor, _scaled(scan, factor))
-    graph, build, links = MEASURED["graph"], MEASURED["graph_build"], MEASURED["graph_links"]
+    how, rate = _scaled(scan, factor), scan.value / factor
+    yield line("FLOP of a query", 2.0 * demand.items * demand.dim, "FLOP", "arithmetic")
+    seconds = alone.value * factor / 1000
+    yield line("one query on one machine of two cores", seconds, "s", _scaled(alone, factor))
+    yield line("queries/s of such a machine", rate, "queries/s", how)
+    yield from _machines("search, exact", demand, demand.items * demand.dim * 4.0, rate, how)
+    line = partial(Line, "search, graph")
+    graph, build, links = MEASURED["graph"], MEASURED["graph_build"], MEASURED["graph_links"].value
     depth = math.log(max(demand.items, 2)) / math.log(graph.items) * demand.dim / graph.dim
     growth = demand.items / build.items * depth
-    memory = demand.items * (demand.dim + links.value)
-    yield Line(
-        "search, graph",
-        "memory, 8-bit codes and links",
-        memory,
-        "bytes",
-        _from(links, f"{links.value:g} bytes of links a vector"),
-    )
-    yield Line(
-        "search, graph",
-        "hours to build on two cores",
-        build.value * growth / HOUR,
-        "h",
-        _scaled(build, growth),
-    )
-    yield Line("search, graph", "queries/s of a machine of two cores", graph.value / depth, "queries/s",
-               f"{_scaled(graph, demand.items / graph.items)}, slower by the depth ×{_short(depth)}")  # fmt: skip
-    yield from _machines(
-        "search, graph", demand, memory, graph.value / depth, _scaled(graph, demand.items / graph.items)
-    )
+    memory, rate = demand.items * (demand.dim + links), graph.value / depth
+    how = _scaled(graph, demand.items / graph.items)
+    yield line("memory, 8-bit codes and links", memory, "bytes", _from(f"{links:g} bytes of links a vector"))
+    yield line("hours to build on two cores", build.value * growth / HOUR, "h", _scaled(build, growth))
+    slower = f"{how}, slower by the depth ×{_short(depth)}"
+    yield line("queries/s of a machine of two cores", rate, "queries/s", slower)
+    yield from _machines("search, graph", demand, memory, rate, how)
 
 
 def _machines(section: str, demand: Demand, memory: float, rate: float, how: str) -> Iterator[Line]:
@@ -216,28 +165,26 @@ def _machines(section: str, demand: Demand, memory: float, rate: float, how: str
 
     A collection divided over m machines is searched by all of them for each query, each in its own part.
     """
-    holding = max(1, math.ceil(memory / (demand.memory * 1e9 * USABLE)))
-    yield Line(section, f"machines of {demand.memory:g} GB for one copy", holding, "machines",
-               f"arithmetic, {USABLE:.0%} of the memory used")  # fmt: skip
+    line, holding = partial(Line, section), max(1, math.ceil(memory / (demand.memory * 1e9 * USABLE)))
+    one = f"machines of {demand.memory:g} GB for one copy"
+    yield line(one, holding, "machines", f"arithmetic, {USABLE:.0%} of the memory used")
     if not demand.qps:
         return
     scale = holding if section.endswith("exact") else 1  # a part of a graph is hardly quicker than the whole
-    copies = max(1, math.ceil(demand.qps / (rate * scale)))
-    yield Line(section, f"machines for {demand.qps:g} queries/s", holding * copies, "machines", how)
+    machines = holding * max(1, math.ceil(demand.qps / (rate * scale)))
+    yield line(f"machines for {demand.qps:g} queries/s", machines, "machines", how)
     if demand.machine_hour:
-        yield Line(section, "these machines, a month", holding * copies * demand.machine_hour * MONTH, "money",
-                   f"{demand.machine_hour:g} a machine-hour")  # fmt: skip
+        cost = machines * demand.machine_hour * MONTH
+        yield line("these machines, a month", cost, "money", f"{demand.machine_hour:g} a machine-hour")
 
 
 def _evaluating(demand: Demand) -> Iterator[Line]:
     if not demand.queries:
         return
-    rank = MEASURED["rank"]
-    pairs = float(demand.queries) * demand.items
-    seconds = pairs / rank.value * demand.dim / rank.dim
-    yield Line("evaluation", "FLOP", 2.0 * pairs * demand.dim, "FLOP", "arithmetic")
-    yield Line("evaluation", "core-hours", seconds / HOUR, "h",
-               _from(rank, f"{rank.value / 1e6:,.0f} million pairs/s at {rank.dim}-d"))  # fmt: skip
+    line, rank, pairs = partial(Line, "evaluation"), MEASURED["rank"], float(demand.queries) * demand.items
+    hours = pairs / rank.value * demand.dim / rank.dim / HOUR
+    yield line("FLOP", 2.0 * pairs * demand.dim, "FLOP", "arithmetic")
+    yield line("core-hours", hours, "h", _from(f"{rank.value / 1e6:,.0f} million pairs/s at {rank.dim}-d"))
 
 
 def render(demand: Demand) -> str:
@@ -248,11 +195,8 @@ def render(demand: Demand) -> str:
     out = []
     for section in dict.fromkeys(line.section for line in lines):
         out += ["", section]
-        out += [
-            f"  {line.what:{width}}  {line.text():>{values}}  {line.how}"
-            for line in lines
-            if line.section == section
-        ]
+        own = (line for line in lines if line.section == section)
+        out += [f"  {line.what:{width}}  {line.text():>{values}}  {line.how}" for line in own]
     out += ["", "extrapolated from"]
     out += [f"  {one.value:,g} {one.unit}{_size(one)}: {one.where}" for one in MEASURED.values()]
     out += ["", "not shown"]
@@ -284,7 +228,7 @@ def _short(value: float) -> str:
     return f"{value:.2e}"
 
 
-def _from(one: Measurement, what: str) -> str:
+def _from(what: str) -> str:
     return f"extrapolated, {what}"
 
 

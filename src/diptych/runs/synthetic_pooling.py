@@ -17,8 +17,8 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import starmap
 
 import torch
 from torch import Tensor
@@ -104,8 +104,8 @@ def train(
         mask = torch.arange(int(sizes.max())) < sizes[:, None]
         values = torch.randn(*mask.shape, channels, generator=random)
         ranked = values.masked_fill(~mask[..., None], -math.inf).sort(dim=1, descending=True).values
-        shown = true_coefficients(pattern, sizes, mask.shape[1])[..., None]
-        target = (shown * ranked.masked_fill(~mask[..., None], 0)).sum(dim=1)
+        wanted = true_coefficients(pattern, sizes, mask.shape[1])[..., None]
+        target = (wanted * ranked.masked_fill(~mask[..., None], 0)).sum(dim=1)
         loss = (gpo(Features(values, mask)) - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -154,22 +154,14 @@ def run(
     by_cost = sorted(designs, key=lambda design: "BiGRU" not in design)
     jobs = [(d, p, s, steps) for d in by_cost for p in patterns for s in range(seeds)]
     workers = min(workers or _cores(), len(jobs))
-    done = _alone(jobs) if workers == 1 else _together(jobs, workers)
+    done = starmap(run_one, jobs) if workers == 1 else _together(jobs, workers)
     runs = track(done, "synthetic pooling", len(jobs), show_progress)
     return Results(tuple(sorted(runs, key=lambda r: (r.design, r.pattern, r.seed))), steps)
-
-
-Job = tuple[str, str, int, int]
 
 
 def _cores() -> int:
     """Cores this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _alone(jobs: Iterable[Job]) -> Iterator[Run]:
-    for job in jobs:
-        yield run_one(*job)
 
 
 def _prepare() -> None:
@@ -178,19 +170,12 @@ def _prepare() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _together(jobs: Iterable[Job], workers: int) -> Iterator[Run]:
-    """Runs as they end, each process on one thread."""
+def _together(jobs: Iterable[tuple[str, str, int, int]], workers: int) -> Iterator[Run]:
+    """Runs as they end, each process on one thread; leaving early ends a training in flight."""
     # spawned, not forked: a forked child inherits torch's locked thread pool
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, context, initializer=_prepare)
-    try:
-        for future in as_completed([pool.submit(run_one, *job) for job in jobs]):
-            yield future.result()
-    except BaseException:
-        # interrupted: a training in flight is not worth waiting for
-        for child in set(multiprocessing.active_children()) - others:
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with multiprocessing.get_context("spawn").Pool(workers, _prepare) as pool:
+        yield from pool.imap_unordered(_run_job, jobs)
+
+
+def _run_job(job: tuple[str, str, int, int]) -> Run:
+    return run_one(*job)

@@ -59,12 +59,11 @@ def header(
 ) -> str:
     """Data with its splits, model with its parameters, device, and how long training goes on at most."""
     retriever = method.retriever
-    learned = trainable(method)  # an objective may learn too: temperatures
-    moving = sum(parameter.numel() for parameter in learned.values())
-    fixed = {id(parameter): parameter for parameter in retriever.parameters()}
-    for parameter in learned.values():
-        fixed.pop(id(parameter), None)
-    every = moving + sum(parameter.numel() for parameter in fixed.values())
+    learned = trainable(method).values()  # an objective may learn too: temperatures
+    moving = sum(parameter.numel() for parameter in learned)
+    every = sum(
+        parameter.numel() for parameter in {id(p): p for p in [*learned, *retriever.parameters()]}.values()
+    )
     steps = len(training.texts) // settings.batch_size
     lines = [
         f"data: {training.name}: {_counted(training)} to train on, {_counted(validation)} to validate",
@@ -74,13 +73,11 @@ def header(
         *method.notes,
     ]
     if settings.epochs:
-        stops = (
-            f", ended by {settings.patience} epochs without a better validation" if settings.patience else ""
-        )
+        most, stops = "", ""
+        if settings.patience:
+            most, stops = "at most ", f", ended by {settings.patience} epochs without a better validation"
         lines.append(
-            f"epochs: at most {settings.epochs} of {steps:,} steps of {settings.batch_size} pairs{stops}"
-            if stops
-            else f"epochs: {settings.epochs} of {steps:,} steps of {settings.batch_size} pairs"
+            f"epochs: {most}{settings.epochs} of {steps:,} steps of {settings.batch_size} pairs{stops}"
         )
     return "\n".join(lines)
 
@@ -153,7 +150,9 @@ def _run(
             "or choose another --output_dir."
         )
     left_out, strict = LeftOut(), settings.strict_images
-    captions = data if isinstance(data, Captions) else _opened(data, strict)
+    captions = data
+    if not isinstance(captions, Captions):
+        captions = open_captions(captions, problems=None if strict else ToBeLeftOut())
     parts, noise = noisy(training_splits(captions), settings.noise)
     if not strict:  # what has no content to name has no fingerprint either
         first, second = (left_out.add(part, unopenable(part.images)) for part in parts)
@@ -198,10 +197,6 @@ def noisy(parts: Splits, noise: str) -> tuple[Splits, Noise | None]:
         return parts, None
     training, about = corrupted(parts[0], noise)
     return (training, parts[1]), about
-
-
-def _opened(data: str, strict: bool) -> Captions:
-    return open_captions(data, problems=None if strict else ToBeLeftOut())
 
 
 def _built(
@@ -385,11 +380,8 @@ def inherited(kind: type[TrainingSettings], values: Mapping[str, Any]) -> dict[s
     names = [entry.name for entry in fields(kind) if entry.name in getattr(kind, "INHERITED", ())]
     taken = {name: found[name] for name in names if name in found and name not in values}
     if not taken.get("depth"):  # nothing on top of the other: what this recipe puts there stays
-        taken = {
-            name: taken[name]
-            for name in taken
-            if name not in ("depth", "share_weights", "heads", "feedforward")
-        }
+        for name in ("depth", "share_weights", "heads", "feedforward"):
+            taken.pop(name, None)
     check_saved(kind, taken)
     return {**taken, **values}
 

@@ -211,18 +211,6 @@ def has_state(folder: Path) -> bool:
     return (folder / "last" / "progress.json").is_file()
 
 
-def load_state(
-    folder: Path,
-    method: Method,
-    optimizer: torch.optim.Optimizer,
-    rank: int = 0,
-    scaler: GradScaler | None = None,
-) -> Progress:
-    """Put a run back exactly where ``save_state`` left it; strict in names and shapes."""
-    load_modules(folder, method)
-    return load_rest(folder, method, optimizer, rank, scaler)
-
-
 def load_modules(folder: Path, method: Method) -> None:
     """The weights and buffers of a run, into modules that are not divided yet."""
     _check_state(folder)

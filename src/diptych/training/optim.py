@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,61 +110,28 @@ def freeze_for_epoch(method: Method, epoch: int, parameters: Mapping[str, nn.Par
 CONTINUOUS = ("cosine", "linear")  # schedules that are spread over all epochs
 
 
-class Decay(Protocol):
-    """How the rate falls: a factor for every point of training, given in epochs from 0 on."""
-
-    def factor(self, epoch: float) -> float:
-        """The factor at a point of training."""
-        ...
+Decay = Callable[[float], float]
+"""How the rate falls: a factor for every point of training, given in epochs from 0 on."""
 
 
-@dataclass(frozen=True)
-class StepDecay:
+def step_decay(at: int, drop: float) -> Decay:
     """1, then ``drop`` from epoch ``at`` on."""
-
-    at: int
-    drop: float
-
-    def factor(self, epoch: float) -> float:
-        """The factor at a point of training."""
-        return self.drop if math.floor(epoch) >= self.at else 1.0
+    return lambda epoch: drop if math.floor(epoch) >= at else 1.0
 
 
-@dataclass(frozen=True)
-class EveryDecay:
+def every_decay(epochs: int, drop: float) -> Decay:
     """``drop`` once more every ``epochs`` epochs."""
-
-    epochs: int
-    drop: float
-
-    def factor(self, epoch: float) -> float:
-        """The factor at a point of training."""
-        return float(self.drop ** (math.floor(epoch) // self.epochs))
+    return lambda epoch: float(drop ** (math.floor(epoch) // epochs))
 
 
-@dataclass(frozen=True)
-class CosineDecay:
+def cosine_decay(epochs: float, final: float) -> Decay:
     """Half a cosine from 1 at the start to ``final`` at the end of ``epochs``."""
-
-    epochs: float
-    final: float
-
-    def factor(self, epoch: float) -> float:
-        """The factor at a point of training."""
-        share = min(epoch / self.epochs, 1.0)
-        return self.final + (1 - self.final) * (1 + math.cos(math.pi * share)) / 2
+    return lambda epoch: final + (1 - final) * (1 + math.cos(math.pi * min(epoch / epochs, 1.0))) / 2
 
 
-@dataclass(frozen=True)
-class LinearDecay:
+def linear_decay(epochs: float, final: float) -> Decay:
     """A straight line from 1 at the start to ``final`` at the end of ``epochs``."""
-
-    epochs: float
-    final: float
-
-    def factor(self, epoch: float) -> float:
-        """The factor at a point of training."""
-        return 1.0 - (1 - self.final) * min(epoch / self.epochs, 1.0)
+    return lambda epoch: 1.0 - (1 - final) * min(epoch / epochs, 1.0)
 
 
 @dataclass(frozen=True)
@@ -192,7 +159,7 @@ class Schedule:
             fallen = max(0, fallen - self.warmup_steps)
         if step < self.warmup_steps:
             rise *= (step if self.decay_after_warmup else step + 1) / self.warmup_steps
-        return self.decay.factor(fallen / self.steps_per_epoch) * rise
+        return self.decay(fallen / self.steps_per_epoch) * rise
 
 
 def schedule_of(settings: TrainingSettings, steps_per_epoch: int) -> Schedule:
@@ -202,10 +169,10 @@ def schedule_of(settings: TrainingSettings, steps_per_epoch: int) -> Schedule:
     warmup = int(settings.warmup_share * steps) if after else round(settings.warmup_share * steps)
     length = max(1, steps - warmup) / steps_per_epoch if after else settings.epochs
     decays: dict[str, Decay] = {
-        "step": StepDecay(settings.decay_epoch, settings.decay_factor),
-        "every": EveryDecay(settings.decay_every, settings.decay_factor),
-        "cosine": CosineDecay(length, settings.final_factor),
-        "linear": LinearDecay(length, settings.final_factor),
+        "step": step_decay(settings.decay_epoch, settings.decay_factor),
+        "every": every_decay(settings.decay_every, settings.decay_factor),
+        "cosine": cosine_decay(length, settings.final_factor),
+        "linear": linear_decay(length, settings.final_factor),
     }
     return Schedule(
         steps_per_epoch,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from diptych.cache.features import cache_image_features, cache_text_states
-from diptych.data.captions import Captions, holds_pictures
+from diptych.data.captions import Captions, ImageStore, holds_pictures
 from diptych.data.problems import undecodable
 from diptych.encoders.transformer import TransformerText
 from diptych.evaluation.prepared import Prepared
@@ -30,16 +31,9 @@ def prepare(
 
     ``pad_to_multiple`` rounds text lengths up, which leaves few shapes to compile or to record.
     """
-    frozen = retriever.image.encoder.frozen_backbone()
-    if frozen is not None and holds_pictures(captions.images):
-        store = cache_image_features(
-            frozen.to(device),
-            retriever.image_input,
-            captions.images,
-            cache_dir,
-            skip=captions.unreadable == "skip",
-            show_progress=show_progress,
-        )
+    how = device, cache_dir, show_progress
+    store = _features(retriever, captions.images, captions.unreadable == "skip", *how)
+    if store is not None:
         captions = replace(captions, images=store)
     texts = retriever.text_input.prepare(captions.texts, show_progress=show_progress)
     texts.pad_to_multiple = pad_to_multiple
@@ -65,18 +59,8 @@ def unreadable_images(
     """
     if captions.unreadable == "skip" or not len(captions.images) or not holds_pictures(captions.images):
         return {}
-    frozen = retriever.image.encoder.frozen_backbone()
-    if frozen is None:
-        return undecodable(captions.images, show_progress=show_progress)
-    found = cache_image_features(
-        frozen.to(device),
-        retriever.image_input,
-        captions.images,
-        cache_dir,
-        skip=True,
-        show_progress=show_progress,
-    )
-    return found.unreadable
+    found = _features(retriever, captions.images, True, device, cache_dir, show_progress)
+    return undecodable(captions.images, show_progress=show_progress) if found is None else found.unreadable
 
 
 def ready_views(
@@ -88,23 +72,27 @@ def ready_views(
     show_progress: bool = True,
 ) -> Mapping[str, ViewMaker]:
     """The view makers of a method, where a frozen backbone reads pictures: with copies that it has read once."""
-    frozen = method.retriever.image.encoder.frozen_backbone()
-    if frozen is None or not holds_pictures(captions.images):
-        return method.views
-    found: dict[str, ViewMaker] = {}
+    retriever, skip = method.retriever, captions.unreadable == "skip"
+    found = dict(method.views)
+    if retriever.image.encoder.frozen_backbone() is None or not holds_pictures(captions.images):
+        return found
     for name, maker in method.views.items():
-        found[name] = maker
         if isinstance(maker, Augmented):
-            stores = [
-                cache_image_features(
-                    frozen.to(device),
-                    method.retriever.image_input,
-                    copy,
-                    cache_dir,
-                    skip=captions.unreadable == "skip",
-                    show_progress=show_progress,
-                )
+            copies = (
+                _features(retriever, copy, skip, device, cache_dir, show_progress)
                 for copy in maker.copies_of(captions.images)
-            ]
-            found[name] = maker.with_copies(stores, captions.image_of)
+            )
+            found[name] = maker.with_copies([copy for copy in copies if copy is not None], captions.image_of)
     return found
+
+
+def _features(
+    retriever: Retriever, images: ImageStore, skip: bool, device: str, cache_dir: Path | None, show: bool
+) -> Any:
+    """What a frozen backbone makes of pictures, from the cache or computed now; None where there is none to read."""
+    frozen = retriever.image.encoder.frozen_backbone()
+    if frozen is None or not holds_pictures(images):
+        return None
+    return cache_image_features(
+        frozen.to(device), retriever.image_input, images, cache_dir, skip=skip, show_progress=show
+    )

@@ -29,13 +29,6 @@ from diptych.training.method import Method
 from diptych.weights import is_divided
 
 
-def divided(method: Method, accelerator: Accelerator) -> nn.Module:
-    """The model of a run, its parameters divided over the processes (``training.sharding``)."""
-    from diptych.training.sharding import ShardedModel  # torch's own modules behind it take long to import
-
-    return ShardedModel(method, accelerator)
-
-
 @contextmanager
 def in_one_piece(model: nn.Module, method: Method, accelerator: Accelerator) -> Iterator[Retriever | None]:
     """The model of a run as it is now, on the main process; None on the others. Every process must call it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from accelerate import Accelerator
 from torch import nn
 
 from diptych.errors import SettingsError, TrainingError
+from diptych.evaluation.evaluate import measure
 from diptych.evaluation.prepared import Prepared
+from diptych.model.retriever import Retriever
 from diptych.objectives.objective import SeesPairs, after_epoch, collapsed_value, start_epoch
 from diptych.progress import echo, track
 from diptych.settings import TrainingSettings
@@ -22,9 +25,9 @@ from diptych.training.loading import PairLoader
 from diptych.training.log import Health, Log, Meter, check_modes
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, freeze_for_epoch, schedule_of, set_rates, trainable
-from diptych.training.processes import divided, in_one_piece, save_on_main, share, start
+from diptych.training.processes import in_one_piece, save_on_main, share, start
 from diptych.training.step import GraphedStep, Step
-from diptych.training.validation import Clock, finish_epoch, show_pairs, stop_early
+from diptych.training.validation import Clock, epoch_name, metric_name, model_card, show_pairs, stop_early
 from diptych.types import Batch, Embeddings, Terms
 
 
@@ -131,11 +134,8 @@ class Session:
             with torch.no_grad():
                 show_pairs(self.method.objective, epoch, now, self.training, show_progress=self.show_progress)
                 after_epoch(self.method.objective, epoch)
-            if self.log is not None and now is not None:
-                finish_epoch(
-                    self.method, now, self.validation, self.folder, epoch, self.progress, self.log,
-                    self.show_progress, loss=self.meter.mean_loss(), clock=self.clock,
-                )  # fmt: skip
+            if now is not None:
+                self._measure(epoch, now)
         self._agree()
 
     def close(self) -> None:
@@ -178,8 +178,13 @@ class Session:
             module.to(accelerator.device)
         if resume:
             checkpoint.load_modules(self.folder, method)
-        divides = settings.shard_model and self.loader is not None
-        self.model: nn.Module = divided(method, accelerator) if divides else method.retriever
+        self.model: nn.Module = method.retriever
+        if settings.shard_model and self.loader is not None:
+            from diptych.training.sharding import (
+                ShardedModel,  # torch's own modules behind it take long to import
+            )
+
+            self.model = ShardedModel(method, accelerator)
         self.parameters = trainable(method)
         self.optimizer = build_optimizer(method, settings, graphs=settings.cuda_graphs)
         self.progress, self.log = Progress(), None
@@ -197,15 +202,35 @@ class Session:
         """Run the solver, then measure and keep what it found: epoch −1 of the run."""
         method = self.method
         if self.log is not None and method.solver is not None:
-            chosen = method.solver(
+            found = method.solver(
                 method.retriever, self.training, self.validation, show_progress=self.show_progress
             )
-            self.log.write(self.progress.step, {"epoch": -1, **chosen})
-            finish_epoch(
-                method, method.retriever, self.validation, self.folder, -1, self.progress, self.log,
-                self.show_progress,
-            )  # fmt: skip
+            self.log.write(self.progress.step, {"epoch": -1, **found})
+            self._measure(-1, method.retriever)
         self._agree()
+
+    def _measure(self, epoch: int, retriever: Retriever) -> None:
+        """Measure the model in one piece, keep the best, and say how an epoch went; −1 is a solver's."""
+        assert self.log is not None
+        progress, line, best, said = self.progress, {"epoch": float(epoch)}, True, "no validation split"
+        if self.validation is not None:
+            report = measure(
+                self.method.evaluators, retriever, self.validation, show_progress=self.show_progress
+            )
+            line.update({f"validation_{name}": value for name, value in report.metrics.items()})
+            progress.metric, value = report.primary_metric, report.metrics[report.primary_metric]
+            best = not math.isfinite(progress.best) or value > progress.best
+            if best:
+                progress.best, progress.best_epoch = value, epoch
+            said = f"validation {metric_name(progress.metric)} {value:.1f}{' (best so far)' if best else ''}"
+        if best:
+            retriever.save_pretrained(self.folder / "best", card=model_card(self.folder, epoch, line))
+        progress.history.append(line)
+        self.log.write(progress.step, {**line, "epoch": epoch, "best": best})
+        if self.show_progress:
+            if epoch >= 0:
+                said = f"loss {self.meter.mean_loss():.4g}, {said}{self.clock.left(epoch)}"
+            echo(f"{epoch_name(epoch)}: {said}")
 
     def _prepare_steps(self, steps: int) -> None:
         settings, accelerator = self.settings, self.accelerator

@@ -12,56 +12,13 @@ from PIL import Image
 
 from diptych.data.captions import ImageStore, StoredImage, holds_features
 from diptych.errors import ImageError
-from diptych.evaluation.evaluate import measure
 from diptych.evaluation.prepared import Prepared
 from diptych.model.encoding import collect, encoded_images, encoded_texts
 from diptych.model.retriever import Retriever
 from diptych.objectives.objective import Objective, PairVectors, SeesPairs
-from diptych.progress import echo
 from diptych.settings import TrainingSettings
 from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress
-from diptych.training.log import Log
-from diptych.training.method import Method
-
-
-def finish_epoch(
-    method: Method,
-    retriever: Retriever,
-    validation: Prepared | None,
-    folder: Path,
-    epoch: int,
-    progress: Progress,
-    log: Log,
-    show_progress: bool,
-    *,
-    loss: float | None = None,
-    clock: Clock | None = None,
-) -> None:
-    """Validate, keep the best model, and say how the epoch went; epoch −1 is what a solver found before the first.
-
-    ``retriever`` is the method's, in one piece.
-    """
-    line = {"epoch": float(epoch)}
-    best, said = True, "no validation split"
-    if validation is not None:
-        report = measure(method.evaluators, retriever, validation, show_progress=show_progress)
-        line.update({f"validation_{name}": value for name, value in report.metrics.items()})
-        progress.metric, value = report.primary_metric, report.metrics[report.primary_metric]
-        best = not math.isfinite(progress.best) or value > progress.best
-        if best:
-            progress.best, progress.best_epoch = value, epoch
-        said = f"validation {shown(progress.metric)} {value:.1f}{' (best so far)' if best else ''}"
-    if best:
-        retriever.save_pretrained(folder / "best", card=model_card(folder, epoch, line))
-    progress.history.append(line)
-    log.write(
-        progress.step, {"epoch": epoch, **{k: v for k, v in line.items() if k != "epoch"}, "best": best}
-    )
-    if show_progress:
-        before = "" if loss is None else f"loss {loss:.4g}, "
-        behind = "" if clock is None else clock.left(epoch)
-        echo(f"{named(epoch)}: {before}{said}{behind}")
 
 
 class Clock:
@@ -87,12 +44,12 @@ def spoken(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def named(epoch: int) -> str:
+def epoch_name(epoch: int) -> str:
     """How an epoch, counted from 0, is called."""
     return f"epoch {epoch + 1}" if epoch >= 0 else "closed form"
 
 
-def shown(metric: str) -> str:
+def metric_name(metric: str) -> str:
     """A metric's name in a sentence: abbreviations in capitals."""
     return metric.upper() if metric.isalpha() and len(metric) <= 4 else metric.replace("_", " ")
 
@@ -104,7 +61,7 @@ def model_card(folder: Path, epoch: int, line: dict[str, float]) -> str:
     scores = "\n".join(f"| {name} | {value:.2f} |" for name, value in line.items() if name != "epoch")
     return (
         f"# {run['recipe']}\n\nAn image-text retriever trained with Diptych {run['diptych']} on {run['data']} "
-        f"(data {run['data_fingerprint']}), {named(epoch)}.\n\n"
+        f"(data {run['data_fingerprint']}), {epoch_name(epoch)}.\n\n"
         '```python\nfrom diptych import Retriever\nmodel = Retriever.from_pretrained("this folder")\n```\n\n'
         f"| validation | |\n|---|---|\n{scores}\n\n| setting | |\n|---|---|\n{settings}\n"
     )
