@@ -25,7 +25,7 @@ from diptych.evaluation.hashing import HashRetrieval
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Report
 from diptych.model.retriever import Retriever
-from diptych.recipes import RECIPES, cookie_hash, cookie_video
+from diptych.recipes import RECIPES, cookie_hash, cookie_match
 from diptych.runs.measures import Asked, measures_of
 from diptych.runs.reading import database_of
 from diptych.settings import from_saved
@@ -385,7 +385,7 @@ def test_video_presets_train_on_frames(name: str, tmp_path: Path) -> None:
 
 
 def test_paper_settings() -> None:
-    hashing, video = cookie_hash.Settings(), cookie_video.Settings()
+    hashing, video = cookie_hash.Settings(), cookie_match.VideoSettings()
     assert (hashing.learning_rate, hashing.epochs, hashing.batch_size) == (1e-4, 100, 320)
     assert (hashing.schedule, hashing.decay_every, hashing.decay_factor) == ("every", 10, 0.7)
     assert (hashing.image_pool, hashing.quantisation, hashing.hash_dropout) == ("mean", 0.05, 0.5)

@@ -17,7 +17,7 @@ from diptych.data.formats import open_captions
 from diptych.encoders.bigru import BiGRU
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever
-from diptych.objectives.consensus import Agreement
+from diptych.objectives.soft_labels import Agreement
 from diptych.recipes import RECIPES, cvse
 from diptych.runs.train import seed_everything, training_splits
 from diptych.training.method import Method

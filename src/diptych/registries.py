@@ -8,6 +8,12 @@ from __future__ import annotations
 
 from diptych.names import Entry, Registry
 
+
+def _entry(name: str, help: str, target: str, section: str = "") -> Entry:
+    """A thing of this package."""
+    return Entry(name, help, f"diptych.{target}", section)
+
+
 _BACKBONES = ("hf:ID", "timm:NAME", "a model folder")
 _TEXTS = ("hf:ID", "a model folder")
 
@@ -15,16 +21,10 @@ IMAGE_ENCODERS = Registry(
     "image encoder",
     "image_encoders",
     [
-        Entry(
-            "auto",
-            "regions or grid for stored features, lite0 for pictures",
-            "diptych.model.named:image_side",
-        ),
-        Entry("regions", "stored region features", "diptych.encoders.regions:Regions"),
-        Entry(
-            "grid", "stored grid features, or one vector per image", "diptych.encoders.cnn:PrecomputedGrid"
-        ),
-        Entry("lite0", "EfficientNet-Lite0", "diptych.encoders.lite0:Lite0"),
+        _entry("auto", "regions or grid for stored features, lite0 for pictures", "model.named:image_side"),
+        _entry("regions", "stored region features", "encoders.regions:Regions"),
+        _entry("grid", "stored grid features, or one vector per image", "encoders.cnn:PrecomputedGrid"),
+        _entry("lite0", "EfficientNet-Lite0", "encoders.lite0:Lite0"),
     ],
     forms=_BACKBONES,
     bases=("diptych.encoders.encoder:Encoder", "diptych.encoders.encoder:Backbone"),
@@ -34,9 +34,9 @@ TEXT_ENCODERS = Registry(
     "text encoder",
     "text_encoders",
     [
-        Entry("bigru", "a bidirectional GRU over word vectors", "diptych.encoders.bigru:BiGRU"),
-        Entry("gru", "a GRU in one direction, its last state", "diptych.encoders.bigru:UniGRU"),
-        Entry("minilm", "all-MiniLM-L6-v2 (extra 'demo')", "diptych.encoders.transformer:TransformerText"),
+        _entry("bigru", "a bidirectional GRU over word vectors", "encoders.bigru:BiGRU"),
+        _entry("gru", "a GRU in one direction, its last state", "encoders.bigru:UniGRU"),
+        _entry("minilm", "all-MiniLM-L6-v2 (extra 'demo')", "encoders.transformer:TransformerText"),
     ],
     forms=_TEXTS,
     bases=("diptych.encoders.encoder:Encoder",),
@@ -45,7 +45,7 @@ TEXT_ENCODERS = Registry(
 BACKBONES = Registry(
     "backbone",
     "backbones",
-    [Entry("lite0", "EfficientNet-Lite0", "diptych.encoders.lite0:Lite0")],
+    [_entry("lite0", "EfficientNet-Lite0", "encoders.lite0:Lite0")],
     forms=_BACKBONES,
     bases=("diptych.encoders.encoder:Backbone",),
 )
@@ -54,12 +54,12 @@ POOLINGS = Registry(
     "pooling",
     "poolings",
     [
-        Entry("gpo", "generalized pooling, learned (VSE∞)", "diptych.model.named:gpo"),
-        Entry("mean", "the mean", "diptych.aggregators:Mean"),
-        Entry("max", "the maximum of each channel", "diptych.aggregators:Max"),
-        Entry("kmax", "the mean of the k largest values of each channel", "diptych.model.named:kmax"),
-        Entry("first", "the first element, such as a transformer's CLS token", "diptych.aggregators:First"),
-        Entry("gem", "the generalised mean with a learned power", "diptych.aggregators:GeM"),
+        _entry("gpo", "generalized pooling, learned (VSE∞)", "model.named:gpo"),
+        _entry("mean", "the mean", "aggregators:Mean"),
+        _entry("max", "the maximum of each channel", "aggregators:Max"),
+        _entry("kmax", "the mean of the k largest values of each channel", "model.named:kmax"),
+        _entry("first", "the first element, such as a transformer's CLS token", "aggregators:First"),
+        _entry("gem", "the generalised mean with a learned power", "aggregators:GeM"),
     ],
     bases=("diptych.aggregators:Aggregator",),
 )
@@ -68,9 +68,9 @@ IMAGE_TEACHERS = Registry(
     "image teacher",
     "image_teachers",
     [
-        Entry("lite0", "EfficientNet-Lite0", "diptych.encoders.lite0:Lite0"),
-        Entry("auto", "stored for stored features, lite0 for pictures", "diptych.training.teachers:Teachers"),
-        Entry("stored", "the mean of stored features", "diptych.targets.teachers:StoredTeacher"),
+        _entry("lite0", "EfficientNet-Lite0", "encoders.lite0:Lite0"),
+        _entry("auto", "stored for stored features, lite0 for pictures", "training.teachers:Teachers"),
+        _entry("stored", "the mean of stored features", "targets.teachers:StoredTeacher"),
     ],
     forms=(*_BACKBONES, "a file of vectors"),
     bases=("diptych.encoders.encoder:Backbone",),
@@ -79,7 +79,7 @@ IMAGE_TEACHERS = Registry(
 TEXT_TEACHERS = Registry(
     "text teacher",
     "text_teachers",
-    [Entry("minilm", "all-MiniLM-L6-v2 (extra 'demo')", "diptych.encoders.transformer:TransformerText")],
+    [_entry("minilm", "all-MiniLM-L6-v2 (extra 'demo')", "encoders.transformer:TransformerText")],
     forms=_TEXTS,
     bases=("diptych.targets.teachers:TextTeacher",),
 )
@@ -88,26 +88,22 @@ OBJECTIVES = Registry(
     "objective",
     "objectives",
     [
-        Entry("triplet", "VSE∞'s hinge on the hardest negatives", "diptych.objectives.triplet:triplet"),
-        Entry(
-            "info_nce",
-            "InfoNCE with a learned temperature",
-            "diptych.objectives.contrastive:learned_info_nce",
-        ),
-        Entry("visual", "COOKIE's images against augmented images", "diptych.objectives.contrastive:visual"),
-        Entry("textual", "COOKIE's texts against augmented texts", "diptych.objectives.contrastive:textual"),
-        Entry("dcl", "CODER's diversity-sensitive contrast", "diptych.objectives.diversity:dcl"),
-        Entry("dcl_i", "the same without the diversity (HAL)", "diptych.objectives.diversity:dcl_i"),
-        Entry("m_dcl", "CODER's contrast against a twin's queues", "diptych.objectives.diversity:m_dcl"),
-        Entry("prototypes", "CODER's classes of clustered pairs", "diptych.objectives.prototypes:prototypes"),
-        Entry("csa", "CUSA's cross-modal soft labels", "diptych.objectives.soft_labels:CrossModalSoftLabels"),
-        Entry("usa", "CUSA's uni-modal soft labels", "diptych.objectives.soft_labels:UniModalSoftLabels"),
-        Entry("itc", "contrast at a fusion encoder's temperature", "diptych.objectives.contrastive:ITC"),
-        Entry("itm", "matching of pairs by a fusion encoder", "diptych.objectives.contrastive:ITM"),
-        Entry("label", "label-wise: the labels of both sides", "diptych.objectives.labels:LabelLoss"),
-        Entry("consistency", "label-wise: rows that share labels", "diptych.objectives.labels:Consistency"),
-        Entry("masked", "label-wise: masked words and regions", "diptych.objectives.labels:MaskedPrediction"),
-        Entry("csq", "codes drawn to the centres of their classes", "diptych.objectives.labels:csq"),
+        _entry("triplet", "VSE∞'s hinge on the hardest negatives", "objectives.triplet:triplet"),
+        _entry("info_nce", "InfoNCE with a learned temperature", "objectives.contrastive:learned_info_nce"),
+        _entry("visual", "COOKIE's images against augmented images", "objectives.contrastive:visual"),
+        _entry("textual", "COOKIE's texts against augmented texts", "objectives.contrastive:textual"),
+        _entry("dcl", "CODER's diversity-sensitive contrast", "objectives.diversity:dcl"),
+        _entry("dcl_i", "the same without the diversity (HAL)", "objectives.diversity:dcl_i"),
+        _entry("m_dcl", "CODER's contrast against a twin's queues", "objectives.diversity:m_dcl"),
+        _entry("prototypes", "CODER's classes of clustered pairs", "objectives.prototypes:prototypes"),
+        _entry("csa", "CUSA's cross-modal soft labels", "objectives.soft_labels:CrossModalSoftLabels"),
+        _entry("usa", "CUSA's uni-modal soft labels", "objectives.soft_labels:UniModalSoftLabels"),
+        _entry("itc", "contrast at a fusion encoder's temperature", "objectives.contrastive:ITC"),
+        _entry("itm", "matching of pairs by a fusion encoder", "objectives.contrastive:ITM"),
+        _entry("label", "label-wise: the labels of both sides", "objectives.labels:LabelLoss"),
+        _entry("consistency", "label-wise: rows that share labels", "objectives.labels:Consistency"),
+        _entry("masked", "label-wise: masked words and regions", "objectives.labels:MaskedPrediction"),
+        _entry("csq", "codes drawn to the centres of their classes", "objectives.labels:csq"),
     ],
     forms=("own",),
     bases=("diptych.objectives.objective:Objective",),
@@ -118,19 +114,15 @@ PROTOCOLS = Registry(
     "protocol",
     "protocols",
     [
-        Entry("plain", "every image and text at once", "diptych.evaluation.protocols:PLAIN"),
-        Entry("flickr30k", "the 1,000 test images of Flickr30K", "diptych.evaluation.protocols:FLICKR30K"),
-        Entry("coco-1k", "five folds of 1,000 COCO test images", "diptych.evaluation.protocols:COCO_1K"),
-        Entry("coco-5k", "the 5,000 test images of COCO", "diptych.evaluation.protocols:COCO_5K"),
-        Entry("video", "videos and their different texts", "diptych.evaluation.video:VideoRetrieval"),
-        Entry("hashing", "MAP@5000 of codes", "diptych.evaluation.hashing:HashRetrieval"),
-        Entry("sts", "text matching on SentEval's data", "diptych.evaluation.sts:Sts"),
-        Entry("image-classes", "images of the same class", "diptych.evaluation.uni_modal:ImageClasses"),
-        Entry(
-            "four-directions",
-            "image and text, each against each",
-            "diptych.evaluation.uni_modal:FourDirections",
-        ),
+        _entry("plain", "every image and text at once", "evaluation.protocols:PLAIN"),
+        _entry("flickr30k", "the 1,000 test images of Flickr30K", "evaluation.protocols:FLICKR30K"),
+        _entry("coco-1k", "five folds of 1,000 COCO test images", "evaluation.protocols:COCO_1K"),
+        _entry("coco-5k", "the 5,000 test images of COCO", "evaluation.protocols:COCO_5K"),
+        _entry("video", "videos and their different texts", "evaluation.video:VideoRetrieval"),
+        _entry("hashing", "MAP@5000 of codes", "evaluation.hashing:HashRetrieval"),
+        _entry("sts", "text matching on SentEval's data", "evaluation.sts:Sts"),
+        _entry("image-classes", "images of the same class", "evaluation.uni_modal:ImageClasses"),
+        _entry("four-directions", "image and text, each against each", "evaluation.uni_modal:FourDirections"),
     ],
 )
 
@@ -138,9 +130,9 @@ JUDGEMENTS = Registry(
     "set of judgements",
     "judgements",
     [
-        Entry("eccv", "ECCV Caption (extra 'eccv')", "diptych.evaluation.judgements:eccv"),
-        Entry("cxc", "Crisscrossed Captions (extra 'eccv')", "diptych.evaluation.judgements:cxc"),
-        Entry("coco", "COCO's own pairs (extra 'eccv')", "diptych.evaluation.judgements:coco"),
+        _entry("eccv", "ECCV Caption (extra 'eccv')", "evaluation.judgements:eccv"),
+        _entry("cxc", "Crisscrossed Captions (extra 'eccv')", "evaluation.judgements:cxc"),
+        _entry("coco", "COCO's own pairs (extra 'eccv')", "evaluation.judgements:coco"),
     ],
     forms=("a file of corrections (.csv)",),
 )
@@ -243,9 +235,7 @@ READERS = Registry(
             "annotations:LISTS",
         ),
         _reader(
-            "manifest",
-            "a .csv, .tsv or .jsonl with an image column, and images",
-            ".csv .tsv .jsonl .txt",
+            "manifest", "a .csv, .tsv or .jsonl with an image column, and images", ".csv .tsv .jsonl .txt"
         ),
         _reader(
             "parquet",
@@ -266,15 +256,9 @@ ENGINES = Registry(
     "engine for URLs of the scheme",
     "engines",
     [
-        Entry(
-            "postgresql",
-            "PostgreSQL (extra 'postgres')",
-            "diptych.index.engines.postgres.index:PostgresIndex",
-        ),
-        Entry(
-            "postgres", "the same, by its other name", "diptych.index.engines.postgres.index:PostgresIndex"
-        ),
-        Entry("milvus", "Milvus (extra 'milvus')", "diptych.index.engines.milvus.index:MilvusIndex"),
+        _entry("postgresql", "PostgreSQL (extra 'postgres')", "index.engines.postgres.index:PostgresIndex"),
+        _entry("postgres", "the same, by its other name", "index.engines.postgres.index:PostgresIndex"),
+        _entry("milvus", "Milvus (extra 'milvus')", "index.engines.milvus.index:MilvusIndex"),
     ],
     forms=("the path of a folder",),
     typed=False,
@@ -285,69 +269,41 @@ EXPORTERS = Registry(
     "exporter",
     "exporters",
     [
-        Entry(
-            "vectors", "Export vectors as .npy and items as Parquet.", "diptych.cli.exchange:export_vectors"
-        ),
-        Entry(
-            "faiss", "Export vectors as a faiss index of inner products.", "diptych.cli.exchange:export_faiss"
-        ),
-        Entry(
+        _entry("vectors", "Export vectors as .npy and items as Parquet.", "cli.exchange:export_vectors"),
+        _entry("faiss", "Export vectors as a faiss index of inner products.", "cli.exchange:export_faiss"),
+        _entry(
             "runtime",
             "Write both encoders as ONNX, for searching without torch.",
-            "diptych.cli.exchange:export_runtime",
+            "cli.exchange:export_runtime",
         ),
-        Entry(
+        _entry(
             "onnx",
             "Copy the ONNX encoders of a model's runtime for other programs.",
-            "diptych.cli.exchange:export_onnx",
+            "cli.exchange:export_onnx",
         ),
     ],
     typed=False,
 )
 
 
-def _recipe(name: str, target: str = "") -> Entry:
+def _recipe(name: str, module: str = "", attribute: str = "RECIPE") -> Entry:
     """A recipe is ``RECIPE`` in the module of its name, unless said otherwise; its title stands in it."""
-    return Entry(name, "", f"diptych.recipes.{target or name.replace('-', '_') + ':RECIPE'}")
+    return _entry(name, "", f"recipes.{module or name.replace('-', '_')}:{attribute}")
 
 
-RECIPES = Registry(
-    "recipe",
-    "recipes",
-    [
-        _recipe("ridge"),
-        _recipe("photos"),
-        _recipe("vse-infinity"),
-        _recipe("vse-infinity-published"),
-        _recipe("vse-plus-plus"),
-        _recipe("coder"),
-        _recipe("coder-literal", "coder:LITERAL"),
-        _recipe("scan"),
-        _recipe("cvse"),
-        _recipe("sgr", "sgraf:SGR_RECIPE"),
-        _recipe("saf", "sgraf:SAF_RECIPE"),
-        _recipe("labelwise"),
-        _recipe("vse-infinity-video", "vse_video:RECIPE"),
-        _recipe("vse-plus-plus-video", "vse_video:MEAN"),
-        _recipe("cookie"),
-        _recipe("cookie-match"),
-        _recipe("cookie-video"),
-        _recipe("cookie-hash"),
-        _recipe("clip"),
-        _recipe("fusion"),
-        _recipe("cusa-vse-infinity"),
-        _recipe("cusa-clip"),
-        _recipe("cusa-fusion"),
-        _recipe("cusa-sgr", "cusa_sgraf:SGR_RECIPE"),
-        _recipe("cusa-saf", "cusa_sgraf:SAF_RECIPE"),
-    ],
-    typed=False,
-)
+_RECIPES = (
+    "ridge", "photos ridge PHOTOS", "vse-infinity", "vse-infinity-published", "vse-plus-plus vse_infinity PLUS_PLUS",
+    "coder", "coder-literal coder LITERAL", "scan", "cvse", "sgr sgraf SGR_RECIPE", "saf sgraf SAF_RECIPE", "labelwise",
+    "vse-infinity-video vse_infinity VIDEO", "vse-plus-plus-video vse_infinity MEAN_VIDEO", "cookie", "cookie-match",
+    "cookie-video cookie_match VIDEO", "cookie-hash", "clip", "fusion", "cusa-vse-infinity", "cusa-clip", "cusa-fusion",
+    "cusa-sgr cusa_sgraf SGR_RECIPE", "cusa-saf cusa_sgraf SAF_RECIPE",
+)  # fmt: skip
+RECIPES = Registry("recipe", "recipes", [_recipe(*words.split()) for words in _RECIPES], typed=False)
 """Recipes; only the one that is used is imported. A plugin adds its own: ``RECIPES["mine"] = Recipe(...)``."""
 
 
 def _command(section: str, name: str, help: str, target: str) -> Entry:
-    return Entry(name, help, f"diptych.cli.{target}", section)
+    return _entry(name, help, f"cli.{target}", section)
 
 
 COMMANDS = Registry(
@@ -366,12 +322,7 @@ COMMANDS = Registry(
         ),
         _command("train", "train", "Train a recipe.", "train:train"),
         _command("train", "ablate", "Run the rows of a paper's table on your data.", "ablate:ablate"),
-        _command(
-            "train",
-            "reproduce",
-            "Run a paper's table as it was published.",
-            "ablate:reproduce",
-        ),
+        _command("train", "reproduce", "Run a paper's table as it was published.", "ablate:reproduce"),
         _command(
             "evaluate",
             "evaluate",

@@ -1,4 +1,7 @@
-"""CUSA's soft labels: distributions over the batch follow those of frozen uni-modal teachers (Huang et al., 2024)."""
+"""CUSA's soft labels: distributions over the batch follow those of frozen uni-modal teachers (Huang et al., 2024).
+
+CVSE's agreement of both sides about the concepts of a pair is a divergence too.
+"""
 
 from __future__ import annotations
 
@@ -153,6 +156,24 @@ class UniModalSoftLabels(Objective):
         rows = _precise(rows)
         given = (temperature(), self.teacher_temperature, self.divergence)
         return divergence(teacher_cosines(batch, column), rows @ rows.T, *given)
+
+
+class Agreement(Objective):
+    """Σ_b KL(p^T_b ‖ p^I_b) of two distributions over concepts, (B, g) each, summed over the batch.
+
+    ``view`` names the rows p^I and p^T; rows are probabilities already.
+    """
+
+    def __init__(self, view: str) -> None:
+        super().__init__()
+        self.view = view
+
+    def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
+        """The term ``agreement``."""
+        rows = embeddings.view(self.view)
+        image, text = rows.image, rows.text
+        least = torch.finfo(image.dtype).tiny
+        return {"agreement": torch.xlogy(text, text).sum() - (text * image.clamp_min(least).log()).sum()}
 
 
 def teacher_cosines(batch: Batch, column: str) -> Tensor:

@@ -24,7 +24,7 @@ from diptych.objectives.prototypes import PrototypeClassification
 from diptych.recipes import vse_infinity
 from diptych.recipes.provide import with_branch
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import concept_branch
+from diptych.recipes.towers import ConceptSettings, concept_branch
 from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
@@ -33,7 +33,7 @@ SHARES = {"cvse": CVSE_SHARES, "printed": (0.7, 0.1, 0.2)}  # shares of nouns, a
 
 @dataclass(frozen=True)
 @defaults(epochs=30, warmup_epoch=-1)
-class Settings(vse_infinity.Settings):
+class Settings(vse_infinity.Settings, ConceptSettings):
     """CODER in the paper's numbers; rates as decided: 5e-4 with a GRU, else 2e-4 and the text transformer 2e-5."""
 
     learning_rate: float = setting(
@@ -60,15 +60,9 @@ class Settings(vse_infinity.Settings):
         "auto", "products of the twin: bf16, as the model's, or bf16 where the device has it (auto)"
     )
     concept: bool = setting(True, "the concept branch (Table 2, row 4)")
-    concept_size: int = setting(400, "concepts g in the vocabulary", low=10)
-    concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
     concept_shares: Literal["cvse", "printed"] = setting(
         "cvse",
         "7:2:1 of nouns, adjectives, verbs as in CVSE's lists, or of nouns, verbs, adjectives as printed",
-    )
-    concept_vectors: str = setting(
-        "",
-        "word vectors of the concepts: 'glove' (50-d) or a file of GloVe or word2vec (else CVSE's own, or 'glove')",
     )
     concept_weight: float = setting(0.1, "1 − β: share of the concept view in the score", low=0, high=1)
     concept_attention: float = setting(10.0, "λ of Eq. 2, from CVSE", low=0)

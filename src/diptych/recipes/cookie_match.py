@@ -1,36 +1,53 @@
-"""COOKIE's image-text matching: a pre-trained model fine-tuned with the hinge on the hardest negatives (A.1)."""
+"""COOKIE's matching tasks: a pre-trained model fine-tuned with the hinge, on pictures or on frames of videos (A.1).
+
+A video is the set of its frame features (ResNet-152, at most 20). Their projection is new; the transformer that both
+sides share, and the text side, come from pre-training. MEAN-pooling or G-pooling.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from diptych.data.captions import Captions
+from diptych.evaluation.video import VideoRetrieval
 from diptych.model import named
 from diptych.objectives.triplet import triplet
 from diptych.recipes import cookie
 from diptych.recipes.recipe import Recipe
+from diptych.recipes.towers import FRAMES, HingeSettings
 from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-@defaults(epochs=20, batch_size=320, learning_rate=2e-5, decay_epoch=10, warmup_share=0.1)
-class Settings(cookie.Towers):
+@defaults(
+    epochs=20, batch_size=320, learning_rate=2e-5, decay_epoch=10, warmup_share=0.1, mask_same_image=True
+)
+class Settings(cookie.Towers, HingeSettings):
     """COCO's numbers: AdamW 2e-5, weight decay 1e-4, ×0.1 at half of 20 epochs, 10 % warm-up, batch 320, margin 0.2.
 
     Flickr30K: 16 epochs, 1e-5, batch 240. ResNeXt-101 has batches of 384 and 288. Pooling is MAX.
     """
 
-    margin: float = setting(0.2, "margin α of the hinge", low=0)
-    all_negatives_epochs: int = setting(
-        0, "first epochs that sum over all negatives (from scratch: 1)", low=0
-    )
-    mask_same_image: bool = setting(
-        True, "texts of one image are not each other's negatives (off: as published)"
-    )
     augment: bool = setting(True, "crop and flip pictures, and perturb words, as VSE∞ does")
     word_rate: float = setting(
         0.2, "share of the words that are masked, replaced or deleted", low=0, high=0.95
+    )
+
+
+@dataclass(frozen=True)
+@defaults(
+    image_encoder="grid", image_pool="mean", text_pool="mean", epochs=10, batch_size=320, learning_rate=2e-5,
+    decay_epoch=5, mask_same_image=True,
+)  # fmt: skip
+class VideoSettings(cookie.Towers, HingeSettings):
+    """MSR-VTT's numbers: AdamW 2e-5, ×0.1 after 5 of 10 epochs, batch 320, margin 0.2, MEAN-pooling."""
+
+    INHERITED = FRAMES
+
+    gallery: Literal["different", "all"] = setting(
+        "different", "texts that validation ranks: each different one once (HGR's rule), or all"
     )
 
 
@@ -41,4 +58,16 @@ def build(settings: Settings, captions: Captions) -> Method:
     return Method(retriever, triplet(settings), multipliers=named.multipliers(retriever, settings))
 
 
+def build_video(settings: VideoSettings, captions: Captions) -> Method:
+    """The same on sets of frames, which nothing augments."""
+    retriever = cookie.towers(settings, captions)
+    return Method(retriever, triplet(settings), multipliers=named.multipliers(retriever, settings))
+
+
+def evaluators(settings: VideoSettings) -> tuple[VideoRetrieval, ...]:
+    """Recall over the texts that ``gallery`` names."""
+    return (VideoRetrieval(dedupe_captions=settings.gallery == "different"),)
+
+
 RECIPE = Recipe("cookie-match", "COOKIE: image-text matching", Settings, build)
+VIDEO = Recipe("cookie-video", "COOKIE: video-text matching", VideoSettings, build_video, evaluators)

@@ -15,6 +15,7 @@ from diptych.evaluation.uni_modal import UniModal
 from diptych.objectives.combine import Sum
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI, CrossModalSoftLabels, UniModalSoftLabels
+from diptych.recipes.towers import HingeSettings
 from diptych.settings import TeacherSettings, setting
 from diptych.training.teachers import Teachers, teachers_of
 
@@ -69,6 +70,11 @@ def with_soft_labels(hard: Objective, settings: SoftLabelSettings, scale: float 
     if settings.usa:
         members["usa"] = (uni_modal(settings), scale * settings.usa)
     return Sum(members) if settings.soft else hard
+
+
+def hinge_scale(settings: HingeSettings) -> float:
+    """α and β are quoted beside a mean of hinges; their sum is B times as large."""
+    return settings.batch_size if settings.hinge_reduction == "sum" else 1.0
 
 
 def uni_modal(settings: SoftLabelSettings) -> UniModalSoftLabels:

@@ -14,19 +14,14 @@ from diptych.data.captions import Captions
 from diptych.encoders.dual import DualEncoder
 from diptych.recipes import clip, cusa
 from diptych.recipes.recipe import Recipe
-from diptych.settings import defaults, setting
+from diptych.settings import defaults
 from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-@defaults(cross_head=True)
+@defaults(cross_head=True, csa=0.10, usa=0.50)
 class Settings(clip.Settings, cusa.SoftLabelSettings):
     """CUSA on CLIP B/32: α = 0.10, β = 0.50 beside an InfoNCE that is a mean over all entries."""
-
-    csa: float = setting(0.10, "weight α of the cross-modal soft labels (0: off)", low=0)
-    usa: float = setting(
-        0.50, "weight β of the uni-modal soft labels (0: off, without uni-modal heads)", low=0
-    )
 
 
 def build(settings: Settings, captions: Captions) -> Method:

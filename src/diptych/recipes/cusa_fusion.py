@@ -17,11 +17,12 @@ from diptych.objectives.contrastive import ITC, ITM
 from diptych.objectives.objective import Objective
 from diptych.recipes import cusa, fusion
 from diptych.recipes.recipe import Recipe
-from diptych.settings import setting
+from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
+@defaults(epochs=20, learning_rate=7.5e-6)
 class Settings(fusion.Settings, cusa.SoftLabelSettings):
     """CUSA on X2-VLM: α = 0.30, β = 0.75, a quarter of the host's learning rate and batch, 20 epochs."""
 
@@ -31,17 +32,12 @@ class Settings(fusion.Settings, cusa.SoftLabelSettings):
         low=0,
         high=1,
     )
-    usa: float = setting(
-        0.75, "weight β of the uni-modal soft labels (0: off, without uni-modal heads)", low=0
-    )
     uni_dim: int = setting(256, "width of the uni-modal heads", low=1)
-    epochs: int = setting(20, "passes over the training texts", low=1)
     batch_size: int = setting(
         8,
         "pairs per step, over all processes together (CUSA: a quarter of its host's, on each of 8 GPUs; 8 fits one)",
         low=2,
     )
-    learning_rate: float = setting(7.5e-6, "base learning rate", low=0)
 
 
 def build(settings: Settings, captions: Captions) -> Method:

@@ -20,36 +20,27 @@ from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-@defaults(epochs=40, weight_decay=1e-4, schedule="cosine")
+@defaults(epochs=40, weight_decay=1e-4, schedule="cosine", final_factor=0.05, hinge_reduction="mean")
 class Settings(sgraf.Settings, cusa.SoftLabelSettings):
     """CUSA on SGR: α 0.6, β 0.75."""
 
     clip_norm: float = setting(
         2.0, "largest global gradient norm (0: none; CUSA does not say, 2 is its host SGRAF's)", low=0
     )
-    final_factor: float = setting(
-        0.05, "factor at the end of a cosine or linear schedule (2e-4 → 1e-5)", low=0, high=1
-    )
-    hinge_reduction: Literal["sum", "mean"] = setting(
-        "mean", "mean of the hinges over the batch, beside which α and β are quoted, or their sum"
-    )
 
 
 @dataclass(frozen=True)
+@defaults(csa=1.0)
 class FiltrationSettings(Settings):
     """CUSA on SAF: α 1, β 0.75."""
-
-    csa: float = setting(1.0, "weight α of the cross-modal soft labels (0: off)", low=0)
 
 
 def build(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -> Method:
     """The host's method with soft labels; with both weights 0, the host's own."""
     retriever = sgraf.host(kind, settings, captions, cusa.uni_modal_heads(settings, settings.dim))
-    # α and β are quoted beside the mean; a sum is B times as large
-    scale = settings.batch_size if settings.hinge_reduction == "sum" else 1.0
     return method(
         retriever,
-        cusa.with_soft_labels(triplet(settings), settings, scale),
+        cusa.with_soft_labels(triplet(settings), settings, cusa.hinge_scale(settings)),
         settings,
         targets=cusa.teachers(settings, settings.image_size),
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from diptych.data.captions import Captions
-from diptych.model.retriever import Retriever
 from diptych.recipes import cusa, vse_infinity
+from diptych.recipes.provide import with_branch
 from diptych.recipes.recipe import Recipe
 from diptych.training.method import Method
 
@@ -25,18 +25,14 @@ def build(settings: Settings, captions: Captions) -> Method:
     host = vse_infinity.build(settings, captions)
     if not settings.soft:
         return host
-    model = host.retriever
-    retriever = Retriever(
-        model.image,
-        model.text,
-        model.image_input,
-        model.text_input,
-        branches=cusa.uni_modal_heads(settings, settings.dim),
-    )
+    retriever = host.retriever
+    for name, heads in cusa.uni_modal_heads(settings, settings.dim).items():
+        retriever = with_branch(retriever, name, heads)
+    scale = cusa.hinge_scale(settings)
     return replace(
         host,
         retriever=retriever,
-        objective=cusa.with_soft_labels(host.objective, settings, scale=settings.batch_size),
+        objective=cusa.with_soft_labels(host.objective, settings, scale),
         targets=cusa.teachers(settings, settings.image_size),
     )
 

@@ -16,12 +16,12 @@ from diptych.data.text import WordInput
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
 from diptych.model import named
 from diptych.objectives.combine import On, Sum
-from diptych.objectives.consensus import Agreement
 from diptych.objectives.objective import Objective
-from diptych.objectives.triplet import Triplet
+from diptych.objectives.soft_labels import Agreement
+from diptych.objectives.triplet import triplet
 from diptych.recipes import sgraf
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import TowerSettings, concepts_of, joined, method
+from diptych.recipes.towers import ConceptSettings, HingeSettings, TowerSettings, concepts_of, joined, method
 from diptych.registries import IMAGE_ENCODERS
 from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method
@@ -30,8 +30,8 @@ VIEW = "consensus"
 
 
 @dataclass(frozen=True)
-@defaults(image_pool="first", text_pool="first")
-class Settings(TowerSettings):
+@defaults(image_pool="first", text_pool="first", concept_size=300)
+class Settings(TowerSettings, HingeSettings, ConceptSettings):
     """CVSE on Flickr30K: Adam 2e-4 (no decay), batch 128, clip 2, 1024-d, 300 concepts, weights 3, 5, 1 and 2."""
 
     epochs: int = setting(50, "passes over the training texts (COCO: 30)", low=1)
@@ -44,12 +44,6 @@ class Settings(TowerSettings):
     regions: int = setting(0, "most regions of an image (0: as many as the first image has)", low=0)
     attention_dropout: float = setting(0.4, "dropout in the self-attentions", low=0, high=0.95)
     word_dropout: float = setting(0.4, "dropout of embedded words", low=0, high=0.95)
-    concept_size: int = setting(300, "concepts g in the vocabulary", low=10)
-    concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
-    concept_vectors: str = setting(
-        "",
-        "word vectors of the concepts: 'glove' (50-d) or a file of GloVe or word2vec (else CVSE's own, or 'glove')",
-    )
     label_share: float = setting(
         0.35, "share of a text's own concepts in its weights (COCO: 0.4)", low=0, high=1
     )
@@ -61,10 +55,6 @@ class Settings(TowerSettings):
     instance_weight: float = setting(5.0, "weight of the hinge on instance vectors", low=0)
     concept_weight: float = setting(1.0, "weight of the hinge on consensus vectors", low=0)
     agreement_weight: float = setting(2.0, "weight of the KL between both sides' concepts", low=0)
-    margin: float = setting(0.2, "margin of the hinges", low=0)
-    mask_same_image: bool = setting(
-        False, "texts of one image are not each other's negatives (off: as published)"
-    )
 
     text_encoder: ClassVar[str] = "bigru"  # type: ignore[misc]  # its words name the concepts of a text
     train_text: ClassVar[bool] = True  # type: ignore[misc]
@@ -112,15 +102,11 @@ def consensus(settings: Settings, captions: Captions) -> ConsensusBranch:
 
 def objective(settings: Settings) -> Objective:
     """Hinges on fused, instance and consensus vectors, and the agreement about concepts."""
-
-    def hinge() -> Triplet:
-        return Triplet(settings.margin, "hardest", settings.mask_same_image)
-
     return Sum(
         {
-            "fused": (On(hinge(), f"{VIEW}.{FUSED}"), settings.fused_weight),
-            "instance": (hinge(), settings.instance_weight),
-            "concept": (On(hinge(), f"{VIEW}.{CONCEPT}"), settings.concept_weight),
+            "fused": (On(triplet(settings), f"{VIEW}.{FUSED}"), settings.fused_weight),
+            "instance": (triplet(settings), settings.instance_weight),
+            "concept": (On(triplet(settings), f"{VIEW}.{CONCEPT}"), settings.concept_weight),
             "agreement": (Agreement(f"{VIEW}.{WEIGHTS}"), settings.agreement_weight),
         }
     )

@@ -32,7 +32,10 @@ from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
-@defaults(image_pool="first", text_pool="first")
+@defaults(
+    image_pool="first", text_pool="first", epochs=10, learning_rate=3e-5, weight_decay=0.01, schedule="linear",
+    warmup_share=0.1, decay_1d=False, clip_norm=0.0,
+)  # fmt: skip
 class Settings(HostSettings):
     """X-VLM's retrieval numbers: AdamW 3e-5, weight decay 0.01, linear decay, warm-up over a tenth, 10 epochs.
 
@@ -56,7 +59,6 @@ class Settings(HostSettings):
     new_multiplier: float = setting(2.0, "learning-rate factor of layers that are not pretrained", low=0)
     train_backbone: bool = setting(True, "train the vision transformer (else its tokens are cached)")
     train_text: bool = setting(True, "train the text transformer (else its token states are cached)")
-    epochs: int = setting(10, "passes over the training texts", low=1)
     clean_captions: bool = setting(
         True, "lower-case texts, drop their punctuation and keep 30 words, as X-VLM does", before=False
     )
@@ -71,14 +73,6 @@ class Settings(HostSettings):
         "pairs per step, over all processes together (X-VLM's 20 are those of each of 8 GPUs: 160; 32 fits one GPU)",
         low=2,
     )
-    learning_rate: float = setting(3e-5, "base learning rate", low=0)
-    weight_decay: float = setting(0.01, "AdamW weight decay", low=0)
-    schedule: Literal["step", "every", "cosine", "linear"] = setting(
-        "linear", "how the learning rate falls: once, every few epochs, as a cosine, as a line"
-    )
-    warmup_share: float = setting(
-        0.1, "share of all steps during which the learning rate rises linearly from 0", low=0, high=1
-    )
     decay_after_warmup: bool = setting(
         True,
         "rise from 0 to the full rate during the warm-up and fall from there, as X-VLM does (off: fall from step 0)",
@@ -87,8 +81,6 @@ class Settings(HostSettings):
     adam_beta2: float = setting(
         0.98, "second beta of AdamW, X-VLM's (PyTorch: 0.999)", low=0, high=0.99999, before=0.999
     )
-    decay_1d: bool = setting(False, "weight decay also on biases, norms and other 1-d parameters")
-    clip_norm: float = setting(0.0, "largest global gradient norm (0: no clipping)", low=0)
 
 
 def build(settings: Settings, captions: Captions) -> Method:

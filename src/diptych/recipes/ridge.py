@@ -62,6 +62,16 @@ class Settings(HostSettings):
     epochs: int = setting(0, "passes over the training texts after the solve, with InfoNCE", low=0)
 
 
+@dataclass(frozen=True)
+@defaults(epochs=30, learning_rate=1e-5, schedule="cosine", patience=5)
+class PhotoSettings(Settings):
+    """What measured best on a few hundred to a few thousand captioned pictures: ridge, then up to 30 epochs.
+
+    The encoders stay frozen. Training starts from the solution with a small learning rate and stops by itself; the
+    solution is kept where training does not beat it on the validation split (docs/results-small-data.md).
+    """
+
+
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
     if settings.text_encoder in named.GRUS:
@@ -112,3 +122,4 @@ def image_side(settings: Settings, captions: Captions, dim: int) -> tuple[Encode
 
 
 RECIPE = Recipe("ridge", "Ridge regression in closed form, image to text", Settings, build)
+PHOTOS = Recipe("photos", "Your own photos: ridge, then a few epochs", PhotoSettings, build)

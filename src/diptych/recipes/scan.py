@@ -16,7 +16,7 @@ from diptych.interaction.scan import SCAN, Direction, Pooling
 from diptych.model import named
 from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import TowerSettings, joined, method
+from diptych.recipes.towers import HingeSettings, TowerSettings, joined, method
 from diptych.registries import IMAGE_ENCODERS
 from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method
@@ -28,7 +28,7 @@ LSE_SHARPNESS = {"text": 6.0, "image": 5.0}
 
 @dataclass(frozen=True)
 @defaults(image_pool="mean", text_pool="mean")
-class Settings(TowerSettings):
+class Settings(TowerSettings, HingeSettings):
     """SCAN in the published numbers for Flickr30K: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d."""
 
     direction: Direction = setting(
@@ -49,16 +49,6 @@ class Settings(TowerSettings):
         15, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
     )
     image_encoder: str = setting("auto", GRID_HELP, names=IMAGE_ENCODERS)
-    margin: float = setting(0.2, "margin α of the hinge", low=0)
-    all_negatives_epochs: int = setting(
-        0, "first epochs that sum over all negatives (0: as published; small data may need some)", low=0
-    )
-    hinge_reduction: Literal["sum", "mean"] = setting(
-        "sum", "sum of the hinges over the batch (as published), or their mean"
-    )
-    mask_same_image: bool = setting(
-        False, "texts of one image are not each other's negatives (off: as published)"
-    )
 
 
 def build(settings: Settings, captions: Captions) -> Method:

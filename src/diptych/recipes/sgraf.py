@@ -27,7 +27,7 @@ from diptych.model import named
 from diptych.model.retriever import Retriever
 from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import TowerSettings, joined, method
+from diptych.recipes.towers import HingeSettings, TowerSettings, joined, method
 from diptych.registries import IMAGE_ENCODERS
 from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method
@@ -35,10 +35,10 @@ from diptych.training.method import Method
 
 @dataclass(frozen=True)
 @defaults(image_pool="first", text_pool="first")
-class Settings(TowerSettings):
+class Settings(TowerSettings, HingeSettings):
     """SGRAF in the published numbers: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d, 256-d similarity."""
 
-    epochs: int = setting(40, "passes over the training texts (SGR on Flickr30K; COCO: 20)", low=1)
+    epochs: int = setting(40, "passes over the training texts (Flickr30K; COCO: 20)", low=1)
     learning_rate: float = setting(2e-4, "base learning rate", low=0)
     weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam, as published)", low=0)
     decay_epoch: int = setting(
@@ -51,26 +51,12 @@ class Settings(TowerSettings):
     regions: int = setting(0, "most regions of an image (0: as many as the first image has)", low=0)
     attention_dropout: float = setting(0.4, "dropout in the self-attentions", low=0, high=0.95)
     word_dropout: float = setting(0.4, "dropout of embedded words (BiGRU)", low=0, high=0.95)
-    margin: float = setting(0.2, "margin α of the hinge", low=0)
-    all_negatives_epochs: int = setting(
-        0, "first epochs that sum over all negatives (0: as published; small data may need some)", low=0
-    )
-    hinge_reduction: Literal["sum", "mean"] = setting(
-        "sum", "sum of the hinges over the batch (as published), or their mean"
-    )
-    mask_same_image: bool = setting(
-        False, "texts of one image are not each other's negatives (off: as published)"
-    )
 
 
 @dataclass(frozen=True)
+@defaults(epochs=30, decay_epoch=20)
 class FiltrationSettings(Settings):
     """SAF as published: SGR's settings in 30 epochs, the last 10 at a tenth of the learning rate (Flickr30K)."""
-
-    epochs: int = setting(30, "passes over the training texts (SAF on Flickr30K; COCO: 20)", low=1)
-    decay_epoch: int = setting(
-        20, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
-    )
 
 
 def build(kind: Literal["sgr", "saf"], settings: Settings, captions: Captions) -> Method:

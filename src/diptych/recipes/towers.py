@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
 
@@ -37,7 +37,7 @@ from diptych.interaction.similarity import PairScorer
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.objective import Objective
-from diptych.settings import EncoderSettings, HostSettings, TrainingSettings
+from diptych.settings import EncoderSettings, HostSettings, TrainingSettings, setting
 from diptych.training.method import Method
 
 FRAMES = tuple(name for name in HostSettings.INHERITED if name not in ("image_encoder", "image_size"))
@@ -47,6 +47,34 @@ FRAMES = tuple(name for name in HostSettings.INHERITED if name not in ("image_en
 @dataclass(frozen=True)
 class TowerSettings(EncoderSettings, HostSettings):
     """Two encoders by name with all that a two-tower recipe takes."""
+
+
+@dataclass(frozen=True)
+class HingeSettings(TrainingSettings):
+    """The hinge of VSE++ and what it leaves open."""
+
+    margin: float = setting(0.2, "margin α of the hinge", low=0)
+    all_negatives_epochs: int = setting(
+        0, "first epochs that sum over all negatives (0: as most papers; small data may need some)", low=0
+    )
+    hinge_reduction: Literal["sum", "mean"] = setting(
+        "sum", "sum of the hinges over the batch, or their mean"
+    )
+    mask_same_image: bool = setting(
+        False, "texts of one image are not each other's negatives (off: as published)"
+    )
+
+
+@dataclass(frozen=True)
+class ConceptSettings(TrainingSettings):
+    """The words that are concepts, and their vectors."""
+
+    concept_size: int = setting(400, "concepts g in the vocabulary", low=10)
+    concept_files: str = setting("", "folder of CVSE's concept files (else chosen from the training texts)")
+    concept_vectors: str = setting(
+        "",
+        "word vectors of the concepts: 'glove' (50-d) or a file of GloVe or word2vec (else CVSE's own, or 'glove')",
+    )
 
 
 def towers(
@@ -109,9 +137,6 @@ def method(retriever: Retriever, objective: Objective, settings: EncoderSettings
     )
 
 
-SIZE = 400  # concepts of a recipe that has no setting for them
-
-
 def concepts_of(
     settings: Any, captions: Captions, shares: Sequence[float] = SHARES
 ) -> tuple[Concepts, WordVectors | None]:
@@ -120,7 +145,8 @@ def concepts_of(
         concepts = read_cvse(files)
         count_concepts(concepts.words, captions.texts)  # refuses words of which none occurs in these texts
     else:
-        concepts = find_concepts(captions.texts, getattr(settings, "concept_size", SIZE), shares)
+        size = getattr(settings, "concept_size", ConceptSettings.concept_size)
+        concepts = find_concepts(captions.texts, size, shares)
     source = getattr(settings, "concept_vectors", "")
     if source or concepts.vectors is None:  # else CVSE's folder brought its own
         return concepts, word_vectors(concepts.words, source or "glove")
