@@ -18,7 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from diptych.objectives.clustering import ROWS, kmeans, nearest
+from diptych.objectives.clustering import ROWS, cluster, nearest
 from diptych.ops import unit
 
 LIMIT = 4.0  # GB
@@ -76,7 +76,7 @@ def main() -> None:
         )
         if options.iterations:
             began = time.perf_counter()
-            kmeans(vectors, options.clusters, iterations=options.iterations, show_progress=True)
+            cluster(vectors, options.clusters, iterations=options.iterations, show_progress=True)
             each = (time.perf_counter() - began) / options.iterations
             print(f"\nk-means: {each:.1f} s per iteration, peak {peak():.2f} GB")
     if peak() >= LIMIT:

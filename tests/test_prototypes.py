@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diptych.errors import CheckpointError, SettingsError
 from diptych.objectives import clustering
-from diptych.objectives.clustering import kmeans, largest_first, nearest
+from diptych.objectives.clustering import cluster, largest_first, nearest
 from diptych.objectives.objective import PairVectors
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.ops import unit
@@ -71,41 +71,43 @@ def test_assignment_equals_a_loop(tmp_path: Path) -> None:
 def test_kmeans_finds_separable_blobs(kind: str) -> None:
     rows, which = blobs(5, 30)
     given = {"tensor": rows, "half": rows.half(), "array": rows.numpy()}[kind]
-    centroids = kmeans(given, 8, seed=1)
+    centroids = cluster(given, 8, seed=1).centroids
     labels, scores = assign(rows, centroids)
     assert purity(labels, which) == 1.0
     assert scores.min() > 0.9
     torch.testing.assert_close(centroids.norm(dim=1), torch.ones(8))
-    assert torch.equal(kmeans(given, 8, seed=1), centroids)
+    assert torch.equal(cluster(given, 8, seed=1).centroids, centroids)
 
 
 def test_kmeans_improves_and_leaves_no_cluster_empty() -> None:
     g = torch.Generator().manual_seed(3)
     rows = unit(torch.randn(60, 4, generator=g))
-    quality = [float(assign(rows, kmeans(rows, 12, iterations=n))[1].mean()) for n in (0, 1, 3, 20)]
+    quality = [
+        float(assign(rows, cluster(rows, 12, iterations=n).centroids)[1].mean()) for n in (0, 1, 3, 20)
+    ]
     assert quality == sorted(quality)
-    assert len(assign(rows, kmeans(rows, 12))[0].unique()) == 12
+    assert len(assign(rows, cluster(rows, 12).centroids)[0].unique()) == 12
 
 
 def test_an_empty_cluster_moves_into_the_largest() -> None:
     # six copies of one row: of the starts among them all but one stay empty, until they are put elsewhere
     rest = unit(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
     rows = torch.cat([torch.eye(4)[:1].repeat(6, 1), rest])
-    centroids = kmeans(rows, 10, seed=5)
+    centroids = cluster(rows, 10, seed=5).centroids
     assert len(assign(rows, centroids)[0].unique()) >= 9
 
 
 def test_kmeans_of_chosen_rows_ignores_the_rest() -> None:
     rows, _ = blobs(3, 10)
     spoiled = torch.cat([rows, torch.full((5, 8), torch.nan)])
-    centroids = kmeans(spoiled, 3, chosen=np.arange(30))
+    centroids = cluster(spoiled, 3, subset=np.arange(30)).centroids
     assert centroids.isfinite().all()
-    assert torch.equal(centroids, kmeans(rows, 3))
+    assert torch.equal(centroids, cluster(rows, 3).centroids)
 
 
 def test_kmeans_of_more_clusters_than_rows() -> None:
     with pytest.raises(SettingsError, match=r"\b31\b.*\b30\b"):
-        kmeans(blobs(3, 10)[0], 31)
+        cluster(blobs(3, 10)[0], 31)
 
 
 def test_largest_first_halves_what_it_splits() -> None:

@@ -22,6 +22,10 @@ The command line prints the message alone and exits with status 2 (status 130 af
 
 from __future__ import annotations
 
+from typing import Any, TypeVar, get_args
+
+T = TypeVar("T")
+
 
 class DiptychError(Exception):
     """Base of every error meant for the user."""
@@ -90,3 +94,24 @@ class Interrupted(Exception):
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the sentence alone, for nothing went wrong."""
         return [str(self)]
+
+
+def one_of(value: T, what: str, kind: Any) -> T:
+    """An argument, unless it is none of the values of a ``Literal``."""
+    if value not in get_args(kind):
+        raise SettingsError(f"{what} is '{value}': choose {', '.join(get_args(kind))}.")
+    return value
+
+
+def at_least(value: T, what: str, least: Any) -> T:
+    """An argument, unless it is below its smallest value."""
+    if not value >= least:
+        raise SettingsError(f"{what} is {value}: give {least} or more.")
+    return value
+
+
+def positive(value: T, what: str) -> T:
+    """An argument, unless it is 0 or negative."""
+    if not value > 0:  # type: ignore[operator]
+        raise SettingsError(f"{what} is {value}: it must be greater than 0.")
+    return value

@@ -57,13 +57,13 @@ def _notebook_bar(items: Iterable[T], label: str, total: int | None, unit: str) 
     """A bar below the cell that moves at most five times a second, and goes when the work is done or interrupted."""
     from IPython.display import HTML, display
 
-    start = shown = time.monotonic()
+    start = last = time.monotonic()
     bar: Any = None
     try:
         for done, item in enumerate(items, 1):
             yield item
             now = time.monotonic()
-            if now - start > PATIENCE and (bar is None or now - shown > 0.2):
+            if now - start > PATIENCE and (bar is None or now - last > 0.2):
                 length = f" max={total}" if total else ""
                 words = " ".join(
                     (
@@ -74,7 +74,7 @@ def _notebook_bar(items: Iterable[T], label: str, total: int | None, unit: str) 
                 content = HTML(
                     f"<div>{escape(label)} <progress value={done}{length}></progress> {escape(words)}</div>"
                 )
-                bar, shown = (display(content, display_id=True) if bar is None else bar), now
+                bar, last = (display(content, display_id=True) if bar is None else bar), now
                 bar.update(content)
     finally:
         if bar is not None:
@@ -107,8 +107,8 @@ def printable(text: str, keep: str = "") -> str:
 
 def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
     """Print a text whose control characters are made visible; lines and tabs stay."""
-    shown = printable(str(text), keep="\n\t")
-    print(shown, end="\n" if nl else "", file=sys.stderr if err else sys.stdout, flush=True)
+    clean = printable(str(text), keep="\n\t")
+    print(clean, end="\n" if nl else "", file=sys.stderr if err else sys.stdout, flush=True)
 
 
 class _Printable(logging.Filter):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, at_least
 from diptych.parts import part
 
 
@@ -132,9 +132,7 @@ class Interpolation(Generator):
 
     def __init__(self, pieces: int = 20, outputs: int = 1) -> None:
         super().__init__()
-        if pieces < 1:
-            raise SettingsError(f"Interpolation needs at least one piece, not {pieces}.")
-        self.knots = nn.Parameter(torch.zeros(pieces + 1, outputs))
+        self.knots = nn.Parameter(torch.zeros(at_least(pieces, "the number of pieces", 1) + 1, outputs))
 
     def forward(self, sizes: Tensor, length: int) -> Tensor:
         pieces = len(self.knots) - 1

@@ -12,7 +12,7 @@ from diptych import ops
 from diptych.aggregators.generators import CosSinBiGRU, Generator
 from diptych.aggregators.pooling import Aggregator
 from diptych.aggregators.sorting import sort_sets
-from diptych.errors import SettingsError
+from diptych.errors import positive
 from diptych.parts import part
 from diptych.types import Features
 
@@ -49,12 +49,8 @@ class GPO(Aggregator):
 
     def __init__(self, generator: nn.Module | None = None, temperature: float = 0.1) -> None:
         super().__init__()
-        if temperature <= 0:
-            raise SettingsError(
-                f"GPO divides by its temperature, and {temperature} is not above 0: raise it."
-            )
         self.generator = generator if generator is not None else CosSinBiGRU()
-        self.temperature = temperature
+        self.temperature = positive(temperature, "the temperature of GPO")
         self._weights_of_memory: tuple[Any, ...] = ()
         self._memory: dict[Any, Tensor] = {}
 

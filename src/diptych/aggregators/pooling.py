@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diptych import ops
 from diptych.aggregators.sorting import at_least_float32, sort_sets
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, at_least
 from diptych.parts import part
 from diptych.types import Features
 
@@ -53,9 +53,7 @@ class KMax(Aggregator):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        if k < 1:
-            raise SettingsError(f"KMax averages the k largest values, and k is {k}: give at least 1.")
-        self.k = k
+        self.k = at_least(k, "the k of KMax", 1)
 
     def forward(self, features: Features) -> Tensor:
         taken = sort_sets(features)[..., -self.k :]  # invalid places are zeros, so a plain sum is right
@@ -114,8 +112,8 @@ class GeM(Aggregator):
 def _element(features: Features, place: Tensor) -> Tensor:
     """The element at ``place`` (B,) of each set, zeros where the set is empty."""
     rows = torch.arange(place.shape[0], device=place.device)  # not len(): an exported batch may have any size
-    chosen = at_least_float32(features.values[rows, place])
-    return chosen.masked_fill(~features.mask.any(dim=1, keepdim=True), 0)
+    found = at_least_float32(features.values[rows, place])
+    return found.masked_fill(~features.mask.any(dim=1, keepdim=True), 0)
 
 
 STD = 0.02  # standard deviation of a head's weights

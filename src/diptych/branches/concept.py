@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.nn.functional import leaky_relu
 from diptych import ops
 from diptych.branches.branch import Branch
 from diptych.data.concepts import Concepts, WordVectors
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, one_of
 from diptych.parts import part
 from diptych.storage import MODEL
 from diptych.types import Batch, Embeddings, Features
@@ -42,8 +42,7 @@ def concept_graph(concepts: Concepts, *, threshold: float = 0.3, norm: Norm = "s
 
     D holds row sums; D^(−½) is 0 where a row is empty. ``threshold`` is ε: .3 is CVSE's, CODER gives none.
     """
-    if norm not in get_args(Norm):
-        raise SettingsError(f"the graph's normalisation is '{norm}': choose {', '.join(get_args(Norm))}.")
+    one_of(norm, "the graph's normalisation", Norm)
     p = concepts.pairs / np.maximum(concepts.occurrences, 1)[:, None]
     linked = (BASE ** (p - SHIFT) - BASE**-SHIFT >= threshold).astype(np.float64)
     np.fill_diagonal(linked, 0)

@@ -52,7 +52,9 @@ class LabelView(Branch):
         p: Tensor = self.text_head(features)
         return p
 
-    def told(self, scores: Tensor, threshold: float, top: int | None = None) -> list[dict[str, float]]:
+    def named_scores(
+        self, scores: Tensor, threshold: float, top: int | None = None
+    ) -> list[dict[str, float]]:
         """Labels with their scores, best first, of rows (B, C): those from ``threshold`` on, or the best ``top``."""
         count = len(self.labels) if top is None else min(top, len(self.labels))
         values, columns = scores.topk(count, dim=1)

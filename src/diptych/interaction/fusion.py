@@ -160,12 +160,12 @@ class Fusion(PairScorer):
             block = Features(images.values[rows], images.mask[rows])
             looks, count = self.look(block), len(block.mask)  # once, whatever the number of texts
             for columns in _chunks(m, max(1, PAIRS // count)):
-                chosen = order[columns]
-                some = trimmed(Features(texts.values[chosen], texts.mask[chosen]))
+                numbers = order[columns]
+                some = trimmed(Features(texts.values[numbers], texts.mask[numbers]))
                 beside = Features(
                     some.values.expand(count, *some.values.shape), some.mask.expand(count, *some.mask.shape)
                 )
-                out[rows, chosen] = self.logits(looks, block.mask, beside)[..., 1]
+                out[rows, numbers] = self.logits(looks, block.mask, beside)[..., 1]
         return out
 
     def _layer(self, number: int) -> FusionLayer:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diptych.errors import SettingsError
+from diptych.errors import one_of, positive
 from diptych.interaction.similarity import EPS, LEAST_SQUARE, SLOPE, Locals, full_type, product, unit
 from diptych.interaction.similarity_scorer import TiledScorer
 from diptych.parts import part
@@ -57,14 +57,10 @@ class SCAN(TiledScorer):
         lse_sharpness: float = 6.0,
     ) -> None:
         super().__init__()
-        if direction not in get_args(Direction):
-            raise SettingsError(f"SCAN attends from '{direction}': choose text or image.")
-        if pooling not in get_args(Pooling):
-            raise SettingsError(f"SCAN's pooling is '{pooling}': choose mean or lse.")
-        if lse_sharpness <= 0:
-            raise SettingsError(f"lse_sharpness={lse_sharpness} is not positive: the paper has 6, 5 and 20.")
-        self.dim, self.direction, self.sharpness = dim, direction, sharpness
-        self.pooling, self.lse_sharpness = pooling, lse_sharpness
+        self.dim, self.sharpness = dim, sharpness
+        self.direction = one_of(direction, "the side that attends", Direction)
+        self.pooling = one_of(pooling, "SCAN's pooling", Pooling)
+        self.lse_sharpness = positive(lse_sharpness, "lse_sharpness")
 
     def locals_of(self, features: Features, dtype: torch.dtype) -> Locals:
         """Unit rows, valid ones first."""
@@ -137,8 +133,8 @@ class SCAN(TiledScorer):
         if self.pooling == "mean":
             return (relevance * mask).sum(-1) / mask.sum(-1).clamp_min(1)
         least = torch.finfo(relevance.dtype).min
-        shown = (self.lse_sharpness * relevance).masked_fill(~mask, least)
-        return torch.logsumexp(shown, dim=-1) / self.lse_sharpness
+        present = (self.lse_sharpness * relevance).masked_fill(~mask, least)
+        return torch.logsumexp(present, dim=-1) / self.lse_sharpness
 
 
 def _quadratic(w: Tensor, gram: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diptych.encoders.regions import RunningNorm
-from diptych.errors import SettingsError
+from diptych.errors import at_least
 from diptych.interaction.similarity import EPS, MOST_NODES, Weights, answer, cast, full_type, reason_all, unit
 from diptych.interaction.similarity_scorer import SimilarityScorer
 from diptych.ops import xavier_linear
@@ -74,9 +74,8 @@ class SGR(SimilarityScorer):
 
     def __init__(self, dim: int = 1024, nodes: int = 256, steps: int = 3, sharpness: float = 9.0) -> None:
         super().__init__(dim, nodes, sharpness)
-        if steps < 1:
-            raise SettingsError(f"SGR reasons in {steps} steps: give 1 or more (the paper uses 3).")
-        self.steps = nn.ModuleList(Reasoning(nodes) for _ in range(steps))
+        count = at_least(steps, "the number of SGR's steps", 1)
+        self.steps = nn.ModuleList(Reasoning(nodes) for _ in range(count))
         self.score = xavier_linear(nodes, 1)
 
     def weights(self, dtype: torch.dtype) -> tuple[list[Step], Weights]:

@@ -142,16 +142,16 @@ class TiledScorer(PairScorer):
         for bucket in buckets:
             # in its own order: nothing is sent to the device, so a graph can capture it
             whole = len(buckets) == 1
-            chosen = texts if whole else texts[torch.tensor(bucket.rows, device=device)]
-            chosen = chosen.shortened(bucket.words)
+            some = texts if whole else texts[torch.tensor(bucket.rows, device=device)]
+            some = some.shortened(bucket.words)
             pairs = max(1, tile_rows // (bucket.words + 1))
             # about as many images as texts, so that both sides of the products are long
             across = len(images) if self.training else min(len(images), max(1, int(pairs**0.5)))
-            across = max(across, min(len(images), pairs // len(chosen)))
-            for part in spans(len(chosen), pairs // across):
+            across = max(across, min(len(images), pairs // len(some)))
+            for part in spans(len(some), pairs // across):
                 tiles = []
                 for rows in spans(len(images), across):
-                    tile = partial(self.tile, images[rows], chosen[part], weights)
+                    tile = partial(self.tile, images[rows], some[part], weights)
                     # nothing random inside: the state of the generator need not be kept
                     kept = partial(checkpoint, tile, use_reentrant=False, preserve_rng_state=False)
                     tiles.append(kept() if recompute else tile())

@@ -214,7 +214,7 @@ class Retriever(nn.Module):
             rows, own = self.encode_text(texts, **given), float(view.thresholds[1])
         else:
             raise SettingsError("labels are predicted of images or of texts: give one of them.")
-        return view.told(rows, own if threshold is None else threshold, top)
+        return view.named_scores(rows, own if threshold is None else threshold, top)
 
     def encode_image_features(
         self,
@@ -301,9 +301,9 @@ class Retriever(nn.Module):
         format of transformers. ``device`` is a name (``auto``: the best there is), ``precision`` that of encoding.
         """
         place = pick_device(device)
-        chosen = pick_precision(precision, place)
+        picked = pick_precision(precision, place)
         model = _loaded(folder).to(place).eval()
-        model.precision = chosen
+        model.precision = picked
         return model
 
     def __repr__(self) -> str:

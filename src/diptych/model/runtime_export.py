@@ -198,13 +198,13 @@ def _facts(
     model: Retriever, fingerprint: str, texts: dict[str, Any], largest: dict[str, int | None]
 ) -> Facts:
     frozen, labels = model.image.encoder.frozen_backbone(), _labels(model)
-    told = None
+    predicted = None
     if labels is not None:
         name, view = labels
-        told = {"view": name, "names": view.labels.names, "thresholds": view.thresholds.tolist()}
+        predicted = {"view": name, "names": view.labels.names, "thresholds": view.thresholds.tolist()}
     return Facts(
         fingerprint, model.dim, describe(model.image_input), texts, largest,
-        backbone=frozen.fingerprint() if frozen is not None else None, labels=told,
+        backbone=frozen.fingerprint() if frozen is not None else None, labels=predicted,
     )  # fmt: skip
 
 

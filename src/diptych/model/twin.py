@@ -6,14 +6,14 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from diptych.encoders.encoder import computes_bf16
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, one_of
 from diptych.types import Batch, Embeddings, Features
 from diptych.weights import whole_tensor
 
@@ -60,11 +60,7 @@ class Twin(nn.Module):
         super().__init__()
         if not 0 <= momentum <= 1:
             raise SettingsError(f"the momentum of the twin is {momentum}: it must lie between 0 and 1.")
-        if precision not in get_args(KeyPrecision):
-            raise SettingsError(
-                f"the precision of the twin is '{precision}': choose {', '.join(get_args(KeyPrecision))}."
-            )
-        self.momentum, self.precision = momentum, precision
+        self.momentum, self.precision = momentum, one_of(precision, "the twin's precision", KeyPrecision)
         online = bare(retriever)
         shared: list[Any] = [p for p in online.parameters() if not p.requires_grad]
         shared += [getattr(online, name) for name in ("image_input", "text_input") if hasattr(online, name)]

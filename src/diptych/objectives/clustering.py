@@ -49,33 +49,11 @@ class Clusters:
     moved: Tensor
 
 
-def kmeans(
-    rows: Matrix,
-    clusters: int,
-    *,
-    chosen: NDArray[np.int64] | None = None,
-    iterations: int = 20,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    show_progress: bool = False,
-) -> Tensor:
-    """The centroids (K, D) of ``cluster``."""
-    return cluster(
-        rows,
-        clusters,
-        chosen=chosen,
-        iterations=iterations,
-        seed=seed,
-        device=device,
-        show_progress=show_progress,
-    ).centroids
-
-
 def cluster(
     rows: Matrix,
     clusters: int,
     *,
-    chosen: NDArray[np.int64] | None = None,
+    subset: NDArray[np.int64] | None = None,
     start: Tensor | None = None,
     iterations: int = 20,
     seed: int = 0,
@@ -87,13 +65,13 @@ def cluster(
     ``start`` (K, D) are centroids to go on from (warm start): a cluster then keeps its number. Without them random
     rows are the start. An empty cluster is put on a random member of the cluster that is the largest at that moment.
     """
-    count = len(rows) if chosen is None else len(chosen)
+    count = len(rows) if subset is None else len(subset)
     if clusters < 1 or clusters > count:
         raise SettingsError(f"{clusters} clusters of {count} vectors: give a number from 1 to {count}.")
     rng = np.random.default_rng(seed)
     if start is None:
         first = np.sort(rng.choice(count, clusters, replace=False))
-        centroids = _rows(rows, first if chosen is None else chosen[first], torch.device(device))
+        centroids = _rows(rows, first if subset is None else subset[first], torch.device(device))
     else:
         centroids = start.to(device=device, dtype=torch.float32, copy=True)
     moved = torch.zeros(clusters, dtype=torch.bool)
@@ -106,7 +84,7 @@ def cluster(
         before = labels.clone()
         for place in places:
             next(ticks)
-            block = _block(rows, chosen, place, centroids.device)
+            block = _block(rows, subset, place, centroids.device)
             _, label = nearest(block, centroids)
             sums.index_add_(0, label, block)
             labels[place : place + len(block)] = label.cpu()
@@ -115,7 +93,7 @@ def cluster(
         sizes = torch.bincount(labels, minlength=clusters)
         centroids = torch.where((sizes > 0).to(device)[:, None], ops.unit(sums), centroids)
         for empty, row in _replacements(labels.numpy(), sizes.numpy(), rng):
-            where = np.array([row]) if chosen is None else chosen[row : row + 1]
+            where = np.array([row]) if subset is None else subset[row : row + 1]
             centroids[empty] = _rows(rows, where, centroids.device)[0]
             moved[empty] = True
     sizes = torch.bincount(labels[labels >= 0], minlength=clusters)
@@ -143,9 +121,9 @@ def _replacements(
         yield empty, int(order[rng.integers(ends[large] - sizes[large], ends[large])])
 
 
-def _block(rows: Matrix, chosen: NDArray[np.int64] | None, start: int, device: torch.device) -> Tensor:
-    if chosen is not None:
-        return _rows(rows, chosen[start : start + ROWS], device)
+def _block(rows: Matrix, subset: NDArray[np.int64] | None, start: int, device: torch.device) -> Tensor:
+    if subset is not None:
+        return _rows(rows, subset[start : start + ROWS], device)
     part = rows[start : start + ROWS]
     part = torch.from_numpy(np.array(part)) if isinstance(part, np.ndarray) else part
     return part.to(device=device, dtype=torch.float32)

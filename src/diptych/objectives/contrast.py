@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, one_of, positive
 from diptych.types import Batch, Embeddings
 
 Diversity = Literal["std", "std_reversed", "std_supplement", "entropy", "none"]
@@ -56,13 +56,10 @@ class Contrast:
     mask_same_image: bool = True
 
     def __post_init__(self) -> None:
-        for name, value in (("temperature", self.temperature), ("epsilon", self.epsilon)):
-            if not value > 0:
-                raise SettingsError(f"{name} is {value}: it must be greater than 0.")
-        if self.diversity not in get_args(Diversity):
-            raise SettingsError(f"diversity is '{self.diversity}': choose {', '.join(get_args(Diversity))}.")
-        if self.positive not in get_args(Positive):
-            raise SettingsError(f"positive is '{self.positive}': choose {', '.join(get_args(Positive))}.")
+        positive(self.temperature, "temperature")
+        positive(self.epsilon, "epsilon")
+        one_of(self.diversity, "diversity", Diversity)
+        one_of(self.positive, "positive", Positive)
         if isinstance(self.pos_scale, str) and self.pos_scale != "mu":
             raise SettingsError(f"pos_scale is '{self.pos_scale}': give a number, or mu for the temperature.")
 
@@ -142,14 +139,12 @@ class CoupledQueue(nn.Module):
             raise SettingsError(
                 f"a queue of {size} rows of {dim} numbers cannot hold anything: both must be at least 1."
             )
-        if start not in get_args(Start):
-            raise SettingsError(f"the queue starts '{start}': choose {' or '.join(get_args(Start))}.")
-        self.size, self.start, self.fed = size, start, False
-        self.register_buffer("image", torch.zeros(size, dim))
-        self.register_buffer("text", torch.zeros(size, dim))
+        self.size, self.start, self.fed = size, one_of(start, "the start of the queue", Start), False
+        for side in ("image", "text"):
+            self.register_buffer(side, torch.zeros(size, dim))
         self.register_buffer("ids", torch.full((size,), -1, dtype=torch.int64))
-        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        for number in ("pointer", "count"):
+            self.register_buffer(number, torch.zeros((), dtype=torch.int64))
 
     @property
     def valid(self) -> Tensor:

@@ -5,15 +5,15 @@ The objectives of a fusion encoder: ITC aligns the two encoders, ITM judges pair
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, one_of, positive
 from diptych.objectives.combine import On
-from diptych.objectives.objective import Objective, chosen
+from diptych.objectives.objective import Objective, given_or_set
 from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER, row_cosines, teacher_rows
 from diptych.types import Batch, Embeddings, Matches, Terms
 
@@ -55,15 +55,11 @@ class InfoNCE(Objective):
         reduction: Reduction = "per_row",
     ) -> None:
         super().__init__()
-        if temperature <= 0:
-            raise SettingsError(f"the temperature is {temperature}: give a value above 0 (0.07 is usual).")
+        positive(temperature, "the temperature")
         if clamp is not None and not learned:
             raise SettingsError("clamp bounds a learned temperature: set learned=True, or leave clamp out.")
-        if same_image not in get_args(SameImage):
-            raise SettingsError(f"same_image is '{same_image}': choose 'positive', 'ignored' or 'negative'.")
-        if reduction not in get_args(Reduction):
-            raise SettingsError(f"reduction is '{reduction}': choose 'per_row' or 'per_entry'.")
-        self.same_image, self.reduction = same_image, reduction
+        self.same_image = one_of(same_image, "same_image", SameImage)
+        self.reduction = one_of(reduction, "reduction", Reduction)
         self.clamp = clamp or LEARNED_WITHIN
         low, high = self.clamp
         if learned and not 0 < low <= temperature <= high:
@@ -86,8 +82,8 @@ def info_nce(logits: Tensor, image_ids: Tensor, same_image: SameImage = "positiv
     own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
     if same_image == "ignored":
         logits = logits.masked_fill(same & ~own, -torch.inf)
-    positive = same if same_image == "positive" else own
-    return (_cross_entropy(logits, positive) + _cross_entropy(logits.T, positive)) / 2
+    right = same if same_image == "positive" else own
+    return (_cross_entropy(logits, right) + _cross_entropy(logits.T, right)) / 2
 
 
 def _cross_entropy(logits: Tensor, positive: Tensor) -> Tensor:
@@ -106,7 +102,7 @@ def learned_info_nce(
     """InfoNCE with a learned temperature; texts of one image are positives together, unless the recipe says not."""
     masked = getattr(settings, "mask_same_image", True)
     return InfoNCE(
-        chosen(temperature, settings, "info_nce_temperature", 0.07),
+        given_or_set(temperature, settings, "info_nce_temperature", 0.07),
         learned,
         same_image=same_image or ("positive" if masked else "negative"),
         reduction=reduction,

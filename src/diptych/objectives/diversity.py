@@ -10,7 +10,7 @@ import torch
 
 from diptych.errors import SettingsError
 from diptych.objectives.contrast import Contrast, CoupledQueue, Diversity, Positive
-from diptych.objectives.objective import Objective, chosen
+from diptych.objectives.objective import Objective, given_or_set
 from diptych.types import Batch, Embeddings, Terms
 
 USUAL = Contrast()  # CODER's numbers
@@ -142,7 +142,7 @@ def dcl(
     mask_same_image: bool | None = None,
 ) -> Objective:
     """CODER's diversity-sensitive contrast in the batch."""
-    mask = chosen(mask_same_image, settings, "mask_same_image", True)
+    mask = given_or_set(mask_same_image, settings, "mask_same_image", True)
     return DiversityContrast(
         Contrast(temperature, margin, epsilon, diversity, pos_scale, positive, mask_same_image=mask)
     )
@@ -171,8 +171,8 @@ def m_dcl(
     mask_same_image: bool | None = None,
 ) -> Objective:
     """CODER's contrast against the queues of a momentum twin, which counts once they are full."""
-    queue = CoupledQueue(chosen(queue_size, settings, "queue_size", 4096), dim)
+    queue = CoupledQueue(given_or_set(queue_size, settings, "queue_size", 4096), dim)
     queue.check(batch_size)
-    mask = chosen(mask_same_image, settings, "mask_same_image", True)
+    mask = given_or_set(mask_same_image, settings, "mask_same_image", True)
     contrast = Contrast(temperature, margin, epsilon, diversity, mask_same_image=mask)
     return MomentumContrast(queue, contrast, bank_diversity=bank_diversity)

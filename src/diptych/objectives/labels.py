@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diptych import ops
 from diptych.data.labels import checked_centres
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, at_least, one_of
 from diptych.objectives.combine import On
 from diptych.objectives.objective import Combined, Objective
 from diptych.types import Batch, Embeddings, Terms
@@ -27,6 +27,7 @@ TARGET = "labels"
 Side = Literal["image", "text"]
 SIDES: tuple[Side, ...] = get_args(Side)
 Relation = Literal["shared", "counts"]
+Kind = Literal["logistic", "bce"]
 
 
 class OfView(Objective):
@@ -55,14 +56,12 @@ class LabelLoss(OfView):
 
     def __init__(
         self,
-        kind: Literal["logistic", "bce"] = "logistic",
+        kind: Kind = "logistic",
         view: str = "labels",
         sides: Sequence[Side] = SIDES,
     ) -> None:
         super().__init__()
-        if kind not in ("logistic", "bce"):
-            raise SettingsError(f"the label loss '{kind}' is unknown: choose logistic or bce.")
-        self.kind, self.view, self.sides = kind, view, tuple(sides)
+        self.kind, self.view, self.sides = one_of(kind, "the label loss", Kind), view, tuple(sides)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The terms ``image`` and ``text``."""
@@ -96,7 +95,7 @@ class Consistency(OfView):
 
     def __init__(self, view: str = "front", relation: Relation = "shared") -> None:
         super().__init__()
-        self.view, self.relation = view, checked_relation(relation)
+        self.view, self.relation = view, one_of(relation, "relation", Relation)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The term ``consistency``."""
@@ -128,9 +127,9 @@ class DSCMR(Objective):
         self, discrimination: float = 1e-3, invariance: float = 1e-1, relation: Relation = "counts"
     ) -> None:
         super().__init__()
-        self.discrimination = at_least_zero(discrimination, "the weight of DSCMR's discrimination loss")
-        self.invariance = at_least_zero(invariance, "the weight of DSCMR's invariance loss")
-        self.relation = checked_relation(relation)
+        self.discrimination = at_least(discrimination, "the weight of DSCMR's discrimination loss", 0)
+        self.invariance = at_least(invariance, "the weight of DSCMR's invariance loss", 0)
+        self.relation = one_of(relation, "relation", Relation)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The terms ``image``, ``text``, ``discrimination`` and ``invariance``."""
@@ -159,7 +158,7 @@ class MaskedPrediction(OfView):
 
     def __init__(self, weight: float = 0.1, view: str = "context", sides: Sequence[Side] = SIDES) -> None:
         super().__init__()
-        self.weight = at_least_zero(weight, "λ, the weight of masked prediction")
+        self.weight = at_least(weight, "λ, the weight of masked prediction,", 0)
         self.view, self.sides = view, tuple(sides)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
@@ -247,20 +246,6 @@ def labels_of(batch: Batch, p: Tensor) -> Tensor:
     return y.to(p.dtype)
 
 
-def at_least_zero(value: float, what: str) -> float:
-    """A weight that is not negative."""
-    if not value >= 0:
-        raise SettingsError(f"{what}, is {value}: give 0 or more.")
-    return value
-
-
-def checked_relation(relation: Relation) -> Relation:
-    """A kind of relation that exists."""
-    if relation not in get_args(Relation):
-        raise SettingsError(f"relation='{relation}' is unknown: choose {' or '.join(get_args(Relation))}.")
-    return relation
-
-
 def _lengths(rows: Tensor) -> Tensor:
     """‖row‖ (B,), with a zero gradient at a zero row, where the norm has none."""
     squares = rows.square().sum(dim=1)
@@ -297,15 +282,13 @@ class CentralSimilarity(Objective):
 
     def __init__(self, centres: ArrayLike, ties: ArrayLike, quantisation: float = 0.05) -> None:
         super().__init__()
-        if quantisation < 0:
-            raise SettingsError(f"quantisation={quantisation} is negative: give 0 or more (0.05 in CSQ).")
         signs = checked_centres(centres, "centres")
         tied = checked_centres(np.asarray(ties)[None], "ties")[0]
         if len(tied) != signs.shape[1]:
             raise SettingsError(
                 f"ties has {len(tied)} bits and the centres {signs.shape[1]}: they must agree."
             )
-        self.quantisation = quantisation
+        self.quantisation = at_least(quantisation, "quantisation", 0)
         self.register_buffer("centres", torch.from_numpy(signs.astype(np.float32)))
         self.register_buffer("ties", torch.from_numpy(tied.astype(np.float32)))
 

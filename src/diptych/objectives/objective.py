@@ -84,7 +84,7 @@ class Combined(Objective):
         return [(member, embeddings) for member in members_of(self)]
 
 
-def chosen(given: T | None, settings: Any, name: str, default: T) -> T:
+def given_or_set(given: T | None, settings: Any, name: str, default: T) -> T:
     """The argument of a term: as given, else the recipe's setting of that name, else the default."""
     found: T = getattr(settings, name, default) if given is None else given
     return found

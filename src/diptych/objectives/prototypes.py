@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from diptych import ops
-from diptych.errors import CheckpointError, SettingsError
+from diptych.errors import CheckpointError, SettingsError, at_least, positive
 from diptych.objectives.clustering import ROWS, cluster, nearest
-from diptych.objectives.objective import PairVectors, SeesPairs, chosen
+from diptych.objectives.objective import PairVectors, SeesPairs, given_or_set
 from diptych.types import Batch, Embeddings, Terms
 
 
@@ -63,19 +63,13 @@ class PrototypeClassification(SeesPairs):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if clusters < 1:
-            raise SettingsError(f"{clusters} prototypes are asked for: ask for at least 1.")
+        at_least(clusters, "the number of prototypes", 1)
         if clusters > pairs:
             raise SettingsError(
                 f"{clusters} prototypes are more than the {pairs} training pairs: give --clusters {pairs} or fewer."
             )
-        if scale <= 0:
-            raise SettingsError(f"the scale of the prototypes is {scale}: it must be greater than 0.")
-        if start < 1:
-            raise SettingsError(
-                f"the prototypes start after {start} epochs: they need 1 or more to cluster a model that has learnt."
-            )
-        self.clusters, self.view, self.scale, self.start = clusters, view, scale, start
+        self.clusters, self.view, self.scale = clusters, view, positive(scale, "the scale of the prototypes")
+        self.start = at_least(start, "the number of epochs before the prototypes", 1)
         self.iterations, self.seed = iterations, seed
         self.started = False  # whether there are clusters
         width = view_dim or dim
@@ -136,7 +130,7 @@ class PrototypeClassification(SeesPairs):
             found = cluster(
                 _sums(pairs),
                 self.clusters,
-                chosen=(pairs.image_of >= 0).nonzero()[:, 0].numpy(),
+                subset=(pairs.image_of >= 0).nonzero()[:, 0].numpy(),
                 start=self.centroids if self.started else None,
                 iterations=self.iterations,
                 seed=self.seed + epoch,
@@ -190,8 +184,8 @@ def prototypes(
 
     ``view`` is what is classified, by default the towers' own rows; it must be as wide as they are.
     """
-    known = chosen(clusters, settings, "clusters", max(2, min(10_000, pairs // 10)))
-    first = chosen(start, settings, "prototype_epoch", 3)
+    known = given_or_set(clusters, settings, "clusters", max(2, min(10_000, pairs // 10)))
+    first = given_or_set(start, settings, "prototype_epoch", 3)
     seed = getattr(settings, "seed", 0)
     return PrototypeClassification(known, dim, pairs, view=view, scale=scale, start=first, seed=seed)
 

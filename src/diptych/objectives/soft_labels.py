@@ -5,13 +5,13 @@ CVSE's agreement of both sides about the concepts of a pair is a divergence too.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from diptych import kernels, ops
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, one_of, positive
 from diptych.objectives.objective import Objective
 from diptych.types import Batch, Embeddings, Terms
 
@@ -80,13 +80,10 @@ class CrossModalSoftLabels(Objective):
         divergence: Divergence = "kl",
     ) -> None:
         super().__init__()
-        if mode not in get_args(Mode):
-            raise SettingsError(
-                f"the mode of the soft labels is '{mode}': choose {', '.join(get_args(Mode))}."
-            )
         self.temperature = Temperature(temperature, clamp, learned)
-        self.teacher_temperature = _checked_teacher(teacher_temperature)
-        self.mode, self.divergence = mode, _checked_divergence(divergence)
+        self.teacher_temperature = positive(teacher_temperature, "the teacher's temperature")
+        self.mode = one_of(mode, "the mode of the soft labels", Mode)
+        self.divergence = one_of(divergence, "the divergence", Divergence)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The term ``csa``."""
@@ -137,8 +134,8 @@ class UniModalSoftLabels(Objective):
         super().__init__()
         self.image_temperature = Temperature(temperature, clamp, learned)
         self.text_temperature = Temperature(temperature, clamp, learned)
-        self.teacher_temperature = _checked_teacher(teacher_temperature)
-        self.divergence = _checked_divergence(divergence)
+        self.teacher_temperature = positive(teacher_temperature, "the teacher's temperature")
+        self.divergence = one_of(divergence, "the divergence", Divergence)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The term ``usa``."""
@@ -217,17 +214,3 @@ def divergence(
 def _precise(x: Tensor) -> Tensor:
     """At least float32: half precision cannot tell neighbouring soft labels apart."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _checked_teacher(temperature: float) -> float:
-    if temperature <= 0:
-        raise SettingsError(
-            f"the teacher's temperature is {temperature}: give a value above 0 (the paper: 1)."
-        )
-    return temperature
-
-
-def _checked_divergence(kind: Divergence) -> Divergence:
-    if kind not in get_args(Divergence):
-        raise SettingsError(f"the divergence is '{kind}': choose 'kl' or 'ce'.")
-    return kind

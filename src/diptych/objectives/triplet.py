@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from diptych import ops
-from diptych.errors import SettingsError
+from diptych.errors import at_least, one_of
 from diptych.objectives.combine import SwitchAt
-from diptych.objectives.objective import Objective, chosen
+from diptych.objectives.objective import Objective, given_or_set
 from diptych.types import Batch, Embeddings, Terms
 
 Negatives = Literal["hardest", "all"]
@@ -50,14 +50,9 @@ class Triplet(Objective):
         reduction: Reduction = "sum",
     ) -> None:
         super().__init__()
-        if margin < 0:
-            raise SettingsError(f"the triplet margin is {margin}: give 0 or more (the papers use 0.2).")
-        if negatives not in get_args(Negatives):
-            raise SettingsError(f"negatives is '{negatives}': choose 'hardest' or 'all'.")
-        if reduction not in get_args(Reduction):
-            raise SettingsError(f"reduction is '{reduction}': choose 'sum' or 'mean'.")
-        self.margin, self.negatives = margin, negatives
-        self.mask_same_image, self.reduction = mask_same_image, reduction
+        self.margin = at_least(margin, "the triplet margin", 0)
+        self.negatives = one_of(negatives, "negatives", Negatives)
+        self.mask_same_image, self.reduction = mask_same_image, one_of(reduction, "reduction", Reduction)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The term ``triplet``."""
@@ -97,8 +92,10 @@ def triplet(
     reduction: Reduction | None = None,
 ) -> Objective:
     """VSE∞'s hinge: all negatives in the first epochs, then the hardest; what is not given is the recipe's."""
-    alpha = chosen(margin, settings, "margin", 0.2)
-    mask = chosen(mask_same_image, settings, "mask_same_image", True)
-    kind: Reduction = chosen(reduction, settings, "hinge_reduction", "sum")
+    alpha = given_or_set(margin, settings, "margin", 0.2)
+    mask = given_or_set(mask_same_image, settings, "mask_same_image", True)
+    kind: Reduction = given_or_set(reduction, settings, "hinge_reduction", "sum")
     every, hardest = (Triplet(alpha, negatives, mask, kind) for negatives in ("all", "hardest"))
-    return SwitchAt(every, hardest, epoch=chosen(all_negatives_epochs, settings, "all_negatives_epochs", 1))
+    return SwitchAt(
+        every, hardest, epoch=given_or_set(all_negatives_epochs, settings, "all_negatives_epochs", 1)
+    )

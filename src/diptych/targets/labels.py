@@ -21,7 +21,7 @@ from diptych.data.labels import Labels, class_rows, class_sets
 from diptych.data.readers.label_arrays import REGION_CLASSES, LazyRow
 from diptych.encoders.encoder import Backbone
 from diptych.errors import DataError
-from diptych.objectives.clustering import kmeans, nearest
+from diptych.objectives.clustering import cluster, nearest
 from diptych.objectives.labels import TARGET
 from diptych.ops import unit
 from diptych.progress import track
@@ -38,14 +38,7 @@ class LabelTargets:
 
     labels: Labels
 
-    def columns(
-        self,
-        captions: Captions,
-        *,
-        device: torch.device,
-        cache_dir: Path | None = None,
-        show_progress: bool = True,
-    ) -> Mapping[str, Column]:
+    def columns(self, captions: Captions, **_: Any) -> Mapping[str, Column]:
         """One row per image; a label that is not in the vocabulary is an error."""
         return {TARGET: Column(self.labels.rows_of(captions), "image")}
 
@@ -99,14 +92,14 @@ class RegionTargets:
         """The mean of a sample of region vectors, and the unit centroids around it."""
         rng = np.random.default_rng(self.seed)
         each = max(1, len(np.asarray(store[0])))
-        chosen = np.sort(rng.permutation(len(store))[: max(1, SAMPLE // each)])
-        found = [torch.as_tensor(np.asarray(item, np.float32)) for item in read_items(store, chosen)]
-        vectors = torch.cat(found).to(device)
+        sample = np.sort(rng.permutation(len(store))[: max(1, SAMPLE // each)])
+        items = [torch.as_tensor(np.asarray(item, np.float32)) for item in read_items(store, sample)]
+        vectors = torch.cat(items).to(device)
         centre = vectors.mean(dim=0)
         clusters = min(self.classes, len(vectors))
-        return centre, kmeans(
-            unit(vectors - centre), clusters, iterations=ITERATIONS, seed=self.seed, device=device
-        )
+        rows = unit(vectors - centre)
+        found = cluster(rows, clusters, iterations=ITERATIONS, seed=self.seed, device=device)
+        return centre, found.centroids
 
 
 def detector_classes(captions: Captions) -> int | None:
@@ -135,14 +128,7 @@ class HashTargets:
     names: Sequence[str]
     split: bool = True
 
-    def columns(
-        self,
-        captions: Captions,
-        *,
-        device: torch.device,
-        cache_dir: Path | None = None,
-        show_progress: bool = True,
-    ) -> Mapping[str, Column]:
+    def columns(self, captions: Captions, **_: Any) -> Mapping[str, Column]:
         """One row per image."""
         rows = class_rows(class_sets(captions, self.column, self.split), self.names)
         return {TARGET: Column(rows.astype(np.float32), "image")}

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from diptych.data.images import ImageInput, as_item
 from diptych.data.text import TextInput
 from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, at_least, one_of
 from diptych.parts import describe
 from diptych.progress import track
 from diptych.storage import cache_folder
@@ -57,13 +57,8 @@ class ImageTeacher:
     def __init__(
         self, backbone: Backbone, image_input: ImageInput, space: Space = "pooled", project: int = 0
     ) -> None:
-        if space not in get_args(Space):
-            raise SettingsError(f"the image teacher's space is '{space}': choose 'pooled' or 'tokens'.")
-        self.backbone, self.image_input, self.space = (
-            backbone.eval().requires_grad_(False),
-            image_input,
-            space,
-        )
+        self.backbone, self.image_input = backbone.eval().requires_grad_(False), image_input
+        self.space = one_of(space, "the image teacher's space", Space)
         self.projection = Projection(project)
 
     def identity(self) -> str:
@@ -182,9 +177,7 @@ class Projection:
     """Unit rows, then x G / √dim with a fixed Gaussian G (D, dim), then unit rows; ``dim`` 0 leaves G out."""
 
     def __init__(self, dim: int = 0) -> None:
-        if dim < 0:
-            raise SettingsError(f"a projection to {dim} dimensions: give 0 (none) or a positive number.")
-        self.dim = dim
+        self.dim = at_least(dim, "the width of the projection", 0)
         self._matrix: NDArray[np.float32] | None = None
 
     def identity(self) -> str:

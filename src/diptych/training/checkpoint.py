@@ -115,8 +115,8 @@ def system_of(folder: Path) -> str:
     found = read_run(folder)
     dropped = {"seed"} | FREE_TO_CHANGE - {"epochs", "patience"}
     kept = {name: value for name, value in found["settings"].items() if name not in dropped}
-    told = json.dumps([found["recipe"], found["data_fingerprint"], kept], sort_keys=True, default=str)
-    return f"{found['recipe']} {hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    described = json.dumps([found["recipe"], found["data_fingerprint"], kept], sort_keys=True, default=str)
+    return f"{found['recipe']} {hashlib.sha256(described.encode()).hexdigest()[:12]}"
 
 
 def noise_of(folder: Path) -> Noise | None:

@@ -98,18 +98,18 @@ def share_like(value: Tensor, parameter: Tensor) -> Tensor:
 @torch.no_grad()
 def clip_shares(parameters: Sequence[Tensor], limit: float) -> None:
     """Scale the gradients to at most ``limit`` in global norm, those that are divided and those that are not."""
-    divided, plain = [], []
+    shares, plain = [], []
     for parameter in parameters:
         gradient = parameter.grad
         if isinstance(gradient, DTensor):
-            divided.append(gradient.to_local())
+            shares.append(gradient.to_local())
         elif gradient is not None:
             plain.append(gradient)
-    found = [*divided, *plain]
+    found = [*shares, *plain]
     if not found:
         return
     squares = [torch.zeros((), dtype=torch.float64, device=found[0].device) for _ in range(2)]
-    for total, gradients in zip(squares, (divided, plain), strict=True):
+    for total, gradients in zip(squares, (shares, plain), strict=True):
         for gradient in gradients:
             total += gradient.double().square().sum()
     dist.all_reduce(squares[0])
