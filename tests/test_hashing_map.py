@@ -6,10 +6,16 @@ import hashing_oracles as oracle
 import numpy as np
 import pytest
 
-from diptych.codes import hamming, kth, nearest, pack, unpack
+from diptych.codes import Codes, hamming, kth, nearest, pack
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation import hashing
 from diptych.evaluation.hashing import hashing_map
+
+
+def unpack(codes: Codes, bits: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int8]]:
+    """(N, W) words → (N, bits) of −1 and +1."""
+    rows = np.ascontiguousarray(codes.astype("<u8", copy=False)).view(np.uint8)
+    return np.where(np.unpackbits(rows, axis=1, count=bits, bitorder="little") == 1, 1, -1).astype(np.int8)
 
 
 @pytest.mark.parametrize("bits", [1, 7, 16, 32, 64, 65, 200, 512])

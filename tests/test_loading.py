@@ -134,12 +134,10 @@ def test_processes_share_each_batch() -> None:
         assert all(len(share[step]) == 2 for share in shares)
 
 
-def test_last_batch() -> None:
-    data = captions(5, 2)
-    assert len(loader(data, 4)) == 2
-    made = loader(data, 4, drop_last=False)
-    assert len(made) == 3
-    assert [len(batch) for batch in made.epoch(0)] == [4, 4, 2]
+def test_the_last_texts_wait_for_another_epoch() -> None:
+    made = loader(captions(5, 2), 4)
+    assert len(made) == 2
+    assert [len(batch) for batch in made.epoch(0)] == [4, 4]
 
 
 def test_targets_of_images_and_texts() -> None:
@@ -174,7 +172,6 @@ def test_stopping_in_the_middle_ends_the_workers() -> None:
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 37}, r"\b36\b"),
         ({"batch_size": 9, "world_size": 2}, r"\b2\b"),
-        ({"world_size": 2, "drop_last": False}, "drop_last"),
         ({"seed": -1}, "seed=-1"),
         ({"workers": -1}, "workers=-1"),
         ({"targets": {"labels": Column(np.zeros(3), "word")}}, "labels"),

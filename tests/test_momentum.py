@@ -59,7 +59,6 @@ def test_twin_starts_equal_and_takes_no_gradient() -> None:
     assert not seen.image.requires_grad
     assert not any(p.requires_grad for p in twin.parameters())
     assert not seen.views
-    assert set(Twin(model, branches=True)(batch).views) == {"concept"}
 
 
 def test_twin_moves_by_momentum_and_copies_buffers() -> None:

@@ -106,6 +106,7 @@ NEWER: dict[str, dict[str, object]] = {
     "cusa-fusion": FUSION,
     "cookie": {"decay_after_warmup": False},
     "labelwise": {"authors_encoder": False},
+    "cookie-hash": {"split_labels": False},
 }
 """What a run means that was saved before these settings existed."""
 

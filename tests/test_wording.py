@@ -24,7 +24,7 @@ from commands import refused
 from PIL import Image
 
 from diptych import Retriever
-from diptych.aggregators import GPO, KMax
+from diptych.aggregators import GPO, GeM, KMax
 from diptych.aggregators.labels import LabelHead
 from diptych.cache import contents
 from diptych.data.arrays import ArrayStore
@@ -84,6 +84,7 @@ from diptych.objectives.labels import LabelLoss
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.objectives.soft_labels import CrossModalSoftLabels, UniModalSoftLabels
 from diptych.objectives.triplet import Triplet
+from diptych.recipes.towers import check_fixed
 from diptych.runs.audit import audit
 from diptych.runs.embeddings import import_embeddings
 from diptych.runs.judge import Claim, fitted_scores
@@ -209,9 +210,9 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
     SettingsError: [
         (lambda p: filled(p, 3, "float16"),
          "FOLDER/x.index stores float32 vectors, not float16: leave the precision out, or use another place."),
-        (lambda _: GPO(temperature=0.0), "GPO divides by its temperature, and 0.0 is not above 0: raise it."),
+        (lambda _: GPO(temperature=0.0), "the temperature of GPO is 0.0: it must be greater than 0."),
         (lambda _: LabelHead(8, 0), "a label head needs at least one label: the training data have none."),
-        (lambda _: KMax(0), "KMax averages the k largest values, and k is 0: give at least 1."),
+        (lambda _: KMax(0), "the k of KMax is 0: give 1 or more."),
         (lambda _: contents.chosen([], older_than="-3d"),
          "'-3d' is not an age: write hours, days or weeks, such as 12h, 30d or 8w."),
         (lambda _: contents.chosen([], keep="much"), "'much' is not a size: write it such as 500MB or 10GB."),
@@ -283,24 +284,27 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: Database("postgresql://me:1/ss@host/db"),
          "the database URL cannot be read: write postgresql://user:password@host:port/database?index=name, "
          "and what is special in a password as its code (/ as %2F, @ as %40, % as %25)."),
-        (lambda _: SGR(12, 6, steps=0), "SGR reasons in 0 steps: give 1 or more (the paper uses 3)."),
+        (lambda _: SGR(12, 6, steps=0), "the number of SGR's steps is 0: give 1 or more."),
         (lambda _: Contrast(diversity="variance"),
          "diversity is 'variance': choose std, std_reversed, std_supplement, entropy, none."),
-        (lambda _: InfoNCE(temperature=0.0), "the temperature is 0.0: give a value above 0 (0.07 is usual)."),
+        (lambda _: InfoNCE(temperature=0.0), "the temperature is 0.0: it must be greater than 0."),
         (lambda _: InfoNCE(same_image="maybe"),
-         "same_image is 'maybe': choose 'positive', 'ignored' or 'negative'."),
-        (lambda _: InfoNCE(reduction="sum"), "reduction is 'sum': choose 'per_row' or 'per_entry'."),
-        (lambda _: LabelLoss("mse"), "the label loss 'mse' is unknown: choose logistic or bce."),
-        (lambda _: PrototypeClassification(0, 8, 12), "0 prototypes are asked for: ask for at least 1."),
+         "same_image is 'maybe': choose positive, ignored, negative."),
+        (lambda _: InfoNCE(reduction="sum"), "reduction is 'sum': choose per_row, per_entry."),
+        (lambda _: LabelLoss("mse"), "the label loss is 'mse': choose logistic, bce."),
+        (lambda _: PrototypeClassification(0, 8, 12), "the number of prototypes is 0: give 1 or more."),
         (lambda _: PrototypeClassification(20, 8, 12),
          "20 prototypes are more than the 12 training pairs: give --clusters 12 or fewer."),
         (lambda _: CoupledQueue(0, 2),
          "a queue of 0 rows of 2 numbers cannot hold anything: both must be at least 1."),
-        (lambda _: UniModalSoftLabels(divergence="js"), "the divergence is 'js': choose 'kl' or 'ce'."),
+        (lambda _: UniModalSoftLabels(divergence="js"), "the divergence is 'js': choose kl, ce."),
         (lambda _: CrossModalSoftLabels(mode="both"),
          "the mode of the soft labels is 'both': choose each, add, dot."),
-        (lambda _: Triplet(margin=-0.1), "the triplet margin is -0.1: give 0 or more (the papers use 0.2)."),
-        (lambda _: Triplet(negatives="semi-hard"), "negatives is 'semi-hard': choose 'hardest' or 'all'."),
+        (lambda _: check_fixed("gem", GeM(), "trains the scores of pairs, not pooled vectors"),
+         "the pooling 'gem' has weights, and this recipe trains the scores of pairs, not pooled vectors: use mean, "
+         "max, kmax or first."),
+        (lambda _: Triplet(margin=-0.1), "the triplet margin is -0.1: give 0 or more."),
+        (lambda _: Triplet(negatives="semi-hard"), "negatives is 'semi-hard': choose hardest, all."),
         (lambda _: Demand(items=1000, dim=0), "--dim 0 is too small: give at least 1."),
         (lambda _: TrainingSettings(batch_size=1), "--batch_size is 1: it must be at least 2."),
         (lambda _: TrainingSettings(precision="half"),

@@ -42,13 +42,6 @@ def pack_bits(bits: NDArray[np.bool_]) -> Codes:
     return np.ascontiguousarray(rows).view("<u8").astype(np.uint64, copy=False)
 
 
-def unpack(codes: Codes, bits: int) -> NDArray[np.int8]:
-    """(N, W) words → (N, bits) of −1 and +1."""
-    rows = np.ascontiguousarray(codes.astype("<u8", copy=False)).view(np.uint8)
-    ones = np.unpackbits(rows, axis=1, count=bits, bitorder="little")
-    return np.where(ones == 1, 1, -1).astype(np.int8)
-
-
 def hamming(query: Codes, codes: Codes) -> Distances:
     """Distances (N,) of one code (W,) to many (N, W): the number of bits that differ."""
     words = codes.shape[1]

@@ -25,12 +25,11 @@ class Momentum:
     """The arguments of a twin whose retriever is not final yet."""
 
     momentum: float = 0.995
-    branches: bool = False
     precision: KeyPrecision = "auto"
 
     def twin_of(self, retriever: nn.Module) -> Twin:
         """The twin of a retriever as it is now."""
-        return Twin(retriever, self.momentum, branches=self.branches, precision=self.precision)
+        return Twin(retriever, self.momentum, self.precision)
 
 
 class Twin(nn.Module):
@@ -43,7 +42,7 @@ class Twin(nn.Module):
     Parameters without gradient are shared with the retriever, not copied: a frozen backbone costs no memory,
     no time and no room in the checkpoint. One that is trained later gets its own copy at the next update; the
     state dict holds what is not shared. Inputs (vocabulary, tokenizer) are shared too. The branches of the
-    retriever belong to its twin only with ``branches=True``: CODER's bank holds instance embeddings alone.
+    retriever do not belong to its twin: CODER's bank holds instance embeddings alone.
 
     The keys carry no gradient, so their matrix products may be cheaper than the model's: ``precision`` is bf16, the
     same as the model's, or "auto", bf16 where the device has instructions for it. Its weights stay float32.
@@ -53,8 +52,6 @@ class Twin(nn.Module):
         self,
         retriever: nn.Module,
         momentum: float = 0.995,
-        *,
-        branches: bool = False,
         precision: KeyPrecision = "auto",
     ) -> None:
         super().__init__()
@@ -65,8 +62,8 @@ class Twin(nn.Module):
         shared: list[Any] = [p for p in online.parameters() if not p.requires_grad]
         shared += [getattr(online, name) for name in ("image_input", "text_input") if hasattr(online, name)]
         memo: dict[int, Any] = {id(value): value for value in shared}
-        if not branches and isinstance(getattr(online, "branches", None), nn.ModuleDict):
-            memo[id(online.branches)] = nn.ModuleDict()
+        if isinstance(branches := getattr(online, "branches", None), nn.ModuleDict):
+            memo[id(branches)] = nn.ModuleDict()
         if isinstance(scorer := getattr(online, "scorer", None), nn.Module):
             memo[id(scorer)] = None  # keys are vectors: nothing of them is scored in pairs
         self.retriever: nn.Module = copy.deepcopy(online, memo)

@@ -273,9 +273,8 @@ def _progress(content: dict[str, Any]) -> Progress:
 
 
 def _parameter_names(method: Method) -> dict[int, str]:
-    names = {id(p): f"retriever.{n}" for n, p in method.retriever.named_parameters()}
-    names.update({id(p): f"objective.{n}" for n, p in method.objective.named_parameters()})
-    return names
+    parts: dict[str, nn.Module] = {"retriever": method.retriever, "objective": method.objective}
+    return {id(p): f"{part}.{n}" for part, module in parts.items() for n, p in module.named_parameters()}
 
 
 def _optimizer_tensors(method: Method, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -287,11 +286,9 @@ def _optimizer_tensors(method: Method, optimizer: torch.optim.Optimizer) -> dict
 
 
 def _load_optimizer(method: Method, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    names = _parameter_names(method)
     parameters: dict[str, nn.Parameter] = {
-        name: p
-        for group in optimizer.param_groups
-        for p in group["params"]
-        for name in [_parameter_names(method)[id(p)]]
+        names[id(p)]: p for group in optimizer.param_groups for p in group["params"]
     }
     optimizer.state.clear()
     for key, value in tensors.items():

@@ -42,6 +42,7 @@ class CachedStep:
                 "batch: leave it out."
             )
         self.step, self.micro_batch = step, micro_batch
+        self.device: torch.device = step.accelerator.device
         self.turns = takes_turns(step.method.objective)
         self.before: Batch | None = None  # the last batch: a GPU may still copy pieces of its pinned memory
 
@@ -71,12 +72,6 @@ class CachedStep:
         step.optimizer.zero_grad(set_to_none=True)
         self.before = batch
         return embeddings.map(Tensor.detach), whole, {name: value.detach() for name, value in terms.items()}
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        found: torch.device = self.step.accelerator.device
-        return found
 
     def _replay(
         self, pieces: Sequence[Batch], states: Sequence[list[Tensor]], gradients: Sequence[Tensor | None]

@@ -58,7 +58,6 @@ class PairLoader:
         rank: int = 0,
         world_size: int = 1,
         workers: int = 0,
-        drop_last: bool = True,
         targets: Mapping[str, Column] | None = None,
         views: Mapping[str, ViewMaker] | None = None,
         pin_memory: bool | None = None,
@@ -66,7 +65,7 @@ class PairLoader:
     ) -> None:
         self.captions, self.image_input, self.text_store = captions, image_input, text_store
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
-        self.workers, self.drop_last = workers, drop_last
+        self.workers = workers
         self.targets, self.views = dict(targets or {}), dict(views or {})
         self.pack_texts = pack_texts
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
@@ -75,8 +74,7 @@ class PairLoader:
 
     def __len__(self) -> int:
         """Steps per epoch."""
-        pairs = texts_of_an_epoch(self.captions)
-        return pairs // self.batch_size if self.drop_last else -(-pairs // self.batch_size)
+        return texts_of_an_epoch(self.captions) // self.batch_size
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from batch ``start`` on."""
@@ -161,11 +159,7 @@ class PairLoader:
             raise DataError(
                 f"{name}: {texts} texts but {len(self.text_store)} were prepared: prepare the same."
             )
-        check_batch_size(self.captions, self.batch_size, self.world_size, drop_last=self.drop_last)
-        if not self.drop_last and self.world_size > 1:
-            raise SettingsError(
-                "drop_last=False needs a single process: the last batch cannot be shared evenly."
-            )
+        check_batch_size(self.captions, self.batch_size, self.world_size)
         if self.seed < 0 or self.workers < 0:
             raise SettingsError(f"seed={self.seed} and workers={self.workers} must not be negative.")
         for column, values in self.targets.items():
@@ -177,16 +171,14 @@ def texts_of_an_epoch(captions: Captions) -> int:
     return len(captions.texts if captions.order is None else captions.order)
 
 
-def check_batch_size(
-    captions: Captions, batch_size: int, world_size: int = 1, *, drop_last: bool = True
-) -> None:
+def check_batch_size(captions: Captions, batch_size: int, world_size: int = 1) -> None:
     """Refuse a batch size that the data or the number of processes does not allow."""
     if batch_size < 1 or batch_size % world_size:
         raise SettingsError(
             f"batch_size={batch_size} does not divide over {world_size} processes: choose a positive multiple."
         )
     texts = texts_of_an_epoch(captions)
-    if texts == 0 or (drop_last and texts < batch_size):
+    if texts < batch_size:
         raise SettingsError(
             f"batch_size={batch_size} is more than the {texts} texts of an epoch of {captions.name}: lower it."
         )

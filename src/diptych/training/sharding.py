@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,12 +124,9 @@ def _register() -> None:
     """Let FSDP find the tensors in what encoders and retrievers return: it puts their backward hooks there."""
     for kind in (Features, Embeddings):
         if kind not in pytree.SUPPORTED_NODES:
-            pytree.register_pytree_node(kind, _taken_apart, _put_together)
+            names = [field.name for field in dataclasses.fields(kind)]
+            pytree.register_pytree_node(kind, partial(_taken_apart, names), lambda found, kind: kind(*found))
 
 
-def _taken_apart(value: Any) -> tuple[list[Any], type]:
-    return [getattr(value, field.name) for field in dataclasses.fields(value)], type(value)
-
-
-def _put_together(children: Any, kind: Any) -> Any:
-    return kind(*children)
+def _taken_apart(names: Sequence[str], value: Any) -> tuple[list[Any], type]:
+    return [getattr(value, name) for name in names], type(value)

@@ -110,10 +110,12 @@ class GraphedStep:
         """Move the model by one batch, which may still be on the host."""
         method = self.step.method
         moving = hash(tuple(p.requires_grad for p in method.retriever.parameters()))
-        key = (_shapes(batch), path_of(method.objective), moving)
+        shapes = tuple((tuple(t.shape), t.dtype) for t in batch.tensors())
+        key = (shapes, path_of(method.objective), moving)
         if key in self.graphs:
             graph, static, result = self.graphs[key]
-            _copy(static, batch)
+            for to, source in zip(static.tensors(), batch.tensors(), strict=True):
+                to.copy_(source, non_blocking=True)
             graph.replay()
             return result
         self.seen[key] = self.seen.get(key, 0) + 1
@@ -167,12 +169,3 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, dict | list | tuple):
         return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def _shapes(batch: Batch) -> Hashable:
-    return tuple((tuple(t.shape), t.dtype) for t in batch.tensors())
-
-
-def _copy(static: Batch, batch: Batch) -> None:
-    for to, source in zip(static.tensors(), batch.tensors(), strict=True):
-        to.copy_(source, non_blocking=True)

@@ -57,7 +57,7 @@ def beside(method: Method, step: object) -> Iterator[None]:
                 places.enter_context(replaced(member, "forward", whole.part))
         targets = Whole()
         places.enter_context(replaced(step, "seen_by_objective", targets.behind))
-        places.enter_context(replaced(soft_labels, "teacher_cosines", Cosines(targets).wrap))
+        places.enter_context(replaced(soft_labels, "teacher_cosines", cosines_of(targets)))
         yield
 
 
@@ -139,25 +139,22 @@ class Whole:
         self.placed.clear()
 
 
-class Cosines:
-    """The teachers' cosines of a step, each computed once for all objectives that read them."""
+def cosines_of(targets: Whole) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Around ``teacher_cosines``: each column is computed once, beside the model, for all objectives that read it."""
+    found: dict[str, tuple[Tensor, torch.cuda.Stream]] = {}
 
-    def __init__(self, targets: Whole) -> None:
-        self.targets = targets
-        self.found: dict[str, tuple[Tensor, torch.cuda.Stream]] = {}
-
-    def wrap(self, method: Callable[[Batch, str], Tensor]) -> Callable[[Batch, str], Tensor]:
-        """``teacher_cosines``, beside the model."""
-
+    def wrap(method: Callable[[Batch, str], Tensor]) -> Callable[[Batch, str], Tensor]:
         @wraps(method)
         def run(batch: Batch, column: str) -> Tensor:
-            if column not in self.found:
-                self.found[column] = self.targets.apart(method, batch, column)
-            found, stream = self.found[column]
+            if column not in found:
+                found[column] = targets.apart(method, batch, column)
+            cosines, stream = found[column]
             torch.cuda.current_stream().wait_stream(stream)
-            return found
+            return cosines
 
         return run
+
+    return wrap
 
 
 def _found(holder: nn.Module | None, kind: type[Part]) -> Sequence[Part]:

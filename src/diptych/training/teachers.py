@@ -55,17 +55,9 @@ class Teachers:
     image_size: int = 224
     clean: bool = False
 
-    def columns(
-        self,
-        captions: Captions,
-        *,
-        device: torch.device,
-        cache_dir: Path | None = None,
-        show_progress: bool = True,
-    ) -> dict[str, Column]:
+    def columns(self, captions: Captions, **how: Any) -> dict[str, Column]:
         """A vector per image and per text of ``captions``."""
-        images = self.image_vectors(captions, device=device, cache_dir=cache_dir, show_progress=show_progress)
-        texts = self.text_vectors(captions, device=device, cache_dir=cache_dir, show_progress=show_progress)
+        images, texts = self.image_vectors(captions, **how), self.text_vectors(captions, **how)
         return {IMAGE_TEACHER: Column(images, "image"), TEXT_TEACHER: Column(texts, "text")}
 
     def image_vectors(
@@ -77,9 +69,9 @@ class Teachers:
         show_progress: bool = True,
     ) -> ArrayStore:
         """(N, dim), a row per image."""
-        name = self._source
+        name, live = self._source, "image" in self.live
         if name.endswith(VECTOR_FILES):
-            if "image" in self.live:
+            if live:
                 raise SettingsError(
                     f"{name} holds vectors already: live teachers need a model, give its name."
                 )
@@ -94,7 +86,7 @@ class Teachers:
         else:
             teacher = named.image_teacher(name, self.image_size, self.space, self.project)
             teacher.backbone.to(device)
-        if "image" in self.live:
+        if live:
             return live_image_vectors(teacher, captions.images, cache_dir)
         return cache_image_vectors(teacher, captions.images, cache_dir, show_progress=show_progress)
 

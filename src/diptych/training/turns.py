@@ -7,7 +7,7 @@ are left out get zeros, and their gradients are removed again before the optimis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ def leaves(results: Iterable[Tensor]) -> set[int]:
     """The ``id`` of every tensor without a history that these results were computed from with gradients."""
     found: set[int] = set()
     seen: set[torch.autograd.graph.Node] = set()
-    waiting = [node for one in results for node in _nodes(one)]
+    waiting = [one.grad_fn for one in results if one.grad_fn is not None]
     while waiting:
         node = waiting.pop()
         if node in seen:
@@ -54,8 +54,3 @@ def leaves(results: Iterable[Tensor]) -> set[int]:
             found.add(id(node.variable))
         waiting.extend(following for following, _ in node.next_functions if following is not None)
     return found
-
-
-def _nodes(result: Tensor) -> Iterator[torch.autograd.graph.Node]:
-    if result.grad_fn is not None:
-        yield result.grad_fn

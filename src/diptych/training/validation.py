@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -83,17 +82,14 @@ def show_pairs(
 
     The main process encodes, with the ``retriever``; the others give None. Every process must call it.
     """
-    wanting = wanting_pairs(objective, epoch)
+    wanting = [
+        part for part in objective.modules() if isinstance(part, SeesPairs) and part.wants_pairs(epoch)
+    ]
     if not wanting:
         return
     pairs = None if retriever is None else encode_pairs(retriever, training, show_progress=show_progress)
     for part in wanting:
         part.see_pairs(epoch, pairs)
-
-
-def wanting_pairs(objective: Objective, epoch: int) -> Sequence[SeesPairs]:
-    """The parts of an objective that want to see all pairs after this epoch."""
-    return [part for part in objective.modules() if isinstance(part, SeesPairs) and part.wants_pairs(epoch)]
 
 
 def encode_pairs(retriever: Retriever, training: Prepared, *, show_progress: bool = False) -> PairVectors:
