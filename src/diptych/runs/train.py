@@ -45,7 +45,7 @@ from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.processes import check_settings
 from diptych.training.ridge import Names, names_of
 from diptych.training.teachers import Teachers
-from diptych.training.validation import named, shown
+from diptych.training.validation import epoch_name, metric_name
 from diptych.types import Batch, Embeddings, Terms
 
 
@@ -312,13 +312,16 @@ class Run:
 
     def __repr__(self) -> str:
         told = self.progress
-        best = f"{told.metric} {told.best:.1f}, {named(told.best_epoch)}"
+        best = f"{told.metric} {told.best:.1f}, {epoch_name(told.best_epoch)}"
         return f"Run({self.recipe} on {self.data}: {counted(told.step, 'step')}, best validation {best})"
 
     def _repr_html_(self) -> str:
-        title, metric = f"validation {shown(self.progress.metric)}", f"validation_{self.progress.metric}"
+        title, metric = (
+            f"validation {metric_name(self.progress.metric)}",
+            f"validation_{self.progress.metric}",
+        )
         epochs = [(line["epoch"], line[metric]) for line in self.progress.history if metric in line]
-        table = [["", title], *([named(int(epoch)), f"{value:.1f}"] for epoch, value in epochs)]
+        table = [["", title], *([epoch_name(int(epoch)), f"{value:.1f}"] for epoch, value in epochs)]
         curve = chart(title, [(epoch + 1, value) for epoch, value in epochs if epoch >= 0], COLOURS[0])
         return notebook.table(table) + curve + notebook.notes([repr(self)])
 
