@@ -30,6 +30,7 @@ from diptych.data.decode.extra_formats import is_image
 from diptych.data.files import OnDisk, read_lines
 from diptych.data.problems import Problems
 from diptych.errors import DataError
+from diptych.evaluation.senteval import text_lines
 
 CUB_TEST = slice(100, 200)  # test classes among the class folders in order
 _TRAILING_NUMBER = re.compile(r"(\d{1,18})$")
@@ -46,9 +47,9 @@ class ClassList:
     gallery_classes: NDArray[np.int64] | None = None
 
     @property
-    def leave_one_out(self) -> bool:
-        """Whether queries and gallery are the same images."""
-        return self.gallery_paths is None
+    def every(self) -> list[Path]:
+        """Queries and gallery."""
+        return [*self.paths, *(self.gallery_paths or ())]
 
 
 def is_class_list(folder: str | Path) -> bool:
@@ -131,10 +132,8 @@ def _cub(root: Path) -> ClassList:
 
 def _sop(root: Path) -> ClassList:
     path = root / "Ebay_test.txt"
-    pairs = []
-    for number, cells in _rows(path, 4, skip=1):
-        pairs.append((root / cells[3], _number(path, number, cells[1])))
-    return _list("sop", pairs)
+    rows = _rows(path, 4, skip=1)
+    return _list("sop", [(root / cells[3], _number(path, number, cells[1])) for number, cells in rows])
 
 
 def _in_shop(root: Path) -> ClassList:
@@ -155,11 +154,8 @@ def _in_shop(root: Path) -> ClassList:
 
 def _inaturalist(root: Path) -> ClassList:
     path = root / "Inat_dataset_splits" / "Inaturalist_test_set1.txt"
-    pairs = []
-    for number, cells in _rows(path, 1, skip=0):
-        image = root / cells[0]
-        pairs.append((image, _number(path, number, image.parent.name)))
-    return _list("inaturalist", pairs)
+    images = [(number, root / cells[0]) for number, cells in _rows(path, 1, skip=0)]
+    return _list("inaturalist", [(image, _number(path, n, image.parent.name)) for n, image in images])
 
 
 _READERS: dict[str, Callable[[Path], ClassList]] = {
@@ -181,12 +177,8 @@ def _list(name: str, pairs: Sequence[tuple[Path, int]]) -> ClassList:
 
 def _rows(path: Path, least: int, skip: int) -> list[tuple[int, list[str]]]:
     """(line number, cells) of a list separated by white space, behind its header."""
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 (byte {error.start + 1}): copy it again.") from error
     rows = []
-    for number, line in enumerate(lines[skip:], skip + 1):
+    for number, line in enumerate(text_lines(path)[skip:], skip + 1):
         cells = line.split()
         if not cells:
             continue
@@ -207,12 +199,11 @@ def _number(path: Path, line: int, text: str) -> int:
 
 def _present(found: ClassList) -> ClassList:
     """The list, once every image it names is there."""
-    paths = [*found.paths, *(found.gallery_paths or ())]
     there = OnDisk()
-    absent = [path for path in paths if path not in there]
+    absent = [path for path in found.every if path not in there]
     if absent:
         raise DataError(
-            f"{len(absent):,} of the {len(paths):,} images of {found.name} are missing (first: {absent[0]}): "
+            f"{len(absent):,} of the {len(found.every):,} images of {found.name} are missing (first: {absent[0]}): "
             "extract the images beside their list."
         )
     return found
@@ -234,17 +225,15 @@ def class_ranks(
     is never right, and stays in the average.
     """
     own = gallery is None
-    gallery = vectors if gallery is None else gallery
-    gallery_classes = classes if gallery_classes is None else gallery_classes
+    if gallery is None or gallery_classes is None:
+        gallery, gallery_classes = vectors, classes
     _check(vectors, classes, "queries")
     _check(gallery, gallery_classes, "gallery items")
     if len(gallery) <= int(own):
         raise DataError(f"{len(gallery)} items are too few to look for neighbours: give at least {1 + own}.")
     queries, items = ops.unit(vectors.float()), ops.unit(gallery.float())
-    labels, numbers = (
-        torch.from_numpy(gallery_classes).to(items.device),
-        torch.arange(len(items), device=items.device),
-    )
+    labels = torch.from_numpy(gallery_classes).to(items.device)
+    numbers = torch.arange(len(items), device=items.device)
     asked = torch.from_numpy(classes).to(items.device)
     ranks = np.zeros(len(queries))
     step = max(1, BLOCK // len(items))

@@ -13,7 +13,7 @@ A set that is not there is named, never guessed: of a year with a sub-file missi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,36 +73,46 @@ class SentEval:
 
 def is_senteval(folder: str | Path) -> bool:
     """Whether a folder is SentEval's ``data`` or its ``downstream``."""
-    return any((place / "STS").is_dir() or (place / "SICK").is_dir() for place in _places(Path(folder)))
+    return _root(Path(folder)) is not None
 
 
 def read_senteval(folder: str | Path) -> SentEval:
     """Every STS set of a SentEval ``data`` folder (or of its ``downstream``), and what is missing."""
+    if not Path(folder).is_dir():
+        raise DataError(
+            f"{folder} is not a folder: give the one that holds downstream/STS and downstream/SICK."
+        )
     root = _root(Path(folder))
+    if root is None:
+        raise DataError(
+            f"{folder} holds no downstream/STS and no downstream/SICK: give the folder that SentEval calls data."
+        )
     sets: list[SentenceSet] = []
     missing: list[str] = []
     for year, names in YEARS.items():
         place = root / "STS" / f"{year}-en-test"
-        absent = [
-            file for name in names for file in (_input(name), _gold(name)) if not (place / file).is_file()
+        files = [(f"STS.input.{name}.txt", f"STS.gs.{name}.txt") for name in names]
+        absent = [file for pair in files for file in pair if not (place / file).is_file()]
+        if absent:
+            lacks = "" if len(absent) == 2 * len(names) else f" lacks {', '.join(absent)}"
+            missing.append(f"{year} ({place.relative_to(root.parent)}{lacks})")
+            continue
+        parts = [
+            _sub_file(name, place / lines, place / gold)
+            for name, (lines, gold) in zip(names, files, strict=True)
         ]
-        if len(absent) == 2 * len(names):
-            missing.append(f"{year} ({place.relative_to(root.parent)})")
-        elif absent:
-            missing.append(f"{year} ({place.relative_to(root.parent)} lacks {', '.join(absent)})")
-        else:
-            sets.append(SentenceSet(year, "test", [_sub_file(place, name) for name in names], averaged=True))
-    benchmark, sick = root / "STS" / "STSBenchmark", root / "SICK"
-    for name, split, path, averaged in (
-        ("STS-B", "test", benchmark / "sts-test.csv", True),
-        ("STS-B", "dev", benchmark / "sts-dev.csv", False),
-        ("SICK-R", "test", sick / "SICK_test_annotated.txt", True),
-        ("SICK-R", "trial", sick / "SICK_trial.txt", False),
+        sets.append(SentenceSet(year, "test", parts, averaged=True))
+    for name, split, file in (
+        ("STS-B", "test", "STS/STSBenchmark/sts-test.csv"),
+        ("STS-B", "dev", "STS/STSBenchmark/sts-dev.csv"),
+        ("SICK-R", "test", "SICK/SICK_test_annotated.txt"),
+        ("SICK-R", "trial", "SICK/SICK_trial.txt"),
     ):
+        path = root / file
         if path.is_file():
-            file = _sts_b(path) if name == "STS-B" else _sick(path)
-            sets.append(SentenceSet(name, split, [file], averaged))
-        elif averaged:
+            rows = _table(path, 0, 7, (5, 6, 4)) if name == "STS-B" else _table(path, 1, 4, (1, 2, 3))
+            sets.append(SentenceSet(name, split, [_sentences(path.stem, path, rows)], split == "test"))
+        elif split == "test":
             missing.append(f"{name} {split} ({path.relative_to(root.parent)})")
     if not sets:
         raise DataError(
@@ -112,36 +122,15 @@ def read_senteval(folder: str | Path) -> SentEval:
     return SentEval(sets, missing)
 
 
-def _root(folder: Path) -> Path:
+def _root(folder: Path) -> Path | None:
     """The folder called ``downstream``."""
-    if not folder.is_dir():
-        raise DataError(
-            f"{folder} is not a folder: give the one that holds downstream/STS and downstream/SICK."
-        )
-    for place in _places(folder):
-        if (place / "STS").is_dir() or (place / "SICK").is_dir():
-            return place
-    raise DataError(
-        f"{folder} holds no downstream/STS and no downstream/SICK: give the folder that SentEval calls data."
-    )
+    places = (folder / "downstream", folder)
+    return next((place for place in places if (place / "STS").is_dir() or (place / "SICK").is_dir()), None)
 
 
-def _places(folder: Path) -> tuple[Path, Path]:
-    return folder / "downstream", folder
-
-
-def _input(name: str) -> str:
-    return f"STS.input.{name}.txt"
-
-
-def _gold(name: str) -> str:
-    return f"STS.gs.{name}.txt"
-
-
-def _sub_file(place: Path, name: str) -> Sentences:
+def _sub_file(name: str, path: Path, gold_path: Path) -> Sentences:
     """One sub-file of a year: sentences and gold scores line by line in two files."""
-    path, gold_path = place / _input(name), place / _gold(name)
-    lines, golds = _lines(path), _lines(gold_path)
+    lines, golds = text_lines(path), text_lines(gold_path)
     if len(lines) != len(golds):
         raise DataError(
             f"{gold_path} has {len(golds):,} lines for the {len(lines):,} pairs of {path.name}: the two files "
@@ -150,25 +139,18 @@ def _sub_file(place: Path, name: str) -> Sentences:
     rows = []
     for number, (line, gold) in enumerate(zip(lines, golds, strict=True), 1):
         if gold.strip():
-            first, second = _columns(path, number, line, 2)[:2]
+            first, second = _cells(path, number, line, 2)[:2]
             rows.append((first, second, _score(gold_path, number, gold)))
     return _sentences(name, path, rows)
 
 
-def _sts_b(path: Path) -> Sentences:
-    rows = []
-    for number, line in enumerate(_lines(path), 1):
-        cells = _columns(path, number, line, 7)
-        rows.append((cells[5], cells[6], _score(path, number, cells[4])))
-    return _sentences(path.stem, path, rows)
-
-
-def _sick(path: Path) -> Sentences:
-    rows = []
-    for number, line in enumerate(_lines(path)[1:], 2):
-        cells = _columns(path, number, line, 4)
-        rows.append((cells[1], cells[2], _score(path, number, cells[3])))
-    return _sentences(path.stem, path, rows)
+def _table(path: Path, skip: int, least: int, columns: tuple[int, int, int]) -> list[tuple[str, str, float]]:
+    """Both sentences and the score of each line, behind a header."""
+    rows, (first, second, score) = [], columns
+    for number, line in enumerate(text_lines(path)[skip:], skip + 1):
+        cells = _cells(path, number, line, least)
+        rows.append((cells[first], cells[second], _score(path, number, cells[score])))
+    return rows
 
 
 def _sentences(name: str, path: Path, rows: Sequence[tuple[str, str, float]]) -> Sentences:
@@ -178,7 +160,7 @@ def _sentences(name: str, path: Path, rows: Sequence[tuple[str, str, float]]) ->
     return Sentences(name, list(first), list(second), np.array(gold))
 
 
-def _lines(path: Path) -> list[str]:
+def text_lines(path: Path) -> list[str]:
     """Lines that end in a newline only: sentences contain other separators that ``splitlines`` would take."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -188,7 +170,7 @@ def _lines(path: Path) -> list[str]:
     return lines[:-1] if lines and not lines[-1] else lines
 
 
-def _columns(path: Path, number: int, line: str, least: int) -> list[str]:
+def _cells(path: Path, number: int, line: str, least: int) -> list[str]:
     """Tab-separated cells, runs of white space in each made one space."""
     cells = [" ".join(cell.split()) for cell in line.split("\t")]
     if len(cells) < least:
@@ -210,11 +192,5 @@ def _score(path: Path, number: int, text: str) -> float:
 
 def texts_of(sets: Sequence[SentenceSet]) -> list[str]:
     """Every distinct sentence of some sets, in order: what a model has to encode."""
-    return list(dict.fromkeys(_all(sets)))
-
-
-def _all(sets: Sequence[SentenceSet]) -> Iterator[str]:
-    for one in sets:
-        for file in one.files:
-            yield from file.first
-            yield from file.second
+    files = [file for one in sets for file in one.files]
+    return list(dict.fromkeys(text for file in files for text in (*file.first, *file.second)))

@@ -58,23 +58,26 @@ class ImageClasses:
         pictures, left_out = model.image_input.pictures, LeftOut()
         lists = [open_class_list(folder, pictures=pictures) for folder in self.folders]
         if pictures and not self.strict_images:
-            total = sum(len(one.paths) + len(one.gallery_paths or ()) for one in lists)
+            total = sum(len(one.every) for one in lists)
             lists = [_readable(one, left_out, show_progress) for one in lists]
             left_out.tell(total)
         metrics: dict[str, float] = {}
         rows: list[tuple[str, list[str]]] = []
         for folder, one in zip(self.folders, lists, strict=True):
-            stores = [
-                _images(paths) if pictures else stored_features(folder, paths)
+            vectors = [
+                model.encode_image(
+                    _images(paths) if pictures else stored_features(folder, paths),
+                    view=view,
+                    show_progress=show_progress,
+                )
                 for paths in (one.paths, one.gallery_paths)
                 if paths is not None
             ]
-            images, *gallery = (
-                model.encode_image(store, view=view, show_progress=show_progress) for store in stores
-            )
-            found = class_recall(images, one.classes, gallery[0] if gallery else None, one.gallery_classes)
-            metrics[f"{one.name}_image_to_image_recall@1"] = found[1]
-            rows.append((_described(one), [f"{one.name}_image_to_image_recall@1"]))
+            gallery = vectors[1] if len(vectors) > 1 else None
+            found = class_recall(vectors[0], one.classes, gallery, one.gallery_classes)
+            name = f"{one.name}_image_to_image_recall@1"
+            metrics[name] = found[1]
+            rows.append((_described(one), [name]))
         metrics["image_classes_average"] = float(np.mean(list(metrics.values())))
         rows.append(("mean", ["image_classes_average"]))
         return Group(
@@ -200,11 +203,10 @@ def _images(paths: Sequence[Path]) -> FileImages:
 
 def _readable(one: ClassList, left_out: LeftOut, show_progress: bool) -> ClassList:
     """The list without the pictures that cannot be read, which are noted."""
-    sides = [(one.paths, one.classes)]
-    if one.gallery_paths is not None and one.gallery_classes is not None:
-        sides.append((one.gallery_paths, one.gallery_classes))
     kept: list[Any] = []
-    for paths, classes in sides:
+    for paths, classes in ((one.paths, one.classes), (one.gallery_paths, one.gallery_classes)):
+        if paths is None or classes is None:
+            continue
         failed = undecodable(_images(paths), show_progress=show_progress)
         if len(failed) == len(paths):
             raise DataError(f"none of the {len(paths):,} images of {one.name} could be read: {failed[0]}")
@@ -221,6 +223,6 @@ def _described(one: ClassList) -> str:
 
 
 def _digest(one: ClassList) -> str:
-    names = [path.name for path in (*one.paths, *(one.gallery_paths or ()))]
+    names = [path.name for path in one.every]
     digest = hashlib.sha256("\0".join(names).encode() + one.classes.tobytes())
     return f"{one.name} {digest.hexdigest()[:16]}"
