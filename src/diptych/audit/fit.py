@@ -184,7 +184,9 @@ def find_wrong(fit: Fit, *, seed: int = 0) -> Wrong:
     planted = [_of_images(fit, planted_owner(fit.fold_of, rng)) for _ in range(ROUNDS)]
     whole = Mixture(_of_images(fit, np.arange(fit.images)), np.concatenate(planted))
     share, low, high = whole.share()
-    image = whole.probability(share)
+    image = whole.probability(
+        (low + high) / 2
+    )  # not the share: where that is 0, probabilities rank all the same
     voting = np.flatnonzero(counts[fit.image_of] >= VOTERS)
     alone, agreement = np.zeros(len(texts)), None
     if len(voting):
@@ -192,7 +194,7 @@ def find_wrong(fit: Fit, *, seed: int = 0) -> Wrong:
         others = [fit.sibling_z(_shuffled(fit, rng))[voting] for _ in range(TEXT_ROUNDS)]
         single = Mixture(agreement[voting, None], np.concatenate(others)[:, None])
         found = single.share()
-        alone[voting] = single.probability(found[0])
+        alone[voting] = single.probability((found[1] + found[2]) / 2)
         rest = (1 - share) * len(voting) / len(texts)  # a text of a wrong image is wrong already
         more, least, most = (rest * value for value in found)
         low = share + more - np.hypot(share - low, more - least)

@@ -58,7 +58,6 @@ class Mixture:
 
     def probability(self, share: float) -> Array:
         """For each observed number, the probability that it is a wrong one's where these have a share."""
-        share = max(share, ENDS[0] ** 2)  # where nothing seems wrong, probabilities still rank
         self.fit(share)
         found: Array = share / self._ratio(self.beta, share)[1][self.observed]
         return found
