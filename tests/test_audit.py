@@ -74,20 +74,20 @@ def test_an_image_is_predicted_without_its_own_fold():
     changed[:PER] = -50.0  # the texts of image 0
     after = fitted(x, changed, image_of)
     same = before.fold_of == before.fold_of[0]
-    np.testing.assert_allclose(before.seen.one.rows[same], after.seen.one.rows[same], atol=1e-5)
-    assert not np.allclose(before.seen.one.rows[~same], after.seen.one.rows[~same], atol=1e-3)
+    np.testing.assert_allclose(before.pictures.one.rows[same], after.pictures.one.rows[same], atol=1e-5)
+    assert not np.allclose(before.pictures.one.rows[~same], after.pictures.one.rows[~same], atol=1e-3)
 
 
 def test_z_of_a_block_and_of_pairs_agree_with_their_definition():
     x, v, image_of = made(60)
     fit = fitted(x, v, image_of)
-    p, u = fit.seen.one.rows, fit.seen.text.rows
+    p, u = fit.pictures.one.rows, fit.pictures.text.rows
     scores = p @ u.T
     z = (scores - scores.mean(1, keepdims=True)) / scores.std(1, keepdims=True) / 2
     z += (scores - scores.mean(0)) / scores.std(0) / 2
-    np.testing.assert_allclose(fit.seen.block(slice(7, 20)), z.T[7:20], atol=1e-3)
+    np.testing.assert_allclose(fit.pictures.block(slice(7, 20)), z.T[7:20], atol=1e-3)
     texts = np.arange(len(v))
-    np.testing.assert_allclose(fit.seen.pairs(image_of, texts), z[image_of, texts], atol=1e-3)
+    np.testing.assert_allclose(fit.pictures.pairs(image_of, texts), z[image_of, texts], atol=1e-3)
 
 
 def test_single_texts_that_were_exchanged_are_found_and_counted():

@@ -56,16 +56,19 @@ def missing_positives(fit: Fit, wrong: Wrong, *, seed: int = 0) -> tuple[list[Po
 
     Both must speak for it, the picture and the picture's texts. Of very large data a sample of the texts is tried.
     """
-    total, tried = len(fit.image_of), max(CHUNK, MOST_PAIRS // fit.images)
-    chosen = range(0, total, CHUNK)
-    if tried < total:
-        some = np.random.default_rng(seed).permutation(len(chosen))[: tried // CHUNK]
-        chosen = [chosen[place] for place in sorted(some.tolist())]  # type: ignore[assignment]
+    total, most = len(fit.image_of), max(CHUNK, MOST_PAIRS // fit.images)
+    starts = range(0, total, CHUNK)
+    if most < total:
+        some = np.random.default_rng(seed).permutation(len(starts))[: most // CHUNK]
+        starts = [starts[place] for place in sorted(some.tolist())]  # type: ignore[assignment]
     own_z, own_g = wrong.z, wrong.agreement
     found: list[Positive] = []
-    for start in chosen:
+    for start in starts:
         texts = np.arange(start, min(start + CHUNK, total))
-        z, g = fit.seen.block(slice(start, start + CHUNK)), fit.said.block(slice(start, start + CHUNK))
+        z, g = (
+            fit.pictures.block(slice(start, start + CHUNK)),
+            fit.siblings.block(slice(start, start + CHUNK)),
+        )
         z[np.arange(len(texts)), fit.image_of[texts]] = -np.inf
         worse = z < own_z[texts, None]
         if own_g is not None:
@@ -79,7 +82,7 @@ def missing_positives(fit: Fit, wrong: Wrong, *, seed: int = 0) -> tuple[list[Po
             for row in np.flatnonzero(np.isfinite(values) & (wrong.probability[texts] < 0.5))
         ]
     found.sort(key=lambda one: -one.score)
-    return found, sum(min(CHUNK, total - start) for start in chosen)
+    return found, sum(min(CHUNK, total - start) for start in starts)
 
 
 def near_pictures(x: NDArray[Any]) -> list[tuple[int, int, float]]:
@@ -158,8 +161,8 @@ def _explained(fit: Fit, first: int, last: int, usual: float) -> Lost:
     outside = np.setdiff1d(np.arange(fit.images), rows)
     if len(outside) < len(rows):
         return Lost(first, last, None, True)
-    chosen = np.random.default_rng(0).permutation(outside)[: len(rows)]
-    gain = _best_of_groups(fit, rows, rows) - _best_of_groups(fit, rows, chosen)
+    others = np.random.default_rng(0).permutation(outside)[: len(rows)]
+    gain = _best_of_groups(fit, rows, rows) - _best_of_groups(fit, rows, others)
     return Lost(first, last, None, bool(gain.mean() > SURE * gain.std() / np.sqrt(len(gain))))
 
 
@@ -169,7 +172,7 @@ def whole_shift(x: NDArray[Any], v: NDArray[Any], image_of: Rows) -> tuple[int |
     for shift in (-3, -2, -1, 1, 2, 3):
         owner = (image_of + shift) % len(x)
         fit = fitted(x, v, owner)
-        found[shift] = float(fit.seen.pairs(owner, np.arange(len(owner))).mean())
+        found[shift] = float(fit.pictures.pairs(owner, np.arange(len(owner))).mean())
     best = max(found, key=lambda shift: found[shift])
     return (best if found[best] >= NO_FIT else None), found[best]
 
@@ -177,11 +180,11 @@ def whole_shift(x: NDArray[Any], v: NDArray[Any], image_of: Rows) -> tuple[int |
 def _fit_of_groups(fit: Fit, rows: Rows, shift: int) -> float:
     """The mean z of images with the texts of the images ``shift`` rows further on."""
     texts = np.flatnonzero(np.isin(fit.image_of, rows + shift))
-    return float(fit.seen.pairs(fit.image_of[texts] - shift, texts).mean()) if len(texts) else 0.0
+    return float(fit.pictures.pairs(fit.image_of[texts] - shift, texts).mean()) if len(texts) else 0.0
 
 
 def _best_of_groups(fit: Fit, images: Rows, others: Rows) -> Matrix:
     """For each image, its best product with the texts of other images."""
-    products: Matrix = fit.seen.one.rows[images] @ fit.said.one.rows[others].T
+    products: Matrix = fit.pictures.one.rows[images] @ fit.siblings.one.rows[others].T
     found: Matrix = products.max(axis=1)
     return found

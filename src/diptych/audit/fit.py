@@ -93,8 +93,8 @@ class Sides:
 class Fit:
     """Pictures and texts that can be compared; ``fold_of`` (N,) are the folds that predictions left out."""
 
-    seen: Sides  # pictures with texts
-    said: Sides  # all texts of a picture with texts
+    pictures: Sides  # with texts
+    siblings: Sides  # all texts of a picture, with texts
     image_of: Rows  # (M,)
     fold_of: Rows  # (N,)
     strength: Matrix  # (N,) the length of a prediction: how sure the picture makes it
@@ -111,12 +111,12 @@ class Fit:
 
     def sibling_z(self, instead: Rows | None = None) -> Matrix:
         """Agreement (M,) of each text, or of another ``instead`` of it, with the other texts of its image."""
-        text = self.said.text
-        chosen = np.arange(len(self.image_of)) if instead is None else instead
+        text = self.siblings.text
+        texts = np.arange(len(self.image_of)) if instead is None else instead
         rest = _sums(text.rows, self.image_of, self.images)[self.image_of] - text.rows
         rest /= np.maximum(np.linalg.norm(rest, axis=1, keepdims=True), 1e-6)
-        products = np.einsum("md,md->m", rest, text.rows[chosen])
-        found = (self.said.one.z(products, self.image_of) + text.z(products, chosen)) / 2
+        products = np.einsum("md,md->m", rest, text.rows[texts])
+        found = (self.siblings.one.z(products, self.image_of) + text.z(products, texts)) / 2
         return np.asarray(found, np.float32)
 
 
@@ -201,7 +201,7 @@ def find_wrong(fit: Fit, *, seed: int = 0) -> Wrong:
         high = share + more + np.hypot(high - share, most - more)
         share += more
     probability = 1 - (1 - alone) * (1 - image[fit.image_of])
-    z = fit.seen.pairs(fit.image_of, texts)
+    z = fit.pictures.pairs(fit.image_of, texts)
     expected, low, high = (float(np.clip(value, 0, 1)) * len(texts) for value in (share, low, high))
     return Wrong(probability, image, z, agreement, expected, low, high)
 
@@ -218,8 +218,8 @@ def planted_owner(fold_of: Rows, rng: np.random.Generator) -> Rows:
 def _of_images(fit: Fit, owner: Rows) -> Matrix:
     """The middle z (N, 3) of images with the texts that ``owner`` gives them, with its conditions."""
     image, counts = owner[fit.image_of], fit.counts[np.argsort(owner)]
-    z = _middle(fit.seen.pairs(image, np.arange(len(image))), image, counts)
-    spread = np.bincount(image, np.log(fit.seen.text.spread), len(counts)) / counts
+    z = _middle(fit.pictures.pairs(image, np.arange(len(image))), image, counts)
+    spread = np.bincount(image, np.log(fit.pictures.text.spread), len(counts)) / counts
     return np.column_stack([z, np.log(np.maximum(fit.strength, 1e-8)), spread])
 
 

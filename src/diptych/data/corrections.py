@@ -117,9 +117,9 @@ def check_ids(corrections: Iterable[Correction], captions: Captions, path: str |
                 )
         own = int(captions.image_of[row_of[one.text_id]]) == image_rows[one.image_id]
         if own == (one.verdict == "matches"):
-            said = "a pair" if own else "no pair"
+            kind = "a pair" if own else "no pair"
             raise DataError(
-                f"{path} says '{one.verdict}' of image '{one.image_id}' and text '{one.text_id}', which are {said} "
+                f"{path} says '{one.verdict}' of image '{one.image_id}' and text '{one.text_id}', which are {kind} "
                 f"of {captions.name}: 'matches' is for other images, the rest for pairs."
             )
     return row_of
@@ -206,9 +206,9 @@ def corrupted(captions: Captions, noise: str) -> tuple[Captions, Noise]:
     found, digest, drawn = _noisy(captions, noise)
     images, keeping = np.unique(own), np.unique(own[found == own])
     wrong = float(np.mean(found != own)) if len(own) else 0.0
-    shown = np.zeros(len(captions.images), np.int64)
-    shown[own] = found  # for each image, that of its last text
-    together = len(images) < len(own) and bool((shown[own] == found).all())
+    owners = np.zeros(len(captions.images), np.int64)
+    owners[own] = found  # for each image, that of its last text
+    together = len(images) < len(own) and bool((owners[own] == found).all())
     ratio, unit = drawn or (round(wrong, 2), "image" if together else "text")
     about = Noise(noise, ratio, unit, wrong, (len(images) - len(keeping)) / max(1, len(images)), digest)
     every = np.arange(len(own))
@@ -229,11 +229,11 @@ def _noisy(captions: Captions, noise: str) -> tuple[NDArray[np.int64], str, tupl
     if ratio > 1:
         raise SettingsError(f"--noise is '{noise}': the ratio is a share of the {unit}s, from 0 to 1.")
     rng = np.random.default_rng(0)
-    shown = np.arange(len(captions.images)) if unit == "image" else own.copy()
+    owners = np.arange(len(captions.images)) if unit == "image" else own.copy()
     units = np.unique(own) if unit == "image" else np.arange(len(own))
-    chosen = rng.permutation(units)[: int(ratio * len(units))]
-    shown[chosen] = rng.permutation(shown[chosen])
-    rows = shown[own] if unit == "image" else shown
+    moved = rng.permutation(units)[: int(ratio * len(units))]
+    owners[moved] = rng.permutation(owners[moved])
+    rows = owners[own] if unit == "image" else owners
     return rows, hashlib.sha256(rows.tobytes()).hexdigest()[:16], (ratio, unit)
 
 

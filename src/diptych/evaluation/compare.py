@@ -61,15 +61,15 @@ class Comparison:
     __str__ = render
 
     def __repr__(self) -> str:
-        return f"Comparison({' with '.join(map(_shown, self.names))}: {counted(len(self.rows), 'metric')})"
+        return f"Comparison({' with '.join(map(_head, self.names))}: {counted(len(self.rows), 'metric')})"
 
     def _repr_html_(self) -> str:
         return notebook.table(self._table()) + notebook.notes(self._notes())
 
     def _table(self) -> list[list[str]]:
         one = len(self.first) == len(self.second) == 1
-        told = any(row.doubt for row in self.rows)
-        table = [["metric", *map(_shown, self.names), "difference", *(["p"] if told else [])]]
+        tested = any(row.doubt for row in self.rows)
+        table = [["metric", *map(_head, self.names), "difference", *(["p"] if tested else [])]]
         for row in self.rows:
             values = zip((self.first, self.second), (row.first, row.second), strict=True)
             cells = [
@@ -77,18 +77,18 @@ class Comparison:
                 for side, value in values
             ]
             cells.append(f"{row.change:+.1f}" + _interval(row.doubt))
-            table.append([row.metric, *cells, *([_probability(row.doubt)] if told else [])])
+            table.append([row.metric, *cells, *([_probability(row.doubt)] if tested else [])])
         return table
 
     def _notes(self) -> list[str]:
         lines = []
         for names in self.names:
             if len(names) > 1:
-                lines.append(f"{_shown(names)}: {', '.join(names)}")
+                lines.append(f"{_head(names)}: {', '.join(names)}")
         noise = [noise_words(side[0].card.noise) for side in (self.first, self.second)]
         if noise != ["none", "none"]:
             lines += [
-                f"training noise of {_shown(n)}: {said}" for n, said in zip(self.names, noise, strict=True)
+                f"training noise of {_head(n)}: {words}" for n, words in zip(self.names, noise, strict=True)
             ]
         if noise[0] != noise[1]:
             lines.append("the noise differs: the two sides learned from different training pairs.")
@@ -129,8 +129,8 @@ def compare(
     rows: list[Difference] = []
     for members in _shared_groups(sides, allow):
         rows += _differences(members[0], members[1], draws, seed)
-    chosen = names or (_names(sides[0], "first"), _names(sides[1], "second"))
-    return Comparison(rows, sides[0], sides[1], chosen, detect)
+    heads = names or (_names(sides[0], "first"), _names(sides[1], "second"))
+    return Comparison(rows, sides[0], sides[1], heads, detect)
 
 
 def _shared_groups(sides: Sequence[Sequence[Report]], allow: Collection[str]) -> list[list[list[Group]]]:
@@ -154,7 +154,7 @@ def _shared_groups(sides: Sequence[Sequence[Report]], allow: Collection[str]) ->
 
 def _differences(first: Sequence[Group], second: Sequence[Group], draws: int, seed: int) -> list[Difference]:
     outcomes, protocol = _outcomes([first, second]), _prefix(first[0])
-    told = paired(*outcomes, draws=draws, seed=seed) if outcomes and draws else {}
+    doubts = paired(*outcomes, draws=draws, seed=seed) if outcomes and draws else {}
     spreads = _spreads(outcomes)
     rows = []
     for name in first[0].metrics:
@@ -163,7 +163,7 @@ def _differences(first: Sequence[Group], second: Sequence[Group], draws: int, se
         a, b = (mean(group.metrics[name] for group in side) for side in (first, second))
         spread = spreads.get((name.removeprefix(protocol), 0, 1))
         both = spread.doubt() if spread and spread.freedom and draws else None
-        rows.append(Difference(name, a, b, b - a, told.get(name.removeprefix(protocol)), both, spread))
+        rows.append(Difference(name, a, b, b - a, doubts.get(name.removeprefix(protocol)), both, spread))
     return rows
 
 
@@ -244,20 +244,20 @@ def rank(
             f"{metric} cannot be compared query by query in these reports: evaluate again, or use --metric rsum."
         )
     seeded, pairs = spreads[bare, 0, 1].freedom > 0, list(combinations(range(len(sides)), 2))
-    told = [
+    doubts = [
         spreads[bare, one, other].doubt()
         if seeded
         else paired(outcomes[one], outcomes[other], draws=draws, seed=seed)[bare]
         for one, other in pairs
     ]
-    corrected = holm([doubt.p for doubt in told])
+    corrected = holm([doubt.p for doubt in doubts])
     letters = _letters(len(sides), [pair for pair, p in zip(pairs, corrected, strict=True) if p < 0.05])
-    shown, rows = [_shown(names[one]) for one in order], []
-    for (one, other), doubt, p in zip(pairs, told, corrected, strict=True):
+    heads, rows = [_head(names[one]) for one in order], []
+    for (one, other), doubt, p in zip(pairs, doubts, corrected, strict=True):
         a, b = values[order[one]], values[order[other]]
         turned = Doubt(-doubt.high, -doubt.low, p)
-        rows.append((shown[one], shown[other], Difference(metric, b, a, a - b, turned)))
-    systems = [(shown[n], len(sides[one]), values[one], letters[n]) for n, one in enumerate(order)]
+        rows.append((heads[one], heads[other], Difference(metric, b, a, a - b, turned)))
+    systems = [(heads[n], len(sides[one]), values[one], letters[n]) for n, one in enumerate(order)]
     note = (
         f"systems with a letter in common cannot be told apart (p ≥ 0.05 after Holm, {len(pairs)} pairs); intervals "
         "are of single pairs, over other queries"
@@ -287,9 +287,9 @@ def _letters(count: int, apart: Sequence[tuple[int, int]]) -> list[str]:
 def detection(spreads: Mapping[str, Spread], gain: float) -> list[str]:
     """What it takes to see a gain, for R@1 of both directions and RSUM, or for what there is."""
     wanted = ("image_to_text_recall@1", "text_to_image_recall@1", "rsum")
-    chosen = {name: one for name, one in spreads.items() if name.endswith(wanted)} or spreads
+    known = {name: one for name, one in spreads.items() if name.endswith(wanted)} or spreads
     lines = [f"to see a gain of {gain:g} in 80 % of cases, with 5 % of false alarms:"]
-    for name, spread in chosen.items():
+    for name, spread in known.items():
         images, seeds = spread.images_for(gain), spread.seeds_for(gain)
         by_images = f"{images:,} images with their texts" if images else "no number of images is enough"
         line = f"  {name}: {by_images} (with the {spread.images:,} of now, {100 * spread.power(gain):.0f} % of cases)"
@@ -297,7 +297,7 @@ def detection(spreads: Mapping[str, Spread], gain: float) -> list[str]:
             by_seeds = f"{seeds} seeds of each side" if seeds else f"not even {MOST_SEEDS} seeds of each side"
             line += f"; or, on these images, {by_seeds}"
         lines.append(line)
-    if not all(spread.freedom for spread in chosen.values()):
+    if not all(spread.freedom for spread in known.values()):
         lines.append("  how much seeds vary is not known from so few seeds, and not counted")
     return lines
 
@@ -326,8 +326,8 @@ def _check_noise(sides: Sequence[Sequence[Group]]) -> None:
     cards = [(number, group.card) for number, side in enumerate(sides) for group in side]
     for (side, one), (other_side, other) in combinations(cards, 2):
         ratios, kinds = (
-            [sorted(said(noise) for noise in card.noise) for card in (one, other)]
-            for said in (lambda noise: round(noise.ratio, 2), lambda noise: (noise.unit, noise.hash))
+            [sorted(part(noise) for noise in card.noise) for card in (one, other)]
+            for part in (lambda noise: round(noise.ratio, 2), lambda noise: (noise.unit, noise.hash))
         )
         if kinds[0] != kinds[1] and (ratios[0] == ratios[1] or side == other_side):
             first, second = (noise_words(card.noise) for card in (one, other))
@@ -346,7 +346,7 @@ def _names(side: Sequence[Report], default: str) -> list[str]:
     ]
 
 
-def _shown(names: Sequence[str]) -> str:
+def _head(names: Sequence[str]) -> str:
     """The head of a column: the last part of the one name, or what several have in common."""
     short = [PurePath(name).name or name for name in names]
     if len(short) == 1:

@@ -217,12 +217,12 @@ def judge_scores(
     """Judge scores whose rows and columns are named by ids, in both directions by their name in words."""
     judgements.check(*scores.shape)
     judged: dict[str, Judged] = {}
-    for direction, asked, gallery, dim in (
+    for direction, queries, gallery, dim in (
         ("image_to_text", image_ids, text_ids, 1),
         ("text_to_image", text_ids, image_ids, 0),
     ):
         relevant = getattr(judgements, direction)
-        row_of = {int(number): row for row, number in enumerate(asked)}
+        row_of = {int(number): row for row, number in enumerate(queries)}
         absent = [query for query in relevant if query not in row_of]
         if absent:
             raise DataError(

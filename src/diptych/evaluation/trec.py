@@ -47,14 +47,14 @@ def write_run(
     ranked = names["texts" if queries == "images" else "images"]
     lines: list[str] = []
     for start in range(0, len(names[queries]), CHUNK):
-        asked = slice(start, start + CHUNK)
+        rows = slice(start, start + CHUNK)
         if queries == "images":
-            block = checked_tile(scores, asked, slice(None))
+            block = checked_tile(scores, rows, slice(None))
         else:
-            block = checked_tile(scores, slice(None), asked).T
+            block = checked_tile(scores, slice(None), rows).T
         items = leading(block.contiguous(), min(depth, len(ranked)))
         found = block.gather(1, items.to(block.device))
-        for query, row, values in zip(names[queries][asked], items.tolist(), found.tolist(), strict=True):
+        for query, row, values in zip(names[queries][rows], items.tolist(), found.tolist(), strict=True):
             lines += [
                 f"{query} Q0 {ranked[item]} {place} {score!r} {tag}\n"
                 for place, (item, score) in enumerate(zip(row, values, strict=True), 1)
@@ -72,8 +72,8 @@ def read_runs(
     list must have one score.
     """
     matrix = np.full((len(captions.images), len(captions.texts)), np.nan)
-    given: dict[Queries, str | Path | None] = {"images": image_to_text, "texts": text_to_image}
-    for queries, path in given.items():
+    paths: dict[Queries, str | Path | None] = {"images": image_to_text, "texts": text_to_image}
+    for queries, path in paths.items():
         if path is None:
             continue
         found = np.full_like(matrix, np.nan)
@@ -89,7 +89,7 @@ def read_runs(
                 f"{image_to_text} and {path} give a pair two scores: write both from the same scores."
             )
         matrix[known] = found[known]
-    if None in given.values() and np.isnan(matrix).any():
+    if None in paths.values() and np.isnan(matrix).any():
         raise DataError(
             f"{image_to_text or text_to_image} lists some of the pairs, and both directions are ranked: give a run of "
             "each direction, or one that lists every pair."
@@ -144,7 +144,7 @@ def _pairs(
 ) -> Iterator[tuple[int, int, float, str]]:
     """(image row, text row, value, where it stands) of each line of ``fields`` words."""
     rows = {side: {id: row for row, id in enumerate(ids)} for side, ids in _names(captions).items()}
-    asked, ranked = ("images", "texts") if queries == "images" else ("texts", "images")
+    query, item = ("images", "texts") if queries == "images" else ("texts", "images")
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -161,22 +161,22 @@ def _pairs(
             raise DataError(
                 f"{where} is not {fields} words with a number at place {value + 1}: correct the line."
             )
-        for side, id in ((asked, words[0]), (ranked, words[2])):
+        for side, id in ((query, words[0]), (item, words[2])):
             if id not in rows[side]:
                 raise DataError(
                     f"{where}: there is no '{id}' among the {side} of {captions.name}: give its own ids."
                 )
-        pair = rows[asked][words[0]], rows[ranked][words[2]]
+        pair = rows[query][words[0]], rows[item][words[2]]
         yield *(pair if queries == "images" else pair[::-1]), score, where
 
 
 def _check_depth(path: Path, known: NDArray[np.bool_], captions: Captions, queries: Queries) -> None:
     """Refuse lists of a query that are too short: what is not listed would count as right or wrong by chance."""
-    needed, listed = min(max(KS), known.shape[1]), known.sum(axis=1)
-    asked = np.unique(captions.image_of) if queries == "images" else np.arange(len(known))
-    short = asked[listed[asked] < needed]
+    needed, lengths = min(max(KS), known.shape[1]), known.sum(axis=1)
+    rows = np.unique(captions.image_of) if queries == "images" else np.arange(len(known))
+    short = rows[lengths[rows] < needed]
     if len(short):
         query = _names(captions)[queries][short[0]]
         raise DataError(
-            f"{path} lists {listed[short[0]]} items for '{query}': list at least {needed} for each query."
+            f"{path} lists {lengths[short[0]]} items for '{query}': list at least {needed} for each query."
         )

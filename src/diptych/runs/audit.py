@@ -80,11 +80,11 @@ class Audit:
             ("near-duplicate pictures", f"{len(self.near):,} pairs, {len(leaks):,} of them in two splits"),
             ("texts in two splits", f"{len(self.leaked):,}"),
             ("texts that say nothing", f"{len(self.empty):,}"),
-            ("lost order", "; ".join(self.told(one) for one in self.lost) or "none"),
+            ("lost order", "; ".join(self.described(one) for one in self.lost) or "none"),
         ]  # fmt: skip
-        return [f"{name:24} {said}" for name, said in rows] + self.notes
+        return [f"{name:24} {text}" for name, text in rows] + self.notes
 
-    def told(self, lost: Lost) -> str:
+    def described(self, lost: Lost) -> str:
         """A run of images in words, with the shard or folder it lies in."""
         ids = self.captions.image_ids
         places = list(
@@ -103,7 +103,7 @@ class Audit:
     def as_dict(self) -> dict[str, Any]:
         """All of it as a JSON value."""
         wrong, ids = self.wrong, self.captions.image_ids
-        listed = [row for n, row in enumerate(self.worst) if n < LISTED or wrong.probability[row] >= WRITTEN]
+        rows = [row for n, row in enumerate(self.worst) if n < LISTED or wrong.probability[row] >= WRITTEN]
         return {
             "data": self.captions.name, "hash": self.hash, "features": self.features,
             "images": len(self.captions.images), "texts": len(self.captions.texts), "notes": self.notes,
@@ -112,7 +112,7 @@ class Audit:
                 {**self._pair(row), "probability": float(wrong.probability[row]),
                  "z": float(wrong.z[row]),
                  "agreement": None if wrong.agreement is None else float(wrong.agreement[row])}
-                for row in listed
+                for row in rows
             ],
             "missing_positives": [
                 {**self._named(one.image, one.text), "score": one.score, "own": one.own} for one in self.missing[:MOST]
@@ -124,7 +124,7 @@ class Audit:
             ],
             "leaked_texts": [[self._pair(row) for row in rows] for rows in self.leaked],
             "empty_texts": [{**self._pair(row), "why": why} for row, why in self.empty],
-            "lost_order": [{**asdict(one), "said": self.told(one)} for one in self.lost],
+            "lost_order": [{**asdict(one), "said": self.described(one)} for one in self.lost],
         }  # fmt: skip
 
     def save(self, folder: Path) -> None:
@@ -147,7 +147,7 @@ class Audit:
     def questions(self) -> list[Question]:
         """What the page asks: the worst pairs, then the best missing positives."""
         texts_of, wrong = self.captions.texts_of(), self.wrong
-        asked = [
+        pairs = [
             (
                 int(self.captions.image_of[row]),
                 row,
@@ -156,14 +156,14 @@ class Audit:
             )
             for row in self.worst[:LISTED]
         ]
-        asked += [(one.image, one.text, f"score {one.score:.1f}, with its own {one.own:.1f}", True)
+        pairs += [(one.image, one.text, f"score {one.score:.1f}, with its own {one.own:.1f}", True)
                   for one in self.missing[:LISTED]]  # fmt: skip
         return [
             Question(
                 **self._named(image, text), why=why, matches=matches, picture=picture_of(self.captions.images, image),
                 others=[self.captions.texts[row] for row in texts_of[image].tolist() if row != text],
             )
-            for image, text, why, matches in asked
+            for image, text, why, matches in pairs
         ]  # fmt: skip
 
     def _pair(self, text: int) -> dict[str, str]:
@@ -228,7 +228,7 @@ def judged(
     notes = []
     if wrong.agreement is None:
         notes.append(
-            f"No image has {VOTERS} texts, so texts cannot vote on each other: only the pictures were asked."
+            f"No image has {VOTERS} texts, so texts cannot vote on each other: only the pictures were pairs."
         )
     if model is not None:
         notes.append(f"{model} may have learned the wrong pairs of its own training data by heart.")

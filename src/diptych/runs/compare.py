@@ -39,8 +39,8 @@ def compare(
     """
     sides = [_several(side) for side in (a, b)]
     reports, names = _read(sides, options)
-    chosen = (names[0], names[1]) if all(isinstance(one, Path) for side in sides for one in side) else None
-    return compare_reports(reports[0], reports[1], names=chosen, draws=draws, detect=detect)
+    heads = (names[0], names[1]) if all(isinstance(one, Path) for side in sides for one in side) else None
+    return compare_reports(reports[0], reports[1], names=heads, draws=draws, detect=detect)
 
 
 def compare_runs(
@@ -88,12 +88,12 @@ def _read(
         [_name(one, report) for one, report in zip(side, found, strict=True)]
         for side, found in zip(sides, reports, strict=True)
     ]
-    for found, shown in zip(reports, names, strict=True):
+    for found, heads in zip(reports, names, strict=True):
         systems = [_system(report) for report in found]
         other = next((n for n, one in enumerate(systems) if one and systems[0] and one != systems[0]), None)
         if other is not None:
             raise SettingsError(
-                f"{shown[other]} differs from {shown[0]} in more than the seed, so they are not one system: write "
+                f"{heads[other]} differs from {heads[0]} in more than the seed, so they are not one system: write "
                 "--with before each system."
             )
     return reports, names
@@ -110,10 +110,10 @@ def _by_system(
         raise SettingsError(
             f"these {len(reports)} results differ only in the seed, so they are one system: give another one too."
         )
-    chosen = list(sides.values())
+    systems = list(sides.values())
     return (
-        [[reports[number][0] for number in side] for side in chosen],
-        [[names[number][0] for number in side] for side in chosen],
+        [[reports[number][0] for number in side] for side in systems],
+        [[names[number][0] for number in side] for side in systems],
     )
 
 

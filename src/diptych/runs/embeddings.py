@@ -56,7 +56,7 @@ class SourceShard:
         """The vectors, mapped where they are an .npy, and a row of metadata for each."""
         if self.vectors.suffix == ".npy":
             rows = read_table(self.table) if self.table is not None else []
-            found = _npy(self.vectors)
+            found = read_array(self.vectors)
         else:
             rows = read_table(self.vectors)
             column = _column(rows[0] if rows else {}, VECTORS, self.vectors, "vectors")
@@ -321,7 +321,8 @@ def _compare(model: Model, readable: Sequence[tuple[Path, Vectors]], half: bool)
     return []
 
 
-def _npy(file: Path) -> NDArray[Any]:
+def read_array(file: Path) -> NDArray[Any]:
+    """The numbers of a ``.npy`` file."""
     try:
         found: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:

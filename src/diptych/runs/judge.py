@@ -28,11 +28,12 @@ from diptych.evaluation.retrieval import evaluate_scores
 from diptych.evaluation.score_matrix import read_scores
 from diptych.evaluation.trec import Queries, read_runs, run_queries, write_qrels, write_run
 from diptych.model.scores import EmbeddingScores, Fold, MatrixScores, Scores
+from diptych.runs.embeddings import read_array
 
 FOLD = 1000  # images of COCO's "1K"
 ASSUMED = (1, 5)  # texts per image that programs take for granted
 BETTER = 2.0  # times the RSUM that another order of the rows must give to be listed
-SHOWN = [f"{way}_recall@{k}" for way in DIRECTIONS for k in KS]
+RECALLS = [f"{way}_recall@{k}" for way in DIRECTIONS for k in KS]
 HEADS = [f"{way} R@{k}" for way in ("i→t", "t→i") for k in KS]
 ROUNDS = 50  # of joining rows and images; what is left keeps its order
 BLOCK = 1024  # rows of a matrix looked at together
@@ -50,9 +51,9 @@ class Reading:
 
     def exchanged(self) -> Reading:
         """The same where image → text and text → image are taken for each other."""
-        other = dict(zip(DIRECTIONS, DIRECTIONS[::-1], strict=True))
+        one, two = DIRECTIONS
         turned = {
-            re.sub("|".join(DIRECTIONS), lambda way: other[way[0]], name): value
+            (name.replace(one, two) if one in name else name.replace(two, one)): value
             for name, value in self.metrics.items()
         }
         return Reading(f"{self.name}, transposed", turned, True)
@@ -62,23 +63,18 @@ class Reading:
 class Claim:
     """A number that somebody printed, with its digits; ``metric`` is empty where they did not say which it is."""
 
-    said: str
+    text: str
     metric: str
 
     @staticmethod
-    def read(said: str) -> Claim:
+    def read(text: str) -> Claim:
         """``81.7``, or ``rsum=480.3``."""
-        metric, _, number = said.rpartition("=")
+        metric, _, number = text.rpartition("=")
         if not re.fullmatch(r"\d+(\.\d+)?", number):
             raise SettingsError(
-                f"--claimed {said} is not a number: give 81.7, or image_to_text_recall@1=81.7."
+                f"--claimed {text} is not a number: give 81.7, or image_to_text_recall@1=81.7."
             )
         return Claim(number, metric)
-
-    def given(self, value: float) -> bool:
-        """Whether a value is printed like that."""
-        digits = len(self.said.partition(".")[2])
-        return bool(abs(value - float(self.said)) <= 0.5 * 0.1**digits + 1e-9)
 
     def among(self, reading: Reading) -> list[str]:
         """The metrics of a reading that are printed like that."""
@@ -86,8 +82,18 @@ class Claim:
             raise SettingsError(
                 f"--claimed names the metric {self.metric}: use one of {', '.join(reading.metrics)}."
             )
-        names = [self.metric] if self.metric else [*SHOWN, "rsum", "mean_recall"]
-        return [name for name in names if self.given(reading.metrics[name])]
+        names = [self.metric] if self.metric else [*RECALLS, "rsum", "mean_recall"]
+        half = 0.5 * 0.1 ** len(self.text.partition(".")[2]) + 1e-9
+        return [name for name in names if abs(reading.metrics[name] - float(self.text)) <= half]
+
+    def nearest(self, readings: Sequence[Reading]) -> str:
+        """The number that comes nearest, in words."""
+        _, value, name, order = min(
+            (abs(reading.metrics[name] - float(self.text)), reading.metrics[name], name, reading.name)
+            for reading in readings
+            for name in ([self.metric] if self.metric else RECALLS)
+        )
+        return f"nearest to {self.text}: {value:.2f}, {_in_words(name)} under '{order}'."
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ class Verdict:
     def render(self) -> str:
         """A table of the readings, and the answer."""
         rows = [
-            [one.name, *(f"{one.metrics[name]:.1f}" for name in [*SHOWN, "rsum"])] for one in self.readings
+            [one.name, *(f"{one.metrics[name]:.1f}" for name in [*RECALLS, "rsum"])] for one in self.readings
         ]
         table = aligned_rows([["", *HEADS, "RSUM"], *rows])
         return "\n".join([*table, "", *self.notes, *self._answer()])
@@ -117,28 +123,18 @@ class Verdict:
     def _answer(self) -> Iterator[str]:
         if not self.claims:
             return
-        said = " and ".join(f"{claim.metric} {claim.said}".strip() for claim in self.claims)
+        claimed = " and ".join(f"{claim.metric} {claim.text}".strip() for claim in self.claims)
         for reading, metrics in self.given_by:
             which = ", ".join(_in_words(name) for names in metrics for name in names)
-            yield f"{said}: given by '{reading.name}' ({which})."
+            yield f"{claimed}: given by '{reading.name}' ({which})."
         if not self.given_by:
-            yield f"{said}: none of these {len(self.readings)} readings gives that."
-            for claim in self.claims:
-                wanted = float(claim.said)
-                gaps = [
-                    (abs(reading.metrics[name] - wanted), reading, name)
-                    for reading in self.readings
-                    for name in ([claim.metric] if claim.metric else SHOWN)
-                ]
-                _, reading, name = min(gaps, key=lambda gap: gap[0])
-                yield (
-                    f"nearest to {claim.said}: {reading.metrics[name]:.2f}, {_in_words(name)} under '{reading.name}'."
-                )
-        if len(self.claims) == 1 and not self.claims[0].metric and float(self.claims[0].said) <= 100:
-            values = {round(reading.metrics[name], 1) for reading in self.readings for name in SHOWN}
+            yield f"{claimed}: none of these {len(self.readings)} readings gives that."
+            yield from (claim.nearest(self.readings) for claim in self.claims)
+        if len(self.claims) == 1 and not self.claims[0].metric and float(self.claims[0].text) <= 100:
+            values = {round(reading.metrics[name], 1) for reading in self.readings for name in RECALLS}
             yield (
                 f"{len(values) / 10:.0f} % of the numbers from 0.0 to 100.0 stand somewhere in this table: name the "
-                f"metric (--claimed {SHOWN[0]}={self.claims[0].said}) or give several --claimed."
+                f"metric (--claimed {RECALLS[0]}={self.claims[0].text}) or give several --claimed."
             )
 
 
@@ -156,7 +152,7 @@ def judge(
     ``files`` are a score matrix (images, texts), the vectors of the images and of the texts, or one or two TREC runs.
     ``trec`` is a folder that the scores are written to, as runs and qrels.
     """
-    claims = [Claim.read(said) for said in claimed]
+    claims = [Claim.read(text) for text in claimed]
     captions = open_captions(data, split=split, problems=ToBeLeftOut())
     scores, complete = _read(files, captions)
     subject, notes = fitted_scores(scores, captions, fold)
@@ -201,13 +197,13 @@ def readings(subject: Subject, fold: int = FOLD, *, complete: bool = True) -> It
         if images % fold == 0:
             galleries.append((f"{images // fold} folds of {fold:,} images", images, images // fold))
     for name, count, folds in galleries:
-        chosen, kept = np.arange(count), np.flatnonzero(subject.image_of < count)
-        whole = count == images
-        right = subject if whole else subject.part(chosen, kept, subject.image_of[kept])
+        texts = np.flatnonzero(subject.image_of < count)
+        owner = subject.image_of[texts]
+        right = subject if count == images else subject.part(np.arange(count), texts, owner)
         yield from _variants(right, name, folds, complete)
-        for said, rows in lost:
-            other = subject.part(rows[chosen], kept, subject.image_of[kept])
-            yield other.measured(f"{name}, {said}", folds)[0]
+        for order, rows in lost:
+            other = subject.part(rows[:count], texts, owner)
+            yield other.measured(f"{name}, {order}", folds)[0]
 
 
 def _variants(right: Subject, name: str, folds: int, complete: bool) -> Iterator[Reading]:
@@ -215,8 +211,8 @@ def _variants(right: Subject, name: str, folds: int, complete: bool) -> Iterator
     reading, tied = right.measured(name, folds)
     yield reading
     if tied:
-        for ties, said in (("strict", "for"), ("pessimistic", "against")):
-            yield right.measured(f"{name}, ties broken {said} the model", folds, ties)[0]
+        for ties, side in (("strict", "for"), ("pessimistic", "against")):
+            yield right.measured(f"{name}, ties broken {side} the model", folds, ties)[0]
     yield reading.exchanged()
     owner, images = right.image_of, np.arange(right.scores.shape[0])
     counts = np.bincount(owner, minlength=len(images))
@@ -251,10 +247,10 @@ def _orders(subject: Subject) -> Iterator[tuple[str, Rows]]:
         orders["rows sorted by the number in their id"] = np.argsort(by_number)
     orders["row order lost: the order that fits best"] = _best_order(subject)
     texts, usual = np.arange(len(subject.image_of)), subject.measured("", 1)[0].metrics["rsum"]
-    for said, rows in orders.items():
+    for order, rows in orders.items():
         other = subject.part(rows, texts, subject.image_of).measured("", 1)[0].metrics["rsum"]
         if other > BETTER * usual:
-            yield said, rows
+            yield order, rows
             return
 
 
@@ -312,10 +308,7 @@ def _read(files: Sequence[Path], captions: Captions) -> tuple[Scores, bool]:
 
 
 def _vectors(path: Path) -> torch.Tensor:
-    try:
-        rows = as_rows(np.load(path, allow_pickle=False), str(path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): give a .npy array of vectors.") from error
+    rows = as_rows(read_array(path), str(path))
     check_rows(rows, str(path))
     return torch.from_numpy(unit_rows(rows))
 
@@ -325,14 +318,14 @@ def fitted_scores(scores: Scores, captions: Captions, fold: int) -> tuple[Subjec
     owner, ids = captions.image_of, captions.image_ids
     first = np.unique(owner, return_index=True)[1]
     shapes: dict[tuple[int, int], tuple[str, int, Rows]] = {}
-    for images in (len(ids), min(fold, len(ids))):
-        for texts, said in (
+    for images, part in ((len(ids), ""), (min(fold, len(ids)), f"the first {fold:,} images only")):
+        for texts, which in (
             (np.arange(len(owner)), ""),
             (first, "one text of each image, taken for the first"),
         ):
             kept = texts[owner[texts] < images]
-            part = "" if images == len(ids) else f"the first {images:,} images only"
-            shapes.setdefault((images, len(kept)), (", ".join(filter(None, [part, said])), images, kept))
+            held = ", ".join(filter(None, [part, which]))
+            shapes.setdefault((images, len(kept)), (held, images, kept))
     shape, notes = scores.shape, []
     if shape not in shapes and shape[::-1] in shapes:
         scores, shape = _turned(scores), shape[::-1]
@@ -346,9 +339,9 @@ def fitted_scores(scores: Scores, captions: Captions, fold: int) -> tuple[Subjec
             f"the scores are {shape[0]:,} × {shape[1]:,}, but {captions.name} has {len(ids):,} images and "
             f"{len(owner):,} texts: give the scores (images, texts) of this split."
         )
-    said, images, texts = shapes[shape]
-    if said:
-        notes.append(f"The file holds {said}.")
+    held, images, texts = shapes[shape]
+    if held:
+        notes.append(f"The file holds {held}.")
     return Subject(scores, owner[texts], ids[:images]), notes
 
 
