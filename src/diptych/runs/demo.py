@@ -17,7 +17,7 @@ from diptych.errors import IndexFault, Interrupted
 from diptych.evaluation.cards import direction_words
 from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.metrics import DIRECTIONS, KS
-from diptych.evaluation.report import Report
+from diptych.evaluation.report import Report, aligned_rows
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest.build import index_collection
 from diptych.index.models import open_model
@@ -58,7 +58,6 @@ class Trained:
 
     name: str
     run: Path
-    retriever: Retriever
     report: Report
     scores: torch.Tensor
 
@@ -82,7 +81,9 @@ def run_demo(folder: Path, data: str = "emoji", **changes: Any) -> None:
     models = [best, paper]
     for model in models:
         model.report.save(folder / f"report-{model.name}.json")
-    _print_numbers(models)
+    echo()
+    for line in aligned_rows(_numbers(models)):
+        echo(line)
     _step(3, "index all pictures with the better model, and search them")
     if find_runtime(best.run) is None:  # its encoders for searches without torch
         echo(add_runtime(best.run))
@@ -112,7 +113,7 @@ def _trained(name: str, run: Path, data: str, held_out: Captions, wanted: dict[s
     cached = prepare(retriever, held_out)
     report = evaluate(retriever, cached.captions, text_store=cached.texts)
     images, texts = retriever.encode_image(cached.captions.images), retriever.encode_text(cached.texts)
-    return Trained(name, run, retriever, report, retriever.similarity(images, texts))
+    return Trained(name, run, report, retriever.similarity(images, texts))
 
 
 def _searches(model: Trained, captions: Captions, place: Path) -> list[QueryCard]:
@@ -138,24 +139,15 @@ def _searches(model: Trained, captions: Captions, place: Path) -> list[QueryCard
     return cards
 
 
-def _print_numbers(models: Sequence[Trained]) -> None:
-    """The held-out numbers as a table in the terminal."""
-    heads, rows = _numbers(models)
-    widths = [max(len(row[n]) for row in (heads, *rows)) for n in range(len(heads))]
-    echo()
-    for row in (heads, *rows):
-        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _numbers(models: Sequence[Trained]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Heads and rows of a table, a model in each column: recall in both directions, and their sum with its interval."""
-    rows: list[Sequence[str]] = []
+def _numbers(models: Sequence[Trained]) -> list[Sequence[str]]:
+    """A table, a model in each column: recall in both directions, and their sum with its interval."""
+    rows: list[Sequence[str]] = [("", *(model.name for model in models))]
     for way in DIRECTIONS:
         for at in KS:
             values = (model.report.metrics[f"{way}_recall@{at}"] for model in models)
             rows.append((f"{direction_words(way)} R@{at}", *(f"{value:.1f}" for value in values)))
     rsum = [f"{model.report.metrics['rsum']:.1f} ({model.report.interval_text('rsum')})" for model in models]
-    return ("", *(model.name for model in models)), [*rows, ("RSUM", *rsum)]
+    return [*rows, ("RSUM", *rsum)]
 
 
 def render(
@@ -172,7 +164,7 @@ def render(
         lines = read_log(model.run / "log.jsonl")
         points = [(line["epoch"] + 1, line["validation_rsum"]) for line in lines if "validation_rsum" in line]
         curves[f"{model.name}: validation RSUM over epochs"] = points
-    texts, images = _missed_texts(shown, best.scores), _missed_images(shown, best.scores)
+    heads, *rows = _numbers(models)
     return page(
         "Diptych: search in emoji",
         f"A model learned from {len(captions.split('train').images):,} OpenMoji pictures with their names, without a "
@@ -180,20 +172,23 @@ def render(
         "pictures of concepts that it never saw.",
         [
             Section("Searches in words", "These show what the model is good at; its mistakes follow below.", searches),
-            Section("Held-out numbers", _numbers_text(models, held_out), table=_numbers(models)),
-            Section("Misses: text → image", _missed_sentence(texts, "text", "picture"), texts[:MISSES]),
-            Section("Misses: image → text", _missed_sentence(images, "picture", "text"), images[:MISSES]),
+            Section("Held-out numbers", _numbers_text(models, held_out), table=(heads, rows)),
+            _misses(shown, "text_to_image", best.scores.T),
+            _misses(shown, "image_to_text", best.scores),
         ],
         commands=f'diptych serve {index}\ndiptych search {index} "birthday party"\n'
         f"diptych search {index} ./picture.png\ndiptych evaluate {best.run} --data {held_out.name} --split test",
         curves=curves,
-        reports={model.name: (_metrics(model.report), model.report.card_fields()) for model in models},
+        reports={model.name: _protocol(model.report) for model in models},
     )  # fmt: skip
 
 
-def _metrics(report: Report) -> list[tuple[str, str, str]]:
-    """Every metric with its value and its interval."""
-    return [(name, f"{value:.1f}", report.interval_text(name)) for name, value in report.metrics.items()]
+def _protocol(report: Report) -> tuple[list[tuple[str, str, str]], dict[str, str]]:
+    """Every metric with its value and its interval, and the card."""
+    metrics = report.metrics.items()
+    return [
+        (name, f"{value:.1f}", report.interval_text(name)) for name, value in metrics
+    ], report.card_fields()
 
 
 def _numbers_text(models: Sequence[Trained], held_out: Captions) -> str:
@@ -210,31 +205,23 @@ def _numbers_text(models: Sequence[Trained], held_out: Captions) -> str:
     )
 
 
-def _missed_sentence(missed: Sequence[QueryCard], query: str, answer: str) -> str:
-    if not missed:
-        return f"For every held-out {query}, a right {answer} is among the first {ANSWERS}."
-    return (
-        f"For {counted(len(missed), f'held-out {query}')}, no right {answer} is among the first {ANSWERS} answers. "
-        f"Here are some, drawn at random; the right {answer} stands with the query."
-    )
+def _misses(shown: Shown, direction: str, scores: torch.Tensor) -> Section:
+    """Queries without a right picture or text among the first answers, in a random order; a text with its picture.
 
-
-def _missed_texts(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
-    """Texts whose picture is not among the first answers, with that picture, in a random order."""
-    cards = []
-    for text in drawn(len(shown.data.texts)).tolist():
-        answers = shown.answers("text_to_image", text, scores[:, text], ANSWERS)
+    ``scores`` has a row for each query.
+    """
+    data, of_text, missed = shown.data, direction == "text_to_image", []
+    for row in drawn(len(scores)).tolist():
+        answers = shown.answers(direction, row, scores[row], ANSWERS)
         if not any(answer.right for answer in answers):
-            right = shown.picture(int(shown.data.image_of[text]))
-            cards.append(QueryCard(shown.data.texts[text], answers, right))
-    return cards
-
-
-def _missed_images(shown: Shown, scores: torch.Tensor) -> list[QueryCard]:
-    """Pictures none of whose texts is among the first answers, with their first text, in a random order."""
-    cards = []
-    for image in drawn(len(shown.data.images)).tolist():
-        answers = shown.answers("image_to_text", image, scores[image], ANSWERS)
-        if not any(answer.right for answer in answers):
-            cards.append(QueryCard(shown.name(image), answers, shown.picture(image)))
-    return cards
+            name = data.texts[row] if of_text else shown.name(row)
+            picture = shown.picture(int(data.image_of[row]) if of_text else row)
+            missed.append(QueryCard(name, answers, picture))
+    query, answer = ("text", "picture") if of_text else ("picture", "text")
+    sentence = f"For every held-out {query}, a right {answer} is among the first {ANSWERS}."
+    if missed:
+        sentence = (
+            f"For {counted(len(missed), f'held-out {query}')}, no right {answer} is among the first {ANSWERS} answers. "
+            f"Here are some, drawn at random; the right {answer} stands with the query."
+        )
+    return Section(f"Misses: {direction_words(direction)}", sentence, missed[:MISSES])
