@@ -6,6 +6,7 @@ the columns ``image_path`` and ``caption``.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from diptych.model.protocol import Model, picture_side
 from diptych.progress import counted
 from diptych.runtime.folder import REFUSED, REFUSED_HALF, SAID
 from diptych.storage import storing, write_text
+from diptych.vectors.files import parquet
 
 PATHS = ("image_path", "path", "filepath", "file", "filename", "image", "url")
 TEXTS = ("caption", "text", "title", "description")
@@ -166,35 +168,25 @@ def read_table(file: Path) -> list[dict[str, Any]]:
     """The rows of a Parquet, CSV or JSON-lines table, or the lines of a text file as paths."""
     try:
         if file.suffix == ".parquet":
-            try:
-                import pyarrow.parquet as parquet
-            except ImportError as error:
-                raise MissingExtra("pyarrow", "parquet", "Parquet tables") from error
-            rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
+            rows: list[dict[str, Any]] = parquet()[1].read_table(file).to_pylist()
             return rows
-        text = file.read_text("utf-8")
+        lines = file.read_text("utf-8").splitlines()
         if file.suffix == ".csv":
-            import csv
-
-            return [dict(row) for row in csv.DictReader(text.splitlines())]
+            return [dict(row) for row in csv.DictReader(lines)]
         if file.suffix == ".jsonl":
-            return [dict(json.loads(line)) for line in text.splitlines() if line.strip()]
+            return [dict(json.loads(line)) for line in lines if line.strip()]
     except DiptychError:
         raise
     except FileNotFoundError as error:
         raise DataError(f"{file} does not exist: check the path.") from error
     except Exception as error:  # pyarrow and json have errors of their own
         raise DataError(f"{file} cannot be read as a table ({error}): write it again.") from error
-    return [{"path": line} for line in text.splitlines() if line]
+    return [{"path": line} for line in lines if line]
 
 
 def export_vectors(index: Index, folder: Path, kind: Kind = "image") -> int:
     """Write the vectors of a kind and their items in the layout of clip-retrieval; how many."""
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise MissingExtra("pyarrow", "parquet", "writing Parquet tables") from error
+    arrow, files = parquet()
     start = {"image": "img_emb", "text": "text_emb"}[kind]
     with storing(folder):
         for part in (start, "metadata"):
@@ -211,7 +203,7 @@ def export_vectors(index: Index, folder: Path, kind: Kind = "image") -> int:
                 values = [item.metadata.get(name) for item in items]
                 table.setdefault(name, values if _is_plain(values) else [_written(value) for value in values])
             np.save(folder / start / f"{start}_{number}.npy", vectors)
-            parquet.write_table(pyarrow.table(table), folder / "metadata" / f"metadata_{number}.parquet")
+            files.write_table(arrow.table(table), folder / "metadata" / f"metadata_{number}.parquet")
             count += len(items)
     return count
 
@@ -253,9 +245,8 @@ def _root(shards: Sequence[SourceShard]) -> Path:
             path = str(row[_column(row, PATHS, shard.table or shard.vectors, "paths")] or "")
             if not os.path.isabs(path):
                 return Path.cwd()
-            common = (
-                os.path.dirname(path) if not common else os.path.commonpath([common, os.path.dirname(path)])
-            )
+            parent = os.path.dirname(path)
+            common = os.path.commonpath([common, parent]) if common else parent
     return Path(common or ".")
 
 

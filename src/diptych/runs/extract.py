@@ -112,16 +112,9 @@ def extract(
         with RowFile(folder / f"{file_name(split)}_ims.npy", _key(part, backbone, image_input)) as file:
             if not file.finished:
                 compute = partial(_cached_chunks, cache_dir) if cache else compute_cells
-                for chunk in compute(
-                    backbone,
-                    image_input,
-                    part.images,
-                    file.progress.done,
-                    batch_size=batch_size,
-                    skip=True,
-                    label=f"extract {split}",
-                    show_progress=show_progress,
-                ):
+                how: dict[str, Any] = {"label": f"extract {split}", "show_progress": show_progress}
+                how |= {"batch_size": batch_size, "skip": True}
+                for chunk in compute(backbone, image_input, part.images, file.progress.done, **how):
                     failures = {str(row): reason for row, reason in chunk.failures.items()}
                     file.append(chunk.values(), chunk.images, failures)
                 if file.progress.rows == 0:
@@ -204,11 +197,8 @@ class FrameExtraction:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.folder}: {self.videos} videos, {self.frames} frames ({self.kept} were there already)"
-        ]
-        lines += [f"skipped {name}: {reason}" for name, reason in self.skipped.items()]
-        return "\n".join(lines)
+        first = f"{self.folder}: {self.videos} videos, {self.frames} frames ({self.kept} were there already)"
+        return "\n".join([first, *(f"skipped {name}: {reason}" for name, reason in self.skipped.items())])
 
 
 def extract_frames(
@@ -271,22 +261,13 @@ def _vectors(
     captions: Captions, rows: Sequence[int], backbone: Backbone, image_input: ImageInput, batch_size: int
 ) -> NDArray[np.float16]:
     """(frames, channels) of one video; frames that cannot be decoded are left out, unless none can."""
-    pictures: list[Image.Image] = []
     found: list[NDArray[np.float16]] = []
     fault: ImageError | None = None
     device = next(backbone.parameters()).device
-
-    def encode() -> None:
-        if pictures:
-            pixels = as_inputs(image_input(pictures))
-            assert isinstance(pixels, torch.Tensor)
-            cells = backbone(pixels.to(device))  # (B, R, channels)
-            found.append(cells.float().mean(dim=1).cpu().numpy().astype(np.float16))
-            pictures.clear()
-
     backbone.eval()
-    with torch.inference_mode():
-        for row in rows:
+    for start in range(0, len(rows), batch_size):
+        pictures: list[Image.Image] = []
+        for row in rows[start : start + batch_size]:
             try:
                 picture = captions.images[row]
             except ImageError as error:
@@ -294,9 +275,12 @@ def _vectors(
                 continue
             assert isinstance(picture, Image.Image)
             pictures.append(picture)
-            if len(pictures) == batch_size:
-                encode()
-        encode()
+        if pictures:
+            pixels = as_inputs(image_input(pictures))
+            assert isinstance(pixels, torch.Tensor)
+            with torch.inference_mode():
+                cells = backbone(pixels.to(device))  # (B, R, channels)
+            found.append(cells.float().mean(dim=1).cpu().numpy().astype(np.float16))
     if not found:
         assert fault is not None
         raise fault
@@ -343,11 +327,8 @@ def teach(
     """
     training, validation = readable_splits(data, show_progress=show_progress)
     device, found = pick_device(), []
-    for split, of, captions in (
-        ("train", "images", training),
-        ("train", "texts", training),
-        ("val", "texts", validation),
-    ):
+    wanted = ("train", "images", training), ("train", "texts", training), ("val", "texts", validation)
+    for split, of, captions in wanted:
         start = time.perf_counter()
         make = teachers.image_vectors if of == "images" else teachers.text_vectors
         vectors = make(captions, device=device, cache_dir=cache_dir, show_progress=show_progress)
