@@ -116,7 +116,7 @@ def is_photo(name: str) -> bool:
 
 EXIF = "exif 1"  # part of an item's digest: an item indexed before its EXIF was read is written again
 DECODING = 40_000_000  # pixels that all threads together decode at a time, unless one picture has more
-MARGIN = 4  # a picture keeps at least this many times the side that the model resizes it to
+MARGIN = 2  # a picture keeps at least this many times the side that the model resizes it to
 
 
 class PhotoFile:
