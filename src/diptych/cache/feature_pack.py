@@ -4,14 +4,12 @@
 ``pack.json``            shape and type of a row, and whose features they are
 ``rows-000003.f16``      rows end to end, float16, as many as ``FILE_BYTES`` hold
 ``rows-000003.used``     an empty file whose time says when the rows were last asked for
-``index``                the log: 32 bytes per row: 16 of a hash of the picture's content key, the number of the row,
-                         a checksum of the row, and a checksum of these 28 bytes. Later entries win; the number
-                         −1 takes an entry back
+``index``                the log: ``ENTRY`` per row. Later entries win; the number −1 takes an entry back
 ``stamps.json``          size and time of each file of rows as the last writer left it
 =======================  ======================================================================================
 
-The rules are those of ``cache.rows``. Writers append under a lock that they hold for one chunk, so two processes may
-fill a pack at once; a picture that both computed is stored once. Readers need no lock.
+Writers append under a lock that they hold for one chunk, so several processes may fill a pack at once. Readers need
+no lock.
 """
 
 from __future__ import annotations

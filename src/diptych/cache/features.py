@@ -1,12 +1,7 @@
 """The outputs of frozen encoders, kept on disk by content: computed once, found again by any run.
 
-The features of a picture are one record in the pack of its backbone (``cache.feature_pack``): a folder named by a
-hash of the backbone's weights and the way pictures are prepared, in which records are found by the content of the
-picture. So any command that meets the same picture again, in another list or folder, finds it. The states of texts are
-one file for each list of texts (``cache.rows``). Everything is float16 and lies in ``~/.cache/diptych``, or
-``DIPTYCH_CACHE``. Work is kept chunk by chunk: a killed run goes on where it stopped.
-
-``compute_cells`` runs a backbone over many images: pictures are opened ahead, cells come in chunks worth writing.
+The features of a picture are a row in the pack of its backbone, named by a hash of the weights and of the way pictures
+are prepared, and found by the content of the picture. The states of texts are one file for each list of texts.
 """
 
 from __future__ import annotations

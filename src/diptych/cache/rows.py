@@ -1,16 +1,12 @@
 """Rows of one shape and type that are computed once: they grow on disk, survive a kill and are checked after a change.
 
-Rows lie end to end in a file of rows. A log says which of them count: an entry holds the checksum of some rows and is
-written after these have reached the disk. So what the log names is there; what a killed writer left behind it is
-written over. The log also notes the size and time of the file of rows as the last writer left it. A file that differs
-from this note (copied, damaged, or its writer was killed) is checked against the log, and rows that do not agree are
-computed again. Nothing but numbers, JSON and fixed names is read; a link or a pipe in the place of a file is refused.
+A log says which rows of a file count: an entry holds the checksum of some rows and is written after these have reached
+the disk. What a killed writer left behind it is written over. The log also notes the size and time of the file as the
+last writer left it: a file that differs (copied, damaged) is checked against the log, and rows that do not agree are
+computed again. Rows are addressed by their number (``RowFile``) or by a key (``feature_pack.FeaturePack``).
 
-Rows are addressed by their number (``RowFile``, here) or by a key (``feature_pack.FeaturePack``).
-
-A ``RowFile`` is one ``.npy`` file with one writer. Beside ``train_ims.npy`` lies its log ``.train_ims.npy.log``, lines
-of JSON: first the key of the content, then the checksum of each chunk, and at last the size and time of the finished
-file. Until then the rows are in ``.train_ims.npy.part``, so a file under its own name is whole.
+The log of ``train_ims.npy`` is ``.train_ims.npy.log``, lines of JSON: the key of the content, the checksum of each
+chunk, and at last the size and time of the finished file. Until then the rows are in ``.train_ims.npy.part``.
 """
 
 from __future__ import annotations

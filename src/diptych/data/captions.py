@@ -1,8 +1,7 @@
 """Captions: images, texts, and which text belongs to which image. The one in-memory idea of a data set.
 
-The names of splits used everywhere are ``train``, ``val`` and ``test`` (and ``testall``, the 5,000 COCO images of
-which the published ``test`` holds the first 1,000). Files and columns may say ``dev``, ``valid`` or
-``validation`` for ``val``.
+Splits are called ``train``, ``val`` and ``test`` everywhere (and ``testall``, the 5,000 COCO images of which the
+published ``test`` holds the first 1,000).
 """
 
 from __future__ import annotations

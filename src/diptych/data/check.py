@@ -1,8 +1,7 @@
 """The check of a data set: everything that is wrong with it, in one report.
 
-Readers go through the data with a sink that notes problems instead of stopping; then every image is opened,
-and texts and images are compared with each other. Errors are what reading refuses, unreadable images, and
-images in two splits; warnings are duplicates, near-duplicates and images without a text.
+Errors are what reading refuses, unreadable images, and images in two splits; warnings are duplicates, near-duplicates
+and images without a text.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Words and what is known of them: concepts, word vectors.
 
-Concepts are frequent words of the training texts by part of speech, and how often they meet.
-
-The default tagger is TextBlob's ``PatternTagger``, whose lexicon of 94,000 English words is in its wheel. It
-gives each word its most frequent tag in the Brown and Wall Street Journal corpora, whatever the sentence;
-words it does not know are judged by their ending and are nouns otherwise. Nothing is lemmatised: "man" and
-"men" are two concepts, as in CVSE's lists. Word vectors are GloVe's from its PyPI package, or those of a file.
+Concepts are frequent words of the training texts by part of speech, and how often they meet. The default tagger is
+TextBlob's ``PatternTagger``, whose lexicon of 94,000 English words is in its wheel: each word gets its most frequent
+tag, whatever the sentence. Nothing is lemmatised: "man" and "men" are two concepts, as in CVSE's lists.
 """
 
 from __future__ import annotations

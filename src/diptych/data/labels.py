@@ -1,9 +1,4 @@
-"""The labels of a data set: a vocabulary kept with the model, classes and hash centres for hashing, COCO's categories.
-
-COCO's are read from ``instances_train2014.json``, ``instances_val2014.json`` or their 2017 names, in a folder (or one
-of these files): ``{"categories": [{"id", "name"}], "annotations": [{"image_id", "category_id"}]}``. An image is found
-by the number at the end of its id or file name.
-"""
+"""The labels of a data set: a vocabulary kept with the model, classes and hash centres, COCO's categories."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """What is wrong with a data set: raised at once when reading, gathered into a list when checking.
 
-Every reader reports through a ``Problems`` sink. With ``Problems()`` the first error becomes a
-``DataError``; with ``Found()`` it is noted and the reader goes on with what is left, so that ``diptych data
-check`` lists exactly what reading would refuse. ``LeftOut`` holds the pictures that cannot be read.
+Every reader reports through a ``Problems`` sink, so ``diptych data check`` lists exactly what reading would refuse.
 """
 
 from __future__ import annotations

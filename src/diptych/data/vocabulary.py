@@ -1,13 +1,9 @@
 """Words of a text by the rules of NLTK's ``word_tokenize``, and the vocabulary of the published BiGRU models.
 
-The published vocabularies and texts were cut by ``word_tokenize``: Punkt splits sentences, then Penn Treebank
-rules split words. The word rules are written here as a scanner over the chunks between spaces, so that
-neither NLTK nor its downloaded Punkt model is needed; on caption text they give the words of
-``NLTKWordTokenizer``, other ones only in odd runs of marks such as ``::a`` or two quotation marks in a row.
-Of Punkt one thing reaches the words: a period inside the text that ends a sentence becomes a word of its own.
-Here it does unless the word before it is a known abbreviation, or an initial or a number and the sentence
-goes on. Punkt's rule is the same with a trained list of abbreviations in the place of ours, so a rare
-abbreviation may be cut differently.
+The rules are written here as a scanner over the chunks between spaces, so that neither NLTK nor its downloaded Punkt
+model is needed; on caption text they give the words of ``NLTKWordTokenizer``, other ones only in odd runs of marks such
+as ``::a``. Of Punkt one thing reaches the words: a period that ends a sentence becomes a word of its own, unless the
+word before it is a known abbreviation, or an initial or a number and the sentence goes on.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """A dual encoder without training: what a classifier sees in a picture, said in the words of a sentence encoder.
 
-ConSE (Norouzi et al., "Zero-Shot Learning by Convex Combination of Semantic Embeddings", ICLR 2014) places a picture
-where the names of its likely classes lie: no pair of picture and text is needed. Here the classifier is
-EfficientNet-Lite0 on ImageNet's 1,000 classes and the sentence encoder is all-MiniLM-L6-v2; the packages of the extra
-``demo`` hold both.
-
-``ClassWords`` is that image side; ``NamedGrid`` puts such names beside a linear layer that was trained on captions.
+ConSE (Norouzi et al., ICLR 2014) places a picture where the names of its likely classes lie. Here the classifier is
+EfficientNet-Lite0 on ImageNet's 1,000 classes and the sentence encoder is all-MiniLM-L6-v2 (extra ``demo``).
+``NamedGrid`` puts such names beside a linear layer that was trained on captions.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """What every encoder and image backbone offers, and the small functions that encoders share.
 
-An encoder makes local features in the joint dimension and says what of it is frozen or pretrained; a backbone makes
-cells of pixels, and names its pixels and weights.
-
-Size Augmentation (``drop_each``, ``drop_words``, ``drop_per_image``) works by mask: regions, grid cells and cached
-words disappear while training, and nothing is copied. Each function takes the mask (B, L) and returns a smaller one,
-drawn from torch's generator on the mask's device, with no transfer to the host (so it can be captured in a CUDA graph).
-The element with the largest draw always stays, so no set is ever emptied; where any other element stays it would have
-stayed anyway.
+Size Augmentation (``drop_each``, ``drop_words``, ``drop_per_image``) works by mask: each function takes the mask (B, L)
+and returns a smaller one, drawn from torch's generator on the mask's device, with no transfer to the host. The element
+with the largest draw always stays, so no set is ever emptied.
 """
 
 from __future__ import annotations

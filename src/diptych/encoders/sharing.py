@@ -1,9 +1,6 @@
 """Label-wise retrieval: one pre-norm transformer over region tokens and over word tokens, with tokens masked inside.
 
-What stands at a masked position never enters the network: the token is replaced before anything looks at it, so its
-content cannot be read from the result (``TokenStates.chosen`` says where, ``TokenStates.words`` what stood there).
-
-``start_from_bert`` gives the blocks the weights of a BERT's layers (BERT-base in the paper).
+A masked token is replaced before anything looks at it, so its content cannot be read from the result.
 """
 
 from __future__ import annotations

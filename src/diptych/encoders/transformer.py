@@ -1,9 +1,7 @@
 """Words → joint space by a BERT-like transformer from a local folder or the hub.
 
-Packed texts: the tokens of a batch end to end, so that a transformer computes no padding.
-
-``pack`` packs a batch, ``packed_states`` walks the layers of BERT and its close relatives over it with the same
-weights, and ``attend`` is the self-attention inside each text: one operator, a kernel on a GPU, plain torch elsewhere.
+``pack`` puts the tokens of a batch end to end, so that no padding is computed, ``packed_states`` walks the layers of
+BERT and its close relatives over them, and ``attend`` is the self-attention inside each text.
 """
 
 from __future__ import annotations

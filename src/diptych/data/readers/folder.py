@@ -1,11 +1,7 @@
 """Folders of images or videos and nothing else: every one of them below the folder, for indexing.
 
-Hidden folders, caches and virtual environments are left out, and counted. A file ``NAME.txt`` beside ``NAME.jpg`` or
-``NAME.mp4`` holds its texts, one per line. Images below ``train/``, ``val/`` or ``test/`` belong to that split, all
-others to ``train``. The sub-folder of each image is kept as the label ``folder``.
-
-Videos give frames at equal distances. A frame is called ``VIDEO#t=SECONDS`` and has the labels ``video`` and ``time``;
-the texts of a video belong to its first frame.
+A file ``NAME.txt`` beside ``NAME.jpg`` or ``NAME.mp4`` holds its texts, one per line. Images below ``train/``, ``val/``
+or ``test/`` belong to that split. Frames of a video are called ``VIDEO#t=SECONDS``; its texts belong to the first.
 """
 
 from __future__ import annotations

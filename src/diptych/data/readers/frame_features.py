@@ -1,14 +1,6 @@
-"""Frame features of videos as they are passed around: (frames, D) arrays, read on access, never held.
+"""Frame features of videos: (frames, D) arrays in ``.npy`` files, in one HDF5 file or in rows of one array.
 
-======================  =======================================================================================
-store                   files
-======================  =======================================================================================
-``FrameFiles``          one ``.npy`` per video, (frames, D), (1, frames, D) or (D,)
-``HDF5Frames``          one HDF5 file, a data set (frames, D) per video (extra ``hdf5``)
-``FrameRows``           one array (rows, D) on disk and the rows of each video
-======================  =======================================================================================
-
-Every store keeps at most ``frames`` of a video, at equal distances over it; 0 keeps all.
+They are read on access, at most ``frames`` of a video, at equal distances over it; 0 keeps all.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Lists of the hashing literature (HashNet, CSQ, DeepHash): ``train.txt``, ``test.txt``, ``database.txt``.
 
 Each line is an image and one 0 or 1 per class: ``images/0001.jpg 0 1 0 0``. ``test`` holds the queries, ``database``
-what they are ranked against; ``train`` usually lies within the database. An image of both lists is one image of the
-split ``train``, and the label ``database`` says of every image whether it is ranked. The label ``labels`` is the tuple
-of an image's classes, named by the lines of ``classes.txt`` where that file exists, else ``class 0``, ``class 1``, ...
-The lists have no texts: each image's text is the names of its classes.
+what they are ranked against. An image of ``train`` and ``database`` is one image of the split ``train``; the label
+``database`` says whether an image is ranked. Each image's text is the names of its classes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A Hugging Face data set saved on disk (``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk``).
 
-Columns are named as in ``rows.py``; ``image`` is an ``Image`` feature (kept encoded and decoded on access)
-or a path. The splits are those of the ``DatasetDict``, else the ``split`` column, else everything is
-``train``. A row is one image with its texts, or, where there is an ``image_id`` column, one text: rows of
-one id are then one image.
+Columns are those of ``Columns``; ``image`` is an ``Image`` feature, decoded on access, or a path. A row is one image
+with its texts, or, where there is an ``image_id`` column, one text.
 """
 
 from __future__ import annotations

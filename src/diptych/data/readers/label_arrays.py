@@ -1,17 +1,12 @@
 """MIRFlickr25K and NUS-WIDE as the authors of label-wise retrieval process them: region features beside tag tables.
 
 For each split: ``<split>_preim.npy`` (N, 36, D) regions, ``<split>_tag.mat`` and ``<split>_label.mat`` with the key
-``feat``, (N, tags) and (N, C) of zeros and ones, and where there is one ``<split>_cls.npy`` (N, 36, 1000), the
-detector's class scores of every region. ``common_tags.txt`` or ``TagList1k.txt`` names the tags; ``labels.txt``, one
-name per line, the labels (else ``label 0``, ``label 1``, …). The text of an image is its tags in the order of the
-list. The column ``region_classes`` holds the detector's class of every region. ``.mat`` files are read with scipy
-(extra ``mat``).
+``feat``, (N, tags) and (N, C) of zeros and ones, and where there is one ``<split>_cls.npy`` (N, R, 1000), the class
+scores of R regions, of which the 36 best are used. Regions above 0.5, or the best whatever their scores where fewer are
+(supplement, section 2), are the 36 best either way.
 
-Of more than 36 regions with class scores the 36 best are used: regions above 0.5, or the best whatever their scores
-where fewer are (supplement, section 2), are the 36 best either way.
-
-scipy's reader of ``.mat`` files believes what a file says of itself, and a damaged one ends the process that reads it.
-So it runs in a process with limits, which hands the table back as an array; its death is one sentence.
+scipy's reader of ``.mat`` files believes what a file says of itself, and a damaged one ends the process that reads it:
+it runs in a process with limits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""An image folder with a CSV, TSV or JSON-lines manifest beside it.
-
-The manifest has a header (or JSON keys) with an image column and, for captions, a text column (``rows.py``
-lists the names); the delimiter is found from the header. Several manifests in one folder must each be named
-after a split (``train.csv``, ``val.csv``). Without a ``split`` column or such a name everything is
-``train``.
-"""
+"""An image folder with a CSV, TSV or JSON-lines manifest beside it, whose columns ``Columns`` understands."""
 
 from __future__ import annotations
 
@@ -52,7 +46,7 @@ def read(
 ) -> Captions:
     """Read a manifest; ``images`` is the folder of its images, found beside it if not given.
 
-    ``image`` and ``text`` name the columns where they are called otherwise than ``rows.py`` lists.
+    ``image`` and ``text`` name the columns where they are called otherwise than ``Columns`` knows.
     """
     files = manifests(path, image, text)
     if not files:

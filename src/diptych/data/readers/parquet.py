@@ -1,8 +1,4 @@
-"""Parquet tables with an image column of paths: one file, a folder of files, or a pattern that names some.
-
-The columns are those of a manifest (``rows.py``). The split is in the name of the file or in a ``split`` column;
-without one everything is ``train``. Rows of one image are gathered over all files.
-"""
+"""Parquet tables with an image column of paths: one file, a folder of files, or a pattern that names some."""
 
 from __future__ import annotations
 

@@ -1,20 +1,9 @@
 """Precomputed features as SCAN, VSE∞ and CVSE share them: ``f30k_precomp``, ``coco_precomp``.
 
-``{train,dev,test,testall}_ims.npy`` (M, 36, 2048) regions, or (M, D) one vector per image (vsepp: 4096 or
-2048); ``*_caps.txt`` one text per line, UTF-8; ``*_ids.txt`` one id per line, optional. The arrays stay
-on disk and are read row by row.
-
-* With k texts per image (five), M·k == texts means each image is stored once, M == texts that each is
-  repeated k times; anything else is refused. Either way each image is one image of the result.
-* ``dev`` is called ``val`` here. Published code cuts it to the first 5,000 texts (Flickr30K has 5,070): so
-  does this, unless ``cut_val=False``.
-* ``testall`` is COCO's 5,000 test images and ``test`` their first 1,000. Read together they would hold
-  images twice, so where ``testall`` exists ``test`` is read only when asked for (``split="test"``).
-* ``*_image_of.txt``, where it exists, gives the row of each text's image, one per line: ``diptych extract``
-  writes it for images that do not have five texts each. Nothing is cut then.
-* With ``id_mapping.json`` and the pictures beside the folder (VSE∞'s layout for training from raw images) the items
-  are the pictures where there is no array (LAPS, PCME++), or where ``pictures=True`` asks for them.
-* ``*_caps.tsv`` (CC152K) has the text in its second column; each image has one.
+``{train,dev,test,testall}_ims.npy`` (M, 36, 2048) or (M, D); ``*_caps.txt`` one text per line; ``*_ids.txt`` one id per
+line, optional. With k texts per image, M·k == texts means that each image is stored once, M == texts that each is
+repeated k times. ``*_image_of.txt``, which ``diptych extract`` writes, gives the row of each text's image instead.
+docs/data.md has the further rules.
 """
 
 from __future__ import annotations

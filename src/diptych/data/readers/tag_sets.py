@@ -1,18 +1,8 @@
 """MIRFlickr25K and NUS-WIDE as they are published: pictures with tags and labels.
 
 The text of a picture is its tags, in the order of the tag list, each once. A picture without a tag of the list, or
-without a label, cannot be used and is left out (the convention of DCMH: 20,015 pairs of MIRFlickr25K, 186,577 of
-NUS-WIDE with 10 labels). Splits follow a hash of the picture's name: ``test`` first, then ``val``, the rest ``train``.
-
-MIRFlickr25K: ``mirflickr/im1.jpg`` … (or the pictures in the folder itself); ``mirflickr/meta/tags/tags1.txt`` … one
-tag per line; ``mirflickr25k_annotations_v080/<label>.txt`` the numbers of the pictures with that label, one per line.
-The 24 potential labels are read and the 14 relevant ones (``<label>_r1.txt``) are not. Tags are those of
-``common_tags.txt`` ("tag count" per line, 1,386 tags) where it exists, else those of at least 20 pictures.
-
-NUS-WIDE: ``ImageList/Imagelist.txt`` one picture per line; ``Groundtruth/AllLabels/Labels_<concept>.txt`` one 0 or 1
-per picture; ``NUS_WID_Tags/AllTags1k.txt`` one row of 1,000 zeros and ones per picture and ``TagList1k.txt`` the tags.
-Pictures lie under ``Flickr/``. The ``concepts`` most frequent concepts are the labels (10 or 21 in papers). Every file
-must have as many lines as the list has pictures.
+without a label, is left out (the convention of DCMH: 20,015 pairs of MIRFlickr25K, 186,577 of NUS-WIDE with 10 labels).
+MIRFlickr's 24 potential labels are read, the 14 relevant ones (``<label>_r1.txt``) are not.
 """
 
 from __future__ import annotations

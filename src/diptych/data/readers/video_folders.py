@@ -1,27 +1,16 @@
 """Features of videos in the folders of two published programs, HGR and dual_encoding.
 
-HGR (MSR-VTT, VATEX, TGIF): reference texts, split names and ordered features.
-
 ::
 
-    annotation/RET/ref_captions.json           {"video0": ["a man sings", ...], ...}
+    annotation/RET/ref_captions.json           {"video0": ["a man sings", ...], ...}                        (HGR)
     public_split/{trn,val,tst}_names.npy       names of the videos of a split, in the order of the MP features
     ordered_feature/SA/FT/{trn,val,tst}_ft.hdf5   a data set (frames, D) per video (extra 'hdf5')
     ordered_feature/MP/FT/{trn,val,tst}_ft.npy    (videos, D), the mean over the frames
 
-FT is the name of the features (``resnet152.pth``). The frames are read where they exist; ``mean=true`` takes the means.
-
-dual_encoding: ``TextData/*.caption.txt`` and ``FeatureData/FT/feature.bin``.
-
-::
-
-    TextData/msrvtt10ktrain.caption.txt     one text per line: "video0#0 a man sings"
-    FeatureData/FT/feature.bin              float32 (frames, D), shape in shape.txt ("frames D")
-    FeatureData/FT/id.txt                   the names of the rows, "video0_0 video0_1 ..."
-    FeatureData/FT/video2frames.txt         {'video0': ['video0_0', ...], ...}; without it by the names of the rows
-
-The path is a folder with ``TextData``, or one whose folders have it (one per split, as published). The name of a
-caption file says its split: ``…train``, ``…val``, ``…test``.
+    TextData/msrvtt10ktrain.caption.txt        one text per line: "video0#0 a man sings"          (dual_encoding)
+    FeatureData/FT/feature.bin                 float32 (frames, D), shape in shape.txt ("frames D")
+    FeatureData/FT/id.txt                      the names of the rows, "video0_0 video0_1 ..."
+    FeatureData/FT/video2frames.txt            {'video0': ['video0_0', ...], ...}; without it by the names of the rows
 """
 
 from __future__ import annotations

@@ -1,20 +1,8 @@
 """Videos as the data sets publish them: MSR-VTT's and VATEX's own JSON, with a file of frame features per video.
 
-=========  ===========================================  =========================================================
-data set   files                                        fields
-=========  ===========================================  =========================================================
-MSR-VTT    ``train_val_videodatainfo.json``,            ``videos[].{video_id, split, category}``,
-           ``test_videodatainfo.json``                  ``sentences[].{video_id, caption}``
-1k-A       ``MSRVTT_data.json``, with                   the same; columns ``video_id`` and ``sentence``, the one text
-           ``MSRVTT_JSFUSION_test.csv``                 of each video of ``test``
-VATEX      ``vatex_training_v1.0.json``, ...            a list of ``{videoID, enCap, chCap}``
-=========  ===========================================  =========================================================
-
-With the list of 1k-A, the videos of ``MSRVTT_train.9k.csv`` (column ``video_id``; all others where it is not there)
-are ``train`` with all their texts. ``train=7k`` reads ``MSRVTT_train.7k.csv``.
-
-The features are ``VIDEO.npy`` files, (frames, D) or (1, frames, D), below the folder or the one named by
-``features``; or one HDF5 file named by it.
+With ``MSRVTT_JSFUSION_test.csv`` beside ``MSRVTT_data.json`` the split is 1k-A: the videos of that list are ``test``,
+with its one text each, those of ``MSRVTT_train.9k.csv`` (all others where it is not there) ``train``. The features are
+``VIDEO.npy`` files, (frames, D) or (1, frames, D), below the folder or the one named by ``features``; or one HDF5 file.
 """
 
 from __future__ import annotations

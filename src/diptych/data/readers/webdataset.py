@@ -1,14 +1,8 @@
 """Webdataset tars: ``KEY.jpg`` (jpeg, png, webp) with ``KEY.txt`` or ``KEY.json``, read in place.
 
-The path is a folder of tars, one tar, or a pattern (``data/train-{0000..0009}.tar``, ``data/*.tar``). The
-split is in the name of the tar (``train-000000.tar``); without one everything is ``train``. A ``.txt``
-holds one text per line; a ``.json`` holds ``captions``, ``caption`` or ``text`` (a string or a list), may
-hold ``image_id``, and its further plain values become labels. The members are listed once when the tars are
-opened; an image is then read by its offset, in any order, and nothing is unpacked.
-
-``index_shard`` lists a tar for pre-training: its headers and texts, never its images. The index is kept in the cache
-folder, by the tar's path, size and time. Everything in it is columns (arrays), not objects: an image costs some forty
-bytes and its texts.
+The members are listed once when the tars are opened; an image is then read by its offset, in any order. ``index_shard``
+lists a tar for pre-training: its headers and texts, never its images. The index is kept in the cache folder, by the
+tar's path, size and time, and is columns (arrays), not objects: an image costs some forty bytes and its texts.
 """
 
 from __future__ import annotations
