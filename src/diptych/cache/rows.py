@@ -105,7 +105,7 @@ class RowFile:
         shape = so_far.row_shape or (own.shape[1:] if own.size else ())
         if own.size and own.shape[1:] != shape:
             raise DataError(
-                f"rows of {own.shape[1:]} follow rows of {shape} in {self.path}: give all pictures one size."
+                f"rows of {own.shape[1:]} follow rows of {shape} in {self.path}: give all one size."
             )
         block = own.tobytes()
         line = {

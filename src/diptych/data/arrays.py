@@ -70,9 +70,7 @@ class ArrayStore:
         elif self._array is not None:
             self.shape, self.dtype, self._start = self._array.shape, self._array.dtype, 0
         if not self.shape:
-            raise DataError(
-                f"{self.path or 'an array'} holds a single number: give an array with a row per image."
-            )
+            raise DataError(f"{self.path or 'an array'} holds a single number: give a row per image.")
         self._row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
 
     def __len__(self) -> int:
@@ -157,9 +155,7 @@ class ArrayStore:
         return self._file
 
     def _shorter(self) -> DataError:
-        return DataError(
-            f"{self.path} ends early: it was changed while being read, restore it and run again."
-        )
+        return DataError(f"{self.path} ends early: it was changed while being read, restore it.")
 
     def __getstate__(self) -> dict[str, Any]:
         # a file number and a map mean nothing in another process
@@ -183,9 +179,7 @@ class Span:
             file.seek(self.start)
             found = file.read(self.size)
         if len(found) < self.size:
-            raise DataError(
-                f"{self.path} ends early: it was changed while being read, restore it and run again."
-            )
+            raise DataError(f"{self.path} ends early: it was changed while being read, restore it.")
         return found
 
 
@@ -371,9 +365,7 @@ def as_rows(vectors: Any, what: str) -> NDArray[Any]:
     try:
         rows = np.asarray(vectors)
     except ValueError as error:
-        raise DataError(
-            f"{what} are rows of unequal length ({error}): give an array (rows, numbers)."
-        ) from error
+        raise DataError(f"{what} are rows of unequal length ({error}): give an array.") from error
     if rows.ndim != 2 or not rows.shape[1]:
         shape = "×".join(map(str, rows.shape)) or "a single number"
         raise DataError(f"the shape of {what} is {shape}: give an array (rows, numbers).")

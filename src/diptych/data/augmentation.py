@@ -141,9 +141,7 @@ class PictureAugmentation:
         if not 0 <= self.blur_sigma[0] <= self.blur_sigma[1]:
             raise SettingsError(f"blur_sigma={self.blur_sigma} must be two numbers with 0 ≤ low ≤ high.")
         if not 0 <= self.hue <= 0.5:
-            raise SettingsError(
-                f"hue={self.hue} is not a share of the colour circle: give a number from 0 to 0.5."
-            )
+            raise SettingsError(f"hue={self.hue} is no share of the colour circle: give 0 to 0.5.")
         for entry in fields(self):
             value = getattr(self, entry.name)
             if isinstance(value, float | int) and not 0 <= value <= 1:

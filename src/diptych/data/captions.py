@@ -136,9 +136,7 @@ class Captions:
     def __post_init__(self) -> None:
         n, m = len(self.images), len(self.texts)
         if len(self.image_of) != m:
-            raise DataError(
-                f"{self.name}: {m} texts but image_of has {len(self.image_of)} entries: they must agree."
-            )
+            raise DataError(f"{self.name}: {m} texts but image_of has {len(self.image_of)} entries.")
         if len(self.image_ids) != n or len(self.splits) != n:
             raise DataError(
                 f"{self.name}: {n} images but {len(self.image_ids)} ids and {len(self.splits)} splits: "
@@ -347,9 +345,7 @@ def split_of_each(path: Path, files: Sequence[Path], what: str) -> list[str | No
     splits = [split_in_name(file.stem) for file in files]
     if len(files) > 1 and (None in splits or len(set(splits)) < len(files)):
         names = ", ".join(file.name for file in files)
-        raise DataError(
-            f"{path} holds several {what} ({names}): keep one per split, or pass the path of the one to read."
-        )
+        raise DataError(f"{path} holds several {what} ({names}): keep one per split, or pass one path.")
     return splits
 
 

@@ -162,9 +162,7 @@ def _check_texts(captions: Captions, found: Found) -> None:
     name, texts, owner = captions.name, captions.texts, captions.image_of
     without = sorted(set(range(len(captions.images))) - set(owner.tolist()))
     if without and len(without) == len(captions.images):
-        found.warn(
-            "no text", name, "no image has a text", "texts are needed to train or evaluate, not to index"
-        )
+        found.warn("no text", name, "no image has a text", "texts are needed to train and evaluate")
     for row in without if len(without) < len(captions.images) else ():
         found.warn("no text", name, f"image {_name(captions, row)} has no text")
     exact = groups(texts)
@@ -190,9 +188,7 @@ def _check_labels(captions: Captions, found: Found) -> None:
         for row, value in enumerate(values):
             if not _is_label(value):
                 said = f"image {_name(captions, row)} has {type(value).__name__} {value!r:.60} in column '{column}'"
-                expected = (
-                    "a finite number, a text, true, false, or a list of these; such an image is not indexed"
-                )
+                expected = "a finite number, a text, true, false, or a list of them, or it is not indexed"
                 found.warn("label", captions.name, said, expected)
 
 

@@ -67,9 +67,7 @@ def find_concepts(
     if size < 1:
         raise SettingsError(f"{size} concepts are asked for: ask for at least 1.")
     if len(shares) != len(CLASSES) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-        raise SettingsError(
-            f"the shares {tuple(shares)} of nouns, adjectives and verbs must be three and add up to 1."
-        )
+        raise SettingsError(f"the shares {tuple(shares)} of nouns, adjectives and verbs must add up to 1.")
     indexed = _Indexed(texts)
     tag = tagger or _textblob_tagger()
     frequency = np.bincount(indexed.ids, minlength=len(indexed.words))
@@ -171,9 +169,7 @@ def read_cvse(folder: str | Path) -> Concepts:
         raise DataError(f"{path} must map each word to its own number 0…g−1.")
     found = read_pickle(_only(folder, "*_adj_concepts.pkl"))
     if not isinstance(found, dict) or not {"nums", "adj_all"} <= set(found):
-        raise DataError(
-            f"{folder}: the file *_adj_concepts.pkl has no 'nums' and 'adj_all': it is not CVSE's."
-        )
+        raise DataError(f"{folder}: the file *_adj_concepts.pkl has no 'nums' and 'adj_all': give CVSE's.")
     vectors = None
     if list(folder.glob("*_glove_word2vec.pkl")):
         vectors = read_pickle(_only(folder, "*_glove_word2vec.pkl"))
@@ -235,13 +231,9 @@ def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | 
         vectors = _from_binary(path, wanted) if path.suffix == ".bin" else _from_text(path, wanted)
     width = next((len(vector) for vector in vectors.values()), None)
     if width is None:
-        raise DataError(
-            f"none of the {len(words)} words has a vector in {source}: give vectors of their language."
-        )
+        raise DataError(f"none of the {len(words)} words has a vector in {source}: give others.")
     if dim is not None and width != dim:
-        raise DataError(
-            f"the word vectors in {source} have {width} numbers, not {dim}: give --word_dim {width}."
-        )
+        raise DataError(f"vectors in {source} have {width} numbers, not {dim}: give --word_dim {width}.")
     matrix = np.zeros((len(words), width), dtype=np.float32)
     found = np.zeros(len(words), dtype=np.bool_)
     for word, places in rows.items():
@@ -300,9 +292,7 @@ def _from_binary(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]
 
 def _opened(path: Path) -> BinaryIO:
     if not path.is_file():
-        raise DataError(
-            f"{path} is not a file of word vectors: give 'glove', or the path of glove.6B.300d.txt."
-        )
+        raise DataError(f"{path} is no file of word vectors: give 'glove', or the path of glove.6B.300d.txt.")
     return path.open("rb")
 
 
@@ -316,9 +306,7 @@ def _from_text(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
                 continue  # word2vec's "count dim"
             dim = fields
         if fields < dim or dim == 0:
-            raise DataError(
-                f"{path}:{number} has {fields} numbers after its word, not {dim or 'any'}: copy it again."
-            )
+            raise DataError(f"{path}:{number} has {fields} numbers, not {dim or 'any'}: copy it again.")
         word, _, rest = line.partition(" ")
         if word not in wanted or fields > dim:  # a word with spaces in it is not one of ours
             continue

@@ -55,9 +55,7 @@ def read_lines(path: Path, problems: Problems) -> list[str | None]:
             lines.append(line.decode("utf-8"))
         except UnicodeDecodeError as error:
             expected = "save the file as UTF-8"
-            problems.error(
-                "encoding", f"{path}:{number}", f"the line is not UTF-8 (byte {error.start + 1})", expected
-            )
+            problems.error("encoding", f"{path}:{number}", f"not UTF-8 (byte {error.start + 1})", expected)
             lines.append(None)
     return lines
 
@@ -71,9 +69,7 @@ def read_json(path: Path, problems: Problems) -> Any:
         problems.error("encoding", f"{path}:{line}", "the line is not UTF-8", "save the file as UTF-8")
     except json.JSONDecodeError as error:
         where = f"{path}:{error.lineno}"
-        problems.error(
-            "json", where, f"not JSON ({error.msg} at column {error.colno})", "copy the whole file again"
-        )
+        problems.error("json", where, f"not JSON ({error.msg} at column {error.colno})", "copy it again")
     return None
 
 
@@ -150,9 +146,7 @@ def expand(pattern: str) -> Iterator[str]:
         choices = choice_list.split(",")
     else:
         if max(len(first), len(last)) > 18 or int(last) - int(first) >= MOST_NAMES:
-            raise DataError(
-                f"the pattern {found.group()[:60]} names more than {MOST_NAMES:,} files: shorten it."
-            )
+            raise DataError(f"the pattern {found.group()[:60]} names over {MOST_NAMES:,} files: shorten it.")
         choices = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     for choice in choices:
         yield from expand(pattern[: found.start()] + choice + pattern[found.end() :])

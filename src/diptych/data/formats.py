@@ -75,9 +75,7 @@ class Format:
         for name in options:
             if name not in self.options:
                 known = ", ".join(self.options) or "none"
-                raise SettingsError(
-                    f"the format '{self.name}' has no option '{name}': its options are {known}."
-                )
+                raise SettingsError(f"the format '{self.name}' has no option '{name}': it has {known}.")
 
 
 COLUMNS = ("image", "text")
@@ -127,9 +125,7 @@ def format_named(name: str) -> Format:
     if isinstance(found, type):
         found = called(found, f"the format {name}")
     if not (hasattr(found, "matches") and hasattr(found, "read")):
-        raise SettingsError(
-            f"the format '{name}' has no reader: give its module or class 'matches' and 'read'."
-        )
+        raise SettingsError(f"the format '{name}' has no reader: give it 'matches' and 'read'.")
     description = READERS.own[name].help if name in READERS.own else first_line(found)
     return Format(name, description, found.matches, found.read, getattr(found, "parts", None))
 
@@ -215,9 +211,7 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
     if found is not None:
         return found
     if not place.exists():
-        raise DataError(
-            f"{path} does not exist: give the path of a data set, or 'emoji' for the built-in one."
-        )
+        raise DataError(f"{path} does not exist: give the path of a data set, or 'emoji', the built-in one.")
     if unread := left_out_by_kind(find_files(place) if place.is_dir() else [place.name]):
         raise DataError(f"{path} holds no picture that can be read: {' '.join(unread)}")
     from diptych.data.readers.manifest import not_understood

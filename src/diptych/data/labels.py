@@ -291,13 +291,11 @@ def with_instances(captions: Captions, place: str | Path, problems: Problems = S
     for image_id in captions.image_ids:
         number = _NUMBER.search(image_id)
         if number is None:
-            raise DataError(
-                f"{captions.name}: '{image_id}' has no COCO number: instance labels need COCO's images."
-            )
+            raise DataError(f"{captions.name}: '{image_id}' has no COCO number: use COCO's images.")
         labels.append(found.get(int(number[1]), ()))
     if not any(labels):
         raise DataError(
-            f"{place} labels none of the {len(labels)} images of {captions.name}: use files of one release."
+            f"{place} labels no image of {captions.name} ({len(labels)}): use files of one release."
         )
     return replace(captions, labels={**captions.labels, COLUMN: labels})
 
@@ -316,9 +314,7 @@ def read_instances(place: Path, problems: Problems) -> dict[int, tuple[str, ...]
             for one in data["annotations"]:
                 categories.setdefault(int(one["image_id"]), set()).add(names[int(one["category_id"])])
         except (TypeError, KeyError, ValueError, OverflowError) as error:
-            raise DataError(
-                f"{file} is not COCO's instance annotations ({error!r}): copy it again."
-            ) from error
+            raise DataError(f"{file} is not of COCO's instances ({error!r}): copy it again.") from error
         for name in names.values():
             order.setdefault(name, len(order))
     return {image: tuple(sorted(own, key=order.__getitem__)) for image, own in categories.items()}

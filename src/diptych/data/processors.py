@@ -43,9 +43,7 @@ class ProcessedPixels(ImageInput):
     ) -> None:
         sides = [size] if isinstance(size, int) else list(size)
         if min(sides) < 1 or len(sides) > 2:
-            raise SettingsError(
-                f"size={size} is not a picture size: give the short side, or (height, width)."
-            )
+            raise SettingsError(f"size={size} is not a picture size: give the short side or (height, width).")
         if isinstance(size, int) and crop is None:
             raise SettingsError("a short side alone leaves pictures of many shapes: give crop as well.")
         self.size, self.crop, self.round = size, crop, centre == "round"
@@ -184,6 +182,4 @@ def _filter(number: int) -> Image.Resampling:
     try:
         return Image.Resampling(number)
     except ValueError as error:
-        raise SettingsError(
-            f"resample={number} is not a filter of Pillow: 2 is bilinear, 3 bicubic."
-        ) from error
+        raise SettingsError(f"resample={number} is no filter of Pillow: 2 is bilinear, 3 bicubic.") from error

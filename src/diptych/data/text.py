@@ -188,14 +188,12 @@ class WordInput(TextInput):
         self.words = vocabulary_words(words)
         self.augment = _probability(augment)
         if max_length is not None and max_length < 3:
-            raise SettingsError(
-                f"max_length={max_length} leaves no word between start and end: give 3 or more."
-            )
+            raise SettingsError(f"max_length={max_length} leaves no word: give 3 or more.")
         self.max_length = max_length
         self._ids = {word: number for number, word in enumerate(self.words)}
         if augment and MASK not in self._ids:
             raise SettingsError(
-                f"word augmentation needs {MASK} in the vocabulary: append it, or set augment=0."
+                f"word augmentation needs {MASK} in the vocabulary: append it or set augment=0."
             )
 
     @property
@@ -219,7 +217,7 @@ class WordInput(TextInput):
         """Any word of the vocabulary may stand for a replaced one."""
         if MASK not in self._ids:
             raise SettingsError(
-                f"word augmentation needs {MASK} in the vocabulary: append it, or set augment=0."
+                f"word augmentation needs {MASK} in the vocabulary: append it or set augment=0."
             )
         from diptych.data.augmentation import WordAugmentation
 
@@ -253,9 +251,7 @@ class WordPieceInput(TextInput):
         self.augment = _probability(augment)
         limit = int(min(self.tokenizer.model_max_length, 2**31))  # 10^30 when the tokenizer states none
         if max_length is not None and not 3 <= max_length <= limit:
-            raise SettingsError(
-                f"max_length={max_length} is out of range: the tokenizer allows 3 to {limit} tokens."
-            )
+            raise SettingsError(f"max_length={max_length} is out of range: give 3 to {limit} tokens.")
         self.max_length = max_length or limit
         self._mask_id: int | None = self.tokenizer.mask_token_id
         if augment and self._mask_id is None:
@@ -383,9 +379,7 @@ def _mask(sizes: NDArray[np.int64], multiple: int) -> NDArray[np.bool_]:
 
 def _probability(value: float) -> float:
     if not 0 <= value < 1:
-        raise SettingsError(
-            f"augment={value} is not a probability for words: give 0 (none) or a number below 1."
-        )
+        raise SettingsError(f"augment={value} is no probability for words: give 0 or a number below 1.")
     return value
 
 

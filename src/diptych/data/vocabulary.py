@@ -67,23 +67,17 @@ def vocabulary_words(vocabulary: Sequence[str] | Mapping[str, Any]) -> list[str]
     if isinstance(vocabulary, Mapping):
         word2idx = vocabulary.get("word2idx")
         if not isinstance(word2idx, Mapping) or not word2idx:
-            raise DataError(
-                "this vocabulary has no 'word2idx' table: give the published JSON or a list of words."
-            )
+            raise DataError("this vocabulary has no 'word2idx' table: give the published JSON or a list.")
         words = sorted(word2idx, key=lambda word: int(word2idx[word]))
         if [int(word2idx[word]) for word in words] != list(range(len(words))):
-            raise DataError(
-                f"the ids in this vocabulary's word2idx are not 0…{len(words) - 1}, each used once."
-            )
+            raise DataError(f"the ids in this vocabulary are not 0…{len(words) - 1}, each once.")
     else:
         words = list(vocabulary)
     if len(set(words)) != len(words):
         twice = next(word for word, n in Counter(words).items() if n > 1)
         raise DataError(f"this vocabulary holds the word '{twice}' twice: each word needs one id.")
     if words[:4] != [PAD, START, END, UNKNOWN]:
-        raise DataError(
-            f"this vocabulary starts with {words[:4]}: ids 0–3 must be {PAD}, {START}, {END}, {UNKNOWN}."
-        )
+        raise DataError(f"it starts with {words[:4]}: ids 0–3 must be {PAD}, {START}, {END}, {UNKNOWN}.")
     return words
 
 
@@ -95,9 +89,7 @@ def read_vocabulary(path: str | Path) -> list[str]:
     except FileNotFoundError as error:
         raise DataError(f"the vocabulary {path} does not exist: check the path.") from error
     except (UnicodeDecodeError, ValueError) as error:
-        raise DataError(
-            f"{path} is not a vocabulary in JSON ({error}): a .pkl must be converted first."
-        ) from error
+        raise DataError(f"{path} is no vocabulary in JSON ({error}): convert a .pkl first.") from error
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
     return words if MASK in words else [*words, MASK]

@@ -96,9 +96,7 @@ def _load_vectors(words: nn.Embedding, matrix: Tensor, found: Tensor) -> None:
 def valid_first(inputs: Inputs, pad: int) -> Features:
     """The same ids with the valid ones moved to the front, in order, and ``pad`` behind them."""
     if not isinstance(inputs, Features) or not inputs.is_ids:
-        raise DataError(
-            "a GRU reads token ids (texts, words): prepare the texts with the model's text input."
-        )
+        raise DataError("a GRU reads token ids (texts, words): prepare texts with the model's text input.")
     places = torch.arange(inputs.mask.shape[1], device=inputs.mask.device)
     # no two are equal: stable, and exportable
     order = torch.argsort(places + inputs.mask.shape[1] * ~inputs.mask, dim=1)

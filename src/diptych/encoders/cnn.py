@@ -66,9 +66,7 @@ class PrecomputedGrid(Encoder):
 
     def forward(self, inputs: Inputs) -> Features:
         if not isinstance(inputs, Features):
-            raise DataError(
-                "this model reads stored grid features, not pictures: give (cells, channels) arrays."
-            )
+            raise DataError("this model reads grid features, not pictures: give (cells, channels) arrays.")
         cells = Features(unit(inputs.values.float()), inputs.mask) if self.unit_input else inputs
         return _project(cells, self.linear, self.drop if self.training else 0.0)
 

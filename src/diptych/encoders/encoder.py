@@ -140,9 +140,7 @@ class AroundNetwork(Freezable):
 def text_inputs(inputs: Inputs) -> Features:
     """What a text encoder reads, ids or what was computed of them; pictures are refused."""
     if not isinstance(inputs, Features):
-        raise DataError(
-            "a text encoder reads texts, not pictures: prepare them with the model's own text input."
-        )
+        raise DataError("a text encoder reads texts, not pictures: prepare them with its text input.")
     return inputs
 
 

@@ -150,9 +150,7 @@ def _pixels(library: ModuleType, model: nn.Module, source: str) -> ProcessedPixe
     if numbers["resize_mode"] == "squash":
         return ProcessedPixels(sides, **colours)
     if numbers["resize_mode"] != "shortest" or sides[0] != sides[1]:
-        raise SettingsError(
-            f"{source} resizes pictures by their longest side, which is not supported: choose another."
-        )
+        raise SettingsError(f"{source} resizes pictures by their longest side, which is not supported.")
     return ProcessedPixels(sides[0], sides, centre="round", **colours)
 
 

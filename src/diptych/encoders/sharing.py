@@ -216,9 +216,7 @@ def start_from_bert(blocks: SharedBlocks, source: str | Path) -> None:
     name = source_name(source)
     config = load_config(source)
     if config.model_type != "bert":
-        raise SettingsError(
-            f"{name} is a '{config.model_type}', not a BERT: give the folder or the id of a BERT."
-        )
+        raise SettingsError(f"{name} is a '{config.model_type}', not a BERT: give the folder or id of one.")
     own = [block for block in blocks.blocks if isinstance(block, Block)]
     if config.num_hidden_layers < len(own):
         raise SettingsError(

@@ -156,9 +156,7 @@ def open_extra(stream: BinaryIO, label: str, max_pixels: int) -> Image.Image | N
     if kind is not RAW and kind is not SVG:
         return None
     if not kind.is_read:
-        raise ImageError(
-            f"{label} is {'an SVG' if kind is SVG else 'a RAW'} picture: {kind.advice}, or remove it."
-        )
+        raise ImageError(f"{label} is {kind.name}: {kind.advice}, or remove it.")
     return _open_raw(stream, label, max_pixels) if kind is RAW else _open_svg(stream, label)
 
 
@@ -201,7 +199,7 @@ def _open_raw(stream: BinaryIO, label: str, max_pixels: int) -> Image.Image:
         if preview is not None and max(preview.size) * 2 >= max(sizes.width, sizes.height):
             if preview.width * preview.height > max_pixels:
                 raise ImageError(
-                    f"{label} has a preview of {preview.size} pixels, more than the limit: shrink it."
+                    f"{label} has a preview of {preview.size} pixels, over the limit: shrink it."
                 )
             return preview
         return Image.fromarray(raw.postprocess(half_size=True, use_camera_wb=True, output_bps=8))

@@ -52,9 +52,7 @@ def read_karpathy(
 ) -> Captions:
     """Read a Karpathy file; ``images`` is the folder of the images (for COCO, the one above ``val2014``)."""
     if restval not in ("train", "drop"):
-        raise SettingsError(
-            f"restval='{restval}' is unknown: say 'train' to train on these images or 'drop'."
-        )
+        raise SettingsError(f"restval='{restval}' is unknown: say 'train' to train on them, or 'drop'.")
     files = karpathy_files(path)
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
@@ -70,9 +68,7 @@ def read_karpathy(
         if isinstance(entry, dict):
             _add(draft, entry, where, restval, first_five)
         else:
-            problems.error(
-                "json", where, f"the image is a {type(entry).__name__}", "an object with a filename"
-            )
+            problems.error("json", where, f"the image is a {type(entry).__name__}", "an object")
     return with_files(draft, files[0].parent, images, problems)
 
 

@@ -249,9 +249,7 @@ def _entries(path: Path, problems: Problems) -> tuple[list[Corpus], int]:
         raise DataError(f'{path}: "corpora" must be a list with at least one corpus.')
     window = content.get("window", WINDOW)
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        raise DataError(
-            f'{path}: "window" is {window!r}: give how many texts are shuffled together, 1 or more.'
-        )
+        raise DataError(f'{path}: "window" is {window!r}: give how many texts are shuffled together.')
     entries = [_entry(path, number, entry) for number, entry in enumerate(listed, 1)]
     twice = [name for name, count in Counter(entry.name for entry in entries).items() if count > 1]
     if twice:
@@ -278,9 +276,7 @@ def _entry(path: Path, number: int, entry: Any) -> Corpus:
     texts = entry.get("texts", list(TEXTS))
     split, images = entry.get("split"), entry.get("images")
     if images is not None and not (isinstance(images, str) and images):
-        raise DataError(
-            f'{where}: "images" is {images!r}: give a name that corpora of the same pictures share.'
-        )
+        raise DataError(f'{where}: "images" is {images!r}: give a name that such corpora share.')
     return Corpus(
         name=str(entry.get("name", entry["path"])),
         place=place,

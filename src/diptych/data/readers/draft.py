@@ -46,7 +46,7 @@ class Draft:
     ) -> None:
         if empty not in ("error", "drop"):
             raise SettingsError(
-                f"empty='{empty}' is unknown: say 'error' to refuse empty texts or 'drop' to skip them."
+                f"empty='{empty}' is unknown: say 'error' to refuse them or 'drop' to skip them."
             )
         self.name, self.problems, self.empty, self.strict_ids = name, problems, empty, strict_ids
         self.keys: list[str] = []
@@ -103,9 +103,7 @@ class Draft:
     def text(self, row: int, text: object, where: object, text_id: object = None) -> None:
         """One text of an image, stripped; empty or not a string at all, it is reported."""
         if not isinstance(text, str):
-            self.problems.error(
-                "text", where, f"the text is {type(text).__name__} {text!r}", "a text is a string"
-            )
+            self.problems.error("text", where, f"the text is {type(text).__name__} {text!r}", "a string")
             return
         clean = text.strip()
         if not clean:
@@ -116,9 +114,7 @@ class Draft:
                 )
             else:
                 self.dropped += 1
-                self.problems.warn(
-                    "empty text", where, f"image '{self.keys[row]}' has an empty text: left out"
-                )
+                self.problems.warn("empty text", where, f"image '{self.keys[row]}' has an empty text")
             return
         self.texts.append(clean)
         self.image_of.append(row)

@@ -50,9 +50,7 @@ def read_folder(path: Path, *, problems: Problems = STOP) -> Captions:
         problems.not_understood(path, table)
         draft.notes.append(table)
     if (video := min(find_videos(path), default=None)) is not None:
-        problems.warn(
-            "not read", path, f"it holds videos ({video})", "read them with pip install 'diptych[video]'"
-        )
+        problems.warn("not read", path, f"it holds videos ({video})", "pip install 'diptych[video]'")
     left_out: list[str] = []
     files = list(find_files(path, left_out))
     draft.notes += left_out_folders(left_out)

@@ -42,9 +42,7 @@ def read(path: Path, *, images: str | Path | None = None, problems: Problems = S
                 continue
             parts = line.strip().rsplit(maxsplit=classes)
             if len(parts) != classes + 1 or not set(parts[1:]) <= {"0", "1"}:
-                problems.error(
-                    "list", f"{file}:{number}", f"not {classes} columns of 0 and 1 behind a path", LINE
-                )
+                problems.error("list", f"{file}:{number}", f"not {classes} columns of 0 and 1", LINE)
                 continue
             own = tuple(label for label, flag in zip(names, parts[1:], strict=True) if flag == "1")
             key = parts[0].replace("\\", "/").removeprefix("./")

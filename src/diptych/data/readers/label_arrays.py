@@ -125,9 +125,7 @@ def read(
 ) -> Captions:
     """Read every split, or one of them alone, with at most ``regions`` regions of each image."""
     if regions < 1:
-        raise SettingsError(
-            f"regions={regions} leaves none of an image: give 1 or more (the paper: {REGIONS})."
-        )
+        raise SettingsError(f"regions={regions} leaves none: give 1 or more (the paper: {REGIONS}).")
     there = parts(path)
     if split is not None:
         if split not in there:
@@ -158,7 +156,7 @@ def _add(
             )
     if table.shape[1] != len(tags):
         raise DataError(
-            f"{path} has {table.shape[1]} tag columns and {len(tags)} tags in its list: use its own list."
+            f"{path} has {table.shape[1]} tag columns and {len(tags)} tags listed: use its own list."
         )
     names = _label_names(path, labels.shape[1], problems)
     classes = None
@@ -215,9 +213,7 @@ class RegionClasses:
     def __init__(self, path: Path, most: int = REGIONS) -> None:
         self.scores, self.most = ArrayStore(path), most
         if len(self.scores.shape) != 3:
-            raise DataError(
-                f"{path} has shape {self.scores.shape}: class scores are (images, regions, classes)."
-            )
+            raise DataError(f"{path} has shape {self.scores.shape}: expected (images, regions, classes).")
 
     def __len__(self) -> int:
         return len(self.scores)

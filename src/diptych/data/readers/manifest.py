@@ -70,9 +70,7 @@ def read(
             draft.notes.append(f"{path} has no column of texts: {known}.")
             problems.warn("table", path, "it has no column of texts", known)
     if not draft.keys:
-        problems.error(
-            "empty", path, "the manifest has a header but no rows", "write one row per image or text"
-        )
+        problems.error("empty", path, "it has a header but no rows", "write one row per image or text")
     return with_files(draft, files[0].parent, images, problems)
 
 
@@ -220,11 +218,9 @@ def json_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
         try:
             values = parse_json(line)
         except json.JSONDecodeError as error:
-            problems.error(
-                "json", where, f"not JSON ({error.msg} at column {error.colno})", "one object per line"
-            )
+            problems.error("json", where, f"not JSON ({error.msg} at column {error.colno})", "an object")
             continue
         if not isinstance(values, dict):
-            problems.error("json", where, f"the line holds a {type(values).__name__}", "one object per line")
+            problems.error("json", where, f"the line holds a {type(values).__name__}", "an object")
             continue
         yield Row(where, values, split)

@@ -100,9 +100,7 @@ def _rows(file: Path, columns: Columns) -> Iterator[Row]:
                     number += 1
                     yield Row(f"{file}, row {number}", values, split)
         except (OSError, ValueError) as error:  # of pyarrow: its own errors are one of the two
-            raise DataError(
-                f"{file} is damaged after row {number} ({_first(error)}): copy it again."
-            ) from error
+            raise DataError(f"{file} is damaged after row {number} ({_first(error)}): copy it.") from error
 
 
 def _open(file: Path) -> Any:

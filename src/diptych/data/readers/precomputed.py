@@ -73,9 +73,7 @@ def read(
     ``texts_per_image`` is 5, of a table of texts 1; ``pictures`` is whether there are pictures and no array.
     """
     if texts_per_image is not None and texts_per_image < 1:
-        raise SettingsError(
-            f"texts_per_image is {texts_per_image}: it must be 1 or more (five in published folders)."
-        )
+        raise SettingsError(f"texts_per_image is {texts_per_image}: give 1 or more (published: 5).")
     root, there = folder(path), parts(path)
     wanted = None if split is None else canonical_split(split)
     if wanted is not None and wanted not in there:
@@ -166,9 +164,7 @@ class Part:
             return None
         for number, line in enumerate(lines, 1):
             if line is None or not line.strip().isdecimal() or len(line.strip()) > 18:
-                problems.error(
-                    "counts", f"{path}:{number}", f"'{line}' is not a number", "the row of an image"
-                )
+                problems.error("counts", f"{path}:{number}", f"'{line}' is not a number", "an image's row")
                 return None
         return np.asarray([int(line or 0) for line in lines], dtype=np.int64)
 
@@ -176,9 +172,7 @@ class Part:
         """One row per image of the split's array, whichever of the published layouts it has."""
         path, k = self.root / f"{self.file}_ims.npy", self.texts_per_image
         if not path.exists():
-            problems.error(
-                "missing file", path, "the file does not exist", f"{SHAPE} for {texts // k} images"
-            )
+            problems.error("missing file", path, "it does not exist", f"{SHAPE} for {texts // k} images")
             return None
         try:
             store = ArrayStore(path)
@@ -204,11 +198,9 @@ class Part:
             rows = [np.asarray(store[image * k + copy]) for copy in range(k)]
             if not all(np.array_equal(rows[0], row) for row in rows[1:]):
                 message = (
-                    f"as many rows as texts ({texts}), but rows {image * k} to {image * k + k - 1} differ"
+                    f"{texts} rows for {texts} texts, but rows {image * k} to {image * k + k - 1} differ"
                 )
-                expected = (
-                    f"{k} copies of each image; give PATH?texts_per_image=1 if every image has one text"
-                )
+                expected = f"{k} copies of each image; give PATH?texts_per_image=1 if each has one text"
                 problems.error("counts", path, message, expected)
                 return None
         return StoreRows(store, np.arange(0, texts, k))
@@ -225,9 +217,7 @@ class Part:
             return None
         for row in range(count):
             if len(set(ids[row * k : row * k + k])) > 1:
-                message = (
-                    f"the {k} texts of one image have different ids ({', '.join(ids[row * k : row * k + k])})"
-                )
+                message = f"{k} texts of one image have several ids ({', '.join(ids[row * k : row * k + k])})"
                 problems.error("counts", f"{path}:{row * k + 1}", message, f"each id {k} times in a row")
                 return None
         return self._unique(ids[::k], path, problems)
@@ -247,9 +237,7 @@ class Part:
         for line, image_id in enumerate(ids, 1):
             if image_id not in names:
                 where = f"{path}:{line}"
-                problems.error(
-                    "missing image", where, f"id '{image_id}' is not in {MAPPING}", "an entry for every id"
-                )
+                problems.error("missing image", where, f"id '{image_id}' is not in {MAPPING}", "an entry")
         return [names.get(image_id, image_id) for image_id in ids]
 
 
@@ -259,9 +247,7 @@ def _second_cells(path: Path, problems: Problems) -> list[str | None]:
     texts: list[str | None] = []
     for number, cells in enumerate(csv.reader((line or "" for line in lines), delimiter="\t"), 1):
         if len(cells) < 2:
-            problems.error(
-                "csv", f"{path}:{number}", f"the row has {len(cells)} fields", "the text is the second"
-            )
+            problems.error("csv", f"{path}:{number}", f"the row has {len(cells)} fields", "two fields")
         texts.append(cells[1] if len(cells) > 1 else None)
     return texts
 

@@ -130,9 +130,7 @@ def read_web_table(
             "PATH?images=FOLDER."
         )
     if len(draft.texts) < rows:
-        draft.notes.append(
-            f"{path}: {rows - len(draft.texts):,} of {rows:,} rows have no picture or no text."
-        )
+        draft.notes.append(f"{path}: {rows - len(draft.texts):,} of {rows:,} rows lack a picture or a text.")
     return draft.captions(lambda names: FileImages(Path(), names))
 
 

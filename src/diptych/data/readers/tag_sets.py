@@ -58,9 +58,7 @@ def tagged_captions(
         raise SettingsError(f"test={test} and val={val} count pictures: give 0 or more.")
     usable = [one for one in pictures if one.tags and one.labels]
     if not usable:
-        raise DataError(
-            f"{path}: none of {len(pictures)} pictures has both a tag and a label: check the files."
-        )
+        raise DataError(f"{path}: none of {len(pictures)} pictures has a tag and a label: check the files.")
     if test + val >= len(usable):
         raise SettingsError(
             f"{path} has {len(usable)} pictures with tags and labels: test={test} and val={val} leave none to train on."
@@ -198,9 +196,7 @@ def read_nus_wide(
 def _label_files(path: Path) -> list[Path]:
     files = sorted((path / LABELS).glob("Labels_*.txt"))
     if not files:
-        raise DataError(
-            f"{path / LABELS} holds no Labels_<concept>.txt: extract NUS-WIDE's ground truth there."
-        )
+        raise DataError(f"{path / LABELS} holds no Labels_<concept>.txt: put the ground truth there.")
     return files
 
 
@@ -208,7 +204,7 @@ def _flags(file: Path, pictures: int) -> NDArray[np.bool_]:
     words = file.read_bytes().split()
     if len(words) != pictures:
         raise DataError(
-            f"{file} has {len(words)} labels for the {pictures} pictures of {LIST}: use files of one download."
+            f"{file} has {len(words)} labels for the {pictures} pictures of {LIST}: download it again."
         )
     flags = np.array(words)
     if not np.isin(flags, [b"0", b"1"]).all():
@@ -237,9 +233,7 @@ def _tag_rows(file: Path, pictures: int, tags: int) -> Iterator[NDArray[np.int64
             if rows <= pictures:
                 yield np.flatnonzero(np.array(words) == b"1")
     if rows != pictures:
-        raise DataError(
-            f"{file} has {rows} rows for the {pictures} pictures of {LIST}: use files of one download."
-        )
+        raise DataError(f"{file} has {rows} rows for the {pictures} pictures of {LIST}: download it again.")
 
 
 MIRFLICKR, NUS_WIDE = Reader(is_mirflickr, read_mirflickr), Reader(is_nus_wide, read_nus_wide)

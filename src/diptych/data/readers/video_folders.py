@@ -74,9 +74,7 @@ def read_hgr(
         for name in kept:
             row = draft.image(name, split, where)
             if name not in texts:
-                problems.error(
-                    "missing text", path / TEXTS, f"no text of '{name}'", "a list of texts per video"
-                )
+                problems.error("missing text", path / TEXTS, f"no text of '{name}'", "a list of texts")
             for text in texts.get(name, ()):
                 draft.text(row, text, f"{path / TEXTS}, '{name}'")
         stores.append(store)
@@ -86,9 +84,7 @@ def read_hgr(
 def _hgr_features(folder: Path, name: str | None) -> Path:
     """The folder of the features asked for, or of the only ones there are."""
     found = sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.is_dir() else []
-    return chosen_features(
-        folder, found, name, "features: put each kind of them into a folder of its own there."
-    )
+    return chosen_features(folder, found, name, "features: put each kind into a folder of its own.")
 
 
 def _names(path: Path) -> list[str]:
@@ -175,9 +171,7 @@ def _texts_of(file: Path, problems: Problems) -> dict[str, list[tuple[str, str]]
         head, _, text = line.strip().partition(" ")
         name, mark, _ = head.rpartition("#")
         if not mark or not name:
-            problems.error(
-                "list", f"{file}:{number}", f"'{head[:40]}' is not a name", "VIDEO#NUMBER and a text"
-            )
+            problems.error("list", f"{file}:{number}", f"'{head[:40]}' is no name", "VIDEO#NUMBER and a text")
             continue
         out.setdefault(name, []).append((f"{file}:{number}", text))
     return out
@@ -196,12 +190,10 @@ def _array(folder: Path) -> ArrayStore:
         count, dim = (int(number) for number in (folder / "shape.txt").read_text().split())
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{folder / 'shape.txt'} is not a shape ({error}): expected 'ROWS DIMENSIONS'."
+            f"{folder / 'shape.txt'} is no shape ({error}): expected 'ROWS DIMENSIONS'."
         ) from error
     if count < 1 or dim < 1:
-        raise DataError(
-            f"{folder / 'shape.txt'} says {count} rows of {dim} numbers: features need at least one."
-        )
+        raise DataError(f"{folder / 'shape.txt'} says {count} rows of {dim} numbers: give at least one.")
     return ArrayStore(folder / "feature.bin", raw=((count, dim), "<f4"))
 
 
@@ -209,9 +201,7 @@ def _rows_of(folder: Path, count: int, problems: Problems) -> dict[str, NDArray[
     """The rows of each video."""
     names = (folder / "id.txt").read_text("utf-8").split()
     if len(names) != count:
-        problems.error(
-            "counts", folder / "id.txt", f"{len(names)} names for {count} rows", "one name per row"
-        )
+        problems.error("counts", folder / "id.txt", f"{len(names)} names for {count} rows", "one per row")
     place = {name: row for row, name in enumerate(names[:count])}
     listed = folder / "video2frames.txt"
     if listed.exists():
@@ -229,13 +219,9 @@ def _literal(path: Path) -> Mapping[str, list[str]]:
     try:
         found = ast.literal_eval(path.read_text("utf-8"))
     except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not a dict of the frames of each video ({error}): copy it again."
-        ) from error
+        raise DataError(f"{path} is not a dict of lists of frames ({error}): copy it again.") from error
     if not isinstance(found, dict) or not all(isinstance(own, list) for own in found.values()):
-        raise DataError(
-            f"{path} is not a dict of the frames of each video: expected {{'video0': ['video0_0', ...]}}."
-        )
+        raise DataError(f"{path} is not a dict of lists: expected {{'video0': ['video0_0', ...]}}.")
     return found
 
 

@@ -100,9 +100,7 @@ def _split_1k_a(root: Path, clips: dict[str, _Clip], train: str, problems: Probl
     else:
         raise SettingsError(f"train='{train}' is unknown: {listed} does not exist.")
     for name in (name for name in (*training, *test) if name not in clips):
-        problems.error(
-            "list", root, f"'{name}' is listed but no video of the JSON", "use files of one release"
-        )
+        problems.error("list", root, f"'{name}' is listed but not in the JSON", "use files of one release")
     chosen = {name: replace(clips[name], split="train") for name in training if name in clips}
     held = {
         name: replace(clips[name], split="test", texts=[text], where=str(root / TEST_1K_A))
@@ -130,9 +128,7 @@ def _add(file: Path, field_of: str, clips: dict[str, _Clip], problems: Problems)
         split = split_in_name(file.stem.replace("public_test", "test")) or UNSPLIT
         for number, entry in enumerate(entries):
             if not isinstance(entry, dict) or "videoID" not in entry:
-                problems.error(
-                    "json", f"{file}, entry {number}", "no videoID", "objects with videoID and enCap"
-                )
+                problems.error("json", f"{file}, entry {number}", "no videoID", "videoID and enCap")
                 continue
             texts = entry.get(field_of)
             if not isinstance(texts, list):

@@ -178,9 +178,7 @@ def _place(samples: dict[str, Sample], member: Member, problems: Problems) -> No
     if extension in IMAGES:
         if sample.image is not None:
             expected = "one image per key"
-            problems.error(
-                "duplicate key", member, f"'{key}' has two images, {sample.image.name} too", expected
-            )
+            problems.error("duplicate key", member, f"'{key}' has two images, {sample.image.name}", expected)
             return
         sample.image = member
         return
