@@ -22,7 +22,7 @@ from diptych.data.duplicates import Look, across, groups, near_groups, normal_te
 from diptych.data.formats import Format, divided, find, located
 from diptych.data.problems import Found, Problem
 from diptych.errors import DataError
-from diptych.progress import printable, track
+from diptych.progress import counted, printable, track
 
 NAMED = 4  # images of a group a message names before it counts the rest
 
@@ -77,7 +77,7 @@ class CheckReport:
             lines.append(f"  {name:10} {split.images:>9,} {split.texts:>9,}   {split.per_image}")
         lines += self._listed(self.warnings, limit)
         lines += self._listed(self.errors, None)  # last, where they are seen
-        counts = f"{_count(len(self.errors), 'error')}, {_count(len(self.warnings), 'warning')}"
+        counts = f"{counted(len(self.errors), 'error')}, {counted(len(self.warnings), 'warning')}"
         untold = self.splits and not any(split.texts for split in self.splits.values())
         fit = "ok to index, without texts to train on" if untold else "ok"
         lines.append(f"{fit if self.ok else 'not ok'}: {counts}")
@@ -251,7 +251,3 @@ def _names(captions: Captions, rows: Sequence[int]) -> str:
     if len(rows) > NAMED:
         named.append(f"{len(rows) - NAMED} more")
     return "image " + named[0] if len(named) == 1 else f"images {', '.join(named[:-1])} and {named[-1]}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

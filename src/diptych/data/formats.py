@@ -28,7 +28,7 @@ class Format:
 
     name: str
     description: str
-    matches: Callable[[Path], bool]
+    matches: Callable[[Path], object]
     read: Callable[..., Captions]
     splits: Callable[[Path], Iterable[str]] | None = None
 

@@ -35,7 +35,6 @@ class Problem:
         return f"{self.file}: {self.message}{correction}."
 
     def as_dict(self) -> dict[str, str]:
-        """A JSON value of the finding."""
         return asdict(self)
 
 
@@ -79,15 +78,12 @@ class Found(Problems):
         self.all: list[Problem] = []
 
     def error(self, kind: str, file: object, message: str, expected: str = "") -> None:
-        """Note an error and go on."""
         self.all.append(Problem("error", kind, str(file), message, expected))
 
     def raised(self, kind: str, file: object, error: DataError) -> None:
-        """Note what was raised and go on."""
         self.error(kind, file, str(error).removeprefix(str(file)).strip(" .:"))
 
     def warn(self, kind: str, file: object, message: str, expected: str = "") -> None:
-        """Note something that can be lived with."""
         self.all.append(Problem("warning", kind, str(file), message, expected))
 
     def not_understood(self, path: object, sentence: str) -> None:
@@ -95,22 +91,31 @@ class Found(Problems):
         self.error("table", path, sentence.removeprefix(f"{path}/").rstrip("."))
 
     def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
-        """Note every missing image by itself."""
         for file in files:
             self.error("missing image", file, f"named in {where} but not on disk", hint)
 
 
-class Absent(Problems):
-    """The sink of a reader that goes on without images that are not on disk, unless none is."""
+class ToBeLeftOut(Problems):
+    """The sink of a reader that goes on without images that are not on disk, unless none is.
+
+    They stay in the data, which lose their unreadable images later.
+    """
+
+    keeps_missing = True
 
     def __init__(self) -> None:
         self.files: list[str] = []
 
     def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
-        """Note them."""
         if len(files) == total:
             super().missing(files, total, where, hint)
         self.files += files
+
+
+class Absent(ToBeLeftOut):
+    """The same for data without them."""
+
+    keeps_missing = False
 
 
 LISTED = 10  # pictures that a message names before it counts the rest
@@ -180,20 +185,6 @@ class LeftOut:
             write_text(folder / FILE, "".join(f"{id}\t{reason}\n" for id, reason in self.reasons.items()))
         else:
             MODEL.remove(folder / FILE)
-
-
-class ToBeLeftOut(Problems):
-    """The sink of a reader whose data lose their unreadable images later: one that is not on disk is one of them.
-
-    Only where none is on disk that is an error at once: the folder is another one.
-    """
-
-    keeps_missing = True
-
-    def missing(self, files: Sequence[str], total: int, where: str, hint: str) -> None:
-        """Nothing, unless that is all."""
-        if len(files) == total:
-            super().missing(files, total, where, hint)
 
 
 def unopenable(store: ImageStore) -> dict[int, str]:

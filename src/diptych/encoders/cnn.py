@@ -83,18 +83,19 @@ def _project(cells: Features, linear: nn.Linear, drop: float) -> Features:
 
 
 @part
-class Tokens(Encoder):
+class Tokens(AroundNetwork):
     """Pixels (B, 3, H, W) → backbone → tokens (B, R, channels), class token first where the backbone keeps it.
 
     Tokens that were computed before (``Features`` of ``channels`` numbers) pass as they are. A frozen backbone
     (``trainable=False``) stays in evaluation mode.
     """
 
+    network = "backbone"
+
     def __init__(self, backbone: Backbone, trainable: bool = True) -> None:
         super().__init__()
-        self.backbone, self.dim, self.trainable = backbone, backbone.channels, trainable
-        self.backbone.requires_grad_(trainable)
-        self.train(self.training)
+        self.backbone, self.dim = backbone, backbone.channels
+        self.let_train(trainable)
 
     def forward(self, inputs: Inputs) -> Features:
         if not isinstance(inputs, Features):
@@ -106,13 +107,5 @@ class Tokens(Encoder):
             )
         return inputs
 
-    def train(self, mode: bool = True) -> Tokens:
-        super().train(mode)
-        self.backbone.train(mode and self.trainable)
-        return self
-
     def frozen_part(self) -> Backbone | None:
         return None if self.trainable else self.backbone
-
-    def pretrained(self) -> tuple[str, ...]:
-        return ("backbone",) if self.trainable else ()

@@ -170,7 +170,7 @@ def work() -> None:
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             asked, data = _receive(source)
-            _limit_memory(SPARE_BYTES + PIXEL_BYTES * int(asked["max_pixels"]))
+            limit_memory(SPARE_BYTES + PIXEL_BYTES * int(asked["max_pixels"]))
             signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # whose signal ends the process
             answer, pixels = _decoded(asked, data)
             signal.setitimer(signal.ITIMER_PROF, 0)
@@ -196,7 +196,8 @@ def _decoded(asked: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]
         return {"error": f"{name} needs more memory to decode than there is for one picture: shrink it."}, b""
 
 
-def _limit_memory(size: int) -> None:
+def limit_memory(size: int) -> None:
+    """Bound what this process may take."""
     with suppress(ImportError, ValueError, OSError):  # a system without such limits
         import resource
 

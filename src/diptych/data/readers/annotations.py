@@ -26,11 +26,6 @@ _LISTED = re.compile(r"\s*\[\s*\{.*?\"(?:" + "|".join(IMAGE_COLUMNS) + r")\"\s*:
 _BY_NAME = re.compile(r"\s*\{\s*\"(?P<name>(?:[^\"\\]|\\.)+)\"\s*:\s*[\"\[]")
 
 
-def is_karpathy(path: Path) -> bool:
-    """Whether ``path`` is such a JSON file or a folder that holds one."""
-    return bool(karpathy_files(path))
-
-
 def karpathy_files(path: Path) -> list[Path]:
     """Karpathy files at a path: the file itself, or those in the folder."""
     return json_files(path, _is_karpathy)
@@ -69,7 +64,7 @@ def read_karpathy(
             _add(draft, entry, where, restval, first_five)
         else:
             problems.error("json", where, f"the image is a {type(entry).__name__}", "an object")
-    return with_files(draft, files[0].parent, images, problems)
+    return with_files(draft, files[0].parent, images)
 
 
 def _add(draft: Draft, entry: dict[str, Any], where: str, restval: str, first_five: bool) -> None:
@@ -96,11 +91,6 @@ def _add(draft: Draft, entry: dict[str, Any], where: str, restval: str, first_fi
             (sentence.get("raw"), sentence.get("sentid")) if isinstance(sentence, dict) else (sentence, None)
         )
         draft.text(row, raw, f"{where}, sentence {place}", sentid)
-
-
-def is_lists(path: Path) -> bool:
-    """Whether ``path`` is such a list or a folder that holds some."""
-    return bool(lists(path))
 
 
 def lists(path: Path) -> list[Path]:
@@ -139,7 +129,7 @@ def read_lists(
     columns = Columns.among(column for row in rows for column in row.values)
     if columns is not None:
         add_rows(draft, rows, columns)
-    return with_files(draft, files[0].parent, images, problems)
+    return with_files(draft, files[0].parent, images)
 
 
-KARPATHY, LISTS = Reader(is_karpathy, read_karpathy), Reader(is_lists, read_lists)
+KARPATHY, LISTS = Reader(karpathy_files, read_karpathy), Reader(lists, read_lists)

@@ -28,7 +28,7 @@ Empty = Literal["error", "drop"]
 class Reader:
     """One of several formats of a module: how it is recognised, and how it is read."""
 
-    matches: Callable[[Path], bool]
+    matches: Callable[[Path], object]
     read: Callable[..., Captions]
 
 
@@ -234,18 +234,13 @@ def add_rows(draft: Draft, rows: Iterable[Row], columns: Columns) -> None:
         split = canonical_split(split) if isinstance(split, str) and split.strip() else row.split
         key = name.strip().replace("\\", "/").removeprefix("./")
         at = draft.image(key, split, row.where, row.values.get("image_id"))
-        add_cells(draft, labels, at, row, columns)
+        if at == len(labels):
+            labels.append({column: [] for column in columns.further})
+        for column in columns.further:
+            labels[at][column].append(row.values.get(column))
+        if columns.text is not None:
+            add_texts(draft, at, row.values.get(columns.text), row.where, row.values.get("text_id"))
     draft.labels = gather_labels(labels, columns.further)
-
-
-def add_cells(draft: Draft, labels: list[dict[str, list[Any]]], at: int, row: Row, columns: Columns) -> None:
-    """Put the texts of a row into a draft, and its further cells beside those of the other rows of its image."""
-    if at == len(labels):
-        labels.append({column: [] for column in columns.further})
-    for column in columns.further:
-        labels[at][column].append(row.values.get(column))
-    if columns.text is not None:
-        add_texts(draft, at, row.values.get(columns.text), row.where, row.values.get("text_id"))
 
 
 def add_texts(draft: Draft, row: int, texts: Any, where: str, text_ids: Any = None) -> None:
@@ -269,7 +264,7 @@ def gather_labels(
     ]
 
 
-def with_files(draft: Draft, beside: Path, images: str | Path | None, problems: Problems) -> Captions:
+def with_files(draft: Draft, beside: Path, images: str | Path | None) -> Captions:
     """Finish a draft whose keys are image files; absent ones are reported, and dropped unless the sink keeps them."""
     root = image_root(draft.keys, beside, images)
     on_disk = OnDisk()
@@ -280,5 +275,5 @@ def with_files(draft: Draft, beside: Path, images: str | Path | None, problems: 
     present = set(there)
     missing = [str(root / name) for row, name in enumerate(draft.keys) if row not in present]
     hint = f"put the images under {root}, or name their folder with PATH?images=FOLDER"
-    problems.missing(missing, len(draft.keys), draft.name, hint)
-    return captions if problems.keeps_missing else captions.subset(there)
+    draft.problems.missing(missing, len(draft.keys), draft.name, hint)
+    return captions if draft.problems.keeps_missing else captions.subset(there)

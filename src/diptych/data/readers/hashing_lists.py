@@ -55,7 +55,7 @@ def read(path: Path, *, images: str | Path | None = None, problems: Problems = S
             if name == "database":
                 ranked.add(known)
     draft.labels = [{**labels, RANKED: row in ranked} for row, labels in enumerate(draft.labels)]
-    return replace(with_files(draft, path, images, problems), classes=names)
+    return replace(with_files(draft, path, images), classes=names)
 
 
 def _columns(line: str) -> int:

@@ -7,14 +7,14 @@ with its texts, or, where there is an ``image_id`` column, one text.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import UNSPLIT, Captions, StoredImage, canonical_split
+from diptych.data.captions import UNSPLIT, Captions, StoredImage
 from diptych.data.decode.opening import open_image
 from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_cells, gather_labels, in_words
+from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_rows, in_words
 from diptych.errors import DataError, ImageError, MissingExtra
 
 Table = Any
@@ -74,27 +74,23 @@ def read(
     if columns is None:
         raise DataError(f"{path} has no image column that is known: {in_words(names, image, text)}.")
     draft = Draft(str(path), problems, empty)
-    places: list[tuple[int, int]] = []
-    labels: list[dict[str, list[Any]]] = []
-    for number, (split, table) in enumerate(zip(splits, tables, strict=True)):
-        values = table.remove_columns([columns.image]).to_dict()
-        for row in range(len(table)):
-            cell = {column: found[row] for column, found in values.items()}
-            where = f"{path}, {split} row {row}"
-            image_id = cell.get("image_id")
-            own = cell.get("split")
-            in_split = (
-                canonical_split(own)
-                if split is None and isinstance(own, str)
-                else canonical_split(split or UNSPLIT)
-            )
-            key = f"{number}/{row}" if image_id is None else str(image_id)
-            at = draft.image(key, in_split, where, image_id)
-            if at == len(places):
-                places.append((number, row))
-            add_cells(draft, labels, at, Row(where, cell, in_split), columns)
-    draft.labels = gather_labels(labels, columns.further)
-    return draft.captions(lambda _: TableImages(tables, columns.image, places, str(path)))
+    places: dict[str, tuple[int, int]] = {}  # of each image by its key, the first row of it
+
+    def rows() -> Iterator[Row]:
+        for number, (split, table) in enumerate(zip(splits, tables, strict=True)):
+            values = table.remove_columns([columns.image]).to_dict()
+            for row in range(len(table)):
+                cell = {column: found[row] for column, found in values.items()}
+                image_id = cell.get("image_id")
+                key = f"{number}/{row}" if image_id is None else str(image_id)
+                places.setdefault(key, (number, row))
+                cell |= {columns.image: key} | ({} if split is None else {"split": split})
+                yield Row(f"{path}, {split} row {row}", cell, UNSPLIT)
+
+    add_rows(draft, rows(), columns)
+    return draft.captions(
+        lambda keys: TableImages(tables, columns.image, [places[key] for key in keys], str(path))
+    )
 
 
 def _check_tables(path: Path) -> None:

@@ -15,7 +15,6 @@ import io
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, overload
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import Captions, ImageStore, Joined, canonical_split
+from diptych.data.decode.processes import limit_memory
 from diptych.data.files import read_lines
 from diptych.data.labels import COLUMN
 from diptych.data.problems import STOP, Problems
@@ -58,7 +58,7 @@ def read_mat(path: Path) -> NDArray[np.bool_]:
 
 def work(path: str) -> None:
     """Write the table to standard output, or what is wrong with it; the main function of the process."""
-    _limit_memory()
+    limit_memory(BYTES)
     try:
         table = _table(path)
     except ImportError:
@@ -94,22 +94,10 @@ def _table(path: str) -> NDArray[np.bool_]:
     return dense.astype(np.bool_)
 
 
-def _limit_memory() -> None:
-    with suppress(ImportError, ValueError, OSError):  # a system without such limits
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-
-
 TAG_LISTS = ("common_tags.txt", "TagList1k.txt")
 REGION_CLASSES = "region_classes"
 REGIONS = 36  # regions per image, as in the supplement
 UNTAGGED = "untagged"  # the text of an image without any tag: a text is never empty
-
-
-def matches(path: Path) -> bool:
-    """Whether ``path`` is a folder with the tables of a split."""
-    return bool(parts(path))
 
 
 def parts(path: Path) -> dict[str, str]:
@@ -118,6 +106,9 @@ def parts(path: Path) -> dict[str, str]:
         return {}
     names = sorted(file.name.removesuffix("_tag.mat") for file in path.glob("*_tag.mat"))
     return {canonical_split(name): name for name in names}
+
+
+matches = parts
 
 
 def read(

@@ -30,11 +30,6 @@ TABLES = (".csv", ".tsv", ".txt")
 LONGEST_FIELD = 1 << 24  # characters; a longer one means a quote was never closed
 
 
-def matches(path: Path) -> bool:
-    """Whether ``path`` is a manifest or a folder that holds one."""
-    return bool(manifests(path))
-
-
 def read(
     path: Path,
     *,
@@ -71,12 +66,15 @@ def read(
             problems.warn("table", path, "it has no column of texts", known)
     if not draft.keys:
         problems.error("empty", path, "it has a header but no rows", "write one row per image or text")
-    return with_files(draft, files[0].parent, images, problems)
+    return with_files(draft, files[0].parent, images)
 
 
 def manifests(path: Path, image: str | None = None, text: str | None = None) -> list[Path]:
     """The manifests at a path: the file itself, or those in the folder; with the columns that are given, if any."""
     return [file for file in tables(path) if _is_manifest(file, image, text)]
+
+
+matches = manifests
 
 
 def tables(path: Path) -> list[Path]:

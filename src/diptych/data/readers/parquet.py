@@ -55,7 +55,7 @@ def read(
         add_rows(draft, (row for file in files for row in _rows(file, columns)), columns)
     if not draft.keys:
         problems.error("empty", path, "the table has no rows", "write one row per image or text")
-    return with_files(draft, files[0].parent, images, problems)
+    return with_files(draft, files[0].parent, images)
 
 
 def image_folder(files: Sequence[Path]) -> Path:

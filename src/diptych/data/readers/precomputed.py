@@ -31,11 +31,6 @@ VAL_TEXTS = 5000
 SHAPE = "a float array (images, 36, 2048) or (images, D)"
 
 
-def matches(path: Path) -> bool:
-    """Whether ``path`` or ``path/precomp`` holds ``*_ims.npy`` or ``*_caps.txt`` of a split."""
-    return bool(parts(path))
-
-
 def parts(path: Path) -> dict[str, str]:
     """The splits that have a file, as ``{"val": "dev", ...}``: split name to file name."""
     root = folder(path)
@@ -44,6 +39,9 @@ def parts(path: Path) -> dict[str, str]:
     arrays = {file.name.removesuffix("_ims.npy") for file in root.glob("*_ims.npy") if file.name[0] != "."}
     names = [name for name in PUBLISHED if name in arrays or _caps(root, name).exists()]
     return {canonical_split(name): name for name in (*names, *sorted(arrays - set(names)))}
+
+
+matches = parts
 
 
 def folder(path: Path) -> Path:
@@ -92,7 +90,7 @@ def read(
             limit = VAL_TEXTS // k if name == "val" and cut_val else None
             stores += Part(root, file, name, k, limit).add(draft, ids[name], names)
     if names is not None:
-        return with_files(draft, root, images, problems)
+        return with_files(draft, root, images)
     _compare_widths(stores, root, problems)
     return draft.captions(lambda _: Joined(stores))
 

@@ -41,11 +41,6 @@ TRIED = 10_000  # rows that are looked for until one has a picture
 _GQA = re.compile(r'\s*\{\s*"\w+"\s*:\s*\{')
 
 
-def has_questions(path: Path) -> bool:
-    """Whether ``path`` is a file of questions, or a folder that holds some."""
-    return bool(_question_files(path))
-
-
 def read_questions(
     path: Path,
     *,
@@ -64,7 +59,7 @@ def read_questions(
             row = draft.image(name, split or UNSPLIT, where, Path(name).stem, {KIND: QUESTION})
             draft.text(row, question, where)
     draft.notes.append(f"the {counted(len(draft.texts), 'text')} of {path} are questions.")
-    return with_files(draft, files[0].parent, images, problems)
+    return with_files(draft, files[0].parent, images)
 
 
 def _question_files(path: Path) -> list[Path]:
@@ -97,11 +92,6 @@ def _questions(file: Path, content: Any, problems: Problems) -> Iterator[tuple[s
             continue
         name = f"{subset}/COCO_{subset}_{int(image):012d}.jpg" if subset else f"{image}.jpg"
         yield where, name, entry.get("question")
-
-
-def is_web_table(path: Path) -> bool:
-    """Whether ``path`` is a table of texts and addresses, or a folder that holds some."""
-    return bool(_tables(path))
 
 
 def read_web_table(
@@ -191,4 +181,4 @@ def _place(
     return beside, 0
 
 
-QUESTIONS, WEB_TABLES = Reader(has_questions, read_questions), Reader(is_web_table, read_web_table)
+QUESTIONS, WEB_TABLES = Reader(_question_files, read_questions), Reader(_tables, read_web_table)

@@ -72,7 +72,7 @@ def tagged_captions(
     for one in usable:
         row = draft.image(one.file, split_of[one.file], path, labels={"labels": tuple(one.labels)})
         draft.text(row, " ".join(one.tags), path)
-    return with_files(draft, images, images, problems)
+    return with_files(draft, images, images)
 
 
 def in_list_order(tags: Sequence[str], places: Mapping[str, int]) -> list[str]:

@@ -117,11 +117,6 @@ def _store(
     return list(held), HDF5Frames(path, list(held.values()), frames)
 
 
-def is_dual_encoding(path: Path) -> bool:
-    """Whether ``path``, or a folder in it, holds ``TextData/*.caption.txt``."""
-    return bool(_texts(path))
-
-
 def read_dual_encoding(
     path: Path,
     *,
@@ -226,4 +221,4 @@ def _literal(path: Path) -> Mapping[str, list[str]]:
 
 
 HGR = Reader(is_hgr, read_hgr)
-DUAL_ENCODING = Reader(is_dual_encoding, read_dual_encoding)
+DUAL_ENCODING = Reader(_texts, read_dual_encoding)

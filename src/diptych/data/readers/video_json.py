@@ -38,11 +38,6 @@ class _Clip:
     category: Any = None
 
 
-def matches(path: Path) -> bool:
-    """Whether ``path`` is such a file, or a folder that holds some."""
-    return bool(_files(path))
-
-
 def read(
     path: Path,
     *,
@@ -83,6 +78,9 @@ def read(
 def _files(path: Path) -> list[Path]:
     """The annotations at a path: the file itself, or those in the folder."""
     return json_files(path, lambda file: _is_msrvtt(file) or bool(_VATEX.match(head(file))))
+
+
+matches = _files
 
 
 def _is_msrvtt(path: Path) -> bool:

@@ -89,14 +89,12 @@ class TarImages:
         return self._keys[index]
 
 
-def matches(path: Path) -> bool:
-    """Whether ``path`` is a tar, a folder of tars, or a pattern that names some."""
-    return bool(tars(path))
-
-
 def tars(path: Path) -> list[Path]:
     """The tars at a path, sorted; compressed ones too, so that reading can say why not."""
     return named_files(path, (".tar", *NOT_RANDOM))
+
+
+matches = tars
 
 
 def read(path: Path, *, empty: Empty = "drop", problems: Problems = STOP) -> Captions:
