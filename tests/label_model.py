@@ -13,7 +13,7 @@ from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import Grid
 from diptych.encoders.lite0 import Lite0
-from diptych.encoders.sharing import SharedBlocks, SharingEncoder
+from diptych.encoders.shared import SharedBlocks, SharingEncoder
 from diptych.model.retriever import Retriever, Tower
 
 NAMES = ["cat", "dog", "tree"]

@@ -13,7 +13,7 @@ from diptych.branches.labels import ContextPrediction, FrontView, LabelView, tok
 from diptych.data.labels import Labels
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.cnn import PrecomputedGrid
-from diptych.encoders.sharing import SharedBlocks, SharingEncoder, TokenStates
+from diptych.encoders.shared import SharedBlocks, SharingEncoder, TokenStates
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe, rebuild
 from diptych.types import Batch, Embeddings, Features

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.text import WordInput
-from diptych.encoders.sharing import SharedBlocks, start_from_bert
+from diptych.encoders.shared import SharedBlocks, start_from_bert
 from diptych.errors import DataError, SettingsError
 from diptych.parts import describe
 from diptych.training.optim import build_optimizer

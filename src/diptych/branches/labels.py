@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from diptych.aggregators.pooling import Aggregator
 from diptych.branches.branch import Branch
 from diptych.data.labels import Labels
-from diptych.encoders.sharing import TokenStates
+from diptych.encoders.shared import TokenStates
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features

@@ -20,7 +20,7 @@ from diptych.data.labels import COLUMN, Labels
 from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import END, MASK, PAD, START, UNKNOWN
 from diptych.encoders.encoder import Encoder
-from diptych.encoders.sharing import SharedBlocks, SharingEncoder, start_from_bert
+from diptych.encoders.shared import SharedBlocks, SharingEncoder, start_from_bert
 from diptych.errors import SettingsError
 from diptych.evaluation.evaluate import Evaluator
 from diptych.evaluation.label_retrieval import LabelRetrieval
