@@ -9,7 +9,8 @@ from dual_folders import clip_folder
 from small import pictures
 
 from diptych.aggregators import First
-from diptych.encoders.dual import is_adapter, load_dual
+from diptych.encoders.dual import load_dual
+from diptych.encoders.dual_side import is_adapter
 from diptych.errors import MissingExtra, SettingsError
 from diptych.model.retriever import Retriever, Tower
 

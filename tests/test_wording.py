@@ -219,7 +219,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: PictureAugmentation(crop=(0.0, 1.0)),
          "crop=(0.0, 1.0) must be two numbers with 0 < low ≤ high ≤ 1."),
         (lambda _: PictureAugmentation(hue=0.7),
-         "hue=0.7 is not a share of the colour circle: give a number from 0 to 0.5."),
+         "hue=0.7 is no share of the colour circle: give 0 to 0.5."),
         (lambda _: PixelInput(size=0), "size=0 is not a picture side: give a positive number of pixels."),
         (lambda _: RegionInput(0), "dim=0 is not a feature length: give a positive number."),
         (lambda _: emoji.read(size=4),
@@ -314,9 +314,9 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: parse_part("4"), "--shard 4 names no part: parts of 4 are called 1/4, 2/4, 3/4 and 4/4."),
         (lambda _: Limits(k=0), "the limit k=0 lets nothing pass: give at least 1."),
         (lambda p: table(p, b"image,text\na.png,x\n", empty="keep"),
-         "empty='keep' is unknown: say 'error' to refuse empty texts or 'drop' to skip them."),
+         "empty='keep' is unknown: say 'error' to refuse them or 'drop' to skip them."),
         (lambda p: table(p, b"image,text\na.png,x\n", colour="red"),
-         "the format 'manifest' has no option 'colour': its options are images, empty, image, text, "
+         "the format 'manifest' has no option 'colour': it has images, empty, image, text, "
          "instances, unlabelled, corrections."),
         (lambda p: corrupted(open_captions(corrected_table(p)), "0.4"),
          "--noise is '0.4': give a ratio and its unit, such as 0.4:text or 0.4:image, or a file .npy."),
@@ -414,7 +414,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER/coco_precomp is not in the format 'karpathy': expected dataset_coco.json or "
          "dataset_flickr30k.json and images."),
         (lambda p: open_captions(p / "hf"),
-         "FOLDER/hf does not exist: give the path of a data set, or 'emoji' for the built-in one."),
+         "FOLDER/hf does not exist: give the path of a data set, or 'emoji', the built-in one."),
         (lambda p: open_captions(p),
          "FOLDER holds no picture and no data set that is known: give a folder of pictures, a table of "
          "images and texts, or what 'diptych data formats' lists."),
@@ -464,7 +464,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: evaluate_vectors(p / "out"),
          "FOLDER/out holds no vectors (no manifest.json): give the folder that diptych embed wrote."),
         (lambda p: table(p, b"image,text\na.png,x\nb.png,caf\xe9\n"),
-         "FOLDER/m.csv:3: the line is not UTF-8 (byte 10): save the file as UTF-8."),
+         "FOLDER/m.csv:3: not UTF-8 (byte 10): save the file as UTF-8."),
         (lambda p: table(p, b"image,text\na.png,x,y\n"),
          "FOLDER/m.csv:2: the row has 3 fields: the header names 2; quote a field that holds the delimiter."),
         (lambda p: table(p, b"image,text\n,x\n"),
@@ -479,14 +479,14 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER: 1 of 1 images are missing (FOLDER/missing.png): put the images under FOLDER, or name their"
          " folder with PATH?images=FOLDER."),
         (lambda p: table(p, b"image,text\n"),
-         "FOLDER: the manifest has a header but no rows: write one row per image or text."),
+         "FOLDER: it has a header but no rows: write one row per image or text."),
         (lambda p: table(p, b"image,text\na.png,\n", empty="error"),
          "FOLDER/m.csv:2: the text of image 'a.png' is empty: write a text or remove the line, or leave such"
          " texts out with PATH?empty=drop."),
         (lambda p: table(p, b"image,text\na.png,x\n").split("test"),
          "FOLDER has no split 'test': its splits are train."),
         (lambda p: regions(p, "train_ims.npy", None),
-         "FOLDER/toy_precomp/train_ims.npy: the file does not exist: a float array (images, 36, 2048) or "
+         "FOLDER/toy_precomp/train_ims.npy: it does not exist: a float array (images, 36, 2048) or "
          "(images, D) for 2 images."),
         (lambda p: regions(p, "train_caps.txt", None),
          "FOLDER/toy_precomp/train_caps.txt: the file does not exist: one text per line, 5 per image."),
@@ -498,7 +498,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          " row per image (texts = 5 × rows) or every image 5 times (texts = rows, a multiple of 5); for "
          "other numbers write train_image_of.txt, the row of each text's image."),
         (lambda p: regions(p, "train_caps.txt", b"one\nt\xffwo\n" * 5),
-         "FOLDER/toy_precomp/train_caps.txt:2: the line is not UTF-8 (byte 2): save the file as UTF-8."),
+         "FOLDER/toy_precomp/train_caps.txt:2: not UTF-8 (byte 2): save the file as UTF-8."),
         (lambda p: regions(p, "train_caps.txt", b"one\n\n" * 5),
          "FOLDER/toy_precomp/train_caps.txt:2: the text of image 'train/0' is empty: write a text or remove "
          "the line, or leave such texts out with PATH?empty=drop."),
@@ -541,7 +541,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: ArrayStore(put(p, "a.npy", np.array([None, {}]))),
          "FOLDER/a.npy holds pickled objects, not numbers: save it as a plain float array."),
         (lambda p: ArrayStore(put(p, "a.npy", np.float32(1))),
-         "FOLDER/a.npy holds a single number: give an array with a row per image."),
+         "FOLDER/a.npy holds a single number: give a row per image."),
         (lambda p: ArrayStore(put(p, "a.npy", np.asfortranarray(np.ones((2, 2))))),
          "FOLDER/a.npy is in Fortran order: save it again after numpy.ascontiguousarray."),
         (lambda p: read_pickle(put(p, "a.pkl", b"cos\nsystem\n.")),
@@ -550,13 +550,13 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: read_pickle(put(p, "a.pkl", b"")),
          "FOLDER/a.pkl is not a pickle of plain arrays (it ends early): it was not read."),
         (lambda p: read_vocabulary(put(p, "v.json", "{")),
-         "FOLDER/v.json is not a vocabulary in JSON (Expecting property name enclosed in double quotes: line"
-         " 1 column 2 (char 1)): a .pkl must be converted first."),
+         "FOLDER/v.json is no vocabulary in JSON (Expecting property name enclosed in double quotes: line"
+         " 1 column 2 (char 1)): convert a .pkl first."),
         (lambda p: read_vocabulary(put(p, "v.json", '{"idx": 3}')),
          "FOLDER/v.json: this vocabulary has no 'word2idx' table: give the published JSON or a list of "
          "words."),
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\ndog 1 2\n")),
-         "FOLDER/g.txt:2 has 2 numbers after its word, not 3: copy it again."),
+         "FOLDER/g.txt:2 has 2 numbers, not 3: copy it again."),
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\ndog 1 2 x\n")),
          "FOLDER/g.txt:2 holds something that is not a number (could not convert string to float: 'x')."),
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\n")),
@@ -734,7 +734,7 @@ COMMANDS = {
     "evaluate FOLDER/nowhere": "FOLDER/nowhere does not exist: give the folder of a trained run.",
     "evaluate FOLDER": "FOLDER does not say what it was trained on: give --data.",
     "extract FOLDER/stills --frames --output_dir FOLDER/no":
-        "FOLDER/stills does not exist: give the path of a data set, or 'emoji' for the built-in one.",
+        "FOLDER/stills does not exist: give the path of a data set, or 'emoji', the built-in one.",
     "extract FOLDER --outptu_dir FOLDER": "there is no option --outptu_dir: did you mean --output_dir?",
     "serach x y": "there is no command 'serach': did you mean search?",
     "index a b c": "one collection is indexed at a time: leave out c.",
@@ -764,7 +764,7 @@ COMMANDS = {
     "search x.index dog --wwwww": "there is no option --wwwww here: choose among those of the help page.",
     "import vse-infinity FOLDER/none.pt FOLDER/out": "FOLDER/none.pt does not exist: check the path.",
     "embed lite0+minilm FOLDER/nowhere FOLDER/out":
-        "FOLDER/nowhere does not exist: give the path of a data set, or 'emoji' for the built-in one.",
+        "FOLDER/nowhere does not exist: give the path of a data set, or 'emoji', the built-in one.",
     "evaluate FOLDER --rerank 3": "--rerank N and --reranker RUN go together: give both, or neither.",
     "evaluate FOLDER --protocol sts": "the protocol sts needs --data: give SentEval's data folder.",
     "evaluate FOLDER --protocol sts --data emoji":

@@ -136,7 +136,9 @@ class Captions:
     def __post_init__(self) -> None:
         n, m = len(self.images), len(self.texts)
         if len(self.image_of) != m:
-            raise DataError(f"{self.name}: {m} texts but image_of has {len(self.image_of)} entries.")
+            raise DataError(
+                f"{self.name}: {m} texts but image_of has {len(self.image_of)} entries: they must agree."
+            )
         if len(self.image_ids) != n or len(self.splits) != n:
             raise DataError(
                 f"{self.name}: {n} images but {len(self.image_ids)} ids and {len(self.splits)} splits: "

@@ -231,7 +231,9 @@ def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | 
         vectors = _from_binary(path, wanted) if path.suffix == ".bin" else _from_text(path, wanted)
     width = next((len(vector) for vector in vectors.values()), None)
     if width is None:
-        raise DataError(f"none of the {len(words)} words has a vector in {source}: give others.")
+        raise DataError(
+            f"none of the {len(words)} words has a vector in {source}: give vectors of their language."
+        )
     if dim is not None and width != dim:
         raise DataError(f"vectors in {source} have {width} numbers, not {dim}: give --word_dim {width}.")
     matrix = np.zeros((len(words), width), dtype=np.float32)

@@ -294,9 +294,7 @@ def with_instances(captions: Captions, place: str | Path, problems: Problems = S
             raise DataError(f"{captions.name}: '{image_id}' has no COCO number: use COCO's images.")
         labels.append(found.get(int(number[1]), ()))
     if not any(labels):
-        raise DataError(
-            f"{place} labels no image of {captions.name} ({len(labels)}): use files of one release."
-        )
+        raise DataError(f"{place} labels none of {len(labels)} images of {captions.name}: use one release.")
     return replace(captions, labels={**captions.labels, COLUMN: labels})
 
 

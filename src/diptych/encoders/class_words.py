@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.cnn import Grid
-from diptych.encoders.dual import DualImageSide, DualSide
+from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import Backbone, text_inputs
 from diptych.encoders.lite0 import Lite0, published_classifier
 from diptych.encoders.pretrained import minilm_folder

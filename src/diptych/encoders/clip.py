@@ -13,7 +13,7 @@ from diptych.data.images import ImageInput
 from diptych.data.processors import processor_input
 from diptych.data.text import TextInput, WordPieceInput
 from diptych.data.text_inputs import FixedLengthInput
-from diptych.encoders.dual import DualImageSide, DualSide, add_lora
+from diptych.encoders.dual_side import DualImageSide, DualSide, add_lora
 from diptych.encoders.encoder import text_inputs, weights_fingerprint
 from diptych.encoders.pretrained import (
     asking,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from diptych.data.processors import ProcessedPixels
 from diptych.data.text import CHUNK, TextInput, tokenizer_state
 from diptych.data.text_inputs import FixedTexts
-from diptych.encoders.dual import DualImageSide, DualSide
+from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import text_inputs
 from diptych.encoders.known_names import OPEN_CLIP, OPEN_CLIP_CONFIG
 from diptych.encoders.pretrained import free_name, import_package

@@ -23,7 +23,8 @@ from diptych.data.captions import ImageStore
 from diptych.data.images import ImageInput, ImageLike
 from diptych.data.text import TextInput, TextStore
 from diptych.devices import pick_device, pick_precision
-from diptych.encoders.dual import is_dual_encoder, load_dual, merged
+from diptych.encoders.dual import is_dual_encoder, load_dual
+from diptych.encoders.dual_side import merged
 from diptych.encoders.encoder import Encoder
 from diptych.errors import SettingsError
 from diptych.interaction.similarity import PairScorer

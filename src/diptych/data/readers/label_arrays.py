@@ -124,9 +124,7 @@ def read(
         there = {split: there[split]}
     tags = _tags(path, problems)
     draft = Draft(str(path), problems)
-    stores: list[ImageStore] = []
-    for name, file in there.items():
-        stores.append(_add(draft, path, name, file, tags, regions, problems))
+    stores = [_add(draft, path, name, file, tags, regions, problems) for name, file in there.items()]
     return draft.captions(lambda _: Joined(stores))
 
 
@@ -175,8 +173,7 @@ def _add(
 
 def best_regions(scores: NDArray[Any], most: int = REGIONS) -> NDArray[np.intp]:
     """The numbers of the ``most`` best regions in their own order; its score (R, classes) is its best class's."""
-    best = np.argsort(-scores.max(axis=-1), kind="stable")[:most]
-    return np.sort(best)
+    return np.sort(np.argsort(-scores.max(axis=-1), kind="stable")[:most])
 
 
 class BestRegions:
@@ -191,7 +188,8 @@ class BestRegions:
         return len(self.store)
 
     def __getitem__(self, index: int) -> NDArray[Any]:
-        return np.asarray(self.store[index])[self.classes.chosen(index)]
+        best = best_regions(np.asarray(self.classes.scores[index]), self.classes.most)
+        return np.asarray(self.store[index])[best]
 
     def content_key(self, index: int) -> str:
         """That of all regions, and how many are used."""
@@ -208,10 +206,6 @@ class RegionClasses:
 
     def __len__(self) -> int:
         return len(self.scores)
-
-    def chosen(self, row: int) -> NDArray[np.intp]:
-        """The regions that are used."""
-        return best_regions(np.asarray(self.scores[row]), self.most)
 
     def __getitem__(self, row: int) -> NDArray[np.int64]:
         scores = np.asarray(self.scores[row])

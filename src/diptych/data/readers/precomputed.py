@@ -207,24 +207,20 @@ class Part:
         k, path = self.texts_per_image, self.root / f"{self.file}_ids.txt"
         if ids is None:
             return None
-        if len(ids) == count:
-            return self._unique(ids, path, problems)
-        if len(ids) != count * k:
+        if len(ids) not in (count, count * k):
             expected = f"one per image or one per text ({count * k})"
             problems.error("counts", path, f"{len(ids)} ids for {count} images", expected)
             return None
-        for row in range(count):
-            if len(set(ids[row * k : row * k + k])) > 1:
-                message = f"{k} texts of one image have several ids ({', '.join(ids[row * k : row * k + k])})"
+        for row in range(count if len(ids) != count else 0):
+            own = ids[row * k : row * k + k]
+            if len(set(own)) > 1:
+                message = f"{k} texts of one image have several ids ({', '.join(own)})"
                 problems.error("counts", f"{path}:{row * k + 1}", message, f"each id {k} times in a row")
                 return None
-        return self._unique(ids[::k], path, problems)
-
-    @staticmethod
-    def _unique(ids: list[str], path: Path, problems: Problems) -> list[str] | None:
+        ids = ids if len(ids) == count else ids[::k]
         for places in groups(ids):
-            expected = "give each image its own id"
-            problems.error("image id", path, f"{len(places)} images have the id '{ids[places[0]]}'", expected)
+            message = f"{len(places)} images have the id '{ids[places[0]]}'"
+            problems.error("image id", path, message, "give each image its own id")
         return ids
 
     def _pictures(self, ids: list[str] | None, names: Mapping[str, str], problems: Problems) -> list[str]:

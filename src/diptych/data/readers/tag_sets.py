@@ -63,11 +63,9 @@ def tagged_captions(
         raise SettingsError(
             f"{path} has {len(usable)} pictures with tags and labels: test={test} and val={val} leave none to train on."
         )
-    order = sorted(one.file for one in usable)
-    order.sort(key=lambda file: hashlib.sha256(file.encode()).digest())
-    split_of = {
-        file: "test" if at < test else "val" if at < test + val else "train" for at, file in enumerate(order)
-    }
+    order = sorted((one.file for one in usable), key=lambda file: hashlib.sha256(file.encode()).digest())
+    split_of = dict.fromkeys(order, "train") | dict.fromkeys(order[: test + val], "val")
+    split_of |= dict.fromkeys(order[:test], "test")
     draft = Draft(str(path), problems)
     for one in usable:
         row = draft.image(one.file, split_of[one.file], path, labels={"labels": tuple(one.labels)})
@@ -88,7 +86,7 @@ def tag_places(lines: Sequence[str | None]) -> dict[str, int]:
 
 def is_mirflickr(path: Path) -> bool:
     """Whether ``path`` is a folder with MIRFlickr's annotations and tags."""
-    return path.is_dir() and _annotations(path) is not None and _tags(path) is not None
+    return bool(path.is_dir() and _annotations(path) and _tags(path))
 
 
 def read_mirflickr(
@@ -102,9 +100,7 @@ def read_mirflickr(
     """Read the folder; ``test`` and ``val`` are the numbers of pictures held out."""
     if least_uses < 1:
         raise SettingsError(f"least_uses={least_uses} is out of range: give 1 or more.")
-    annotations, tags = _annotations(path), _tags(path)
-    assert annotations is not None
-    assert tags is not None
+    annotations, tags = _annotations(path)[0], _tags(path)[0]
     labels: dict[int, list[str]] = {}
     for file in sorted(annotations.glob("*.txt")):
         if file.stem.endswith("_r1") or file.stem.lower().startswith("readme"):
@@ -114,10 +110,7 @@ def read_mirflickr(
                 continue
             if not line.strip().isdecimal():
                 problems.error(
-                    "label",
-                    f"{file}:{number}",
-                    f"'{line.strip()}' is not a number",
-                    "one picture number per line",
+                    "label", f"{file}:{number}", f"'{line.strip()}' is not a number", "a number per line"
                 )
                 continue
             labels.setdefault(int(line), []).append(file.stem)
@@ -129,11 +122,11 @@ def read_mirflickr(
                 line.strip() for line in read_lines(file, problems) if line and line.strip()
             ]
     places = _places(path, own, least_uses, problems)
-    images = _images(path)
     numbers = sorted(own.keys() | labels.keys())
     pictures = [
         Tagged(f"im{n}.jpg", in_list_order(own.get(n, ()), places), labels.get(n, ())) for n in numbers
     ]
+    images = path / "mirflickr" if (path / "mirflickr").is_dir() else path
     return tagged_captions(pictures, path, images, test=test, val=val, problems=problems)
 
 
@@ -142,23 +135,17 @@ def _places(path: Path, own: dict[int, list[str]], least_uses: int, problems: Pr
         if (place / COMMON).is_file():
             return tag_places(read_lines(place / COMMON, problems))
     uses = Counter(tag for tags in own.values() for tag in set(tags))
-    frequent = [tag for tag, count in uses.items() if count >= least_uses]
-    frequent.sort(key=lambda tag: (-uses[tag], tag))
-    return {tag: place for place, tag in enumerate(frequent)}
+    frequent = sorted((-count, tag) for tag, count in uses.items() if count >= least_uses)
+    return {tag: place for place, (_, tag) in enumerate(frequent)}
 
 
-def _annotations(path: Path) -> Path | None:
+def _annotations(path: Path) -> list[Path]:
     places = [*path.glob(ANNOTATIONS), *path.glob(f"mirflickr/{ANNOTATIONS}")]
-    return next((place for place in places if place.is_dir()), None)
+    return [place for place in places if place.is_dir()]
 
 
-def _tags(path: Path) -> Path | None:
-    places = (path / "meta" / "tags", path / "mirflickr" / "meta" / "tags")
-    return next((place for place in places if place.is_dir()), None)
-
-
-def _images(path: Path) -> Path:
-    return path / "mirflickr" if (path / "mirflickr").is_dir() else path
+def _tags(path: Path) -> list[Path]:
+    return [place for place in (path / "meta/tags", path / "mirflickr/meta/tags") if place.is_dir()]
 
 
 def is_nus_wide(path: Path) -> bool:
@@ -181,10 +168,8 @@ def read_nus_wide(
     names = [line.strip().replace("\\", "/") for line in read_lines(path / LIST, problems) if line]
     columns = {file.stem.removeprefix("Labels_"): _flags(file, len(names)) for file in _label_files(path)}
     chosen = sorted(columns, key=lambda name: (-int(columns[name].sum()), name))[:concepts]
-    table, tags = (
-        _file(path, "AllTags1k.txt"),
-        list(tag_places(read_lines(_file(path, "TagList1k.txt"), problems))),
-    )
+    table = _file(path, "AllTags1k.txt")
+    tags = list(tag_places(read_lines(_file(path, "TagList1k.txt"), problems)))
     pictures = [
         Tagged(name, [tags[tag] for tag in own], [label for label in chosen if columns[label][row]])
         for row, (name, own) in enumerate(zip(names, _tag_rows(table, len(names), len(tags)), strict=True))
