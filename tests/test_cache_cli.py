@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from diptych.cache.contents import chosen, contents
+from diptych.cache.contents import contents, select
 from diptych.cache.feature_pack import FeaturePack
 from diptych.cli import main
 from diptych.errors import SettingsError
@@ -120,4 +120,4 @@ def test_a_damaged_pack_is_listed_and_cleared(folder: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(("wish", "value"), [("older_than", "soon"), ("keep", "much"), ("older_than", "-3d")])
 def test_an_age_or_size_that_is_none(wish: str, value: str) -> None:
     with pytest.raises(SettingsError):
-        chosen([], **{wish: value})
+        select([], **{wish: value})

@@ -68,7 +68,7 @@ def contents(folder: str | Path | None = None) -> list[Entry]:
     return found
 
 
-def chosen(
+def select(
     entries: Sequence[Entry],
     *,
     backbone: str | None = None,

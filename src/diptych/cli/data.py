@@ -130,9 +130,9 @@ def info() -> None:
 @click.option("--dry_run", is_flag=True, help="say what would be removed, and remove nothing")
 def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | None, dry_run: bool) -> None:
     """Remove computed features. Without an option, all of them; commands compute again what they need."""
-    from diptych.cache.contents import chosen, contents, in_words
+    from diptych.cache.contents import contents, in_words, select
 
-    found = chosen(contents(), backbone=backbone, old=old, older_than=older_than, keep=keep)
+    found = select(contents(), backbone=backbone, old=old, older_than=older_than, keep=keep)
     for line in _table(found):
         echo(line)
     size = sum(entry.bytes for entry in found)

@@ -102,9 +102,9 @@ def with_columns(path: str, image_column: str | None, text_column: str | None) -
     given = [f"{name}={value}" for name, value in (("image", image_column), ("text", text_column)) if value]
     if not given:
         return path
-    from diptych.data.formats import divided
+    from diptych.data.formats import split_options
 
-    return f"{path}{'&' if divided(path)[1] else '?'}{'&'.join(given)}"
+    return f"{path}{'&' if split_options(path)[1] else '?'}{'&'.join(given)}"
 
 
 def say_device(device: Any) -> None:

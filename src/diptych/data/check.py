@@ -19,7 +19,7 @@ from PIL import Image
 
 from diptych.data.captions import Captions
 from diptych.data.duplicates import Look, across, groups, near_groups, normal_text
-from diptych.data.formats import Format, divided, find, located
+from diptych.data.formats import Format, as_path, find, split_options
 from diptych.data.problems import Found, Problem
 from diptych.errors import DataError
 from diptych.progress import counted, printable, track
@@ -78,8 +78,8 @@ class CheckReport:
         lines += self._listed(self.warnings, limit)
         lines += self._listed(self.errors, None)  # last, where they are seen
         counts = f"{counted(len(self.errors), 'error')}, {counted(len(self.warnings), 'warning')}"
-        untold = self.splits and not any(split.texts for split in self.splits.values())
-        fit = "ok to index, without texts to train on" if untold else "ok"
+        textless = self.splits and not any(split.texts for split in self.splits.values())
+        fit = "ok to index, without texts to train on" if textless else "ok"
         lines.append(f"{fit if self.ok else 'not ok'}: {counts}")
         return "\n".join(lines)
 
@@ -113,15 +113,15 @@ def check(
 ) -> CheckReport:
     """Check a data set of any known format; without ``open_images`` only files, counts and texts are."""
     found = Found()
-    path, written = divided(path)
-    options = {**written, **options}
+    path, own = split_options(path)
+    options = {**own, **options}
     try:
         chosen = find(path, format, options)
     except DataError as error:
         found.raised("format", path, error)
         return CheckReport(str(path), None, problems=found.all)
     chosen.refuse_unknown(options)
-    parts = list(_read(chosen, located(path), found, options))
+    parts = list(_read(chosen, as_path(path), found, options))
     for captions in parts:
         _check_texts(captions, found)
         _check_labels(captions, found)

@@ -128,9 +128,9 @@ class _Indexed:
             both += (present.T @ present).astype(np.int64)
         occurrences = both.diagonal().copy()
         if not occurrences.any():
-            shown = ", ".join(list(words)[:3])
+            first = ", ".join(list(words)[:3])
             raise DataError(
-                f"none of the {g} concepts ({shown}, …) occurs in the {len(self)} texts: "
+                f"none of the {g} concepts ({first}, …) occurs in the {len(self)} texts: "
                 "choose the vocabulary from the training texts, in their language."
             )
         np.fill_diagonal(both, 0)

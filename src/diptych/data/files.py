@@ -115,8 +115,8 @@ def left_out_folders(names: Sequence[str]) -> list[str]:
     """A sentence that counts the folders that ``find_files`` left out, none where there are none."""
     if not names:
         return []
-    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
-    return [f"left out {counted(len(names), 'folder')} of hidden files, caches or environments: {shown}."]
+    few = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    return [f"left out {counted(len(names), 'folder')} of hidden files, caches or environments: {few}."]
 
 
 def named_files(path: Path, ends: tuple[str, ...]) -> list[Path]:

@@ -64,7 +64,7 @@ class Format:
         except DiptychError:
             raise
         except Exception as error:
-            # a file holds what it holds: a list where an object was written, no line at all
+            # a file holds what it holds: a list where an object was expected, no line at all
             reason = f"{type(error).__name__}: {error}"[:300]
             raise DataError(
                 f"{place} cannot be read as {self.name} ({reason}): check the file, or name another format."
@@ -148,29 +148,29 @@ def open_captions(
         captions = diptych.open_captions("photos", split="train")
         print(captions.texts[0])
     """
-    path, written = divided(path)
-    options = {**written, **options}
+    path, own = split_options(path)
+    options = {**own, **options}
     found = find(path, format, options)
     found.refuse_unknown(options)
     if split is not None and found.splits is not None and "corrections" not in options:
         options["split"] = canonical_split(split)
     if problems is not None and "problems" in inspect.signature(found.read).parameters:
         options["problems"] = problems
-    captions = found.captions(located(path), options)
+    captions = found.captions(as_path(path), options)
     return captions if split is None else captions.split(canonical_split(split))
 
 
 def separate_splits(path: str | Path) -> list[str]:
     """The splits of a path that can be read one by one, without the files of the others; none in most formats."""
-    place, options = divided(path)
+    place, options = split_options(path)
     found = find(place, None, options)
-    return [] if found.splits is None else list(found.splits(located(place)))
+    return [] if found.splits is None else list(found.splits(as_path(place)))
 
 
 _OPTIONS = re.compile(r"(?P<path>.+?)\?(?P<options>\w+=[^&?]*(&\w+=[^&?]*)*)$")
 
 
-def divided(path: str | Path) -> tuple[str | Path, dict[str, Any]]:
+def split_options(path: str | Path) -> tuple[str | Path, dict[str, Any]]:
     """A path and the options behind it, ``PATH?name=value&name=value``: numbers and true or false as such."""
     found = _OPTIONS.match(str(path))
     if found is None or Path(path).exists():
@@ -187,7 +187,7 @@ def _plain(text: str) -> Any:
 
 def recognise(path: str | Path) -> str | None:
     """The name of the format a path holds, or None."""
-    return next((entry.name for entry in _matching(located(path))), None)
+    return next((entry.name for entry in _matching(as_path(path))), None)
 
 
 def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] | None = None) -> Format:
@@ -195,14 +195,14 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
 
     Where ``options`` name columns, a table is looked for that has them.
     """
-    given = {column: value for column, value in (options or {}).items() if column in COLUMNS}
+    columns = {column: value for column, value in (options or {}).items() if column in COLUMNS}
     if name is not None:
         named = format_named(name)
-        if not named.matches(located(path)) and not (given and named.name == "manifest"):
+        if not named.matches(as_path(path)) and not (columns and named.name == "manifest"):
             raise DataError(f"{path} is not in the format '{name}': expected {named.description}.")
         return named
-    place = located(path)
-    if given:
+    place = as_path(path)
+    if columns:
         from diptych.data.readers import manifest
 
         if manifest.tables(place):
@@ -225,7 +225,7 @@ def find(path: str | Path, name: str | None = None, options: Mapping[str, Any] |
     )
 
 
-def located(path: str | Path) -> Path:
+def as_path(path: str | Path) -> Path:
     """The path with ``~`` for the home folder resolved."""
     return Path(path).expanduser()
 

@@ -324,8 +324,8 @@ def tokenizer_state(tokenizer: Any) -> str:
         pieces = hashlib.sha256(tokenizer.sp_model.serialized_model_proto()).hexdigest()
         return f"{type(tokenizer).__name__} {pieces} {sorted(tokenizer.get_added_vocab().items())}"
     state = json.loads(tokenizer.backend_tokenizer.to_str())
-    for passing in ("truncation", "padding"):  # of the last call, not of the tokenizer
-        state.pop(passing, None)
+    for setting in ("truncation", "padding"):  # of the last call, not of the tokenizer
+        state.pop(setting, None)
     return json.dumps(state, sort_keys=True)
 
 

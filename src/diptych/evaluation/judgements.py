@@ -29,7 +29,7 @@ from torch import Tensor
 
 from diptych.data.captions import Captions
 from diptych.data.corrections import check_ids, corrections_of, read_corrections, text_names
-from diptych.data.formats import divided, open_captions
+from diptych.data.formats import open_captions, split_options
 from diptych.data.problems import ToBeLeftOut
 from diptych.errors import DataError, MissingExtra, SettingsError
 from diptych.evaluation.leading import leading
@@ -159,7 +159,7 @@ def check_corrections(judgements: Sequence[str | Judgements], place: str | Path)
     """Refuse files of corrections whose hash is not that of the data at ``place``, all splits together."""
     files = [one for one in judgements if isinstance(one, str) and one.endswith(".csv")]
     if files:
-        path, options = divided(place)
+        path, options = split_options(place)
         options.pop("corrections", None)
         whole = open_captions(path, problems=ToBeLeftOut(), **options)
         for file in files:

@@ -89,10 +89,10 @@ def open_place(
     """
     place, name, ready = str(place), None if model is None else str(model), None
     if is_collection(place) if pictures is None else pictures:
-        from diptych.data.formats import divided, find
+        from diptych.data.formats import find, split_options
 
         path, place = place, default_place(place, say) if index is None else str(index)
-        where, options = divided(path)
+        where, options = split_options(path)
         find(where, None, options)  # what cannot be read is refused before a model is opened
         if index_exists(place) and not is_writable(place):
             say(f"{place} cannot be written: it is searched as it is, without new pictures.")
@@ -141,11 +141,11 @@ def bring_up_to_date(
 ) -> tuple[Built, OpenedModel]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
 
-    from diptych.data.formats import divided, located
+    from diptych.data.formats import as_path, split_options
     from diptych.index.ingest.build import forecast, index_collection
 
     retriever = open_encoder(model, place, device, compute_precision, backend=backend, say=say)
-    if expected := forecast(retriever, located(divided(path)[0]), place):
+    if expected := forecast(retriever, as_path(split_options(path)[0]), place):
         say(expected)
     built = index_collection(
         retriever, path, place, model_name=recorded_name(model), show_progress=show_progress, **options
@@ -274,9 +274,9 @@ def default_place(path: str, say: Say = tell) -> str:
     Where nothing can be written there (a camera's card, a disc), it is a folder below the user's data folder, and
     ``say`` is told which.
     """
-    from diptych.data.formats import divided, located
+    from diptych.data.formats import as_path, split_options
 
-    place = located(divided(path)[0])
+    place = as_path(split_options(path)[0])
     named = place if place.name not in ("", "..") else place.resolve()  # '.', '../..'
     beside = Path(f"{named}.index")
     if beside.exists() or not beside.parent.is_dir() or is_writable(beside.parent):
@@ -304,9 +304,9 @@ def is_collection(place: str) -> bool:
     """Whether a path given in place of an index is one to index: it exists, and is no index, run or model."""
     if "://" in place or index_exists(place) or is_model_folder(place):
         return False
-    from diptych.data.formats import divided, located  # every reader, which an index needs none of
+    from diptych.data.formats import as_path, split_options  # every reader, which an index needs none of
 
-    data = located(divided(place)[0])
+    data = as_path(split_options(place)[0])
     return data.exists() and data.suffix != ".index"  # a damaged index keeps its own sentence
 
 

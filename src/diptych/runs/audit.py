@@ -26,7 +26,7 @@ from diptych.audit.findings import (
 from diptych.audit.fit import VOTERS, Fit, Wrong, compared, find_wrong, fitted
 from diptych.data.captions import Captions, ImageStore, StoreRows, canonical_split
 from diptych.data.corrections import COLUMNS, data_hash, text_names
-from diptych.data.formats import divided, open_captions
+from diptych.data.formats import open_captions, split_options
 from diptych.data.problems import LeftOut, ToBeLeftOut, undecodable, unopenable
 from diptych.devices import pick_device
 from diptych.errors import DataError, ImageError, SettingsError
@@ -186,7 +186,7 @@ def audit(
     show_progress: bool = True,
 ) -> Audit:
     """Audit a data set, or one split of it, on frozen features or on a model's vectors."""
-    if "corrections" in divided(data)[1]:
+    if "corrections" in split_options(data)[1]:
         raise SettingsError("an audit looks at the data as they are: leave out ?corrections.")
     captions = open_captions(data, problems=ToBeLeftOut())
     whole = data_hash(captions)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from diptych.data.captions import Captions
-from diptych.data.formats import divided, find, located, open_captions
+from diptych.data.formats import as_path, find, open_captions, split_options
 from diptych.data.problems import Absent
 from diptych.data.readers import parquet, webdataset
 from diptych.errors import DataError
@@ -198,9 +198,9 @@ Sources = FileSources | RowSources
 
 def open_sources(data: str | Path, rows: int = ROWS) -> Sources:
     """What a data set is divided into. Tars and Parquet files are only listed, anything else is opened."""
-    path, options = divided(data)
+    path, options = split_options(data)
     found = find(path)
-    place = located(path)
+    place = as_path(path)
     listed = {"webdataset": webdataset.tars, "parquet": parquet.tables}
     if found.name in listed:
         found.refuse_unknown(options)
@@ -224,8 +224,8 @@ def open_sources(data: str | Path, rows: int = ROWS) -> Sources:
 
 def absolute(data: str) -> str:
     """The same data as another process finds them, whatever folder it runs in."""
-    path, options = divided(data)
-    place = located(path)
+    path, options = split_options(data)
+    place = as_path(path)
     if find(path).name == "emoji":  # a word, not a path
         return data
     written = [f"{name}={_absolute(value)}" for name, value in options.items()]
@@ -235,8 +235,8 @@ def absolute(data: str) -> str:
 
 
 def _absolute(value: Any) -> Any:
-    known = isinstance(value, str) and located(value).exists()
-    return located(value).resolve() if known else str(value).lower() if isinstance(value, bool) else value
+    known = isinstance(value, str) and as_path(value).exists()
+    return as_path(value).resolve() if known else str(value).lower() if isinstance(value, bool) else value
 
 
 def _names(files: Sequence[Path]) -> tuple[str, ...]:

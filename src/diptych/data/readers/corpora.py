@@ -28,7 +28,7 @@ from diptych.data.captions import (
     split_in_name,
 )
 from diptych.data.files import head, read_json
-from diptych.data.formats import divided, located, open_captions
+from diptych.data.formats import as_path, open_captions, split_options
 from diptych.data.problems import STOP, Found, Problem, Problems
 from diptych.data.readers.pretraining import KIND, QUESTION
 from diptych.data.readers.webdataset import JSON_TEXTS, Shard, ShardImages, StringColumn, index_shard, tars
@@ -37,7 +37,7 @@ from diptych.progress import echo, track
 
 Ints = NDArray[np.int64]
 WINDOW = 16_384  # texts that are shuffled together; their images lie in a few neighbouring shards
-_MIXING, _PASSING = 0, 1  # keys of the two streams of random numbers
+_MIXING, _PASS = 0, 1  # keys of the two streams of random numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Stream:
     weight: float = 1.0
 
     @property
-    def taken(self) -> int:
+    def size(self) -> int:
         """Texts of this corpus in an epoch."""
         return round(self.weight * len(self.texts))
 
@@ -81,12 +81,12 @@ class Mixture:
     window: int = WINDOW
 
     def __len__(self) -> int:
-        return sum(stream.taken for stream in self.streams)
+        return sum(stream.size for stream in self.streams)
 
     def epoch(self, seed: int, number: int) -> Ints:
         """The rows of the texts of an epoch, in order."""
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MIXING, number)))
-        corpus_at = rng.permutation(np.repeat(np.arange(len(self.streams)), [s.taken for s in self.streams]))
+        corpus_at = rng.permutation(np.repeat(np.arange(len(self.streams)), [s.size for s in self.streams]))
         order = np.empty(len(self), dtype=np.int64)
         for corpus in range(len(self.streams)):
             order[corpus_at == corpus] = self._piece(seed, corpus, number)
@@ -108,10 +108,10 @@ class Mixture:
 
     def _piece(self, seed: int, corpus: int, number: int) -> Ints:
         stream = self.streams[corpus]
-        size, first, last = len(stream.texts), number * stream.taken, (number + 1) * stream.taken
+        size, first, last = len(stream.texts), number * stream.size, (number + 1) * stream.size
         pieces = [np.empty(0, dtype=np.int64)]
         for turn in range(first // size, -(-last // size)):
-            rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_PASSING, corpus, turn)))
+            rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_PASS, corpus, turn)))
             begin = turn * size
             pieces.append(stream.one_pass(rng, self.window)[max(first - begin, 0) : last - begin])
         return np.concatenate(pieces)
@@ -269,7 +269,7 @@ def _entry(path: Path, number: int, entry: Any) -> Corpus:
         raise DataError(f'{where}: "weight" is {weight!r}: give the passes over it in an epoch, more than 0.')
     place = str(path.parent / Path(entry["path"]).expanduser())
     files = tars(Path(place))
-    if not files and not located(divided(place)[0]).exists():
+    if not files and not as_path(split_options(place)[0]).exists():
         raise DataError(
             f"{where}: {place} holds no tar: give a folder of webdataset tars, a tar or a pattern, or another data set."
         )

@@ -122,7 +122,7 @@ class FrameRows:
         return f"{self.store.content_key(int(own[0]))}/{len(own)}/{self.frames}"
 
 
-def chosen_features(folder: Path, found: Sequence[str], name: str | None, missing: str) -> Path:
+def features_folder(folder: Path, found: Sequence[str], name: str | None, missing: str) -> Path:
     """The folder of the features asked for, or of the only ones ``found``; ``missing`` says what to do without any."""
     if name is None and len(found) == 1:
         return folder / found[0]

@@ -34,7 +34,7 @@ from diptych.data.readers.frame_features import (
     FrameRows,
     HDF5Frames,
     checked_frames,
-    chosen_features,
+    features_folder,
     held_in_hdf5,
 )
 from diptych.errors import DataError
@@ -84,7 +84,7 @@ def read_hgr(
 def _hgr_features(folder: Path, name: str | None) -> Path:
     """The folder of the features asked for, or of the only ones there are."""
     found = sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.is_dir() else []
-    return chosen_features(folder, found, name, "features: put each kind into a folder of its own.")
+    return features_folder(folder, found, name, "features: put each kind into a folder of its own.")
 
 
 def _names(path: Path) -> list[str]:
@@ -176,7 +176,7 @@ def _dual_features(root: Path, name: str | None) -> Path:
     """The folder of the features asked for, or of the only ones there are."""
     folder = root / "FeatureData"
     found = sorted(str(f.parent.relative_to(folder)) for f in folder.rglob("feature.bin"))
-    return chosen_features(folder, found, name, "feature.bin: put the features of the videos there.")
+    return features_folder(folder, found, name, "feature.bin: put the features of the videos there.")
 
 
 def _array(folder: Path) -> ArrayStore:
