@@ -98,7 +98,7 @@ class Drawn:
     left: float
     flipped: bool
     blur: float | None
-    jitter: tuple[float, float, float, float] | None
+    jitter: tuple[float, ...] | None  # brightness, contrast, saturation, hue
     grey: bool
 
 
@@ -164,9 +164,7 @@ class PictureAugmentation:
             left=u[3],
             flipped=u[4] < self.flip,
             blur=_between(self.blur_sigma, u[6]) if u[5] < self.blur else None,
-            jitter=(factors[0], factors[1], factors[2], self.hue * (2 * u[11] - 1))
-            if u[7] < self.jitter
-            else None,
+            jitter=(*factors, self.hue * (2 * u[11] - 1)) if u[7] < self.jitter else None,
             grey=u[12] < self.grey,
         )
 
@@ -235,9 +233,8 @@ SHEAR, SHIFT, TURN = 0.3, 10.0, 30.0  # slope, pixels and degrees at the largest
 ASPECTS = (3 / 4, 4 / 3)
 TRIES = 10  # windows that are drawn before the whole picture is taken
 
-Operation = Callable[
-    [Image.Image, float], Image.Image
-]  # a picture, and the signed share of the largest magnitude
+# a picture, and the signed share of the largest magnitude
+Operation = Callable[[Image.Image, float], Image.Image]
 
 
 def _moved(picture: Image.Image, *change: float) -> Image.Image:

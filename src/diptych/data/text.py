@@ -170,6 +170,21 @@ class CachedTexts(FlatTexts):
         return Sets(values, mask)
 
 
+class HubInput(TextInput):
+    """An input whose tokenizer is one of Hugging Face's; its files are saved with the model."""
+
+    tokenizer: Any
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Rows that an embedding of these tokens needs."""
+        return len(self.tokenizer)
+
+    def save_assets(self, folder: Path) -> dict[str, Any]:
+        self.tokenizer.save_pretrained(folder / "tokenizer")
+        return {"source": "tokenizer"}
+
+
 @part
 class WordInput(TextInput):
     """Words of a fixed vocabulary: ``<start>`` words ``<end>``, unknown ones as ``<unk>`` (for a BiGRU).
@@ -237,7 +252,7 @@ class WordInput(TextInput):
 
 
 @part
-class WordPieceInput(TextInput):
+class WordPieceInput(HubInput):
     """Pieces of any Hugging Face fast tokenizer, its special tokens around them (a transformer's input).
 
     ``source`` is a folder or a hub id; with ``HF_HUB_OFFLINE=1`` only folders and the local cache are tried.
@@ -247,7 +262,7 @@ class WordPieceInput(TextInput):
     """
 
     def __init__(self, source: str | Path, augment: float = 0.2, max_length: int | None = None) -> None:
-        self.tokenizer: Any = load_tokenizer(source)
+        self.tokenizer = load_tokenizer(source)
         self.augment = _probability(augment)
         limit = int(min(self.tokenizer.model_max_length, 2**31))  # 10^30 when the tokenizer states none
         if max_length is not None and not 3 <= max_length <= limit:
@@ -257,16 +272,11 @@ class WordPieceInput(TextInput):
         if augment and self._mask_id is None:
             raise SettingsError(f"the tokenizer '{source}' has no mask token to augment with: set augment=0.")
 
-    @property
-    def vocabulary_size(self) -> int:
-        return len(self.tokenizer)
-
     def read(self, texts: Sequence[str]) -> TokenTexts:
         """Ids of all texts in flat arrays, a few times faster than ``prepare``: no lists are made but the ids."""
         lists = [encoding.ids for some in self._encodings(texts, fast=True) for encoding in some]
         ids, offsets = flatten(lists)
-        pad = self.tokenizer.pad_token_id
-        return TokenTexts(ids, np.full_like(ids, -1), offsets, 0 if pad is None else pad)
+        return TokenTexts(ids, np.full_like(ids, -1), offsets, self.tokenizer.pad_token_id or 0)
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> TokenTexts:
         """Ids and word numbers of all texts in flat arrays."""
@@ -279,9 +289,8 @@ class WordPieceInput(TextInput):
                 words.append([-1 if word is None else word for word in encoding.word_ids])
         flat_ids, offsets = flatten(ids)
         flat_words, _ = flatten(words)
-        pad = self.tokenizer.pad_token_id
         augmentation = self.augmentation(self.augment) if self.augment else None
-        return TokenTexts(flat_ids, flat_words, offsets, 0 if pad is None else pad, augmentation)
+        return TokenTexts(flat_ids, flat_words, offsets, self.tokenizer.pad_token_id or 0, augmentation)
 
     def _encodings(self, texts: Sequence[str], *, fast: bool = False) -> Iterator[list[Any]]:
         """The encodings of ``CHUNK`` texts at a time, cut to length; fast ones know no words."""
@@ -305,10 +314,6 @@ class WordPieceInput(TextInput):
 
     def spelled(self, ids: Sequence[int]) -> list[str]:
         return list(self.tokenizer.convert_ids_to_tokens(list(ids)))
-
-    def save_assets(self, folder: Path) -> dict[str, Any]:
-        self.tokenizer.save_pretrained(folder / "tokenizer")
-        return {"source": "tokenizer"}
 
     def content_arguments(self) -> dict[str, Any]:
         return {"source": self._digest}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tokenizers.normalizers import Lowercase
 
 from diptych.data.arrays import Sets
-from diptych.data.text import CHUNK, TextInput, TextStore, load_tokenizer, tokenizer_state
+from diptych.data.text import CHUNK, HubInput, TextInput, TextStore, load_tokenizer, tokenizer_state
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.progress import track
@@ -40,7 +40,7 @@ class FixedTexts:
 
 
 @part
-class FixedLengthInput(TextInput):
+class FixedLengthInput(HubInput):
     """Tokens of any Hugging Face tokenizer, cut or padded to ``length`` as the model was trained.
 
     Padding is attended to unless the tokenizer says that its model takes an attention mask. ``source`` is a
@@ -55,10 +55,6 @@ class FixedLengthInput(TextInput):
         self.tokenizer = load_tokenizer(source, fast=False)
         self.length, self.lower = length, lower
         self.masked = "attention_mask" in self.tokenizer.model_input_names
-
-    @property
-    def vocabulary_size(self) -> int:
-        return len(self.tokenizer)
 
     def prepare(self, texts: Sequence[str], *, show_progress: bool = False) -> FixedTexts:
         ids = np.zeros((len(texts), self.length), dtype=np.int32)
@@ -77,10 +73,6 @@ class FixedLengthInput(TextInput):
             if self.masked:
                 mask[start : start + CHUNK] = np.asarray(encoded["attention_mask"], dtype=bool)
         return FixedTexts(ids, mask)
-
-    def save_assets(self, folder: Path) -> dict[str, Any]:
-        self.tokenizer.save_pretrained(folder / "tokenizer")
-        return {"source": "tokenizer"}
 
     def content_arguments(self) -> dict[str, Any]:
         state = [tokenizer_state(self.tokenizer), self.masked, self.tokenizer.padding_side]

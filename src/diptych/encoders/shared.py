@@ -159,11 +159,8 @@ class SharingEncoder(Encoder):
                 "build both with the same dim."
             )
         self.front, self.blocks, self.dim = front, blocks, blocks.dim
-        self.mask_rate, self.mask_id, self.untouched = (
-            check_rate(mask_rate, "mask_rate"),
-            mask_id,
-            list(untouched),
-        )
+        self.mask_rate, self.mask_id = check_rate(mask_rate, "mask_rate"), mask_id
+        self.untouched = list(untouched)
         self.blank = None
         if mask_rate and mask_id is None:
             self.blank = nn.Parameter(SPREAD_OF_BLANK * torch.randn(self.dim))

@@ -43,9 +43,7 @@ class PackedIds(Features):
     """
 
     places: Tensor  # (T,) int64: the place b · W + w of each token, B · W for the rest
-    starts: (
-        Tensor  # (B + 1,) int32: the token at which each text begins; the last is the number of valid tokens
-    )
+    starts: Tensor  # (B + 1,) int32: the token at which each text begins; the last counts the valid tokens
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Features:
         """Apply ``change`` to every tensor (a move, a pin); a slice of rows is no longer packed."""
@@ -162,13 +160,11 @@ def _joined(x: Tensor) -> Tensor:
 
 
 COUNT_FROM_ZERO = ("bert",)
-# the first position has the number of the pad token, plus 1
 COUNT_FROM_PAD = (
     "roberta",
     "xlm-roberta",
     "camembert",
-)
-
+)  # the first position is that of the pad token, plus 1
 WIDTHS = (16, 32, 64, 128)  # widths of a head that the matrix units take
 
 

@@ -79,15 +79,10 @@ class Kind:
 
 
 HEIC = Kind("HEIC", frozenset({".heic", ".heif", ".hif"}), "pillow_heif", "pillow-heif", "heic")
-RAW = Kind(
-    "RAW",
-    frozenset(
-        {".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".nrw", ".3fr"}
-    ),
-    "rawpy",
-    "rawpy",
-    "raw",
+CAMERAS = frozenset(
+    {".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".nrw", ".3fr"}
 )
+RAW = Kind("RAW", CAMERAS, "rawpy", "rawpy", "raw")
 SVG = Kind("SVG", frozenset({".svg"}), "resvg_py", "resvg-py", "svg")
 OTHERS = [
     Kind("JPEG XL", frozenset({".jxl"})),

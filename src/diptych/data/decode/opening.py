@@ -20,18 +20,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_PIXELS = 100_000_000  # a picture that claims more is refused before it is decoded
-MAX_SCANS = (
-    100  # of a progressive JPEG, each a pass over the whole picture: cameras and programs write about ten
-)
+MAX_SCANS = 100  # of a progressive JPEG, each a pass over the whole picture: cameras write about ten
 # Pillow has more: some of them decode before they tell the size (ICO, ICNS), one starts a program (EPS). Pillow opens
 # MPO as JPEG. The suffixes of files in these formats are IMAGE_SUFFIXES in extra_formats.py.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 STRIP = 4_000_000  # pixels converted at once: a whole copy of a large picture takes hundreds of megabytes
-# of TIFF: width and height of a tile, which is decoded whole however small the picture is
-TILE_TAGS = (
-    322,
-    323,
-)
+TILE_TAGS = (322, 323)  # of TIFF: sides of a tile, which is decoded whole however small the picture is
 _header_lock = threading.Lock()
 
 

@@ -25,11 +25,7 @@ from diptych.errors import ImageError, Unavailable
 DECODERS = 2  # processes
 CPU_SECONDS = 5.0  # that one picture may keep a core busy
 WALL_SECONDS = 20.0  # that one picture may take on a machine with other work
-# a process may take so much for each pixel it lets through, and so much more
-PIXEL_BYTES, SPARE_BYTES = (
-    10,
-    300_000_000,
-)
+PIXEL_BYTES, SPARE_BYTES = 10, 300_000_000  # bytes per pixel of memory, plus a fixed allowance
 TIDY_BYTES = 200_000_000  # a process that has taken more is replaced
 _HEAD = struct.Struct(">IQ")  # sizes of what follows: a line of JSON, and data
 

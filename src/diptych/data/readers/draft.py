@@ -149,23 +149,8 @@ class Draft:
         return given if given and len(set(given)) == len(ids) else None
 
 
-IMAGE_COLUMNS = (
-    "image",
-    "filepath",
-    "file_name",
-    "filename",
-    "image_path",
-    "image_name",
-    "image_file",
-)
-# names that mean images only beside a text column
-WEAK_IMAGE_COLUMNS = (
-    "file",
-    "path",
-    "photo",
-    "picture",
-    "img",
-)
+IMAGE_COLUMNS = ("image", "filepath", "file_name", "filename", "image_path", "image_name", "image_file")
+WEAK_IMAGE_COLUMNS = ("file", "path", "photo", "picture", "img")  # that mean images only beside a text column
 TEXT_COLUMNS = (
     "text", "caption", "captions", "description", "title", "comment", "sentence", "alt", "alt_text",
 )  # fmt: skip

@@ -158,7 +158,6 @@ def _add(draft: Draft, path: Path, name: str, labels: dict[str, Any]) -> int:
 
 
 def _add_texts(draft: Draft, row: int, file: Path, on_disk: OnDisk) -> None:
-    """The lines of a file beside an image or a video, where there is one."""
     for number, line in enumerate(read_lines(file, draft.problems) if file in on_disk else (), 1):
         if line is not None and line.strip():
             draft.text(row, line, f"{file}:{number}")

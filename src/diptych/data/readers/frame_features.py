@@ -28,57 +28,57 @@ def evenly(count: int, frames: int) -> NDArray[np.int64]:
     return np.round(np.linspace(0, count - 1, frames)).astype(np.int64)
 
 
-def checked_frames(frames: int) -> int:
-    """A number of frames to keep."""
-    if frames < 0:
-        raise SettingsError(f"frames={frames} is negative: give the most frames of a video, or 0 for all.")
-    return frames
-
-
-class FrameFiles:
-    """One ``.npy`` file per video."""
+class FrameStore:
+    """Features of the frames of ``items``, one per video; at most ``frames`` of each are kept."""
 
     features = True
 
-    def __init__(self, paths: Sequence[Path], frames: int = FRAMES) -> None:
-        self.paths, self.frames = paths, checked_frames(frames)
+    def __init__(self, items: Sequence[Any], frames: int) -> None:
+        if frames < 0:
+            raise SettingsError(
+                f"frames={frames} is negative: give the most frames of a video, or 0 for all."
+            )
+        self.items, self.frames = items, frames
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.items)
+
+
+class FrameFiles(FrameStore):
+    """One ``.npy`` file per video."""
+
+    def __init__(self, paths: Sequence[Path], frames: int = FRAMES) -> None:
+        super().__init__(paths, frames)
 
     def __getitem__(self, index: int) -> NDArray[Any]:
-        store = ArrayStore(self.paths[index])
-        rows = _as_rows(store.rows(np.arange(len(store))), str(self.paths[index]))
+        store = ArrayStore(self.items[index])
+        rows = _as_rows(store.rows(np.arange(len(store))), str(self.items[index]))
         return rows[evenly(len(rows), self.frames)]
 
     def content_key(self, index: int) -> str:
-        path = self.paths[index]
+        path = self.items[index]
         with path.open("rb") as handle:
             digest = hashlib.blake2b(str(os.fstat(handle.fileno()).st_size).encode(), digest_size=16)
             digest.update(handle.read(KEY_BYTES))
         return f"{digest.hexdigest()}/{self.frames}"
 
 
-class HDF5Frames:
+class HDF5Frames(FrameStore):
     """Data sets of one HDF5 file, one per video."""
 
-    features = True
-
     def __init__(self, path: Path, names: Sequence[str], frames: int = FRAMES) -> None:
-        self.path, self.names, self.frames = path, names, checked_frames(frames)
+        super().__init__(names, frames)
+        self.path = path
         self._lock = threading.Lock()
         self._file: Any = None
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def __getitem__(self, index: int) -> NDArray[Any]:
         with self._lock:  # the library reads one thing at a time
             if self._file is None:
                 self._file = open_hdf5(self.path)
-            label = f"{self.path}, '{self.names[index]}'"
+            label = f"{self.path}, '{self.items[index]}'"
             try:
-                stored = self._file[self.names[index]]
+                stored = self._file[self.items[index]]
                 values = stored[evenly(len(stored), self.frames)] if stored.ndim == 2 else stored[()]
             except (OSError, KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
                 raise DataError(f"{label} cannot be read ({error}): copy the file again.") from error
@@ -87,38 +87,30 @@ class HDF5Frames:
 
     def content_key(self, index: int) -> str:
         rows = np.ascontiguousarray(self[index])
-        digest = hashlib.blake2b(f"{self.names[index]}{rows.shape}{rows.dtype}".encode(), digest_size=16)
+        digest = hashlib.blake2b(f"{self.items[index]}{rows.shape}{rows.dtype}".encode(), digest_size=16)
         digest.update(rows.tobytes()[:KEY_BYTES])
         return f"{digest.hexdigest()}/{self.frames}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_lock": None,
-            "_file": None,
-        }  # an open file means nothing in another process
+        return {**self.__dict__, "_lock": None, "_file": None}  # an open file means nothing elsewhere
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
 
-class FrameRows:
+class FrameRows(FrameStore):
     """Rows of one array, some for each video."""
 
-    features = True
-
     def __init__(self, store: ArrayStore, rows: Sequence[NDArray[np.int64]], frames: int = FRAMES) -> None:
-        self.store, self.rows, self.frames = store, rows, checked_frames(frames)
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        super().__init__(rows, frames)
+        self.store = store
 
     def __getitem__(self, index: int) -> NDArray[Any]:
-        own = self.rows[index]
+        own = self.items[index]
         return self.store.rows(own[evenly(len(own), self.frames)])
 
     def content_key(self, index: int) -> str:
-        own = self.rows[index]
+        own = self.items[index]
         return f"{self.store.content_key(int(own[0]))}/{len(own)}/{self.frames}"
 
 

@@ -129,7 +129,6 @@ def sniff(header: str, image: str | None = None, text: str | None = None) -> str
 
 
 def _split(header: str, delimiter: str) -> list[str]:
-    """The names of columns in a header."""
     try:
         return _names(next(csv.reader([header.rstrip("\r\n")], delimiter=delimiter), []))
     except csv.Error:
@@ -203,7 +202,6 @@ def _to_numbers(rows: list[list[Any]], place: int) -> None:
         ):
             for cells, value in zip(rows, values, strict=True):
                 cells[place] = value
-            return
         return
 
 

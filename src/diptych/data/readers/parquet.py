@@ -111,11 +111,7 @@ def _open(file: Path) -> Any:
         raise MissingExtra("pyarrow", "parquet", f"reading {file}") from error
     try:
         return pyarrow.parquet.ParquetFile(file)
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        ValueError,
-    ) as error:  # a column name that is not UTF-8 is the last
+    except (pyarrow.ArrowException, OSError, ValueError) as error:  # the last: a column name not UTF-8
         raise DataError(f"{file} is not a whole Parquet file ({_first(error)}): copy it again.") from error
 
 

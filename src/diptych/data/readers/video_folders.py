@@ -33,7 +33,6 @@ from diptych.data.readers.frame_features import (
     FRAMES,
     FrameRows,
     HDF5Frames,
-    checked_frames,
     features_folder,
     held_in_hdf5,
 )
@@ -59,18 +58,18 @@ def read_hgr(
     problems: Problems = STOP,
 ) -> Captions:
     """Videos with their texts; ``features`` names the features where there are several, ``frames`` are kept at most."""
-    checked_frames(frames)
-    folder = _hgr_features(path / "ordered_feature" / ("MP" if mean else "SA"), features)
+    root = path / "ordered_feature" / ("MP" if mean else "SA")
+    found = sorted(child.name for child in root.iterdir() if child.is_dir()) if root.is_dir() else []
+    folder = features_folder(root, found, features, "features: put each kind into a folder of its own.")
     texts = read_json(path / TEXTS, problems)
     texts = texts if isinstance(texts, dict) else {}
     draft = Draft(str(path), problems, empty)
     stores: list[ImageStore] = []
     for short, split in SPLITS.items():
-        if not (path / "public_split" / f"{short}_names.npy").exists():
-            continue
-        names = _names(path / "public_split" / f"{short}_names.npy")
-        kept, store = _store(folder, short, names, mean, frames, problems)
         where = path / "public_split" / f"{short}_names.npy"
+        if not where.exists():
+            continue
+        kept, store = _store(folder, short, _names(where), mean, frames, problems)
         for name in kept:
             row = draft.image(name, split, where)
             if name not in texts:
@@ -81,14 +80,7 @@ def read_hgr(
     return draft.captions(lambda _: Joined(stores))
 
 
-def _hgr_features(folder: Path, name: str | None) -> Path:
-    """The folder of the features asked for, or of the only ones there are."""
-    found = sorted(child.name for child in folder.iterdir() if child.is_dir()) if folder.is_dir() else []
-    return features_folder(folder, found, name, "features: put each kind into a folder of its own.")
-
-
 def _names(path: Path) -> list[str]:
-    """The names of a split."""
     try:
         found: Any = np.load(path, allow_pickle=False)
     except (ValueError, OSError) as error:
@@ -101,7 +93,6 @@ def _names(path: Path) -> list[str]:
 def _store(
     folder: Path, short: str, names: list[str], mean: bool, frames: int, problems: Problems
 ) -> tuple[list[str], ImageStore]:
-    """The videos of a split that have features, and the features."""
     if mean:
         store = ArrayStore(folder / f"{short}_ft.npy")
         if len(store) != len(names):
@@ -110,8 +101,9 @@ def _store(
         kept = min(len(store), len(names))
         return names[:kept], StoreRows(store, np.arange(kept))
     path = folder / f"{short}_ft.hdf5"
-    keys = held_in_hdf5(path, [key for name in names for key in (name, name.replace("/", "_"))])
-    held = {name: key for name in names for key in (name, name.replace("/", "_")) if key in keys}
+    forms = [(name, key) for name in names for key in (name, name.replace("/", "_"))]
+    keys = held_in_hdf5(path, [key for _, key in forms])
+    held = {name: key for name, key in forms if key in keys}
     missing = [name for name in names if name not in held]
     problems.missing(missing, len(names), str(path), "one data set (frames, D) per video")
     return list(held), HDF5Frames(path, list(held.values()), frames)
@@ -126,39 +118,38 @@ def read_dual_encoding(
     problems: Problems = STOP,
 ) -> Captions:
     """Videos with their texts; ``features`` names the features where there are several, ``frames`` are kept at most."""
-    checked_frames(frames)
     draft = Draft(str(path), problems, empty)
     stores: list[ImageStore] = []
     known: dict[Path, tuple[ArrayStore, dict[str, NDArray[np.int64]]]] = {}
     for file in _texts(path):
-        folder = _dual_features(file.parent.parent, features)
+        root = file.parent.parent / "FeatureData"
+        found = sorted(str(one.parent.relative_to(root)) for one in root.rglob("feature.bin"))
+        folder = features_folder(root, found, features, "feature.bin: put the features of the videos there.")
         if folder not in known:
             store = _array(folder)
             known[folder] = store, _rows_of(folder, len(store), problems)
         store, rows_of = known[folder]
-        found = _SPLIT.search(file.name.removesuffix(".caption.txt").lower())
-        split = SPLIT_NAMES[found[1]] if found else UNSPLIT
+        name = _SPLIT.search(file.name.removesuffix(".caption.txt").lower())
+        split = SPLIT_NAMES[name[1]] if name else UNSPLIT
         texts = _texts_of(file, problems)
-        missing = [name for name in texts if name not in rows_of]
+        missing = [video for video in texts if video not in rows_of]
         problems.missing(missing, len(texts), str(folder), "rows of every video that has a text")
-        kept = [name for name in texts if name in rows_of]
-        for name in kept:
-            row = draft.image(name, split, file)
-            for where, text in texts[name]:
+        kept = [video for video in texts if video in rows_of]
+        for video in kept:
+            row = draft.image(video, split, file)
+            for where, text in texts[video]:
                 draft.text(row, text, where)
-        stores.append(FrameRows(store, [rows_of[name] for name in kept], frames))
+        stores.append(FrameRows(store, [rows_of[video] for video in kept], frames))
     return draft.captions(lambda _: Joined(stores))
 
 
 def _texts(path: Path) -> list[Path]:
-    """The caption files of a folder, or of the folders in it."""
     if not path.is_dir():
         return []
     return sorted(path.glob("TextData/*.caption.txt")) or sorted(path.glob("*/TextData/*.caption.txt"))
 
 
 def _texts_of(file: Path, problems: Problems) -> dict[str, list[tuple[str, str]]]:
-    """The texts of each video with their lines, in the order of the file."""
     out: dict[str, list[tuple[str, str]]] = {}
     for number, line in enumerate(read_lines(file, problems), 1):
         if line is None or not line.strip():
@@ -170,13 +161,6 @@ def _texts_of(file: Path, problems: Problems) -> dict[str, list[tuple[str, str]]
             continue
         out.setdefault(name, []).append((f"{file}:{number}", text))
     return out
-
-
-def _dual_features(root: Path, name: str | None) -> Path:
-    """The folder of the features asked for, or of the only ones there are."""
-    folder = root / "FeatureData"
-    found = sorted(str(f.parent.relative_to(folder)) for f in folder.rglob("feature.bin"))
-    return features_folder(folder, found, name, "feature.bin: put the features of the videos there.")
 
 
 def _array(folder: Path) -> ArrayStore:
@@ -193,7 +177,6 @@ def _array(folder: Path) -> ArrayStore:
 
 
 def _rows_of(folder: Path, count: int, problems: Problems) -> dict[str, NDArray[np.int64]]:
-    """The rows of each video."""
     names = (folder / "id.txt").read_text("utf-8").split()
     if len(names) != count:
         problems.error("counts", folder / "id.txt", f"{len(names)} names for {count} rows", "one per row")

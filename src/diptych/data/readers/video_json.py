@@ -18,7 +18,7 @@ from diptych.data.captions import UNSPLIT, Captions, ImageStore, canonical_split
 from diptych.data.files import head, json_files, read_json
 from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, Empty
-from diptych.data.readers.frame_features import FRAMES, FrameFiles, HDF5Frames, checked_frames, held_in_hdf5
+from diptych.data.readers.frame_features import FRAMES, FrameFiles, HDF5Frames, held_in_hdf5
 from diptych.errors import DataError, SettingsError
 
 _MSRVTT = re.compile(r"\{.*?\"(?:videos|sentences|info)\"\s*:", re.DOTALL)
@@ -30,8 +30,6 @@ TRAINING = {"validate": "val", "validation": "val"}
 
 @dataclass
 class _Clip:
-    """One video of an annotation."""
-
     where: str
     split: str
     texts: list[Any] = field(default_factory=list)
@@ -52,7 +50,6 @@ def read(
 
     ``train`` is the training list of MSR-VTT 1k-A, where the folder has its test list.
     """
-    checked_frames(frames)
     if language not in LANGUAGES:
         raise SettingsError(f"language='{language}' is unknown: choose one of {', '.join(LANGUAGES)}.")
     clips: dict[str, _Clip] = {}
@@ -109,7 +106,6 @@ def _split_1k_a(root: Path, clips: dict[str, _Clip], train: str, problems: Probl
 
 
 def _csv_rows(path: Path, *columns: str) -> list[dict[str, str]]:
-    """The rows of a table that has these columns."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         header = file.readline()
         file.seek(0)
@@ -120,7 +116,6 @@ def _csv_rows(path: Path, *columns: str) -> list[dict[str, str]]:
 
 
 def _add(file: Path, field_of: str, clips: dict[str, _Clip], problems: Problems) -> None:
-    """Put the videos and texts of one annotation beside those before it."""
     entries = read_json(file, problems)
     if isinstance(entries, list):
         split = split_in_name(file.stem.replace("public_test", "test")) or UNSPLIT
@@ -162,7 +157,6 @@ def _objects(entries: dict[str, Any], name: str, file: Path, problems: Problems)
 
 
 def _features(root: Path, given: Path | None, names: list[str], frames: int) -> tuple[list[str], ImageStore]:
-    """The videos that have features, and these."""
     if given is not None and given.is_file():
         there = held_in_hdf5(given, names)
         held = [name for name in names if name in there]
