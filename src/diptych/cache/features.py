@@ -289,7 +289,11 @@ def cache_text_states(
     """The last hidden states of every token of ``texts``, computed on the encoder's device."""
     sizes = np.array([texts.size(i) for i in range(len(texts))], dtype=np.int64)
     contents = hashlib.sha256(sizes.tobytes())
-    for rows in _chunks(0, len(texts)):
+
+    def chunks(start: int) -> list[range]:
+        return [range(a, min(a + TEXT_CHUNK, len(texts))) for a in range(start, len(texts), TEXT_CHUNK)]
+
+    for rows in chunks(0):
         ids = texts.collate(rows)
         if not ids.is_ids:
             raise DataError("these texts are cached states already: give the token ids to compute them from.")
@@ -298,7 +302,7 @@ def cache_text_states(
     path = cache_folder(folder) / f"texts-{key}.npy"
 
     def states(start: int) -> Iterator[tuple[NDArray[np.float32], int]]:
-        left = _chunks(start, len(texts))
+        left = chunks(start)
         for rows in track(left, "text states", len(left), show_progress):
             yield _states(encoder, texts, rows, batch_size), len(rows)
 
@@ -352,10 +356,6 @@ def waiting(acquire: Callable[..., Any], show_progress: bool) -> Iterator[None]:
         held = acquire()
     with held:
         yield
-
-
-def _chunks(start: int, end: int) -> list[range]:
-    return [range(first, min(first + TEXT_CHUNK, end)) for first in range(start, end, TEXT_CHUNK)]
 
 
 @torch.inference_mode()

@@ -222,11 +222,9 @@ class Captions:
 
     def _repr_html_(self) -> str:
         first = range(min(SHOWN, len(self.images)))
-        lines = self.subset(first).texts_of(), self.subset(first).texts
-        cards = [
-            (_small(self.images, row), self.image_ids[row], " · ".join(lines[1][n] for n in lines[0][row]))
-            for row in first
-        ]
+        some = self.subset(first)
+        texts = [" · ".join(some.texts[n] for n in rows) for rows in some.texts_of()]
+        cards = [(_small(self.images, row), self.image_ids[row], texts[row]) for row in first]
         return notebook.gallery(cards, repr(self))
 
 
@@ -316,16 +314,9 @@ class Joined:
 
 
 SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "trn": "train",
-    "val": "val",
-    "dev": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "tst": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training", "trn"), "train"),
+    **dict.fromkeys(("val", "dev", "valid", "validation"), "val"),
+    **dict.fromkeys(("test", "tst", "testing"), "test"),
     "testall": "testall",
 }
 UNSPLIT = "train"  # split of data without splits, as in the datasets library

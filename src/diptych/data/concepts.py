@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.decode.pickles import read_pickle
+from diptych.data.files import read_json
+from diptych.data.problems import STOP
 from diptych.data.vocabulary import tokenize
 from diptych.errors import DataError, MissingExtra, SettingsError
-from diptych.storage import parse_json
 
 CLASSES = ("NN", "JJ", "VB")  # objects, properties, motions, by the beginning of their Penn Treebank tags
 SHARES = (0.7, 0.2, 0.1)  # CVSE's released lists are 210 : 60 : 30 in this order
@@ -163,7 +164,9 @@ def read_cvse(folder: str | Path) -> Concepts:
     """
     folder = Path(folder)
     path = folder / "category_concepts.json"
-    index = _read_json(path)
+    if not path.is_file():
+        raise DataError(f"{path} does not exist: give the folder of CVSE's concept annotations.")
+    index = read_json(path, STOP)
     numbers: list[Any] = list(index.values()) if isinstance(index, dict) else [None]
     if not all(type(n) is int for n in numbers) or sorted(numbers) != list(range(len(numbers))):
         raise DataError(f"{path} must map each word to its own number 0…g−1.")
@@ -188,15 +191,6 @@ def _only(folder: Path, pattern: str) -> Path:
     if len(found) != 1:
         raise DataError(f"{folder} has {len(found)} files {pattern}: CVSE's folder has exactly one.")
     return found[0]
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return parse_json(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{path} does not exist: give the folder of CVSE's concept annotations.") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}): copy it again.") from error
 
 
 BLOCK = 1 << 24  # bytes of a binary file read at a time

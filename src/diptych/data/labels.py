@@ -127,9 +127,7 @@ def _names(value: Any) -> Iterator[str]:
             return
         except ValueError:
             pass  # a name that begins with a bracket
-    for separator in SEPARATORS[1:]:
-        text = text.replace(separator, SEPARATORS[0])
-    yield from filter(None, (name.strip() for name in text.split(SEPARATORS[0])))
+    yield from filter(None, (name.strip() for name in re.split(f"[{SEPARATORS}]", text)))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -152,7 +152,8 @@ class TimmBackbone(Backbone):
         pretrained: bool = True,
         size: int | None = None,
     ) -> None:
-        timm = _timm()
+        import_package("timm.data", "timm", "timm", "a timm: backbone")
+        timm = import_module("timm")
         known = name.removeprefix(PREFIX)
         if not timm.is_model(known):
             near = get_close_matches(known.split(".")[0], timm.list_models()) or ["resnet50"]
@@ -196,8 +197,3 @@ def _create(timm: ModuleType, name: str, pretrained: bool, **options: Any) -> An
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:160]
         raise SettingsError(f"timm cannot make '{name}' ({reason}): check its weights and size.") from error
-
-
-def _timm() -> ModuleType:
-    import_package("timm.data", "timm", "timm", "a timm: backbone")
-    return import_module("timm")

@@ -108,27 +108,29 @@ def stored_words() -> tuple[Tensor, Tensor]:
     They are stored, in 8 bits, not computed: the last bits of a computation differ between machines, and with them the
     fingerprint by which an index knows its model.
     """
-    with resources.as_file(
-        resources.files("diptych.encoders").joinpath("imagenet_classes.safetensors")
-    ) as file:
+    with resources.as_file(resources.files("diptych.encoders") / "imagenet_classes.safetensors") as file:
         stored = load_file(file)
     return stored["words"].float() * stored["scale"], stored["centre"]
 
 
 def load_class_words() -> tuple[ClassWords, SentenceVector, PixelInput, WordPieceInput]:
     """Both sides and their inputs, from installed packages."""
-    folder = minilm_folder()
-    texts = WordPieceInput(folder, augment=0.0)
-    text = SentenceVector(TransformerText(folder, projection=False))
-    backbone = Lite0()
-    (weight, bias), (words, centre) = published_classifier(), stored_words()
-    image = ClassWords(backbone, *words.shape)
+    folder, backbone, (words, centre) = minilm_folder(), Lite0(), stored_words()
+    text, image = (
+        SentenceVector(TransformerText(folder, projection=False)),
+        ClassWords(backbone, *words.shape),
+    )
+    _take_classifier(image.classifier)
     with torch.no_grad():
-        image.classifier.weight.copy_(weight)
-        image.classifier.bias.copy_(bias)
         image.words.copy_(words)
         text.centre.copy_(centre)
-    return image, text, PixelInput(**backbone.pixel_format), texts
+    return image, text, PixelInput(**backbone.pixel_format), WordPieceInput(folder, augment=0.0)
+
+
+@torch.no_grad()
+def _take_classifier(layer: nn.Linear) -> None:
+    for parameter, published in zip((layer.weight, layer.bias), published_classifier(), strict=True):
+        parameter.copy_(published)
 
 
 @part
@@ -179,11 +181,10 @@ class NamedGrid(Grid):
 
 def with_names(backbone: Lite0) -> NamedGrid:
     """EfficientNet-Lite0 with ImageNet's class names as all-MiniLM-L6-v2 reads them; their share is 0 to begin with."""
-    (weight, bias), (words, _) = published_classifier(), stored_words()
+    words, _ = stored_words()
     encoder = NamedGrid(backbone, *words.shape)
+    _take_classifier(encoder.classifier)
     with torch.no_grad():
-        encoder.classifier.weight.copy_(weight)
-        encoder.classifier.bias.copy_(bias)
         encoder.words.weight.copy_(words.T)
         encoder.words.bias.zero_()
     return encoder

@@ -36,10 +36,7 @@ class _OpenClipSide(DualSide):
     config: dict[str, Any]
 
     def save_assets(self, folder: Path) -> dict[str, object]:
-        name = free_name(folder, "open_clip")
-        (folder / name).mkdir()
-        MODEL.write(folder / name / OPEN_CLIP_CONFIG, json.dumps(self.config, indent=2))
-        return {"source": name, "pretrained": False}
+        return {"source": _save(self.config, folder), "pretrained": False}
 
     def content_arguments(self) -> dict[str, object]:
         return {"source": _digest(self.config["model_cfg"]), "pretrained": False}
@@ -113,9 +110,7 @@ class OpenClipTokens(TextInput):
         return FixedTexts(ids, np.ones(ids.shape, dtype=bool))
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
-        name = free_name(folder, "open_clip")
-        (folder / name).mkdir()
-        MODEL.write(folder / name / OPEN_CLIP_CONFIG, json.dumps(self.config, indent=2))
+        name = _save(self.config, folder)
         if hasattr(self.tokenizer, "save_pretrained"):
             self.tokenizer.save_pretrained(folder / name)
         return {"source": name}
@@ -124,6 +119,13 @@ class OpenClipTokens(TextInput):
         inner = getattr(self.tokenizer, "tokenizer", None)
         pieces = "" if inner is None else tokenizer_state(inner)
         return {"source": _digest([self.config["model_cfg"]["text_cfg"], pieces])}
+
+
+def _save(config: dict[str, Any], folder: Path) -> str:
+    name = free_name(folder, "open_clip")
+    (folder / name).mkdir()
+    MODEL.write(folder / name / OPEN_CLIP_CONFIG, json.dumps(config, indent=2))
+    return name
 
 
 def load_open_clip(source: str | Path) -> tuple[OpenClipImage, OpenClipText, ProcessedPixels, OpenClipTokens]:
@@ -141,12 +143,8 @@ def _pixels(library: ModuleType, model: nn.Module, source: str) -> ProcessedPixe
     numbers = library.get_model_preprocess_cfg(model)
     size = numbers["size"]
     sides = [size, size] if isinstance(size, int) else list(size)
-    resample = 2 if numbers["interpolation"] == "bilinear" else 3
-    colours: dict[str, Any] = {
-        "mean": list(numbers["mean"]),
-        "std": list(numbers["std"]),
-        "resample": resample,
-    }
+    colours: dict[str, Any] = {name: list(numbers[name]) for name in ("mean", "std")}
+    colours["resample"] = 2 if numbers["interpolation"] == "bilinear" else 3
     if numbers["resize_mode"] == "squash":
         return ProcessedPixels(sides, **colours)
     if numbers["resize_mode"] != "shortest" or sides[0] != sides[1]:
@@ -161,13 +159,8 @@ def _opened(source: str | Path | nn.Module, pretrained: bool) -> tuple[Any, dict
     library, config = _open_clip(), _read_config(source)
     name, tag = _names(source)
     with _quiet(source):
-        model = library.create_model(
-            name,
-            pretrained=tag,
-            load_weights=pretrained,
-            require_pretrained=pretrained,
-            pretrained_text=False,
-        )
+        weights: dict[str, Any] = {"load_weights": pretrained, "require_pretrained": pretrained}
+        model = library.create_model(name, pretrained=tag, pretrained_text=False, **weights)
     if not isinstance(model, library.CLIP | library.CustomTextCLIP):
         raise SettingsError(f"{source} is a {type(model).__name__}, not a dual encoder: choose another.")
     return model, config

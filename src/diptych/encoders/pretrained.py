@@ -66,21 +66,16 @@ def load_model(source: str | Path, config: Any, pretrained: bool) -> nn.Module:
             f"{name} holds a '{config.model_type}', not an encoder of transformers: choose another."
         )
     known = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
-    options: dict[str, Any] = {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
+    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
+    options |= {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
+    model: nn.Module
     with asking(name):
         if not pretrained:
-            model: nn.Module = AutoModel.from_config(
-                config, dtype=torch.float32, trust_remote_code=False, **options
-            )
+            model = AutoModel.from_config(config, **options)
             return model
         try:
             model, report = AutoModel.from_pretrained(
-                name,
-                config=config,
-                dtype=torch.float32,
-                output_loading_info=True,
-                trust_remote_code=False,
-                **options,
+                name, config=config, output_loading_info=True, **options
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(_not_found(name, error)) from error

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,13 +222,7 @@ class LazyRow(Sequence[int]):
     def __len__(self) -> int:
         return min(self.classes.most, int(self.classes.scores.shape[1]))
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+    def __getitem__(self, index: Any) -> Any:
         return self.tolist()[index]
 
     def __iter__(self) -> Iterator[int]:

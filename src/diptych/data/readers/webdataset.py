@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +107,7 @@ def read(path: Path, *, empty: Empty = "drop", problems: Problems = STOP) -> Cap
     for file, sample in samples:
         where = f"{file}/{sample.key}"
         if sample.image is None:
-            expected = f"add {sample.key}.jpg or remove its texts"
-            problems.error("missing image", where, "texts without an image", expected)
+            problems.error("missing image", where, "texts without an image", "add it or remove its texts")
             continue
         key = sample.key if plain else f"{file.stem}/{sample.key}"
         texts, image_id = sample.take_texts(), sample.values.pop("image_id", None)
@@ -143,8 +142,7 @@ def scan(path: Path, problems: Problems) -> list[Sample]:
         problems.error("missing file", path, "the tar does not exist", "copy it, or shorten the pattern")
         return []
     if path.name.endswith(NOT_RANDOM):
-        expected = "unpack it to a plain .tar, which is read in place"
-        problems.error("tar", path, "a compressed tar cannot be read at random", expected)
+        problems.error("tar", path, "a compressed tar cannot be read at random", "unpack it to a plain .tar")
         return []
     size = path.stat().st_size
     try:
@@ -160,8 +158,8 @@ def scan(path: Path, problems: Problems) -> list[Sample]:
                 if handle.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                     raise tarfile.ReadError(f"no end mark at byte {tar.offset:,}")
     except (tarfile.TarError, EOFError, OSError, ValueError, RecursionError, MemoryError) as error:
-        expected = f"it has {size:,} bytes; copy it again"
-        problems.error("tar", path, f"the tar is truncated or damaged ({error})", expected)
+        message = f"the tar is truncated or damaged ({error})"
+        problems.error("tar", path, message, f"it has {size:,} bytes; copy it again")
     return list(samples.values())
 
 
@@ -234,11 +232,7 @@ class StringColumn(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
