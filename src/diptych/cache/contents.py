@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,10 +92,13 @@ def select(
                 f"no backbone in the cache is called '{backbone}': there are {', '.join(known) or 'none'}."
             )
     if older_than is not None:
-        before = (time.time() if now is None else now) - 86_400 * _days(older_than)
+        what = "an age: write hours, days or weeks, such as 12h, 30d or 8w"
+        days = _counted(older_than, DAYS, "([hdwmy])[a-z]*", what)
+        before = (time.time() if now is None else now) - 86_400 * days
         left = [entry for entry in left if entry.used < before]
     if keep is not None:
-        room, leaving = _size(keep), []
+        room = _counted(keep, UNITS, "([kmgt]?)b?", "a size: write it such as 500MB or 10GB")
+        leaving = []
         for entry in sorted(left, key=lambda entry: entry.used, reverse=True):
             room -= entry.bytes
             if room < 0:
@@ -141,18 +144,11 @@ def _remove(path: Path) -> bool:
     return True
 
 
-def _days(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([hdwmy])[a-z]*", text.strip().lower())
+def _counted(text: str, units: Mapping[str, float], unit: str, what: str) -> float:
+    found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{unit}", text.strip().lower())
     if found is None:
-        raise SettingsError(f"'{text}' is not an age: write hours, days or weeks, such as 12h, 30d or 8w.")
-    return float(found[1]) * DAYS[found[2]]
-
-
-def _size(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
-    if found is None:
-        raise SettingsError(f"'{text}' is not a size: write it such as 500MB or 10GB.")
-    return float(found[1]) * UNITS[found[2]]
+        raise SettingsError(f"'{text}' is not {what}.")
+    return float(found[1]) * units[found[2]]
 
 
 def in_words(size: float) -> str:

@@ -22,6 +22,7 @@ import re
 import time
 import weakref
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -105,17 +106,14 @@ class FeaturePack:
             return
         size, files, within = self.row_bytes, rows // self.per_file, rows % self.per_file
         flat = out.reshape(-1).view(np.uint8).data
-        starts = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (files[1:] != files[:-1])) + 1
-        starts = np.concatenate([[0], starts])  # of rows that lie side by side, which are read at once
-        ends = [*starts[1:].tolist(), len(rows)]
-        runs = zip(
-            starts.tolist(), ends, files[starts].tolist(), (within[starts] * size).tolist(), strict=True
-        )
-        for start, end, file, offset in runs:
-            if file < 0:
+        apart = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (files[1:] != files[:-1])) + 1
+        starts = [0, *apart.tolist()]  # of rows that lie side by side, which are read at once
+        for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+            if files[start] < 0:
                 out[start] = 0
             else:
-                self._opened(file).read_at(offset, flat[start * size : end * size])
+                into = flat[start * size : end * size]
+                self._opened(int(files[start])).read_at(int(within[start]) * size, into)
 
     def hold(self) -> None:
         """Keep ``remove`` away from this pack while this object lives; then read what is in it."""
@@ -178,13 +176,12 @@ class FeaturePack:
 
     def files(self) -> list[PackFile]:
         """The files of rows."""
-        found = np.array(list(self._rows.values()), dtype=np.int64) // self.per_file
-        counts = dict(zip(*np.unique(found, return_counts=True), strict=True))
+        counts = Counter(row // self.per_file for row in self._rows.values())
         listed = []
         for path in filter(lambda path: FILES.names.fullmatch(path.name), sorted(self.folder.glob("*.f16"))):
             number, used = int(path.stem[5:]), path.with_suffix(".used")
             at = (used if used.exists() else path).stat().st_mtime
-            listed.append(PackFile(number, path.stat().st_size, int(counts.get(number, 0)), at))
+            listed.append(PackFile(number, path.stat().st_size, counts[number], at))
         return listed
 
     def remove(self, numbers: Iterable[int]) -> bool:

@@ -25,6 +25,7 @@ from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, flat_index, pinned_array, read_ahead
 from diptych.data.captions import ImageStore, StoredImage, StoreRows
 from diptych.data.images import ImageInput, as_item
+from diptych.data.problems import reason_of
 from diptych.data.text import CachedTexts, TextStore
 from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
@@ -103,7 +104,7 @@ def _open(store: ImageStore, rows: range, skip: bool) -> dict[int, StoredImage |
         except (ImageError, OSError) as error:
             if not skip:
                 raise
-            opened[row] = " ".join(str(error).split())
+            opened[row] = reason_of(error)
     return opened
 
 
@@ -162,12 +163,11 @@ def cache_image_features(
     store: ImageStore,
     folder: str | Path | None = None,
     *,
-    batch_size: int | None = None,
     skip: bool = False,
-    label: str = "image features",
     show_progress: bool = True,
+    **how: Any,
 ) -> CachedImages:
-    """The cells (N, R, C) of every image of ``store``; those that are new are computed on the backbone's device.
+    """The cells (N, R, C) of every image of ``store``; those that are new are computed, as ``compute_cells`` says.
 
     An image that cannot be read is an error, or with ``skip`` noted in ``CachedImages.unreadable``.
     """
@@ -184,15 +184,8 @@ def cache_image_features(
             missing = _missing(pack, keys)  # another process may have computed them meanwhile
             left = StoreRows(store, np.array(missing, dtype=np.int64))
             done = 0
-            for chunk in compute_cells(
-                backbone,
-                image_input,
-                left,
-                batch_size=batch_size,
-                skip=skip,
-                label=label,
-                show_progress=show_progress,
-            ):
+            how |= {"skip": skip, "show_progress": show_progress}
+            for chunk in compute_cells(backbone, image_input, left, **how):
                 failed = {missing[row]: reason for row, reason in chunk.failures.items()}
                 rows = [row for row in missing[done : done + chunk.images] if row not in failed]
                 pack.append([keys[row] for row in rows], chunk.values())
@@ -200,11 +193,8 @@ def cache_image_features(
                 done += chunk.images
     places = pack.find(keys.get(row, "") for row in range(len(store)))
     reasons = {keys[row]: reason for row, reason in unreadable.items() if row in keys}
-    unreadable |= {
-        row: reasons[keys[row]]
-        for row in np.flatnonzero(places == MISSING).tolist()
-        if keys.get(row) in reasons
-    }
+    absent = np.flatnonzero(places == MISSING).tolist()
+    unreadable |= {row: reasons[keys[row]] for row in absent if keys.get(row) in reasons}
     pack.note_use(places)
     return CachedImages(pack, places, store, dict(sorted(unreadable.items())))
 
@@ -263,7 +253,7 @@ def _keys_of(store: ImageStore, skip: bool) -> tuple[dict[int, str], dict[int, s
         except (ImageError, OSError) as error:
             if not skip:
                 raise
-            unreadable[row] = " ".join(str(error).split())
+            unreadable[row] = reason_of(error)
     return keys, unreadable
 
 
@@ -324,17 +314,13 @@ def _hash_of(keys: Iterable[str]) -> str:
     return contents.hexdigest()
 
 
-def old_caches(folder: str | Path | None = None) -> list[Path]:
-    """Files of earlier versions, one for each list of pictures; nothing reads them any more."""
-    return sorted(cache_folder(folder).glob(f"{OLD}*.npy"))
-
-
 _said: set[Path] = set()
 
 
 def say_old_caches(folder: str | Path | None = None) -> None:
     """Tell the user, once, that files of earlier versions are of no use."""
-    place, files = cache_folder(folder), old_caches(folder)
+    place = cache_folder(folder)
+    files = list(place.glob(f"{OLD}*.npy"))
     if files and place not in _said:
         _said.add(place)
         size = in_words(sum(file.stat().st_size for file in files))
