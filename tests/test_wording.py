@@ -553,8 +553,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER/v.json is no vocabulary in JSON (Expecting property name enclosed in double quotes: line"
          " 1 column 2 (char 1)): convert a .pkl first."),
         (lambda p: read_vocabulary(put(p, "v.json", '{"idx": 3}')),
-         "FOLDER/v.json: this vocabulary has no 'word2idx' table: give the published JSON or a list of "
-         "words."),
+         "FOLDER/v.json: this vocabulary has no 'word2idx' table: give the published JSON or a list."),
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\ndog 1 2\n")),
          "FOLDER/g.txt:2 has 2 numbers, not 3: copy it again."),
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\ndog 1 2 x\n")),
