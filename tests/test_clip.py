@@ -214,7 +214,7 @@ def test_the_logit_scale_is_the_temperature_training_goes_on_from(folders) -> No
 def test_frozen_sides_stay_in_evaluation_mode_and_read_stored_vectors(folders) -> None:
     dual = load_dual(folders("clip"))
     for side in (dual.image, dual.text):
-        side.freeze()
+        side.let_train(False)
         side.train()
         assert not any(p.requires_grad for p in side.parameters())
         assert not side.model.training
@@ -222,7 +222,7 @@ def test_frozen_sides_stay_in_evaluation_mode_and_read_stored_vectors(folders) -
         assert side(stored) is stored
         with pytest.raises(DataError, match=r"\b13\b"):
             side(Features.whole(torch.randn(2, 1, side.dim + 1)))
-        side.unfreeze()
+        side.let_train(True)
         assert side.model.training
         assert all(p.requires_grad for p in side.parameters())
 
@@ -236,7 +236,7 @@ def test_vectors_of_a_frozen_side_are_computed_once(folders, tmp_path: Path) -> 
     captions = open_captions(str(photos))
     retriever = Retriever.from_pretrained(folders("clip"))
     expected = retriever.encode_image(captions.images)
-    retriever.image.encoder.freeze()
+    retriever.image.encoder.let_train(False)
     ready = prepare(retriever, captions, cache_dir=tmp_path / "cache", show_progress=False)
     assert ready.captions.images[0].shape == (1, 12)
     assert torch.allclose(retriever.encode_image(ready.captions.images), expected, atol=2e-3)  # float16

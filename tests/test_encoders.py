@@ -243,7 +243,7 @@ def test_a_frozen_backbone_keeps_its_mode_and_a_trained_one_its_statistics() -> 
     grid = Grid(Toy(), 8).train()
     assert not grid.backbone.training
     assert not any(p.requires_grad for p in grid.backbone.parameters())
-    grid.unfreeze()
+    grid.let_train(True)
     assert grid.backbone.dropout.training
     assert not grid.backbone.norm.training
     before = grid.backbone.norm.running_mean.clone()
@@ -252,7 +252,7 @@ def test_a_frozen_backbone_keeps_its_mode_and_a_trained_one_its_statistics() -> 
     assert grid.backbone.norm.weight.grad is not None
     grid.eval()
     assert not grid.backbone.dropout.training
-    grid.train().freeze()
+    grid.train().let_train(False)
     assert not grid.backbone.dropout.training
     assert Grid(Toy(), 8, trainable=True).backbone.conv.weight.requires_grad
 

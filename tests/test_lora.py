@@ -43,9 +43,9 @@ def test_adapters_begin_as_nothing_and_alone_are_trained(clip: Path, tmp_path: P
     assert trained
     assert all(is_adapter(name) for name in trained)
     assert len(trained) == 2 * 2 * 2 * 2  # sides, layers, queries and values, A and B
-    retriever.image.encoder.freeze()
+    retriever.image.encoder.let_train(False)
     assert not any(parameter.requires_grad for parameter in retriever.image.parameters())
-    retriever.image.encoder.unfreeze()
+    retriever.image.encoder.let_train(True)
     assert [name for name, parameter in retriever.named_parameters() if parameter.requires_grad] == trained
 
 

@@ -178,7 +178,7 @@ def test_packed_texts_move_under_dropout(tmp_path: Path) -> None:
     encoder = TransformerText(text_folder(tmp_path, "bert"), dim=8).train()
     texts = pack(ids(5, 9))
     assert not torch.equal(encoder(texts).values, encoder(texts).values)
-    encoder.freeze()
+    encoder.let_train(False)
     assert torch.equal(encoder(texts).values, encoder(texts).values)
 
 

@@ -72,7 +72,7 @@ def test_training_and_evaluation_leave_them_out_and_say_so(table: Path, tmp_path
     assert "left out 10 of 39 pictures, which cannot be read, with 20 texts:" in said
     assert "train/missing.png: " in said
     assert "is not on disk: check the path." in said
-    assert f"all are listed in {run / 'unreadable.txt'}; --strict_images stops at the first instead" in said
+    assert f"all are listed in {run / 'unreadable.txt'}; use --strict_images to stop at the first" in said
     listed = (run / "unreadable.txt").read_text().splitlines()
     assert {line.split("\t")[0] for line in listed} == {f"{s}/{b}" for s in ("train", "val") for b in BAD}
     assert all(line.split("\t")[1].endswith(".") for line in listed)

@@ -176,7 +176,7 @@ def test_a_frozen_transformer_has_no_dropout(text_model: Path) -> None:
     frozen(texts).values.sum().backward()
     assert frozen.linear.weight.grad is not None
     assert all(p.grad is None for p in frozen.model.parameters())
-    frozen.unfreeze()
+    frozen.let_train(True)
     assert frozen.model.training
     frozen(texts).values.square().sum().backward()
     unused = [n for n, p in frozen.model.named_parameters() if p.grad is None]

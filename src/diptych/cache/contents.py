@@ -79,9 +79,8 @@ def select(
 ) -> list[Entry]:
     """Those of the entries that these wishes are about; all of them without any.
 
-    ``backbone`` is the beginning of a pack's name, or a part of its title. ``old`` are files of earlier versions.
-    ``older_than`` ("30d", "12h", "2w") are those that nothing has used for so long. ``keep`` ("10GB") leaves that much
-    of what was used last.
+    ``backbone`` is the beginning of a pack's name, or a part of its title; ``old`` are files of earlier versions;
+    ``older_than`` ("30d", "12h") those that nothing has used for so long; ``keep`` ("10GB") leaves what was used last.
     """
     left = [entry for entry in entries if not old or entry.kind == "old"]
     if backbone is not None:

@@ -41,14 +41,10 @@ KEY_BYTES = 16_384  # bytes of a row that enter its content key
 class ArrayStore:
     """An image store over the rows of one array (N, ...): in memory, or an ``.npy`` file of any size.
 
-    ``raw``, a shape and a type, is for a file of bare numbers without the header of an ``.npy``.
-
-    A file is read with ``pread``, not mapped: pages of a map count as resident memory until the kernel wants
-    them back, and a file cut short under a map kills the process. Short rows, of which a batch needs many, may be
-    ``mapped`` all the same, for a call for each costs more than its copy; the size of the file is then looked at before
-    each batch. Reading is safe from several threads, and a copy sent to
-    another process opens the file again. Rows that lie five times on disk (one per text) are
-    selected with ``captions.StoreRows(store, every_fifth)``.
+    ``raw``, a shape and a type, is for a file of bare numbers. A file is read with ``pread``: pages of a map count as
+    resident memory, and a file cut short under a map kills the process. Short rows, of which a batch needs many, may be
+    ``mapped`` all the same; the size of the file is then looked at before each batch. Reading is safe from several
+    threads, and a copy sent to another process opens the file again.
     """
 
     def __init__(
@@ -303,9 +299,7 @@ def read_ahead(
     """``read(job)`` for every job, in order, on ``workers`` threads (0: when its turn comes, in this one).
 
     At most ``workers + 1`` results are held or under way. An error comes out in the place of its result, and ends
-    everything; so does a caller that stops in the middle. Threads rather than processes: reading and decoding release
-    the interpreter, nothing is pickled or copied between processes, and a container's small /dev/shm is no limit.
-    ``device`` is the GPU whose memory the threads pin.
+    everything; so does a caller that stops in the middle. ``device`` is the GPU whose memory the threads pin.
     """
     if workers == 0:
         yield from map(read, jobs)

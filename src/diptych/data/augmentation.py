@@ -23,19 +23,11 @@ HUES = 256  # steps of Pillow's hue circle
 
 @dataclass(frozen=True)
 class WordAugmentation:
-    """Touch each word with probability ``rate``; of those touched 50 % masked, 10 % replaced, 40 % deleted.
+    """Touch each word with probability ``rate`` (0.2 in VSE∞ and COOKIE): 50 % are masked, 10 % replaced, 40 % deleted.
 
-    A word is all its pieces together: one draw decides for all of them, one mask or one random vocabulary
-    entry stands for each piece. Hence 40 % · 0.2 = 8 % of words are dropped at the published rate of 0.2, the
-    rest of what is touched is masking noise.
-
-    ========================  ===========================================
-    ``rate``                  0.2 in VSE∞ and COOKIE
-    ``mask_id``               the id that masks a piece
-    ``choices``               the vocabulary's ids, drawn from uniformly
-    ``keep_a_word``           a text that would lose all its words keeps
-                              one, drawn at random (COOKIE)
-    ========================  ===========================================
+    A word is all its pieces together: one draw decides for all of them. Hence 40 % · 0.2 = 8 % of words are dropped at
+    the published rate. ``mask_id`` masks a piece, ``choices`` are the ids that may replace one; with ``keep_a_word`` a
+    text that would lose all its words keeps one, drawn at random (COOKIE).
     """
 
     rate: float
@@ -87,9 +79,8 @@ def _spare_a_word(
 class Drawn:
     """What was drawn for one picture: every number that an augmentation will use, None or False for a step left out.
 
-    ``height`` and ``width`` are the shares of the sides that stay, ``top`` and ``left`` where the window lies in what
-    is left over (0 … 1). The factors of brightness, contrast and saturation are multipliers, ``hue`` is a share of
-    the colour circle.
+    ``height`` and ``width`` are the shares of the sides that stay, ``top`` and ``left`` where the window lies in the
+    rest.
     """
 
     height: float

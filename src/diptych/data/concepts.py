@@ -62,8 +62,7 @@ def find_concepts(
 ) -> Concepts:
     """The most frequent nouns, adjectives and verbs of the *training* texts, in these shares of ``size``.
 
-    Nouns come first, each class in descending frequency. A class with fewer words than its share gives all it
-    has, so that the list of a small corpus is shorter than ``size``.
+    Nouns come first, each class in descending frequency. A class with fewer words than its share gives all it has.
     """
     if size < 1:
         raise SettingsError(f"{size} concepts are asked for: ask for at least 1.")

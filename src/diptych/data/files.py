@@ -196,9 +196,7 @@ class OnDisk:
 def content_hash(handle: BinaryIO, start: int, size: int, suffix: str) -> str:
     """A hash of an image's bytes: all of them when few or uncompressed, else four pages and the size.
 
-    Any change to a compressed picture moves its size or its coded data throughout, so pages suffice and a
-    set of 100,000 photos is keyed in seconds; the file's time and place play no part, so copies of a data
-    set agree.
+    Any change to a compressed picture moves its size or its coded data throughout, so pages suffice.
     """
     digest = hashlib.blake2b(str(size).encode(), digest_size=16)
     whole = size <= WHOLE or suffix.lower() not in COMPRESSED

@@ -176,7 +176,7 @@ class LeftOut:
         """Say it on standard error; ``where`` is the file that lists all, ``advice`` how to stop instead."""
         if lines := self.lines(total):
             listed = f"all are listed in {where}; " if where is not None else ""
-            lines += [f"{listed}--strict_images stops at the first instead"] * advice
+            lines += [f"{listed}use --strict_images to stop at the first"] * advice
             echo("\n".join(lines), err=True)
 
     def save(self, folder: Path) -> None:

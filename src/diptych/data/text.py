@@ -103,9 +103,8 @@ class FlatTexts:
 class TokenTexts(FlatTexts):
     """Token ids of many texts in flat arrays: text i is ``ids[offsets[i]:offsets[i+1]]``.
 
-    ``words`` numbers the words of each text, so that the pieces of one word are augmented together, with −1
-    for tokens that are never touched. ``pad_to_multiple`` rounds the padded length W up, which gives a GPU
-    few distinct shapes to compile for.
+    ``words`` numbers the words of each text, −1 for tokens that are never touched. ``pad_to_multiple`` rounds the
+    padded length W up, which gives a GPU few distinct shapes to compile for.
     """
 
     def __init__(
@@ -189,10 +188,8 @@ class HubInput(TextInput):
 class WordInput(TextInput):
     """Words of a fixed vocabulary: ``<start>`` words ``<end>``, unknown ones as ``<unk>`` (for a BiGRU).
 
-    ``words`` are the words by id, as ``build_vocabulary`` and ``read_vocabulary`` return them, or the
-    published form {"word2idx", ...}. While training each word, ``<start>`` and ``<end>`` too, is touched with
-    probability ``augment`` (see ``WordAugmentation``), which needs ``<mask>`` in the vocabulary. Texts are cut at
-    ``max_length`` tokens, ``<start>`` and ``<end>`` included; None: never.
+    ``words`` are the words by id, or the published form {"word2idx", ...}. While training each word, ``<start>`` and
+    ``<end>`` too, is touched with probability ``augment``. Texts are cut at ``max_length`` tokens; None: never.
     """
 
     LATER = ("max_length",)
@@ -255,10 +252,8 @@ class WordInput(TextInput):
 class WordPieceInput(HubInput):
     """Pieces of any Hugging Face fast tokenizer, its special tokens around them (a transformer's input).
 
-    ``source`` is a folder or a hub id; with ``HF_HUB_OFFLINE=1`` only folders and the local cache are tried.
-    Texts are cut at ``max_length`` tokens, by default at what the tokenizer says its model can read. While
-    training each word, all its pieces together but never a special token, is touched with probability
-    ``augment`` (see ``WordAugmentation``).
+    ``source`` is a folder or a hub id. Texts are cut at ``max_length`` tokens, by default at what the tokenizer says
+    its model can read. While training each word, all its pieces together, is touched with probability ``augment``.
     """
 
     def __init__(self, source: str | Path, augment: float = 0.2, max_length: int | None = None) -> None:

@@ -18,10 +18,8 @@ from diptych.types import Features, Inputs
 class Grid(AroundNetwork):
     """Pixels (B, 3, H, W) → backbone → cells (B, R, C) → linear → (B, R, dim).
 
-    Cells that were computed before (``Features`` of C channels) skip the backbone, so a frozen backbone runs
-    once per image and the same model still reads pictures. ``drop`` is the Size Augmentation of grids.
-    BatchNorm of the backbone always uses its stored statistics, also while it is trained; its affine weights
-    then receive gradients. A frozen backbone stays in evaluation mode.
+    Cells that were computed before (``Features`` of C channels) skip the backbone. ``drop`` is the Size Augmentation of
+    grids. BatchNorm of the backbone always uses its stored statistics, also while it is trained.
     """
 
     network = "backbone"

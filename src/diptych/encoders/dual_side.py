@@ -64,9 +64,8 @@ def merged(state: dict[str, Tensor]) -> dict[str, Tensor]:
 class DualSide(Freezable):
     """One side of a dual encoder: its network, and the projection to the joint space.
 
-    The output is a set of vectors of ``dim`` numbers, not of unit length. Its first element is the model's own
-    pooled vector; the aggregator ``First`` takes it. Vectors that were computed before (``Features`` of ``dim``
-    numbers) pass as they are. A frozen side (``trainable=False``) stays in evaluation mode.
+    The output is a set of vectors of ``dim`` numbers; its first element is the model's own pooled vector, which
+    ``First`` takes. Vectors that were computed before pass as they are.
     """
 
     dim: int

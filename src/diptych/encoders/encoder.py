@@ -80,8 +80,7 @@ class Encoder(nn.Module):
     def frozen_part(self) -> nn.Module | None:
         """The part whose outputs never change and may be computed once: a ``Backbone``, or a text encoder's ``states``.
 
-        None where everything is trained, or nothing is worth keeping. The encoder accepts that part's outputs in
-        the place of its own inputs.
+        None where everything is trained. The encoder accepts that part's outputs in the place of its own inputs.
         """
         return None
 
@@ -104,16 +103,8 @@ class Freezable(Encoder):
 
     trainable: bool
 
-    def freeze(self) -> None:
-        """Stop training the pretrained weights; they go to evaluation mode."""
-        self.let_train(False)
-
-    def unfreeze(self) -> None:
-        """Train the pretrained weights too."""
-        self.let_train(True)
-
     def let_train(self, trainable: bool) -> None:
-        """Freeze or unfreeze the pretrained weights."""
+        """Train the pretrained weights, or freeze them in evaluation mode."""
         raise NotImplementedError
 
 

@@ -38,10 +38,9 @@ class RunningNorm(nn.Module):
 class MaskedBatchNorm(RunningNorm):
     """BatchNorm1d of (B, L, C) over the valid positions: y = (x − μ) / √(σ² + ε) · weight + bias.
 
-    Equal to ``nn.BatchNorm1d`` on the compacted rows, with the same parameter and buffer names, but from
-    masked sums: no rows are gathered and nothing is read back to the host, so the layer compiles and can be
-    captured. Statistics are float32 or better. Under ``torchrun`` each replica uses the statistics of its own
-    rows, as BatchNorm does, and the saved running statistics are those of the first.
+    Equal to ``nn.BatchNorm1d`` on the compacted rows, but from masked sums: nothing is read back to the host, so the
+    layer compiles and can be captured. Statistics are float32 or better. Under ``torchrun`` each replica uses its own
+    rows.
     """
 
     def forward(self, values: Tensor, mask: Tensor, padding: Tensor | None = None) -> Tensor:

@@ -218,13 +218,10 @@ def unpack(packed: Tensor, ids: PackedIds) -> Tensor:
 class TransformerText(AroundNetwork):
     """Token ids (B, W) → last hidden states (B, W, H) → linear → (B, W, dim), specials included.
 
-    States that were computed before (``Features`` of H channels) skip the transformer, so a frozen one runs
-    once per text. ``drop`` is the Size Augmentation of such states, dropped by mask while training; ids are
-    augmented by the text input before. ``projection=False`` leaves out the linear layer, and ``dim`` becomes
-    H. A frozen transformer (``trainable=False``) stays in evaluation mode: no dropout.
-
-    Ids that come packed (``data.packing``) go through BERT, RoBERTa, XLM-RoBERTa and CamemBERT without their padding;
-    other models read them padded.
+    States that were computed before (``Features`` of H channels) skip the transformer. ``drop`` is the Size
+    Augmentation of such states; ids are augmented by the text input before. ``projection=False`` leaves out the linear
+    layer, and ``dim`` becomes H. Ids that come packed go through BERT, RoBERTa, XLM-RoBERTa and CamemBERT without their
+    padding.
     """
 
     network = "model"

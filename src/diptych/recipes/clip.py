@@ -98,8 +98,8 @@ def tuned(settings: Settings, captions: Captions) -> DualEncoder:
     named.check_pictures(captions, settings.model)
     dual = load_dual(settings.model, lora=settings.lora_rank if settings.tune == "lora" else 0)
     if settings.tune == "heads":
-        dual.image.freeze()
-        dual.text.freeze()
+        dual.image.let_train(False)
+        dual.text.let_train(False)
     return dual
 
 

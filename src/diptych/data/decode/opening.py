@@ -38,11 +38,9 @@ def open_image(
 ) -> Image.Image:
     """An RGB picture from a path, encoded bytes, or a file object; anything unreadable is an ``ImageError``.
 
-    Only the ``FORMATS`` are tried, and those of ``data.extra_formats`` whose package is installed. The size in the
-    header is checked before a pixel is decoded. ``name`` is what the error calls bytes and file objects (a tar
-    member, say). ``size_hint`` is the side the picture will be resized to: a JPEG is then decoded at the smallest of
-    its built-in scales that is not below it, several times faster for large photographs. The first frame of an
-    animation is taken; colour profiles are ignored.
+    ``name`` is what the error calls bytes and file objects. ``size_hint`` is the side the picture will be resized to: a
+    JPEG is then decoded at the smallest of its built-in scales that is not below it. The first frame of an animation is
+    taken; colour profiles are ignored.
     """
     with undecoded(source, name=name, max_pixels=max_pixels) as (image, label):
         if size_hint is not None:

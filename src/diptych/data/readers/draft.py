@@ -35,10 +35,9 @@ class Reader:
 class Draft:
     """Images by key, each in one split, with their texts; what breaks a rule goes to ``problems``.
 
-    ``key`` is what makes an image the same image (its path, its row); ``image_id`` what the data calls it.
-    The ids of the result are the given ones when every image has one, else the keys. Two images of one id
-    are an error. ``strict_ids=False`` leaves that to the reader: JSON lists may number their images from 0 in each
-    split, and the keys then serve as ids; precomputed folders compare the ids of all splits themselves.
+    ``key`` is what makes an image the same image (its path, its row); ``image_id`` what the data calls it: the ids of
+    the result where every image has one. Two images of one id are an error, unless ``strict_ids=False`` leaves that to
+    the reader (lists that number their images from 0 in each split).
     """
 
     def __init__(
