@@ -119,7 +119,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The card of any other group: facts by name, in the order they are printed.
+    """The card of any other group, with the methods of ``Card``: facts by name, in the order they are printed.
 
     ``protocol`` holds those that must be equal for two results to be comparable (the data and its hash, the split,
     the aggregation, the depth), ``other`` the rest (the model, the date, what was skipped).
@@ -131,27 +131,22 @@ class Facts:
     noise: tuple[Noise, ...] = ()  # in the training pairs of the runs that had any
 
     def leaving_out(self, count: int) -> Facts:
-        """The card, which says how many pictures were left out, if any were."""
         if not count:
             return self
         return replace(self, other={**self.other, "pictures that could not be read": count})
 
     def protocol_fields(self) -> dict[str, Any]:
-        """What must be equal for two results to be comparable."""
         return dict(self.protocol)
 
     def described(self) -> dict[str, str]:
-        """The facts in words, for a table."""
         facts = {**self.protocol, **self.other, **noise_fact(self.noise)}
         return {name: _fact(value) for name, value in facts.items()}
 
     def lines(self) -> list[str]:
-        """The facts as a line under the tables."""
         return [", ".join(f"{name} {_fact(value)}" for name, value in facts.items())
                 for facts in (self.protocol, self.other, noise_fact(self.noise)) if facts]  # fmt: skip
 
     def warning(self) -> str:
-        """The note."""
         return self.note
 
 

@@ -171,7 +171,6 @@ class Retrieval:
     equal_texts: bool = False
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
-        """The group ``retrieval``; its primary metric is ``rsum``."""
         report = evaluate(
             model if data.scored is None else data.scored,
             data.captions,

@@ -199,7 +199,6 @@ class HashRetrieval:
     reads_others: ClassVar[bool] = True
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
-        """The group ``hashing``."""
         began = time.perf_counter()
         if VIEW not in model.branches:
             raise SettingsError(

@@ -65,7 +65,6 @@ class LabelRetrieval:
     seed: int = 0
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
-        """The group ``labels``."""
         began = time.perf_counter()
         captions = data.captions
         name, view = label_view(model.branches.items())

@@ -215,7 +215,6 @@ class _Direction:
         return max(1, min(MOST_QUERIES, max(LEAST, TILE_BYTES // (4 * size)), BYTES // (PAIR_BYTES * size)))
 
     def _scores(self, rows: Tensor) -> Tensor:
-        """Scores (q, gallery) of some queries."""
         if self.images_ask:
             return checked_tile(self.scores, rows, self.columns)
         if self.turned is not None and not torch.isnan((part := self.turned.tile(rows, self.columns)).sum()):

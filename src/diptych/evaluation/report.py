@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -172,7 +172,6 @@ class Report:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of all groups by name."""
         return {name: value for group in self.groups for name, value in group.metrics.items()}
 
     @property
@@ -187,12 +186,10 @@ class Report:
 
     @property
     def card(self) -> Card | Facts:
-        """The card of the first group."""
         return self.groups[0].card
 
     @property
     def speed(self) -> Mapping[str, float]:
-        """The speed of the first group."""
         return self.groups[0].speed
 
     @property
@@ -202,24 +199,18 @@ class Report:
 
     def render(self) -> str:
         """The report as aligned plain text."""
-        return "\n\n".join(
-            "\n\n".join(
-                [*("\n".join(aligned_rows(table)) for table in group.cells()), "\n".join(group.lines())]
-            )
-            for group in self.groups
-        )
+        return self._text(aligned_rows, "")
 
     def to_markdown(self) -> str:
         """The report as Markdown tables."""
-        return "\n\n".join(
-            "\n\n".join(
-                [
-                    *("\n".join(markdown_rows(table)) for table in group.cells()),
-                    "\n".join(f"* {line}" for line in group.lines()),
-                ]
-            )
-            for group in self.groups
-        )
+        return self._text(markdown_rows, "* ")
+
+    def _text(self, rows: Callable[[Sequence[Sequence[str]]], Iterable[str]], mark: str) -> str:
+        parts: list[str] = []
+        for group in self.groups:
+            parts += ["\n".join(rows(table)) for table in group.cells()]
+            parts.append("\n".join(f"{mark}{line}" for line in group.lines()))
+        return "\n\n".join(parts)
 
     __str__ = render
 
@@ -244,11 +235,8 @@ class Report:
 
     def card_fields(self) -> dict[str, str]:
         """The card of the first group in words, with the speed and any warning."""
-        return (
-            self.card.described()
-            | {"speed": self.groups[0].speed_text()}
-            | ({"warning": w} if (w := self.warning) else {})
-        )
+        warning = {"warning": self.warning} if self.warning else {}
+        return self.card.described() | {"speed": self.groups[0].speed_text()} | warning
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON, in one piece; ``Report.load`` gives an equal one."""
@@ -291,22 +279,22 @@ def _group(content: Mapping[str, Any]) -> Group:
         card["texts_per_image"] = tuple(card["texts_per_image"])
         card["judged"] = tuple(card.get("judged", ()))
     made: Card | Facts = Card(**card) if content["kind"] == "Card" else Facts(**card)
-    intervals = {name: (low, high) for name, (low, high) in content["intervals"].items()}
     tables = tuple(
         Layout(table["head"], [(label, names) for label, names in table["rows"]])
         for table in content.get("tables", ())
     )
-    tables = tables or retrieval_tables(content["metrics"]) if content["kind"] == "Card" else tables
+    if content["kind"] == "Card" and not tables:
+        tables = retrieval_tables(content["metrics"])
     return Group(
-        content["name"],
-        content["metrics"],
-        content["primary"],
-        made,
-        intervals,
-        content["speed"],
-        tables,
-        content.get("digits", 1),
-        Outcomes.read(content["outcomes"]) if content.get("outcomes") else None,
+        name=content["name"],
+        metrics=content["metrics"],
+        primary=content["primary"],
+        card=made,
+        intervals={name: (low, high) for name, (low, high) in content["intervals"].items()},
+        speed=content["speed"],
+        tables=tables,
+        digits=content.get("digits", 1),
+        outcomes=Outcomes.read(content["outcomes"]) if content.get("outcomes") else None,
     )
 
 

@@ -196,7 +196,6 @@ class _Source:
 
 
 def _group(scored: Scored, source: _Source, rules: Rules) -> Group:
-    """Scores ranked under one protocol."""
     began = time.perf_counter()
     sides = [Timed(one) for one in scored.directions or (scored.scores,)]
 

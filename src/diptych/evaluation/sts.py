@@ -164,7 +164,6 @@ class Sts:
     def __call__(
         self, model: Retriever | TextEncoder, data: Prepared | None = None, *, show_progress: bool = False
     ) -> Group:
-        """The group ``sts``; ``data`` plays no part."""
         found = read_senteval(self.folder)
         if isinstance(model, TextEncoder):
             teacher = model.teacher

@@ -53,7 +53,6 @@ class ImageClasses:
     def __call__(
         self, model: Retriever, data: Prepared | None = None, *, show_progress: bool = False
     ) -> Group:
-        """The group ``image-classes``; ``data`` plays no part."""
         view = uni_view(model)
         pictures, left_out = model.image_input.pictures, LeftOut()
         lists = [open_class_list(folder, pictures=pictures) for folder in self.folders]
@@ -110,7 +109,6 @@ class UniModal:
     cache_dir: Path | None = None
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
-        """The group ``uni-modal``."""
         captions, view = data.captions, uni_view(model)
         texts = model.encode_text(data.texts, view=view, show_progress=show_progress)
         images = model.encode_image(captions.images, view=view, show_progress=show_progress)

@@ -70,7 +70,6 @@ class VideoRetrieval:
     seed: int = 0
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
-        """The group ``videos``."""
         began = time.perf_counter()
         checked_ties(self.ties)
         captions = data.captions

@@ -77,7 +77,6 @@ class Results:
         return lines
 
     def sentences(self) -> Iterator[str]:
-        """What stands below the table."""
         yield from self.conditions
         if self.table.note:
             yield self.table.note
@@ -87,16 +86,13 @@ class Results:
                 yield f"{row.name}: {said}"
 
     def terminal(self) -> str:
-        """Aligned columns."""
         return "\n".join([self.heading, "", *aligned_rows(self.cells()), "", *self.sentences()])
 
     @property
     def heading(self) -> str:
-        """Title and source."""
         return f"{self.table.title} ({self.table.source})"
 
     def markdown(self) -> str:
-        """A Markdown table."""
         return "\n".join([self.heading, "", *markdown_rows(self.cells()), "", *self.sentences(), ""])
 
     def latex(self) -> str:
@@ -117,7 +113,6 @@ class Results:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
     def json(self) -> dict[str, Any]:
-        """Everything, for programs."""
         return {
             "format": FORMAT,
             "paper": self.table.paper,
@@ -179,7 +174,6 @@ class Results:
         return lines
 
     def _by_speed(self, figure: Figure, rows: Sequence[Row], group: Group) -> list[Line]:
-        """A point for each row."""
         ((metric, _),) = figure.metrics.items()
         return [
             _line(row.name, [mean(self.values(row, group, SPEED))], [self.values(row, group, metric)], colour)
@@ -195,7 +189,6 @@ def _line(
 
 
 def _tex(text: str) -> str:
-    """Text for LaTeX."""
     return "".join(_TEX.get(letter, letter) for letter in text)
 
 

@@ -97,7 +97,6 @@ def _vectors(folders: Sequence[Path], asked: Asked) -> Report:
 
 
 def _models(runs: Sequence[Path], asked: Asked) -> Report:
-    """The report of one model or of an ensemble."""
     measures, data = measures_of(runs, asked)
     every = [*runs, *asked.reranker]
     views, others = _opened(every, data, measures, asked)
