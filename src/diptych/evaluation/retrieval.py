@@ -114,7 +114,7 @@ def scored_by(
         model.scores(*stores, show_progress=show_progress, **options)
         for model, stores in zip(models, ready, strict=True)
     ]
-    scores = members[0] if len(members) == 1 else MeanScores(members)
+    scores = MeanScores.of(members)
     encoding = _encoding_speed(members, len(captions.images), len(captions.texts))
     if encoding and any(isinstance(getattr(images, "store", images), ArrayStore) for images, _ in ready):
         encoding["from_features"] = 1.0

@@ -205,19 +205,15 @@ def count_pair(
     by_image = Counts(on(image_own.best), on(image_own.first + own_text), 1)
     by_text = Counts(on(text_own.text), on(text_own.image_of + own_image), 0)
     image_number, text_number = on(np.arange(len(image)) + first_image), on(np.arange(len(text)) + first_text)
-    for rows, columns in _tiles(len(image), len(text)):
-        part = product(image[rows], text[columns])
-        by_image.add(rows, part, text_number[columns])
-        by_text.add(columns, part, image_number[rows])
+    for top in range(0, len(image), TILE[0]):
+        for left in range(0, len(text), TILE[1]):
+            rows, columns = slice(top, top + TILE[0]), slice(left, left + TILE[1])
+            part = product(image[rows], text[columns])
+            by_image.add(rows, part, text_number[columns])
+            by_text.add(columns, part, image_number[rows])
     return PairCounts(*(
         torch.stack((side.above, side.level, side.earlier)).cpu().numpy() for side in (by_image, by_text)
     ))  # fmt: skip
-
-
-def _tiles(images: int, texts: int) -> Iterator[tuple[slice, slice]]:
-    for top in range(0, images, TILE[0]):
-        for left in range(0, texts, TILE[1]):
-            yield slice(top, min(top + TILE[0], images)), slice(left, min(left + TILE[1], texts))
 
 
 Job = tuple[Any, ...]
@@ -292,16 +288,11 @@ def _ranks(
 ) -> Ranks:
     """Add the counts of all pairs of blocks."""
     pairs = [(a, b) for a in range(len(groups)) for b in range(len(groups))]
-    image = np.zeros((3, image_starts[-1]), np.int64)
-    text = np.zeros((3, text_starts[-1]), np.int64)
-    jobs = _Jobs(
-        len(pairs),
-        lambda n: (
-            groups[pairs[n][0]], groups[pairs[n][1]], owns[pairs[n][0]], owns[pairs[n][1]],
-            (image_starts[pairs[n][0]], text_starts[pairs[n][0]], image_starts[pairs[n][1]], text_starts[pairs[n][1]]),
-            split, device,
-        ),
-    )  # fmt: skip
+    image, text = (np.zeros((3, starts[-1]), np.int64) for starts in (image_starts, text_starts))
+    begins = list(zip(image_starts, text_starts, strict=True))
+    jobs = [
+        (groups[a], groups[b], owns[a], owns[b], (*begins[a], *begins[b]), split, device) for a, b in pairs
+    ]
     for number, counts in _safely(call, pair_of, jobs, "ranks"):
         a, b = pairs[number]
         image[:, image_starts[a] : image_starts[a + 1]] += counts.image
@@ -309,11 +300,9 @@ def _ranks(
     level = np.concatenate([own.level for own in owns])
     owner = np.concatenate([own.image_of + start for own, start in zip(owns, image_starts, strict=False)])
     asked = np.flatnonzero(np.bincount(owner, minlength=image_starts[-1]))
-    everything: Ints = np.arange(text_starts[-1])
-    return Ranks(
-        Placement(asked, image[0, asked], (image[1] - level)[asked], image[2, asked]),
-        Placement(everything, text[0], text[1] - 1, text[2]),
-    )
+    image[1] -= level
+    text[1] -= 1  # the own image
+    return Ranks(Placement(asked, *image[:, asked]), Placement(np.arange(text_starts[-1]), *text))
 
 
 def _safely(
@@ -324,21 +313,6 @@ def _safely(
         if isinstance(result, Lost):
             raise Unavailable(f"the {label} of block {number} could not be counted, {result.reason}")
         yield number, result
-
-
-class _Jobs(Sequence[Job]):
-    """The arguments of many jobs, made when one is asked for: they hold arrays."""
-
-    def __init__(self, count: int, make: Callable[[int], Job]) -> None:
-        self.size, self.make = count, make
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < self.size:
-            raise IndexError(index)
-        return self.make(index)
 
 
 def _here(
@@ -361,15 +335,9 @@ def own_of(group: tuple[Written, ...], split: str | None, device: str) -> Own:
 
 
 def pair_of(
-    images: tuple[Written, ...],
-    texts: tuple[Written, ...],
-    image_own: Own,
-    text_own: Own,
-    starts: tuple[int, int, int, int],
-    split: str | None,
-    device: str,
-) -> Any:
+    images: tuple[Written, ...], texts: tuple[Written, ...], image_own: Own, text_own: Own,
+    starts: tuple[int, int, int, int], split: str | None, device: str,
+) -> Any:  # fmt: skip
     """The counts of one pair of blocks: the work of one process of many."""
-    return count_pair(
-        _block(images, split), _block(texts, split), image_own, text_own, starts, pick_device(device)
-    )
+    blocks_of = _block(images, split), _block(texts, split)
+    return count_pair(*blocks_of, image_own, text_own, starts, pick_device(device))

@@ -164,6 +164,11 @@ class MeanScores:
         self.parts, self.shape, self.device = list(parts), parts[0].shape, parts[0].device
         self.kind = " + ".join(dict.fromkeys(part.kind for part in parts))
 
+    @staticmethod
+    def of(parts: Sequence[Scores]) -> Scores:
+        """The mean; one member as it is."""
+        return parts[0] if len(parts) == 1 else MeanScores(parts)
+
     def tile(self, images: Where, texts: Where) -> Tensor:
         """Mean over the members."""
         total = self.parts[0].tile(images, texts)

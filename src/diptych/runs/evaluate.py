@@ -222,22 +222,23 @@ def _rescored(
     problems = None if asked.strict_images else ToBeLeftOut()
     drawn = [bank_of(view) for view in views_of(runs, data, asked.hubness, problems)]
     views, _ = _readable(models, drawn, asked)
-    parts = [
-        model.scores(ready.captions.images, ready.texts, show_progress=asked.show_progress)
-        for model, ready in zip(models, _prepared(models, views, asked), strict=True)
-    ]
-    bank = parts[0] if len(parts) == 1 else MeanScores(parts)
+    bank = _mean_scores(models, _prepared(models, views, asked), asked.show_progress)
     return inverted_softmax(scored, bank, asked.hubness, beta=asked.hubness_beta)
+
+
+def _mean_scores(models: Sequence[Retriever], prepared: Sequence[Prepared], show_progress: bool) -> Scores:
+    return MeanScores.of(
+        [
+            model.scores(ready.captions.images, ready.texts, show_progress=show_progress)
+            for model, ready in zip(models, prepared, strict=True)
+        ]
+    )
 
 
 def _reranked(models: Sequence[Retriever], prepared: Sequence[Prepared], quick: int, asked: Asked) -> Scored:
     """The scores of the first ``quick`` models, the best of each query judged by the pair scorers of the others."""
     began, show = time.perf_counter(), asked.show_progress
-    first: list[Scores] = [
-        model.scores(ready.captions.images, ready.texts, show_progress=show)
-        for model, ready in zip(models[:quick], prepared, strict=False)
-    ]
-    proposing = first[0] if quick == 1 else MeanScores(first)
+    proposing = _mean_scores(models[:quick], prepared[:quick], show)
     judged: list[Scores] = []
     for model, ready in zip(models[quick:], prepared[quick:], strict=True):
         assert model.scorer is not None
@@ -250,7 +251,7 @@ def _reranked(models: Sequence[Retriever], prepared: Sequence[Prepared], quick: 
             )
         )  # fmt: skip
     names = [" + ".join(one.fingerprint() for one in side) for side in (models[:quick], models[quick:])]
-    scores = judged[0] if len(judged) == 1 else MeanScores(judged)
+    scores = MeanScores.of(judged)
     name = f"{names[0]}, best {asked.rerank} by {names[1]}"
     return Scored(scores, name, seconds=time.perf_counter() - began)
 

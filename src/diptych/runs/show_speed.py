@@ -102,7 +102,7 @@ def _contestants(
         yield names[n], vectors.query, vectors.scores()
         if judges:
             name = f"{names[n]}, top {rerank} by {' + '.join(names[m] for m in scorers)}"
-            scores = _mean([judge.reranked(vectors.scores(), rerank) for judge in judges])
+            scores = MeanScores.of([judge.reranked(vectors.scores(), rerank) for judge in judges])
 
             def query(text: str, images: int, vectors: _Vectors = vectors) -> None:
                 vectors.query(text, images)
@@ -213,10 +213,6 @@ def _drawn(captions: Captions, count: int, seed: int) -> Captions:
         return captions
     rows = np.sort(np.random.default_rng(seed).choice(len(captions.images), count, replace=False))
     return captions.subset(rows.tolist())
-
-
-def _mean(parts: Sequence[Scores]) -> Scores:
-    return parts[0] if len(parts) == 1 else MeanScores(parts)
 
 
 def _table(
