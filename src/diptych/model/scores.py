@@ -28,15 +28,15 @@ class evaluating:  # noqa: N801  a context manager, used like a function
     """Put a module in evaluation mode for a while, and every submodule back as it was."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.modes = [(m, m.training) for m in module.modules()]
-        self.module = module
+        self.module, self.training = module, [part for part in module.modules() if part.training]
 
     def __enter__(self) -> nn.Module:
-        return self.module.eval()
+        # a part that is told its mode forgets what it remembers
+        return self.module.eval() if self.training else self.module
 
     def __exit__(self, *_: object) -> None:
-        for module, mode in self.modes:
-            module.training = mode
+        for part in self.training:
+            part.training = True
 
 
 class Scores(Protocol):
