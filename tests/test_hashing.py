@@ -156,7 +156,7 @@ def test_missing_labels_say_what_to_give() -> None:
         terms_of(objective, torch.zeros(1, 16), torch.ones(1, 3))
     with pytest.raises(SettingsError, match=r"\b32\b"):
         CentralSimilarity(hash_centres(2, 16), tie_vector(32))
-    with pytest.raises(SettingsError, match="quantisation=-1"):
+    with pytest.raises(SettingsError, match="quantisation is -1"):
         CentralSimilarity(hash_centres(2, 16), tie_vector(16), quantisation=-1)
 
 

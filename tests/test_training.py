@@ -149,7 +149,7 @@ def test_a_cut_at_the_end_of_an_epoch_skips_nothing(
     def cut(*arguments: Any, **named: Any) -> None:
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr(session, "finish_epoch", cut)  # after the last step, before the epoch is over
+    monkeypatch.setattr(session.Session, "_measure", cut)  # after the last step, before the epoch is over
     with pytest.raises(RuntimeError, match="power cut"):
         run(data, tmp_path / "broken", save_steps=1, **changes)
     monkeypatch.undo()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from diptych import kernels
 from diptych.types import Features
+
+REMEMBERED = 256  # tensors that a part keeps; texts batched by length need a few dozen
 
 
 def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
@@ -26,6 +29,33 @@ def unit(x: Tensor, eps: float = 1e-8) -> Tensor:
 def is_exported() -> bool:
     """Whether torch writes down what is computed as ONNX: every step must be torch's, and sizes stay free."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
+class Remembering(nn.Module):
+    """A part that keeps what it makes of its weights alone while it encodes, until they or its mode change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[Hashable, Tensor] = {}
+        self._versions: tuple[tuple[int, int], ...] = ()
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch mode; what was kept is forgotten."""
+        self._made.clear()
+        return super().train(mode)
+
+    def remembered(self, weights: Sequence[Tensor], key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What ``make`` gives, which depends on these weights and on ``key`` alone."""
+        # a momentum twin evaluates too, but it moves; weights made in inference mode carry no version
+        if self.training or not torch.is_inference_mode_enabled() or any(w.is_inference() for w in weights):
+            return make()
+        versions = tuple((weight.data_ptr(), weight._version) for weight in weights)
+        if versions != self._versions or len(self._made) > REMEMBERED:
+            self._made, self._versions = {}, versions
+        if key not in self._made:
+            with torch.inference_mode(False), torch.no_grad():  # an ordinary tensor, copied with the module
+                self._made[key] = make()
+        return self._made[key]
 
 
 def cosine_scores(image: Tensor, text: Tensor) -> Tensor:

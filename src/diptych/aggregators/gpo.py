@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
@@ -17,11 +15,10 @@ from diptych.parts import part
 from diptych.types import Features
 
 ALL_SIZES = 64  # on a GPU, lengths up to this get a row for every size: cheaper than waiting for the sizes
-REMEMBERED = 256  # coefficient tables kept in evaluation; texts batched by length need a few dozen
 
 
 @part
-class GPO(Aggregator):
+class GPO(Aggregator, ops.Remembering):
     """Generalised pooling operator: v_i = Σ_k θ_k · sort_k(x_i), θ = softmax_{k<N}(score(k, N) / T).
 
     ==================  ===========================================================================
@@ -51,8 +48,6 @@ class GPO(Aggregator):
         super().__init__()
         self.generator = generator if generator is not None else CosSinBiGRU()
         self.temperature = positive(temperature, "the temperature of GPO")
-        self._weights_of_memory: tuple[Any, ...] = ()
-        self._memory: dict[Any, Tensor] = {}
 
     def forward(self, features: Features) -> Tensor:
         with torch.autocast(features.values.device.type, enabled=False):
@@ -72,7 +67,7 @@ class GPO(Aggregator):
         if every_size(sizes, length):
             table, row = self.rows_of_every_size(length, sizes.device), sizes - 1
         else:
-            distinct, row = distinct_sizes(sizes, length)
+            distinct, row = distinct_sizes(sizes)
             table = self._table(distinct, length)  # (distinct, length, K)
         # a lookup whose gradient is summed in a fixed order, also on a GPU
         return embedding(row, table.flatten(1)).view(-1, *table.shape[1:])
@@ -81,32 +76,17 @@ class GPO(Aggregator):
         """θ of sets of 1 … ``length`` elements, (length, length, K): needs nothing of the batch."""
         return self._table(torch.arange(1, length + 1, device=device), length)
 
-    def train(self, mode: bool = True) -> GPO:
-        """Switch mode; what was remembered is forgotten."""
-        self._memory.clear()
-        super().train(mode)
-        return self
-
     def _table(self, distinct: Tensor, length: int) -> Tensor:
-        parameters = list(self.generator.parameters())
-        if (
-            self.training
-            or not torch.is_inference_mode_enabled()  # a momentum twin evaluates too, but it moves
-            or _shapes_are_fixed(distinct)
-            or any(p.is_inference() for p in parameters)  # these carry no version
-        ):
-            return self._softmax(self.generator(distinct, length), distinct)
-        weights = tuple((p.data_ptr(), p._version) for p in parameters)
-        if weights != self._weights_of_memory or len(self._memory) > REMEMBERED:
-            self._memory.clear()
-            self._weights_of_memory = weights
+        """θ of these sizes, (S, length, K); while encoding, those of a set of sizes are computed once."""
+
+        def table() -> Tensor:
+            return self._softmax(self.generator(distinct.clone(), length), distinct)
+
+        if _shapes_are_fixed(distinct) or self.training or not torch.is_inference_mode_enabled():
+            return table()  # no size is asked of the device
         every = distinct.is_cuda and length <= ALL_SIZES
-        key = (length, None if every else tuple(distinct.tolist()))
-        if key not in self._memory:
-            # an ordinary tensor, which can be copied with the module
-            with torch.inference_mode(False), torch.no_grad():
-                self._memory[key] = self._softmax(self.generator(distinct.clone(), length), distinct)
-        return self._memory[key]
+        key = length, None if every else tuple(distinct.tolist())
+        return self.remembered(list(self.generator.parameters()), key, table)
 
     def _softmax(self, scores: Tensor, sizes: Tensor) -> Tensor:
         """Scores (S or 1, L, K) → coefficients (S, L, K) over the first ``sizes`` ranks."""
@@ -114,10 +94,8 @@ class GPO(Aggregator):
         return ops.masked_softmax(scores / self.temperature, valid[..., None], dim=1)
 
 
-def distinct_sizes(sizes: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Sizes that need a row, and the row of each sample, by the rule in ``GPO``."""
-    if every_size(sizes, length):
-        return torch.arange(1, length + 1, device=sizes.device), sizes - 1
+def distinct_sizes(sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """Sizes that need a row, and the row of each sample, where not every size gets one."""
     if _shapes_are_fixed(sizes):
         return sizes, torch.arange(len(sizes), device=sizes.device)
     distinct, row = torch.unique(sizes, return_inverse=True)

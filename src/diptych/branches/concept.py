@@ -70,7 +70,7 @@ UNKNOWN_SPREAD = 0.4  # standard deviation of GloVe's numbers, for a vocabulary 
 
 
 @part
-class ConceptBranch(Branch):
+class ConceptBranch(Branch, ops.Remembering):
     """Each side as a mixture of concept embeddings, weighed by how well they answer its query.
 
     Y = unit(ρ(Ã X W))                                                                       (supp. Eq. 5)
@@ -122,7 +122,6 @@ class ConceptBranch(Branch):
             nn.init.xavier_uniform_(layer.weight)
         self.register_buffer("vectors", torch.zeros(len(self.words), word_dim))
         self.register_buffer("adjacency", torch.eye(len(self.words)))
-        self._remembered: tuple[tuple[Any, ...], Tensor] | None = None
 
     @classmethod
     def from_concepts(
@@ -178,21 +177,10 @@ class ConceptBranch(Branch):
         )
 
     def concepts(self) -> Tensor:
-        """Y (g, D), unit rows; remembered while searching, until the weights or the mode change."""
-        if self.training or not torch.is_inference_mode_enabled() or self.vectors.is_inference():
-            return self._convolve()
-        held = [*self.layers.parameters(), self.vectors, self.adjacency]
-        key = tuple((t.data_ptr(), t._version) for t in held)
-        if self._remembered is None or self._remembered[0] != key:
-            with torch.inference_mode(False), torch.no_grad():  # an ordinary tensor, copied with the module
-                self._remembered = key, self._convolve()
-        return self._remembered[1]
-
-    def train(self, mode: bool = True) -> ConceptBranch:
-        """Switch mode; what was remembered is forgotten."""
-        self._remembered = None
-        super().train(mode)
-        return self
+        """Y (g, D), unit rows; remembered while searching."""
+        return self.remembered(
+            [*self.layers.parameters(), self.vectors, self.adjacency], None, self._convolve
+        )
 
     def save_assets(self, folder: Path) -> dict[str, Any]:
         """Write the words, in their order."""
