@@ -243,6 +243,7 @@ def test_the_command_writes_a_table_json_and_a_page(photos: Path):
     assert inside["columns"] == ["image_id", "text_id", "verdict", "by", "data"]
     assert inside["questions"][0]["picture"]
     assert "<b>" not in page  # texts are data, not markup
+    assert page.count(f"Audit of {content['data']}") == 2  # in the title and above the summary
     assert read_corrections(out / "suggested.csv") is not None
 
 
