@@ -198,7 +198,7 @@ def watched(folder: Path, place: Path, *changes: object) -> tuple[list[str], Col
             lambda: index_collection(model, folder, place),
             interval=0.1,
             say=said.append,
-            told=lambda built: f"{built.images} images, {built.added} added, {built.removed} removed",
+            summary=lambda built: f"{built.images} images, {built.added} added, {built.removed} removed",
             sleep=Clock(*changes),
         )
     return said, model

@@ -49,8 +49,8 @@ class Verbs(Registered):
         except UnicodeEncodeError as error:  # of a file system, which may hold any bytes as a name
             if not any("\ud800" <= c <= "\udfff" for c in error.object):
                 raise
-            shown = printable(error.object)[-200:]
-            _end(f"error: the name '{shown}' is not UTF-8: give the file or folder another name.", 2)
+            name = printable(error.object)[-200:]
+            _end(f"error: the name '{name}' is not UTF-8: give the file or folder another name.", 2)
         except OSError as error:
             if error.filename is None:
                 raise

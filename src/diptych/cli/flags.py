@@ -99,12 +99,12 @@ column_flags = together(
 
 def with_columns(path: str, image_column: str | None, text_column: str | None) -> str:
     """A path with the columns of its table behind it, as ``open_captions`` reads them."""
-    given = [f"{name}={value}" for name, value in (("image", image_column), ("text", text_column)) if value]
-    if not given:
+    columns = [f"{name}={value}" for name, value in (("image", image_column), ("text", text_column)) if value]
+    if not columns:
         return path
     from diptych.data.formats import split_options
 
-    return f"{path}{'&' if split_options(path)[1] else '?'}{'&'.join(given)}"
+    return f"{path}{'&' if split_options(path)[1] else '?'}{'&'.join(columns)}"
 
 
 def say_device(device: Any) -> None:

@@ -186,6 +186,6 @@ def watch(
         echo(f"{time.strftime('%H:%M:%S')} {sentence}")
 
     try:
-        watch_folder(folder, bring, interval=interval, say=tell, told=told)
+        watch_folder(folder, bring, interval=interval, say=tell, summary=told)
     except KeyboardInterrupt:
         echo(f"stopped: {shown(place)} holds what was indexed last.", err=True)

@@ -75,8 +75,8 @@ def evaluate(
         protocol=protocol, ties=ties, judgements=judgements, bootstrap=bootstrap, seed=seed, equal_texts=equal_texts
     )  # fmt: skip
     check_captions(data, rules)
-    if (given := _given_scores(model)) is not None:
-        return report_scored(given, data, rules)
+    if (existing := _existing_scores(model)) is not None:
+        return report_scored(existing, data, rules)
     several = [model] if isinstance(model, str | Path) or not isinstance(model, Sequence) else model
     if text_store is not None and len(several) > 1:
         raise SettingsError(
@@ -93,7 +93,7 @@ def evaluate(
         return report_scored(scored, data, rules)
 
 
-def _given_scores(model: Any) -> Scored | None:
+def _existing_scores(model: Any) -> Scored | None:
     """Scores that exist already; None for a model."""
     if isinstance(model, str | Path) and Path(model).suffix == ".npy":
         return Scored(read_scores(Path(model)), str(model))

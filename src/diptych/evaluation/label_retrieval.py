@@ -144,7 +144,7 @@ class LabelRetrieval:
         sampled["ndcg"] = np.mean([sampled[name] for name in both], axis=0)
         return metrics, {name: interval(values) for name, values in sampled.items()}
 
-    def _card(self, model: Retriever, view: LabelView, data: Prepared, scores: Scores, chosen: bool) -> Facts:
+    def _card(self, model: Retriever, view: LabelView, data: Prepared, scores: Scores, choose: bool) -> Facts:
         captions = data.captions
         image, text = (f"{float(value):.2f}" for value in view.thresholds)
         return Facts(
@@ -162,7 +162,7 @@ class LabelRetrieval:
             },
             {
                 "thresholds": f"image {image}, text {text} "
-                f"({'chosen on this split' if chosen else 'of the model, chosen on its validation split'})",
+                f"({'chosen on this split' if choose else 'of the model, chosen on its validation split'})",
                 "score": scores.kind,
                 "model": model.fingerprint(),
                 "diptych": __version__,

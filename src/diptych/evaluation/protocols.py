@@ -119,23 +119,22 @@ def rules_of(**options: Unpack[Options]) -> list[Rules]:
     if draws < 0:
         raise SettingsError(f"bootstrap={draws} is negative: give the number of resamples, 0 for none.")
     several = [protocol] if isinstance(protocol, str | EvaluationProtocol) else protocol
-    chosen = [protocol_named(one) for one in several]
-    names = [one.name for one in chosen]
+    protocols = [protocol_named(one) for one in several]
+    names = [one.name for one in protocols]
     if not names:
         raise SettingsError("the list of protocols is empty: name one, such as plain.")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise SettingsError(f"the protocol {twice} is named twice: name it once.")
-    given = options.get("judgements", ())
-    judged = [load_judgements(one) if isinstance(one, str) else one for one in given]
-    if judged and all(one.folds > 1 for one in chosen):
+    judged = [load_judgements(one) if isinstance(one, str) else one for one in options.get("judgements", ())]
+    if judged and all(one.folds > 1 for one in protocols):
         raise SettingsError(
-            f"{judged[0].name} is judged on the whole gallery, the protocol {chosen[0].name} has "
-            f"{chosen[0].folds} folds: use coco-5k."
+            f"{judged[0].name} is judged on the whole gallery, the protocol {protocols[0].name} has "
+            f"{protocols[0].folds} folds: use coco-5k."
         )
     ties, seed = checked_ties(options.get("ties", "index")), options.get("seed", 0)
     equal = options.get("equal_texts", False)
-    return [Rules(one, ties, () if one.folds > 1 else judged, draws, seed, equal) for one in chosen]
+    return [Rules(one, ties, () if one.folds > 1 else judged, draws, seed, equal) for one in protocols]
 
 
 def rules_of_ranks(**options: Unpack[Options]) -> Rules:

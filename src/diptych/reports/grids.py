@@ -20,7 +20,7 @@ Where = Literal["random", "differs"]
 WHERE: tuple[str, ...] = get_args(Where)
 
 
-class Shown:
+class Showcase:
     """Captions as a page shows them: names, pictures, and the best answers to a query, given its scores."""
 
     def __init__(self, data: Captions) -> None:
@@ -55,7 +55,7 @@ class Compared:
     def __init__(self, data: Captions, scores: Mapping[str, Scores]) -> None:
         if len(scores) not in (1, 2):
             raise SettingsError(f"{len(scores)} models to compare: give one, or two of different names.")
-        self.data, self.scores, self.shown = data, dict(scores), Shown(data)
+        self.data, self.scores, self.showcase = data, dict(scores), Showcase(data)
         self.ranks: dict[str, Ranks] = {
             name: count_ranks(one, data.image_of) for name, one in self.scores.items()
         }
@@ -83,11 +83,11 @@ class Compared:
         to_images, asked, results = direction == "text_to_image", slice(query, query + 1), []
         for (name, scores), placement in zip(self.scores.items(), self._placements(direction), strict=True):
             tile = scores.tile(slice(None), asked).T if to_images else scores.tile(asked, slice(None))
-            found = self.shown.answers(direction, query, tile[0], answers)
+            found = self.showcase.answers(direction, query, tile[0], answers)
             results.append(Result(name, int(placement.ranks()[place]) + 1, found))
         if to_images:
             return QueryComparison(self.data.texts[query], results)
-        return QueryComparison(self.shown.name(query), results, self.shown.picture(query))
+        return QueryComparison(self.showcase.name(query), results, self.showcase.picture(query))
 
 
 def has_pictures(data: Captions) -> bool:
@@ -110,8 +110,8 @@ def chosen_queries(
         change = np.abs(np.log((a[order] + 1) / (b[order] + 1)))
         order = order[np.argsort(-change, kind="stable")]
         order = order[a[order] != b[order]]
-    chosen: list[int] = order[:count].tolist()
-    return chosen
+    places: list[int] = order[:count].tolist()
+    return places
 
 
 def drawn(count: int, seed: int = 0) -> NDArray[np.int64]:

@@ -26,7 +26,7 @@ from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import add_runtime
 from diptych.progress import counted, echo
 from diptych.recipes import RECIPES
-from diptych.reports.grids import Shown, drawn
+from diptych.reports.grids import Showcase, drawn
 from diptych.reports.page import Answer, QueryCard, Section, page
 from diptych.runs.train import resumed_settings, run_recipe
 from diptych.runtime.folder import find_runtime
@@ -118,7 +118,7 @@ def _trained(name: str, run: Path, data: str, held_out: Captions, wanted: dict[s
 
 def _searches(model: Trained, captions: Captions, place: Path) -> list[QueryCard]:
     """What words find in the index of the whole collection, which is made or brought up to date first."""
-    name, shown = str(model.run.resolve()), Shown(captions)
+    name, shown = str(model.run.resolve()), Showcase(captions)
     served = open_model(name)
     try:
         index_collection(served, captions, place, model_name=name, show_progress=True)
@@ -158,7 +158,7 @@ def render(
     index: Path,
 ) -> str:
     """The HTML report: searches, numbers, misses; then curves, metrics and protocol of each model."""
-    best, shown = models[0], Shown(held_out)
+    best, shown = models[0], Showcase(held_out)
     curves = {}
     for model in models:
         lines = read_log(model.run / "log.jsonl")
@@ -205,7 +205,7 @@ def _numbers_text(models: Sequence[Trained], held_out: Captions) -> str:
     )
 
 
-def _misses(shown: Shown, direction: str, scores: torch.Tensor) -> Section:
+def _misses(shown: Showcase, direction: str, scores: torch.Tensor) -> Section:
     """Queries without a right picture or text among the first answers, in a random order; a text with its picture.
 
     ``scores`` has a row for each query.

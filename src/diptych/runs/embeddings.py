@@ -292,12 +292,12 @@ def _compare(model: Model, readable: Sequence[tuple[Path, Vectors]], half: bool)
     """
     if not readable:
         return ["none of the pictures is here: the vectors could not be compared with the model's own."]
-    side, given = picture_side(model), unit_rows(np.stack([vector for _, vector in readable]))
+    side, others = picture_side(model), unit_rows(np.stack([vector for _, vector in readable]))
     worst = -1.0
     for hint in (None, side and MARGIN * side):
         pictures = [open_image(path, size_hint=hint) for path, _ in readable]
         own = unit_rows(np.asarray(model.encode_image(pictures, batch_size=CHECKED), np.float32))
-        worst = max(worst, float((own * given).sum(1).min()))
+        worst = max(worst, float((own * others).sum(1).min()))
         if worst >= SAID or not side:
             break
     least = REFUSED_HALF if half else REFUSED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,33 +30,29 @@ def label_collection(
 ) -> str:
     """Write one row per image, and per text where there are any, and return how many got a label.
 
-    Images that cannot be read are left out, with their texts, and told.
+    Images that cannot be read are left out, with their texts, and said.
     """
     whole, left_out = open_captions(path, problems=ToBeLeftOut()), LeftOut()
     captions = left_out.add(whole, undecodable(whole.images, show_progress=show_progress))
     left_out.tell(len(whole.images), advice=False)
-    found = model.predict_labels(captions.images, threshold=threshold, top=top, show_progress=show_progress)
-    rows = [
-        ("image", image_id, "", *_cells(one)) for image_id, one in zip(captions.image_ids, found, strict=True)
+    how = {"threshold": threshold, "top": top, "show_progress": show_progress}
+    sides: list[tuple[str, Sequence[str], Sequence[str], dict[str, Any]]] = [
+        ("image", captions.image_ids, [""] * len(captions.images), {"images": captions.images})
     ]
-    labelled = sum(map(bool, found))
-    sentence = f"{output}: {labelled} of {len(found)} images"
     if texts and len(captions.texts):
-        told = model.predict_labels(
-            texts=captions.texts, threshold=threshold, top=top, show_progress=show_progress
-        )
-        whose = [captions.image_ids[image] for image in captions.image_of.tolist()]
-        rows += [
-            ("text", image_id, text, *_cells(one))
-            for image_id, text, one in zip(whose, captions.texts, told, strict=True)
-        ]
-        sentence += f" and {sum(map(bool, told))} of {len(told)} texts"
+        owners = [captions.image_ids[image] for image in captions.image_of.tolist()]
+        sides.append(("text", owners, captions.texts, {"texts": captions.texts}))
+    rows, counts = [], []
+    for kind, ids, words, items in sides:
+        found = model.predict_labels(**items, **how)
+        rows += [(kind, id, text, *_cells(one)) for id, text, one in zip(ids, words, found, strict=True)]
+        counts.append(f"{sum(map(bool, found))} of {len(found)} {kind}s")
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(HEAD)
     writer.writerows(rows)
     write_text(output, table.getvalue())
-    return f"{sentence} have a label"
+    return f"{output}: {' and '.join(counts)} have a label"
 
 
 def _cells(labels: Mapping[str, float]) -> tuple[str, str]:

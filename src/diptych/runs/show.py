@@ -33,7 +33,7 @@ from diptych.reports.charts import (
     pooled_elements,
     save_picture,
 )
-from diptych.reports.grids import Compared, Shown, has_pictures
+from diptych.reports.grids import Compared, Showcase, has_pictures
 from diptych.reports.page import Answer, QueryCard, QueryComparison, comparison_page
 from diptych.reports.sheets import check_png, contact_sheet, write_png
 from diptych.runs.reading import readable_views, views_of
@@ -122,10 +122,10 @@ def show_space(
         for name, model, view in zip(names, models, views, strict=True)
     ]
     rows = drawn_images(spaces[0], count, seed)
-    shown = [space.some(rows) for space in spaces]
+    parts = [space.some(rows) for space in spaces]
     numbers = [space.closeness() for space in spaces]
     below = [_sentence(one) for one in numbers]
-    save_picture(picture_of_spaces(shown, below=below, seed=seed, show_progress=show_progress), output)
+    save_picture(picture_of_spaces(parts, below=below, seed=seed, show_progress=show_progress), output)
     table = [["distance (1 − score)", "matched pairs", "other pairs", "modality gap"]]
     table += [
         [name, f"{one.matched:.3f}", f"{one.others:.3f}", f"{one.gap:.3f}"]
@@ -136,7 +136,7 @@ def show_space(
         [
             *aligned_rows(table),
             f"numbers: all {len(views[0].images)} images and {len(views[0].texts)} texts of {views[0].name}, {split}",
-            f"{output}: {len(rows)} images{asked} with their {len(shown[0].text)} texts, seed {seed}",
+            f"{output}: {len(rows)} images{asked} with their {len(parts[0].text)} texts, seed {seed}",
         ]
     )
 
@@ -160,8 +160,8 @@ def show_grids(
         name: EmbeddingScores(*encoded(model, view, show_progress))
         for name, model, view in zip(names, models, views, strict=True)
     }
-    shown = next((view for view in views if has_pictures(view)), views[0])
-    compared = Compared(shown, scores)
+    view = next((view for view in views if has_pictures(view)), views[0])
+    compared = Compared(view, scores)
     found = {name: summary(ranks) for name, ranks in compared.ranks.items()}
     metrics = [f"{way}_recall@{k}" for way in DIRECTIONS for k in KS] + ["rsum"]
     rows = [[metric, *(f"{found[name][metric]:.1f}" for name in names)] for metric in metrics]
@@ -173,8 +173,8 @@ def show_grids(
         f"{name} is {model.fingerprint()}" for name, model in zip(names, models, strict=True)
     )
     introduction = (
-        f"{shown.name}, split {split}: {len(shown.images)} images and {len(shown.texts)} texts, data "
-        f"{shown.fingerprint()}, ties by index. Models: {fingerprints}. Right answers are framed in green."
+        f"{view.name}, split {split}: {len(view.images)} images and {len(view.texts)} texts, data "
+        f"{view.fingerprint()}, ties by index. Models: {fingerprints}. Right answers are framed in green."
     )
     title = " and ".join(names)
     write_text(output, comparison_page(title, introduction, (("", *names), rows), grids))
@@ -322,16 +322,18 @@ def show_confusions(
     scores = model.scores(ready.captions.images, ready.texts, show_progress=show_progress)
     found = find_confusions(scores, rows, rows[captions.image_of], view.labels.names, examples=EXAMPLES)
     heads = ["kind", "query's label", "retrieved instead", "image → text", "text → image"]
-    shown = found.confusions[:count]
-    table = [[one.kind, one.missed, one.found, *(str(one.counts[d]) for d in DIRECTIONS)] for one in shown]
+    confusions = found.confusions[:count]
+    table = [
+        [one.kind, one.missed, one.found, *(str(one.counts[d]) for d in DIRECTIONS)] for one in confusions
+    ]
     summary = _summary(found)
-    cards = Shown(captions)
+    cards = Showcase(captions)
     cases = {
         f"{one.missed} → {one.found} ({one.kind})": (
             "",
             [_card(cards, scores, *case) for case in one.examples],
         )
-        for one in shown
+        for one in confusions
     }
     introduction = (
         f"{captions.name}, split {split}: {len(captions.images)} images and {len(captions.texts)} texts, model "
@@ -339,7 +341,9 @@ def show_confusions(
         "they share another one."
     )
     write_text(output, comparison_page("Confused labels", introduction, (heads, table), cases))
-    return "\n".join([*aligned_rows([heads, *table]), summary, f"{output}: {len(shown)} pairs with examples"])
+    return "\n".join(
+        [*aligned_rows([heads, *table]), summary, f"{output}: {len(confusions)} pairs with examples"]
+    )
 
 
 def _summary(found: Failures) -> str:
@@ -356,11 +360,11 @@ def _summary(found: Failures) -> str:
     )
 
 
-def _card(shown: Shown, scores: Scores, direction: str, query: int, item: int) -> QueryCard:
+def _card(showcase: Showcase, scores: Scores, direction: str, query: int, item: int) -> QueryCard:
     """One query with the item that confused its labels."""
     image, text = (query, item) if direction == DIRECTIONS[0] else (item, query)
     score = float(scores.tile(torch.tensor([image]), torch.tensor([text])))
-    name, picture, words = shown.name(image), shown.picture(image), shown.data.texts[text]
+    name, picture, words = showcase.name(image), showcase.picture(image), showcase.data.texts[text]
     if direction == DIRECTIONS[0]:
         return QueryCard(name, [Answer(words, score, False)], picture)
     return QueryCard(words, [Answer(name, score, False, picture)])

@@ -21,7 +21,7 @@ def watch_folder(
     *,
     interval: float,
     say: Callable[[str], None],
-    told: Callable[[Built], str],
+    summary: Callable[[Built], str],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Index a folder, then again whenever its files have changed and rested for one interval; returns never.
@@ -46,7 +46,7 @@ def watch_folder(
                 trouble = _once(f"{error} The index stays as it is.", trouble, say)
             else:
                 if trouble or indexed is None or _changed(built):
-                    say(told(built))
+                    say(summary(built))
                 indexed, trouble = now, ""
             before = now
         else:
