@@ -11,6 +11,7 @@ include_patterns = ["*.md", "docs/*.md", "docs/notebooks/*.ipynb"]
 html_theme = "furo"
 html_title = "Diptych"
 html_permalinks = False
+html_show_copyright = False
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
