@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -219,18 +220,16 @@ class Spread:
 
     def images_for(self, gain: float) -> int | None:
         """The images that show a gain with these seeds; None where no number does."""
-        low, high = 2, MOST_IMAGES
-        if self.power(gain, high) < POWER:
-            return None
-        while high - low > max(1, low // 100):
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.power(gain, middle) >= POWER else (middle, high)
-        return high
+        found = bisect_left(range(MOST_IMAGES), POWER, lo=2, key=lambda images: self.power(gain, images))
+        return found if found < MOST_IMAGES else None
 
     def seeds_for(self, gain: float) -> int | None:
         """The seeds of each side that show a gain with these images; None where no number does, or none is known."""
-        tried = range(ENOUGH, MOST_SEEDS + 1) if self.freedom else ()
-        return next((seeds for seeds in tried if self.power(gain, seeds=seeds) >= POWER), None)
+        if not self.freedom:
+            return None
+        tried = range(MOST_SEEDS + 1)
+        found = bisect_left(tried, POWER, lo=ENOUGH, key=lambda seeds: self.power(gain, seeds=seeds))
+        return found if found in tried else None
 
 
 def contributions(one: Outcomes) -> dict[str, NDArray[np.float64]]:

@@ -37,10 +37,13 @@ def compare(
         print(diptych.compare("first.json", "second.json"))
         change = {row.metric: row.change for row in diptych.compare(report_a, report_b).rows}
     """
-    sides = [_several(side) for side in (a, b)]
-    reports, names = _read(sides, options)
-    heads = (names[0], names[1]) if all(isinstance(one, Path) for side in sides for one in side) else None
-    return compare_reports(reports[0], reports[1], names=heads, draws=draws, detect=detect)
+    results = [[side] if isinstance(side, Report | str | Path) else list(side) for side in (a, b)]
+    first, second = _read(results, options)
+    saved = not any(isinstance(one, Report) for side in results for one in side)
+    return compare_reports(
+        _reports(first), _reports(second), names=(_names(first), _names(second)) if saved else None, draws=draws,
+        detect=detect,
+    )  # fmt: skip
 
 
 def compare_runs(
@@ -60,74 +63,66 @@ def compare_runs(
         raise SettingsError(
             f"{len(results)} results and no --with: give two, or those of one side, then --with and the others."
         )
-    sides = [list(results), *map(list, others)] if others else [[one] for one in results]
-    reports, names = _read(sides, options)
+    sides = _read([results, *others] if others else [[one] for one in results], options)
     if not others and len(results) > 2:
-        reports, names = _by_system(reports, names)
-    if len(reports) == 2 and metric is None:
+        sides = _by_system([one for (one,) in sides])
+    reports, names = [_reports(side) for side in sides], [_names(side) for side in sides]
+    if len(sides) == 2 and metric is None:
         return compare_reports(reports[0], reports[1], names=(names[0], names[1]), draws=draws, detect=detect)
     return rank(reports, names=names, metric=metric, draws=draws, detect=detect)
 
 
-def _several(side: Result | Sequence[Result]) -> list[Report | Path]:
-    results = [side] if isinstance(side, Report | str | Path) else list(side)
-    return [one if isinstance(one, Report) else Path(one) for one in results]
+Side = list[tuple[str, Report]]
+"""The results of one system with their names, one for each seed."""
 
 
-def _read(
-    sides: Sequence[Sequence[Report | Path]], options: dict[str, Any]
-) -> tuple[list[list[Report]], list[list[str]]]:
-    """The reports of every side and their names; a result that stands twice, or among seeds of another, is refused."""
-    paths = [one for side in sides for one in side if isinstance(one, Path)]
+def _names(side: Side) -> list[str]:
+    return [name for name, _ in side]
+
+
+def _reports(side: Side) -> list[Report]:
+    return [report for _, report in side]
+
+
+def _read(sides: Sequence[Sequence[Result]], options: dict[str, Any]) -> list[Side]:
+    """The results of every side; one that stands twice, or among seeds of another, is refused."""
+    paths = [Path(one) for side in sides for one in side if not isinstance(one, Report)]
     places = [one.resolve() for one in paths]
     twice = next((one for one, place in zip(paths, places, strict=True) if places.count(place) > 1), None)
     if twice is not None:
         raise SettingsError(f"{twice} is given twice: give different runs.")
-    reports = [[_report(one, options) for one in side] for side in sides]
-    names = [
-        [_name(one, report) for one, report in zip(side, found, strict=True)]
-        for side, found in zip(sides, reports, strict=True)
-    ]
-    for found, heads in zip(reports, names, strict=True):
-        systems = [_system(report) for report in found]
+    found = [[_opened(one, options) for one in side] for side in sides]
+    for side in found:
+        systems = [_system(report) for _, report in side]
         other = next((n for n, one in enumerate(systems) if one and systems[0] and one != systems[0]), None)
         if other is not None:
             raise SettingsError(
-                f"{heads[other]} differs from {heads[0]} in more than the seed, so they are not one system: write "
+                f"{side[other][0]} differs from {side[0][0]} in more than the seed, so they are not one system: write "
                 "--with before each system."
             )
-    return reports, names
+    return found
 
 
-def _by_system(
-    reports: Sequence[Sequence[Report]], names: Sequence[Sequence[str]]
-) -> tuple[list[list[Report]], list[list[str]]]:
+def _by_system(results: Side) -> list[Side]:
     """Results whose cards differ only in the seed, side by side; a result without such a card is a system alone."""
-    sides: dict[str, list[int]] = {}
-    for number, (report,) in enumerate(reports):
-        sides.setdefault(_system(report) or f"result {number}", []).append(number)
+    sides: dict[str, Side] = {}
+    for number, (name, report) in enumerate(results):
+        sides.setdefault(_system(report) or f"result {number}", []).append((name, report))
     if len(sides) < 2:
         raise SettingsError(
-            f"these {len(reports)} results differ only in the seed, so they are one system: give another one too."
+            f"these {len(results)} results differ only in the seed, so they are one system: give another one too."
         )
-    systems = list(sides.values())
-    return (
-        [[reports[number][0] for number in side] for side in systems],
-        [[names[number][0] for number in side] for side in systems],
-    )
+    return list(sides.values())
 
 
-def _report(result: Report | Path, options: dict[str, Any]) -> Report:
-    if isinstance(result, Report):
-        return result
-    return evaluate_runs([result], bootstrap=1000, **options) if result.is_dir() else Report.load(result)
+def _opened(result: Result, options: dict[str, Any]) -> tuple[str, Report]:
+    """A report with the folder of its run: as given, as the report says, or else the report's own name."""
+    if not isinstance(result, Report) and (place := Path(result)).is_dir():
+        return str(place), evaluate_runs([place], bootstrap=1000, **options)
+    report = result if isinstance(result, Report) else Report.load(result)
+    run = report.card.run if isinstance(report.card, Card) else ""
+    return run or ("" if isinstance(result, Report) else str(result)), report
 
 
 def _system(report: Report) -> str:
     return report.card.system if isinstance(report.card, Card) else ""
-
-
-def _name(result: Report | Path, report: Report) -> str:
-    """The folder of the run: as given, as the report says, or else the report's own name."""
-    run = report.card.run if isinstance(report.card, Card) else ""
-    return str(result) if (isinstance(result, Path) and result.is_dir()) or not run else run
