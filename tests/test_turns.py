@@ -11,7 +11,7 @@ from test_labelwise import TINY, label_data
 from test_training import losses
 from torch import nn
 
-from diptych.training.turns import backward_of_turn, leaves
+from diptych.training.step import backward_of_turn, leaves
 
 ALTERNATE = {
     **TINY, "interactive": "alternate", "dropout": 0, "context_weight": 0, "epochs": 2, "learning_rate": 1e-2,

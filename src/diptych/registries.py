@@ -292,10 +292,11 @@ def _recipe(name: str, module: str = "", attribute: str = "RECIPE") -> Entry:
 
 
 _RECIPES = (
-    "ridge", "photos ridge PHOTOS", "vse-infinity", "vse-infinity-published", "vse-plus-plus vse_infinity PLUS_PLUS",
-    "coder", "coder-literal coder LITERAL", "scan", "cvse", "sgr sgraf SGR_RECIPE", "saf sgraf SAF_RECIPE", "labelwise",
-    "vse-infinity-video vse_infinity VIDEO", "vse-plus-plus-video vse_infinity MEAN_VIDEO", "cookie", "cookie-match",
-    "cookie-video cookie_match VIDEO", "cookie-hash", "clip", "fusion", "cusa-vse-infinity", "cusa-clip", "cusa-fusion",
+    "ridge", "photos ridge PHOTOS", "vse-infinity", "vse-infinity-published vse_infinity PUBLISHED",
+    "vse-plus-plus vse_infinity PLUS_PLUS", "coder", "coder-literal coder LITERAL", "scan", "cvse",
+    "sgr sgraf SGR_RECIPE", "saf sgraf SAF_RECIPE", "labelwise", "vse-infinity-video vse_infinity VIDEO",
+    "vse-plus-plus-video vse_infinity MEAN_VIDEO", "cookie", "cookie-match", "cookie-video cookie_match VIDEO",
+    "cookie-hash", "clip", "fusion", "cusa-vse-infinity cusa", "cusa-clip", "cusa-fusion",
     "cusa-sgr cusa_sgraf SGR_RECIPE", "cusa-saf cusa_sgraf SAF_RECIPE",
 )  # fmt: skip
 RECIPES = Registry("recipe", "recipes", [_recipe(*words.split()) for words in _RECIPES], typed=False)

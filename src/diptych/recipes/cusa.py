@@ -1,4 +1,6 @@
-"""CUSA: soft labels of two uni-modal teachers on top of a host (Huang et al., AAAI 2024). What its hosts share.
+"""CUSA: soft labels of two uni-modal teachers on top of a host (Huang et al., AAAI 2024).
+
+What its hosts share, and VSE∞ as a host.
 
 A host's recipe mixes ``SoftLabelSettings`` into its own settings, gives its retriever ``uni_modal_heads``, wraps its
 objective ``with_soft_labels`` and hands ``teachers`` to the method. With both weights 0 it is the host, bit for bit.
@@ -6,17 +8,22 @@ objective ``with_soft_labels`` and hands ``teachers`` to the method. With both w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from diptych.branches.branch import Branch, UniModalHeads
+from diptych.data.captions import Captions
 from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.uni_modal import UniModal
 from diptych.objectives.combine import Sum
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI, CrossModalSoftLabels, UniModalSoftLabels
+from diptych.recipes import vse_infinity
+from diptych.recipes.provide import with_branch
+from diptych.recipes.recipe import Recipe
 from diptych.recipes.towers import HingeSettings
 from diptych.settings import TeacherSettings, setting
+from diptych.training.method import Method
 from diptych.training.teachers import Teachers, teachers_of
 
 
@@ -94,3 +101,28 @@ def teachers(settings: SoftLabelSettings, image_size: int = 224, clean: bool = F
 def evaluators(settings: SoftLabelSettings) -> tuple[Retrieval, UniModal]:
     """RSUM chooses the epoch; uni-modal figures stand beside it."""
     return Retrieval(), UniModal(settings.text_teacher)
+
+
+@dataclass(frozen=True)
+class Settings(vse_infinity.Settings, SoftLabelSettings):
+    """VSE∞'s numbers, with α = 0.6 and β = 0.75 of CUSA's other hinge host, SGR; a uni-modal head per side."""
+
+
+def build(settings: Settings, captions: Captions) -> Method:
+    """VSE∞'s method with soft labels; with both weights 0, VSE∞'s own."""
+    host = vse_infinity.build(settings, captions)
+    if not settings.soft:
+        return host
+    retriever = host.retriever
+    for name, heads in uni_modal_heads(settings, settings.dim).items():
+        retriever = with_branch(retriever, name, heads)
+    scale = hinge_scale(settings)
+    return replace(
+        host,
+        retriever=retriever,
+        objective=with_soft_labels(host.objective, settings, scale),
+        targets=teachers(settings, settings.image_size),
+    )
+
+
+RECIPE = Recipe("cusa-vse-infinity", "VSE∞ with CUSA's soft labels", Settings, build, evaluators=evaluators)

@@ -22,8 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from diptych.encoders.regions import MaskedBatchNorm
 from diptych.errors import SettingsError
-from diptych.training.step import Step, gather
-from diptych.training.turns import drop_others, leaves, takes_turns
+from diptych.training.step import Step, drop_others, gather, leaves, takes_turns
 from diptych.types import Batch, Embeddings, Terms
 
 
