@@ -27,20 +27,15 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--no-deps",
-            "--wheel-dir",
-            str(folder),
-            str(source),
-        ],
-        check=True,
-    )
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--outdir",
+        str(folder),
+        str(source),
+    ]  # archive of sources → wheel
+    subprocess.run(build, check=True, capture_output=True)
     (made,) = folder.glob("diptych-*.whl")
     return made
 
