@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import Command, given, settings_flags
+from diptych.cli.flags import PATH, Command, given, option, settings_flags, together
 from diptych.progress import echo
 from diptych.registries import RECIPES
 from diptych.settings import setting_names
@@ -66,7 +66,7 @@ def _command(name: str, published: bool) -> click.Command:
     title = f"Tables of the {'paper' if name in papers() else 'recipe'} {name}.\n\n{listed}."
 
     @click.command(name, cls=NeedsTable, help=title)
-    @click.option("--table", type=click.Choice(list(tables)), help="table of the paper (none: --vary alone)")
+    @option("--table", "table of the paper (none: --vary alone)", type=click.Choice(list(tables)))
     @_choices
     @_outputs
     @_flags(recipes)
@@ -96,62 +96,31 @@ def _command(name: str, published: bool) -> click.Command:
     return command
 
 
-def _choices(command: Command) -> Command:
-    """Which rows, on which data, measured how, with which settings."""
-    options = [
-        click.option(
-            "--data",
-            multiple=True,
-            help="PATH, or NAME=PATH for each data set of the table (may be repeated)",
-        ),
-        click.option("--split", help="split that is measured (default: test; testall for COCO's protocols)"),
-        click.option(
-            "--protocol", help="protocol of image-text retrieval (reproduce: the table's; ablate: plain)"
-        ),
-        click.option(
-            "--judgements", multiple=True, help="judgements in place of the table's (may be repeated)"
-        ),
-        click.option(
-            "--seeds",
-            default=1,
-            show_default=True,
-            type=click.IntRange(1),
-            help="runs per row, seeds 0, 1, …",
-        ),
-        click.option("--row", multiple=True, help="only the rows of this name (may be repeated)"),
-        click.option(
-            "--preset", help="published settings in place of the table's (docs/recipes.md lists them)"
-        ),
-        click.option("--vary", multiple=True, help="SETTING=a,b,c: repeat every row with each value"),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_choices = together(
+    option("--data", "PATH, or NAME=PATH for each data set of the table (may be repeated)", multiple=True),
+    option("--split", "split that is measured (default: test; testall for COCO's protocols)"),
+    option("--protocol", "protocol of image-text retrieval (reproduce: the table's; ablate: plain)"),
+    option("--judgements", "judgements in place of the table's (may be repeated)", multiple=True),
+    option("--seeds", "runs per row, seeds 0, 1, …", 1, type=click.IntRange(1)),
+    option("--row", "only the rows of this name (may be repeated)", multiple=True),
+    option("--preset", "published settings in place of the table's (docs/recipes.md lists them)"),
+    option("--vary", "SETTING=a,b,c: repeat every row with each value", multiple=True),
+)
+"""Which rows, on which data, measured how, with which settings."""
 
-
-def _outputs(command: Command) -> Command:
-    """What is done and written, and where."""
-    options = [
-        click.option(
-            "--dry_run", is_flag=True, help="list what would be trained and measured, with an estimate"
-        ),
-        click.option(
-            "--format",
-            "written",
-            default="terminal",
-            show_default=True,
-            type=click.Choice(["terminal", "markdown", "latex", "json"]),
-            help="form of the printed table; all are saved",
-        ),
-        click.option(
-            "--output_dir",
-            type=click.Path(path_type=Path),
-            help="folder of the runs (default: runs/PAPER-TABLE)",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_outputs = together(
+    option("--dry_run", "list what would be trained and measured, with an estimate", is_flag=True),
+    click.option(
+        "--format",
+        "written",
+        default="terminal",
+        show_default=True,
+        type=click.Choice(["terminal", "markdown", "latex", "json"]),
+        help="form of the printed table; all are saved",
+    ),
+    option("--output_dir", "folder of the runs (default: runs/PAPER-TABLE)", type=PATH),
+)
+"""What is done and written, and where."""
 
 
 def _flags(recipes: list[str]) -> Callable[[Command], Command]:

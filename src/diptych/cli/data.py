@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import column_flags, device_flags, say_device, with_columns
+from diptych.cli.flags import PATH, column_flags, device_flags, option, say_device, with_columns
 from diptych.progress import echo
 from diptych.registries import BACKBONES, IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
@@ -51,16 +51,16 @@ def formats() -> None:
 
 @click.command()
 @click.argument("path")
-@click.option("--output_dir", required=True, type=click.Path(path_type=Path), help="folder to fill")
-@click.option("--backbone", default="lite0", show_default=True, help=f"image backbone: {BACKBONES.choices}")
-@click.option("--image_size", default=224, show_default=True, help="pixels of the square input")
-@click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
+@option("--output_dir", "folder to fill", required=True, type=PATH)
+@option("--backbone", f"image backbone: {BACKBONES.choices}", "lite0")
+@option("--image_size", "pixels of the square input", 224)
+@option("--batch_size", "pictures at a time (default: by device)", type=click.IntRange(1))
 @click.option(
     "--cache/--no_cache",
     default=True,
     help="share features with other commands through the cache folder, or not (--frames never does)",
 )
-@click.option("--frames", is_flag=True, help="one set of frame vectors per video, for video recipes")
+@option("--frames", "one set of frame vectors per video, for video recipes", is_flag=True)
 @column_flags
 @device_flags
 def extract(
@@ -123,11 +123,11 @@ def info() -> None:
 
 
 @cache.command()
-@click.option("--backbone", help="only the features of this backbone: the start of its name in 'cache info'")
-@click.option("--old", is_flag=True, help="only files of earlier versions, which nothing reads any more")
-@click.option("--older_than", help="only features that no command has used for this long: 12h, 30d, 8w")
-@click.option("--keep", help="keep this much, the features used last: 500MB, 10GB")
-@click.option("--dry_run", is_flag=True, help="say what would be removed, and remove nothing")
+@option("--backbone", "only the features of this backbone: the start of its name in 'cache info'")
+@option("--old", "only files of earlier versions, which nothing reads any more", is_flag=True)
+@option("--older_than", "only features that no command has used for this long: 12h, 30d, 8w")
+@option("--keep", "keep this much, the features used last: 500MB, 10GB")
+@option("--dry_run", "say what would be removed, and remove nothing", is_flag=True)
 def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | None, dry_run: bool) -> None:
     """Remove computed features. Without an option, all of them; commands compute again what they need."""
     from diptych.cache.contents import contents, in_words, select
@@ -167,34 +167,22 @@ def _table(entries: Sequence[Entry]) -> list[str]:
 
 @click.command()
 @click.argument("data")
-@click.option(
-    "--image_teacher",
-    default="auto",
-    show_default=True,
-    help=f"{IMAGE_TEACHER_HELP}: {IMAGE_TEACHERS.choices}",
-)
-@click.option(
-    "--text_teacher",
-    default="minilm",
-    show_default=True,
-    help=f"{TEXT_TEACHER_HELP}: {TEXT_TEACHERS.choices}",
-)
-@click.option(
+@option("--image_teacher", f"{IMAGE_TEACHER_HELP}: {IMAGE_TEACHERS.choices}", "auto")
+@option("--text_teacher", f"{TEXT_TEACHER_HELP}: {TEXT_TEACHERS.choices}", "minilm")
+@option(
     "--image_teacher_space",
-    default="pooled",
-    show_default=True,
+    "the mean of the image teacher's cells, or all cells end to end",
+    "pooled",
     type=click.Choice(["pooled", "tokens"]),
-    help="the mean of the image teacher's cells, or all cells end to end",
 )
-@click.option(
+@option(
     "--teacher_projection",
-    default=0,
-    show_default=True,
+    "project teacher vectors to this many dimensions (0: none)",
+    0,
     type=click.IntRange(0),
-    help="project teacher vectors to this many dimensions (0: none)",
 )
-@click.option("--image_size", default=224, show_default=True, help="pixels of the image teacher's input")
-@click.option("--clean_captions", is_flag=True, help="clean the texts first, as cusa-clip does")
+@option("--image_size", "pixels of the image teacher's input", 224)
+@option("--clean_captions", "clean the texts first, as cusa-clip does", is_flag=True)
 def teach(data: str, **options: Any) -> None:
     """Compute the teacher vectors of a data set once (CUSA). Run again to continue after an interruption."""
     from diptych.runs.extract import teach as run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import backend_flags, say_device
+from diptych.cli.flags import PATH, backend_flags, option, say_device
 from diptych.errors import DataError
 from diptych.progress import counted, echo
 
@@ -22,17 +22,11 @@ SHOWN = 20  # unreadable pictures that are named; the receipts list all
 @click.command()
 @click.argument("model")
 @click.argument("data", metavar="SHARDS")
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PATH)
 @click.option(
     "--shard", "part", metavar="I/N", help="embed part I of N of the shards, as in 2/8: one process of N"
 )
-@click.option(
-    "--rows",
-    default=10_000,
-    show_default=True,
-    type=click.IntRange(1),
-    help="images per shard, if SHARDS are not tars or Parquet files",
-)
+@option("--rows", "images per shard, if SHARDS are not tars or Parquet files", 10_000, type=click.IntRange(1))
 @click.option("--texts/--no_texts", default=True, help="embed the texts too")
 @click.option(
     "--thumbnails/--no_thumbnails",
@@ -42,9 +36,9 @@ SHOWN = 20  # unreadable pictures that are named; the receipts list all
 @click.option(
     "--ray", "address", metavar="ADDRESS", help="embed on a Ray cluster: host:6379, ray://host:10001 or auto"
 )
-@click.option("--cpus", default=1, show_default=True, type=click.IntRange(1), help="CPUs of one Ray worker")
-@click.option("--retry", is_flag=True, help="embed shards with unreadable pictures again")
-@click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
+@option("--cpus", "CPUs of one Ray worker", 1, type=click.IntRange(1))
+@option("--retry", "embed shards with unreadable pictures again", is_flag=True)
+@option("--batch_size", "pictures at a time (default: by device)", type=click.IntRange(1))
 @backend_flags
 def embed(
     model: str,
@@ -141,10 +135,8 @@ def whole(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 
 @click.command()
-@click.option(
-    "--items", required=True, metavar="NUMBER", callback=whole, help="images of the collection, as in 1e9"
-)
-@click.option("--dim", required=True, metavar="NUMBER", callback=whole, help="dimensions of a vector")
+@option("--items", "images of the collection, as in 1e9", required=True, metavar="NUMBER", callback=whole)
+@option("--dim", "dimensions of a vector", required=True, metavar="NUMBER", callback=whole)
 @click.option("--qps", default=0.0, help="queries per second")
 @click.option(
     "--texts", default="0", metavar="NUMBER", callback=whole, help="texts that are stored beside the images"
@@ -161,7 +153,7 @@ def whole(ctx: click.Context, param: click.Parameter, value: str) -> int:
 )
 @click.option("--flop", default=0.0, help="FLOP of encoding one image, as in 8.8e9")
 @click.option("--workers", default="1", metavar="NUMBER", callback=whole, help="workers that encode at once")
-@click.option("--memory", default=64.0, show_default=True, help="memory of a search machine in GB")
+@option("--memory", "memory of a search machine in GB", 64.0)
 @click.option("--worker_hour", default=0.0, help="price of a worker-hour")
 @click.option("--machine_hour", default=0.0, help="price of an hour of a search machine")
 @click.option("--gb_month", default=0.0, help="price of a stored gigabyte for a month")

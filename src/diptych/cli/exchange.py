@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import Registered, backend_flags, say_device
+from diptych.cli.flags import PATH, Registered, backend_flags, option, say_device
 from diptych.progress import counted, echo
 from diptych.registries import EXPORTERS
 
@@ -22,12 +22,10 @@ def import_() -> None:
 
 
 @import_.command("vse-infinity")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.argument("output_dir", metavar="MODEL", type=click.Path(path_type=Path))
-@click.option(
-    "--vocabulary", type=click.Path(path_type=Path), help="vocabulary of a BiGRU, JSON as published"
-)
-@click.option("--text_model", help="what a BERT started from: hf:bert-base-uncased or a folder")
+@click.argument("checkpoint", type=PATH)
+@click.argument("output_dir", metavar="MODEL", type=PATH)
+@option("--vocabulary", "vocabulary of a BiGRU, JSON as published", type=PATH)
+@option("--text_model", "what a BERT started from: hf:bert-base-uncased or a folder")
 def import_vse_infinity(
     checkpoint: Path, output_dir: Path, vocabulary: Path | None, text_model: str | None
 ) -> None:
@@ -38,9 +36,9 @@ def import_vse_infinity(
 
 
 @import_.command("sgraf")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.argument("output_dir", metavar="MODEL", type=click.Path(path_type=Path))
-@click.option("--vocabulary", type=click.Path(path_type=Path), help="its vocabulary, JSON as published")
+@click.argument("checkpoint", type=PATH)
+@click.argument("output_dir", metavar="MODEL", type=PATH)
+@option("--vocabulary", "its vocabulary, JSON as published", type=PATH)
 def import_sgraf(checkpoint: Path, output_dir: Path, vocabulary: Path | None) -> None:
     """Import a checkpoint of the public SGRAF code, SGR or SAF. Nothing in the file is run."""
     from diptych.runs.published import import_sgraf as run
@@ -49,9 +47,9 @@ def import_sgraf(checkpoint: Path, output_dir: Path, vocabulary: Path | None) ->
 
 
 @import_.command("cusa")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.argument("output_dir", metavar="MODEL", type=click.Path(path_type=Path))
-@click.option("--model", help="the CLIP it started from: hf:openai/clip-vit-base-patch32 or a folder")
+@click.argument("checkpoint", type=PATH)
+@click.argument("output_dir", metavar="MODEL", type=PATH)
+@option("--model", "the CLIP it started from: hf:openai/clip-vit-base-patch32 or a folder")
 def import_cusa(checkpoint: Path, output_dir: Path, model: str | None) -> None:
     """Import a checkpoint of the public CUSA code, on CLIP. Nothing in the file is run."""
     from diptych.runs.published import import_cusa as run
@@ -70,21 +68,13 @@ def _save(output_dir: Path, made: Callable[[], Retriever]) -> None:
 
 
 @import_.command("embeddings")
-@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("source", type=PATH)
 @click.argument("place", metavar="INDEX")
-@click.option("--model", required=True, help="the model that made the vectors: its folder, or hf:ID")
-@click.option(
-    "--paths",
-    type=click.Path(path_type=Path),
-    help="beside an .npy file: a line, or a row of a table, for each vector",
-)
-@click.option(
-    "--images", type=click.Path(path_type=Path), help="folder that relative paths of images start from"
-)
+@option("--model", "the model that made the vectors: its folder, or hf:ID", required=True)
+@option("--paths", "beside an .npy file: a line, or a row of a table, for each vector", type=PATH)
+@option("--images", "folder that relative paths of images start from", type=PATH)
 @click.option("--name", default="", help="name of the collection in the index (default: SOURCE)")
-@click.option(
-    "--unchecked", is_flag=True, help="do not compare the vectors of some pictures with the model's own"
-)
+@option("--unchecked", "do not compare the vectors of some pictures with the model's own", is_flag=True)
 @backend_flags
 def import_embeddings(
     source: Path,
@@ -122,9 +112,7 @@ def import_embeddings(
     echo(f"{shown(place)}: {counted(done.images, 'image')} imported from {source}")
 
 
-of_kind = click.option(
-    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="items to write"
-)
+of_kind = option("--kind", "items to write", "image", type=click.Choice(["image", "text"]))
 
 
 class Exporters(Registered):
@@ -140,7 +128,7 @@ def export() -> None:
 
 @click.command("vectors")
 @click.argument("place", metavar="INDEX")
-@click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.argument("output_dir", metavar="FOLDER", type=PATH)
 @of_kind
 def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
     """Export vectors as .npy and items as Parquet. The layout is that of clip-retrieval."""
@@ -153,7 +141,7 @@ def export_vectors(place: str, output_dir: Path, kind: Any) -> None:
 
 @click.command("faiss")
 @click.argument("place", metavar="INDEX")
-@click.argument("output", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("output", metavar="FILE", type=PATH)
 @of_kind
 def export_faiss(place: str, output: Path, kind: Any) -> None:
     """Export vectors as a faiss index of inner products. The ids of its rows are in FILE.json."""
@@ -166,7 +154,7 @@ def export_faiss(place: str, output: Path, kind: Any) -> None:
 
 @click.command("runtime")
 @click.argument("model")
-@click.argument("output_dir", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
+@click.argument("output_dir", metavar="[FOLDER]", required=False, type=PATH)
 def export_runtime(model: str, output_dir: Path | None) -> None:
     """Write both encoders as ONNX, for searching without torch.
 
@@ -181,7 +169,7 @@ def export_runtime(model: str, output_dir: Path | None) -> None:
 
 @click.command("onnx")
 @click.argument("model")
-@click.argument("output_dir", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.argument("output_dir", metavar="FOLDER", type=PATH)
 def export_onnx(model: str, output_dir: Path) -> None:
     """Copy the ONNX encoders of a model's runtime for other programs. They are written first if there are none."""
     from diptych.model.runtime_export import copy_onnx

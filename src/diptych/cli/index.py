@@ -12,7 +12,7 @@ import click
 
 from diptych.cli import answers
 from diptych.cli.collection import pictures_alone, say, summary
-from diptych.cli.flags import backend_flags, column_flags, index_flag, with_columns
+from diptych.cli.flags import PATH, backend_flags, column_flags, index_flag, option, with_columns
 from diptych.progress import counted, echo
 
 if TYPE_CHECKING:
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("out", metavar="OUT", type=PATH)
 @click.option("--index", "place", required=True, help="folder or database URL of the index")
 @click.option(
     "--shard", "part", metavar="I/N", help="load part I of N of the shards, as in 2/8: one process of N"
 )
-@click.option(
+@option(
     "--precision",
+    "what a new index stores of a vector (default: float32)",
     type=click.Choice(["float32", "float16", "binary"]),
-    help="what a new index stores of a vector (default: float32)",
 )
 @click.option(
     "--approximate/--exact",
@@ -101,42 +101,42 @@ def index() -> None:
 @click.option(
     "--texts/--no_texts", default=True, help="index the texts too, for image → text and text → text"
 )
-@click.option(
+@option(
     "--precision",
+    "what is stored of a vector (default: float32)",
     type=click.Choice(["float32", "float16", "binary"]),
-    help="what is stored of a vector (default: float32)",
 )
 @click.option(
     "--approximate/--exact",
     default=None,
     help="make an approximate index, or none (default: from 200,000 items of a kind on)",
 )
-@click.option(
+@option(
     "--codes",
+    "make the approximate index of binary codes, not a graph: no extra needed, built in seconds",
     is_flag=True,
-    help="make the approximate index of binary codes, not a graph: no extra needed, built in seconds",
 )
-@click.option(
+@option(
     "--target_recall",
+    "make an approximate index, searched as widely as it takes to reach this recall@10, as in 0.98",
     type=click.FloatRange(0, 1, min_open=True),
-    help="make an approximate index, searched as widely as it takes to reach this recall@10, as in 0.98",
 )
-@click.option(
+@option(
     "--labels",
+    "store the labels that a label-wise model predicts, to filter by, with their scores",
     is_flag=True,
-    help="store the labels that a label-wise model predicts, to filter by, with their scores",
 )
-@click.option(
+@option(
     "--local_features",
+    "store what the model's pair scorer reads of each image beside the index: quick re-ranking, large files",
     is_flag=True,
-    help="store what the model's pair scorer reads of each image beside the index: quick re-ranking, large files",
 )
-@click.option(
+@option(
     "--ocr",
+    "then read what is written in the pictures, for --hybrid and filters (extra 'ocr'; about 0.4 s a picture)",
     is_flag=True,
-    help="then read what is written in the pictures, for --hybrid and filters (extra 'ocr'; about 0.4 s a picture)",
 )
-@click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
+@option("--batch_size", "pictures at a time (default: by device)", type=click.IntRange(1))
 @click.option(
     "--exif/--no_exif", default=True, help="date, camera and place of photos as columns to filter by"
 )
@@ -219,7 +219,7 @@ index.add_command(load)
 
 @index.command()
 @click.argument("place", metavar="INDEX")
-@click.option("--recall", is_flag=True, help="measure the recall of its approximate indexes again, now")
+@option("--recall", "measure the recall of its approximate indexes again, now", is_flag=True)
 def info(place: str, recall: bool) -> None:
     """Show what an index holds, and its model."""
     from diptych.index.engines.opening import open_index
@@ -299,10 +299,10 @@ def compact(place: str) -> None:
 @index.command()
 @click.argument("place", metavar="INDEX")
 @click.argument("ids", nargs=-1)
-@click.option("--collection", help="remove all items of this collection: its folder, name or number")
+@option("--collection", "remove all items of this collection: its folder, name or number")
 @click.option("--filter", "condition", help="remove what passes a metadata filter")
-@click.option("--missing", is_flag=True, help="remove images whose files are gone")
-@click.option("--dry_run", is_flag=True, help="list what would be removed, and remove nothing")
+@option("--missing", "remove images whose files are gone", is_flag=True)
+@option("--dry_run", "list what would be removed, and remove nothing", is_flag=True)
 def remove(
     place: str,
     ids: tuple[str, ...],
@@ -342,15 +342,9 @@ def remove(
 
 @index.command()
 @click.argument("place", metavar="INDEX")
-@click.option(
-    "--threshold", type=float, help="lowest score of a pair (default: the best pairs, whatever their scores)"
-)
-@click.option(
-    "--limit", default=100, show_default=True, type=click.IntRange(1), help="largest number of pairs"
-)
-@click.option(
-    "--kind", default="image", show_default=True, type=click.Choice(["image", "text"]), help="what to compare"
-)
+@option("--threshold", "lowest score of a pair (default: the best pairs, whatever their scores)", type=float)
+@option("--limit", "largest number of pairs", 100, type=click.IntRange(1))
+@option("--kind", "what to compare", "image", type=click.Choice(["image", "text"]))
 def duplicates(place: str, threshold: float | None, limit: int, kind: Any) -> None:
     """List pairs of images or texts with nearly equal vectors."""
     from diptych.index.engines.opening import open_index

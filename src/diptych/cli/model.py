@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from diptych.cli.collection import say
-from diptych.cli.flags import backend_flags
+from diptych.cli.flags import PATH, backend_flags, option
 from diptych.progress import echo
 
 
@@ -17,7 +17,7 @@ def model() -> None:
 
 
 @model.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 def info(folder: Path) -> None:
     """Show the fingerprint, the files and the probes of a model."""
     from diptych.index.models import backend_of, open_model
@@ -37,7 +37,7 @@ def info(folder: Path) -> None:
 
 
 @model.command()
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @backend_flags
 def verify(folder: Path, device: str, compute_precision: str, backend: str | None) -> None:
     """Encode the probes again, and compare. Status 2 if they differ."""
@@ -66,22 +66,16 @@ def verify(folder: Path, device: str, compute_precision: str, backend: str | Non
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=PATH)
 @click.argument("path", metavar="FOLDER")
-@click.option(
-    "--output",
-    default="labels.csv",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="table to write: kind, id, text, labels, scores",
-)
+@option("--output", "table to write: kind, id, text, labels, scores", "labels.csv", type=PATH)
 @click.option("--texts/--no_texts", default=True, help="label the texts too, where there are any")
-@click.option(
+@option(
     "--threshold",
+    "score from which a label is told (default: the model's own, chosen on validation data)",
     type=click.FloatRange(0, 1),
-    help="score from which a label is told (default: the model's own, chosen on validation data)",
 )
-@click.option("--top", type=click.IntRange(1), help="the best N labels of each item, whatever their scores")
+@option("--top", "the best N labels of each item, whatever their scores", type=click.IntRange(1))
 @backend_flags
 def label(
     model: Path,

@@ -12,7 +12,7 @@ import click
 
 from diptych.cli import answers
 from diptych.cli.collection import pictures_of, place_first, say
-from diptych.cli.flags import backend_flags, index_flag
+from diptych.cli.flags import PATH, backend_flags, index_flag, option
 from diptych.progress import echo
 
 if TYPE_CHECKING:
@@ -25,37 +25,31 @@ if TYPE_CHECKING:
 @click.argument("query", nargs=-1)
 @index_flag
 @click.option("-k", "k", default=10, show_default=True, help="number of answers")
-@click.option(
-    "--kind",
-    default="image",
-    show_default=True,
-    type=click.Choice(["image", "text"]),
-    help="what to find",
-)
+@option("--kind", "what to find", "image", type=click.Choice(["image", "text"]))
 @click.option("--filter", "condition", help="metadata filter, as in 'price < 50 and color = \"red\"'")
-@click.option("--like", help="id of an item: find more like it, alone or together with a query")
-@click.option("--hybrid", is_flag=True, help="fuse with full-text search (BM25)")
+@option("--like", "id of an item: find more like it, alone or together with a query")
+@option("--hybrid", "fuse with full-text search (BM25)", is_flag=True)
 @click.option(
     "--rerank",
     default=0,
     type=click.IntRange(0),
     help="re-rank the top N hits with the model's pair scorer",
 )
-@click.option(
+@option(
     "--reranker",
+    "re-rank with the pair scorer of this run instead (may be repeated: the mean of their scores)",
     multiple=True,
-    help="re-rank with the pair scorer of this run instead (may be repeated: the mean of their scores)",
 )
 @click.option(
     "--exact/--approximate",
     default=None,
     help="score every item, or use the approximate index (default: approximate, if the index has one)",
 )
-@click.option(
+@option(
     "--chance",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="chance of a false match: a higher value marks more answers as matches "
+    "chance of a false match: a higher value marks more answers as matches "
     "(default: calibrated with captions of the collection, no cut-off if that fails)",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
 )
 @click.option(
     "--all/--matches",
@@ -63,15 +57,13 @@ if TYPE_CHECKING:
     default=True,
     help="mark answers below the cut-off, or leave them out (default: mark)",
 )
-@click.option("--frames", is_flag=True, help="show every frame of a video (default: the best frame of each)")
-@click.option("--allow_urls", is_flag=True, help="fetch images from web addresses in a query")
-@click.option("--model", help="folder or name of the model (default: the model that the index records)")
+@option("--frames", "show every frame of a video (default: the best frame of each)", is_flag=True)
+@option("--allow_urls", "fetch images from web addresses in a query", is_flag=True)
+@option("--model", "folder or name of the model (default: the model that the index records)")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-@click.option("--paths", is_flag=True, help="print paths only, for pipes")
-@click.option("--preview", is_flag=True, help="show the pictures in the terminal")
-@click.option(
-    "--html", type=click.Path(path_type=Path), help="also write the answers with thumbnails to this file"
-)
+@option("--paths", "print paths only, for pipes", is_flag=True)
+@option("--preview", "show the pictures in the terminal", is_flag=True)
+@option("--html", "also write the answers with thumbnails to this file", type=PATH)
 @backend_flags
 def search(
     place: str,

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from diptych.cli.collection import pictures_of, say, summary
-from diptych.cli.flags import Command, backend_flags, given, index_flag
+from diptych.cli.flags import PATH, Command, backend_flags, given, index_flag, option
 from diptych.progress import echo
 from diptych.web.limits import Limits
 
@@ -30,18 +30,18 @@ def limit_flags(command: Command) -> Command:
 @click.argument("place", metavar="INDEX")
 @click.argument("pictures", nargs=-1)
 @index_flag
-@click.option("--model", help="folder or name of the model (default: the model that the index records)")
-@click.option("--host", default="127.0.0.1", show_default=True, help="address to listen on")
-@click.option("--port", default=8000, show_default=True, help="port to listen on (0: a free one)")
-@click.option(
+@option("--model", "folder or name of the model (default: the model that the index records)")
+@option("--host", "address to listen on", "127.0.0.1")
+@option("--port", "port to listen on (0: a free one)", 8000)
+@option(
     "--token",
+    "token for changes; on any address but loopback, for everything",
     envvar=TOKEN_VARIABLE,
     show_envvar=True,
-    help="token for changes; on any address but loopback, for everything",
 )
-@click.option("--private", is_flag=True, help="ask for the token everywhere, also on loopback")
-@click.option("--allow_urls", is_flag=True, help="let queries name images on the public web")
-@click.option("--cors", multiple=True, metavar="ORIGIN", help="site whose pages may call the API; repeatable")
+@option("--private", "ask for the token everywhere, also on loopback", is_flag=True)
+@option("--allow_urls", "let queries name images on the public web", is_flag=True)
+@option("--cors", "site whose pages may call the API; repeatable", multiple=True, metavar="ORIGIN")
 @click.option(
     "--host_name",
     "host_names",
@@ -53,7 +53,7 @@ def limit_flags(command: Command) -> Command:
     "--root",
     "roots",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="serve pictures from below this folder (default: the folders that you indexed on this machine); repeatable",
 )
 @click.option(
@@ -62,16 +62,16 @@ def limit_flags(command: Command) -> Command:
     multiple=True,
     help="re-rank with the pair scorer of this run (default: the model's own); repeatable, for their mean",
 )
-@click.option(
+@option(
     "--chance",
+    "chance of a false match (default: calibrated with captions of the collection)",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="chance of a false match (default: calibrated with captions of the collection)",
 )
-@click.option(
+@option(
     "--audit",
-    type=click.Path(path_type=Path),
+    "show the page audit.html of diptych audit at /audit, to judge pairs",
+    type=PATH,
     metavar="FILE",
-    help="show the page audit.html of diptych audit at /audit, to judge pairs",
 )
 @limit_flags
 @backend_flags
@@ -127,21 +127,15 @@ def serve(
 
 @click.command()
 @click.argument("place", metavar="INDEX")
-@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
-@click.option(
+@click.argument("folder", metavar="FOLDER", type=PATH)
+@option(
     "--model",
-    help="folder or name of the model (default: the model that the index records; for a new index lite0+minilm)",
+    "folder or name of the model (default: the model that the index records; for a new index lite0+minilm)",
 )
-@click.option(
-    "--interval",
-    default=5.0,
-    show_default=True,
-    type=click.FloatRange(0, min_open=True),
-    help="seconds between two looks at the folder",
-)
+@option("--interval", "seconds between two looks at the folder", 5.0, type=click.FloatRange(0, min_open=True))
 @click.option("--texts/--no_texts", default=True, help="index the texts too")
 @click.option("--name", default="", help="name of the collection in the index (default: the data's own)")
-@click.option("--batch_size", type=click.IntRange(1), help="pictures at a time (default: by device)")
+@option("--batch_size", "pictures at a time (default: by device)", type=click.IntRange(1))
 @backend_flags
 def watch(
     place: str,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import Command, column_flags, given, settings_flags, with_columns
+from diptych.cli.flags import PATH, Command, column_flags, given, option, settings_flags, with_columns
 from diptych.names import import_plugins
 from diptych.progress import echo
 from diptych.registries import RECIPES
@@ -44,18 +44,10 @@ def train() -> None:
 
 def _train_command(recipe: Recipe) -> click.Command:
     @click.command(recipe.name, help=f"{recipe.title}.")
-    @click.option(
-        "--data", help="data set: a path in any known format, or 'emoji' (a resumed run knows its own)"
-    )
-    @click.option("--output_dir", type=click.Path(path_type=Path), help="folder of the run")
-    @click.option(
-        "--resume_from_checkpoint",
-        type=click.Path(path_type=Path),
-        help="run to go on with",
-    )
-    @click.option(
-        "--no_runtime", is_flag=True, help="do not write the ONNX encoders for searching without torch"
-    )
+    @option("--data", "data set: a path in any known format, or 'emoji' (a resumed run knows its own)")
+    @option("--output_dir", "folder of the run", type=PATH)
+    @option("--resume_from_checkpoint", "run to go on with", type=PATH)
+    @option("--no_runtime", "do not write the ONNX encoders for searching without torch", is_flag=True)
     @_preset_flag(recipe.name)
     @column_flags
     @settings_flags(recipe.settings)
@@ -104,7 +96,7 @@ def _train_command(recipe: Recipe) -> click.Command:
 
 def _preset_flag(recipe: str) -> Callable[[Command], Command]:
     known = ", ".join(presets(recipe)) or "the recipe has none"
-    return click.option("--preset", help=f"published settings, which other flags change: {known}")
+    return option("--preset", f"published settings, which other flags change: {known}")
 
 
 def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> None:
@@ -122,13 +114,7 @@ def _say_result(progress: Progress, folder: Path, data: str, baseline: bool) -> 
 
 
 @click.command()
-@click.option(
-    "--output_dir",
-    default="demo",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="folder of the runs, the index and the report",
-)
+@option("--output_dir", "folder of the runs, the index and the report", "demo", type=PATH)
 def demo(output_dir: Path) -> None:
     """Train two models on emoji pictures, search them, write a report. A second run reuses what is there."""
     click.echo(f"demo: two models, an index and a report, in {output_dir}; loading the libraries", err=True)
