@@ -220,5 +220,5 @@ def test_folders_that_are_not_served_are_named(home: Path, tmp_path: Path) -> No
             body = pixels = 0
 
         pictures = Pictures(index, Unlimited(), None)  # type: ignore[arg-type]
-        assert pictures.withheld() == [str(others.resolve())]
+        assert pictures.withheld_roots() == [str(others.resolve())]
         pictures.close()

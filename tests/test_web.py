@@ -280,9 +280,9 @@ def test_two_files_of_one_name_are_refused(writable: TestClient) -> None:
 def test_many_items_of_one_file_decode_it_once(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     items = [{"id": f"i{n}", "image": "a.png", "text": "é" * 6_000} for n in range(200)]  # above 1 MB of JSON
     opened: list[str | None] = []
-    uploaded = Pictures.uploaded
+    uploaded = Pictures.open_upload
     monkeypatch.setattr(
-        Pictures, "uploaded", lambda self, data, name: opened.append(name) or uploaded(self, data, name)
+        Pictures, "open_upload", lambda self, data, name: opened.append(name) or uploaded(self, data, name)
     )
     given = {"items": json.dumps(items, ensure_ascii=False)}
     assert len(given["items"].encode()) > 2_000_000
@@ -302,7 +302,7 @@ def test_pictures_are_in_memory_a_few_at_a_time(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(service, "PIXELS", 3 * 96 * 96)
     opened: list[Any] = []
     alive: list[int] = []
-    uploaded = Pictures.uploaded
+    uploaded = Pictures.open_upload
 
     class Watching(ColourModel):
         def encode_image(self, images: Any, *, batch_size: int = 64) -> np.ndarray:
@@ -314,7 +314,7 @@ def test_pictures_are_in_memory_a_few_at_a_time(tmp_path: Path, monkeypatch: pyt
         opened.append(weakref.ref(picture))
         return picture
 
-    monkeypatch.setattr(Pictures, "uploaded", watch)
+    monkeypatch.setattr(Pictures, "open_upload", watch)
     model = Watching()
     with make_index(tmp_path, model) as index, TestClient(create_app(index, model, token=TOKEN)) as client:
         alive.clear()

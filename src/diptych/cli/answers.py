@@ -25,7 +25,7 @@ def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
     """A table on a terminal; in a pipe a line each: score, path or id, text, with tabs between."""
     if not sys.stdout.isatty():
         passed = {hit.item.id for hit in hits.matches}
-        for hit in chosen(hits, everything):
+        for hit in selection(hits, everything):
             cells = [f"{hit.score:.4f}", name_of(index, hit.item), _text(hit.item)]
             echo("\t".join([*cells, *([] if hit.item.id in passed else [BELOW])]))
     else:
@@ -33,7 +33,7 @@ def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
         heads = ["score", "item", "text", *(["made of"] if any(hit.details for hit in hits) else [])]
         rows = [
             (_row(index, hit, len(heads)), "" if hit.item.id in passed else "dim")
-            for hit in chosen(hits, everything)
+            for hit in selection(hits, everything)
         ]
         _table(heads, rows)
     _print_rest(index, hits, everything)
@@ -41,7 +41,7 @@ def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
 
 def print_paths(index: Index, hits: Hits, *, everything: bool) -> None:
     """The path of each hit (a text's is that of its image), or its id where there is no file."""
-    for hit in chosen(hits, everything):
+    for hit in selection(hits, everything):
         echo(printable(path_of(index, hit.item) or hit.item.id))
     _print_rest(index, hits, everything)
 
@@ -57,7 +57,7 @@ def print_json(index: Index, hits: Hits, *, everything: bool, backend: str) -> N
             "text": hit.item.text, "path": path_of(index, hit.item), "image_id": hit.item.image_id,
             "metadata": dict(hit.item.metadata), "details": dict(hit.details),
         }
-        for hit in chosen(hits, everything)
+        for hit in selection(hits, everything)
     ]  # fmt: skip
     facts = {
         "matched": hits.matched if judged else None, "cutoff": hits.cutoff, "strength": hits.strength,
@@ -85,7 +85,7 @@ def write_gallery(
 
     passed = {hit.item.id for hit in hits.matches}
 
-    def shown(hit: Hit) -> Answer:
+    def answer_of(hit: Hit) -> Answer:
         file, name = path_of(index, hit.item), name_of(index, hit.item)
         weak = "" if not hits.matched or hit.item.id in passed else f" · {BELOW}"
         text, link = _text(hit.item), link_to(file, place) if file else ""
@@ -94,7 +94,7 @@ def write_gallery(
             text or name, hit.score, False, picture_of(index, hit.item), link, note.removeprefix(" · ")
         )
 
-    answers = [shown(hit) for hit in chosen(hits, everything)]
+    answers = [answer_of(hit) for hit in selection(hits, everything)]
     pictures = (_asked_picture(index, term.value) for term in query.terms if term.kind in ("image", "item"))
     nearest = "Nothing matches clearly. The nearest:" if answers else "Nothing in the collection matches."
     note = " ".join(
@@ -116,7 +116,7 @@ def link_to(file: str, page: Path) -> str:
         return Path(file).as_uri()
 
 
-def chosen(hits: Hits, everything: bool) -> Sequence[Hit]:
+def selection(hits: Hits, everything: bool) -> Sequence[Hit]:
     """The hits to show: all, or those that reach the cut-off."""
     return hits.hits if everything else hits.matches
 

@@ -36,8 +36,8 @@ def check_terminal() -> None:
 
 def show_pictures(index: Index, hits: Sequence[Hit]) -> None:
     """The pictures of hits in rows that fit the terminal, the score and the name below each."""
-    shown = [(picture_of(index, hit.item), f"{hit.score:.3f} {name_of(index, hit.item)}") for hit in hits]
-    found = [(_fitted(picture), caption) for picture, caption in shown if picture is not None]
+    pairs = [(picture_of(index, hit.item), f"{hit.score:.3f} {name_of(index, hit.item)}") for hit in hits]
+    found = [(_fitted(picture), caption) for picture, caption in pairs if picture is not None]
     across = max(1, (_width() + GAP) // (COLUMNS + GAP))
     for start in range(0, len(found), across):
         row = found[start : start + across]

@@ -145,7 +145,7 @@ def _show(
     if preview:
         from diptych.cli.preview import show_pictures
 
-        show_pictures(index, answers.chosen(hits, everything))
+        show_pictures(index, answers.selection(hits, everything))
     if as_json:
         answers.print_json(index, hits, everything=everything, backend=backend)
     else:

@@ -172,7 +172,7 @@ def watch(
             batch_size=batch_size,
         )  # fmt: skip
 
-    def told(built: Built) -> str:
+    def report(built: Built) -> str:
         skipped = "".join(f"\nskipped {item}: {reason}" for item, reason in built.skipped)
         return summary(shown(place), built) + skipped
 
@@ -180,6 +180,6 @@ def watch(
         echo(f"{time.strftime('%H:%M:%S')} {sentence}")
 
     try:
-        watch_folder(folder, bring, interval=interval, say=tell, summary=told)
+        watch_folder(folder, bring, interval=interval, say=tell, summary=report)
     except KeyboardInterrupt:
         echo(f"stopped: {shown(place)} holds what was indexed last.", err=True)

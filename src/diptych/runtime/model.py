@@ -186,7 +186,7 @@ class RuntimeModel:
         else:
             raise SettingsError("labels are predicted of images or of texts: give one of them.")
         least = -np.inf if top is not None else own if threshold is None else threshold
-        return [_told(row, known["names"], least, top) for row in rows]
+        return [_best_labels(row, known["names"], least, top) for row in rows]
 
     def check(self) -> list[str]:
         """Open both sides and compare them with the probes; what a person should know."""
@@ -333,7 +333,7 @@ def _unprepared(folder: Path, reason: object) -> RuntimeFault:
     )
 
 
-def _told(scores: Vectors, names: Sequence[str], least: float, top: int | None) -> dict[str, float]:
+def _best_labels(scores: Vectors, names: Sequence[str], least: float, top: int | None) -> dict[str, float]:
     """The labels of one row whose score is at least ``least``, best first, at most ``top``."""
     order = np.argsort(-scores, kind="stable")[:top]
     return {str(names[column]): float(scores[column]) for column in order if scores[column] >= least}

@@ -197,7 +197,7 @@ def _without_arguments(send: Any) -> Any:
 def _answer(service: Service, asked: Asked) -> SearchReply:
     start = time.perf_counter()
     with service.traffic.request(), service.limited():
-        hits, passing = service.search(asked), service.passing(asked.kind, asked.filter)
+        hits, passing = service.search(asked), service.count_passing(asked.kind, asked.filter)
     seconds = time.perf_counter() - start
     service.metrics.search_seconds.observe(seconds)
     return search_reply(hits, seconds, passing)
@@ -231,7 +231,7 @@ def _add_search(app: FastAPI, service: Service) -> None:
         start = time.perf_counter()
         with service.limited():
             hits = service.browse(k, check_kind(kind), filter)
-            passing = service.passing(check_kind(kind), filter)
+            passing = service.count_passing(check_kind(kind), filter)
         return search_reply(hits, time.perf_counter() - start, passing)
 
 

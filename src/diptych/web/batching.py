@@ -22,7 +22,7 @@ from diptych.index.base import Index
 from diptych.index.deadline import Deadline
 from diptych.index.protocol import Hits, Kind
 from diptych.index.query.filters import Filter
-from diptych.model.protocol import Model, text_input_of
+from diptych.model.protocol import Model
 
 WINDOW = 0.003  # seconds a batch waits for requests that are on their way
 LARGEST = 64  # requests in a batch
@@ -51,10 +51,10 @@ Job = tuple[Hashable, Any, "Future[Any]", Deadline | None]
 
 
 class Batcher:
-    """Threads that run jobs of equal key together: ``run(key, values)`` gives one result per value.
+    """A thread that runs jobs of equal key together: ``run(key, values)`` gives one result per value.
 
     A batch that fails is run again one by one, so that a faulty request spoils no other; what is unavailable is
-    so for all of them, and each would wait for it again. With ``workers`` of 1, no two batches run at once.
+    so for all of them, and each would wait for it again.
     """
 
     def __init__(
@@ -63,17 +63,13 @@ class Batcher:
         traffic: Traffic,
         observe: Callable[[int], None] = lambda size: None,
         window: float = WINDOW,
-        workers: int = 1,
     ) -> None:
         self._run, self._traffic, self._observe, self._window = run, traffic, observe, window
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name="batcher", daemon=True) for _ in range(workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
+        self._thread.start()
 
     def __call__(self, key: Hashable, value: Any) -> Any:
         """The result for one value, computed with whatever else waits under the same key."""
@@ -97,11 +93,8 @@ class Batcher:
             if self._closed:
                 return
             self._closed = True
-            for _ in self._threads:
-                self._jobs.put(None)
-        until = None if patience is None else time.monotonic() + patience
-        for thread in self._threads:
-            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+            self._jobs.put(None)
+        self._thread.join(patience)
 
     def _work(self) -> None:
         while self._work_once():
@@ -160,35 +153,11 @@ def _latest(jobs: list[Job]) -> Deadline | None:
 
 
 class BatchedModel:
-    """A model whose encoders take the inputs of concurrent requests together; one thread runs it."""
+    """A model whose encoders take the inputs of concurrent requests together in one thread; the rest is its own."""
 
     def __init__(self, model: Model, traffic: Traffic, observe: Callable[[int], None]) -> None:
         self._model = model
         self._batcher = Batcher(self._encode, traffic, observe)
-
-    @property
-    def dim(self) -> int:
-        """Length of an encoded vector."""
-        return self._model.dim
-
-    @property
-    def backend(self) -> str:
-        """What runs the model: ``onnx`` or ``torch``."""
-        return str(getattr(self._model, "backend", "torch"))
-
-    @property
-    def text_input(self) -> Any:
-        """How the model reads texts, None where it does not say."""
-        return text_input_of(self._model)
-
-    @property
-    def pair_scorer(self) -> Any:
-        """The pair scorer of the model, None without one."""
-        return getattr(self._model, "pair_scorer", None)
-
-    def fingerprint(self) -> str:
-        """The fingerprint of the model."""
-        return self._model.fingerprint()
 
     def encode_text(self, texts: Any, *, batch_size: int | None = None) -> Any:
         """Rows (M, dim) for a list of texts."""
@@ -201,6 +170,9 @@ class BatchedModel:
     def close(self, patience: float | None = None) -> None:
         """Finish what waits, then stop."""
         self._batcher.close(patience)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
     def _encode(self, kind: str, lists: list[list[Any]]) -> list[Any]:
         flat = [one for values in lists for one in values]

@@ -216,7 +216,7 @@ class Access:
             await self.app(scope, receive, send)
             return
 
-        async def dressed(message: Message) -> None:
+        async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -226,9 +226,9 @@ class Access:
 
         sentence = self._refusal(scope)
         if sentence is not None:
-            await refuse(scope, dressed, *sentence)
+            await refuse(scope, send_secured, *sentence)
         else:
-            await self.app(scope, receive, dressed)
+            await self.app(scope, receive, send_secured)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = dict(scope["headers"])

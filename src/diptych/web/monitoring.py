@@ -63,25 +63,25 @@ class Metrics:
         """Everything as text; ``counts`` are the items of the index by kind, ``recall`` that of approximate indexes."""
         with self._lock:
             requests = sorted(self._requests.items())
-        out = ["# HELP diptych_requests_total Requests answered.", "# TYPE diptych_requests_total counter"]
-        out += [f'diptych_requests_total{{path="{p}",status="{s}"}} {n}' for (p, s), n in requests]
-        out += ["# HELP diptych_items Items in the index.", "# TYPE diptych_items gauge"]
-        out += [f'diptych_items{{kind="{kind}"}} {count}' for kind, count in counts.items()]
-        out += ["# HELP diptych_recall Recall@10 of an approximate index.", "# TYPE diptych_recall gauge"]
-        out += [f'diptych_recall{{kind="{kind}"}} {one.value:.6g}' for kind, one in recall.items()]
-        out += [
-            "# HELP diptych_active_searches Searches being answered.",
-            "# TYPE diptych_active_searches gauge",
-        ]
-        out += [f"diptych_active_searches {active}"]
-        out += [
-            "# HELP diptych_start_time_seconds When the service started.",
-            "# TYPE diptych_start_time_seconds gauge",
-        ]
-        out += [f"diptych_start_time_seconds {self._started:.3f}"]
+        families: tuple[tuple[str, str, str, dict[str, object]], ...] = (
+            ("requests_total", "counter", "Requests answered.",
+             {f'{{path="{p}",status="{s}"}}': n for (p, s), n in requests}),
+            ("items", "gauge", "Items in the index.", {f'{{kind="{kind}"}}': n for kind, n in counts.items()}),
+            ("recall", "gauge", "Recall@10 of an approximate index.",
+             {f'{{kind="{kind}"}}': f"{one.value:.6g}" for kind, one in recall.items()}),
+            ("active_searches", "gauge", "Searches being answered.", {"": active}),
+            ("start_time_seconds", "gauge", "When the service started.", {"": f"{self._started:.3f}"}),
+        )  # fmt: skip
+        out = [line for family in families for line in _family(*family)]
         for histogram in (self.search_seconds, self.encode_batch, self.search_batch):
             out += histogram.lines()
         return "\n".join(out) + "\n"
+
+
+def _family(name: str, kind: str, help: str, values: Mapping[str, object]) -> list[str]:
+    """The lines of one metric; ``values`` by their labels."""
+    head = [f"# HELP diptych_{name} {help}", f"# TYPE diptych_{name} {kind}"]
+    return head + [f"diptych_{name}{labels} {value}" for labels, value in values.items()]
 
 
 class CountRequests:

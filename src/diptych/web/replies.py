@@ -31,6 +31,10 @@ from diptych.index.protocol import Hit, Hits, Item
 from diptych.index.query.frames import frame_of
 
 RANGES = 8  # of a file, in one answer
+STATUSES = (  # the first that fits
+    (Unavailable, 503), (StorageError, 507), (IndexFault, 409), (AddressError, 400),
+    ((QueryError, DataError, SettingsError), 422),
+)  # fmt: skip
 
 
 class Failure(BaseModel):
@@ -108,15 +112,7 @@ def search_reply(hits: Hits, seconds: float, passing: int | None = None) -> Sear
 
 def status_of(error: DiptychError) -> int:
     """The HTTP status of an error; the sentence is the same everywhere."""
-    if isinstance(error, Unavailable):
-        return 503
-    if isinstance(error, StorageError):
-        return 507
-    if isinstance(error, IndexFault):
-        return 409
-    if isinstance(error, AddressError):
-        return 400
-    return 422 if isinstance(error, QueryError | DataError | SettingsError) else 500
+    return next((status for kind, status in STATUSES if isinstance(error, kind)), 500)
 
 
 def failure(status: int, sentence: str, position: int | None = None) -> JSONResponse:

@@ -78,7 +78,7 @@ def serve(
 
         with open_index(place) as index:
             fingerprint = index.info.fingerprint  # the model's, or the application refuses the index below
-            own = _shown(listening)  # the address it announces, which may be 127.0.0.2
+            own = _host_of(listening)  # the address it announces, which may be 127.0.0.2
             names = None if reachable and hosts is None else (*LOOPBACK_NAMES, own, *(hosts or ()))
             app = create_app(
                 index, model, token=token, private=private or reachable, roots=roots, limits=limits, hosts=names,
@@ -90,7 +90,7 @@ def serve(
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
             _announce(index, listening)
-            for root in app.state.service.pictures.withheld():
+            for root in app.state.service.pictures.withheld_roots():
                 tell(
                     f"the pictures below {root} are not served, only stored thumbnails: you did not index them on this "
                     f"machine. To allow them, give --root {root}, or index them again."
@@ -177,7 +177,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _shown(listening: socket.socket) -> str:
+def _host_of(listening: socket.socket) -> str:
     """The address it is bound to, as a URL has it."""
     address: str = listening.getsockname()[0]
     return f"[{address}]" if ":" in address else address
@@ -187,5 +187,5 @@ def _announce(index: Index, listening: socket.socket) -> None:
     info = index.info
     echo(
         f"serving {info.counts['image']} images and {info.counts['text']} texts of {info.path} "
-        f"at http://{_shown(listening)}:{listening.getsockname()[1]}   (Ctrl-C to stop)"
+        f"at http://{_host_of(listening)}:{listening.getsockname()[1]}   (Ctrl-C to stop)"
     )

@@ -101,8 +101,8 @@ class Service:
         self._values: tuple[int, dict[str, list[Any]]] | None = None
         try:
             self._searcher = Searcher(
-                cast(Index, self._batched), self._model, model_name=model_name, pair_scorer=pair_scorer
-            )
+                cast(Index, self._batched), cast(Model, self._model), model_name=model_name, pair_scorer=pair_scorer,
+            )  # fmt: skip
         except BaseException:
             self.close()
             raise
@@ -118,7 +118,7 @@ class Service:
     @property
     def backend(self) -> str:
         """What runs the model."""
-        return self._model.backend
+        return str(getattr(self._model, "backend", "torch"))
 
     def _warm(self) -> None:
         """Compare the vectors with their checksums before somebody waits for it; what is damaged is told to them."""
@@ -139,7 +139,7 @@ class Service:
             chance=None if alone else self.chance, frames=asked.frames,
         )  # fmt: skip
 
-    def passing(self, kind: Kind | None, filter: str) -> int | None:
+    def count_passing(self, kind: Kind | None, filter: str) -> int | None:
         """How many items of a kind pass a filter; None where there is no filter."""
         return self.index.count(kind, filter) if filter.strip() else None
 
@@ -167,7 +167,9 @@ class Service:
                     f"item '{item.id}' names the image '{item.image}', which was not uploaded with it."
                 )
         # several items may show one file: it is decoded and encoded once
-        images, thumbnails = self._encoded(dict.fromkeys(item.image for item in new if item.image), uploads)
+        images, thumbnails = self._encode_uploads(
+            dict.fromkeys(item.image for item in new if item.image), uploads
+        )
         texts = [item.text for item in new if not item.image]
         encoded = iter(self._model.encode_text(texts) if texts else ())
         rows = np.stack([images[i.image] if i.image else next(encoded) for i in new])
@@ -188,7 +190,7 @@ class Service:
             index.update(items, rows)
         return len(items)
 
-    def _encoded(
+    def _encode_uploads(
         self, names: Iterable[str], uploads: dict[str, bytes]
     ) -> tuple[dict[str, Vectors], dict[str, bytes]]:
         """Vectors and thumbnails of uploaded files, by name; a limited number of decoded files is in memory at once."""
@@ -202,7 +204,7 @@ class Service:
             waiting.clear()
 
         for name in names:
-            waiting[name] = self.pictures.uploaded(uploads[name], name)
+            waiting[name] = self.pictures.open_upload(uploads[name], name)
             thumbnails[name] = make_thumbnail(waiting[name])
             if sum(picture.width * picture.height for picture in waiting.values()) >= PIXELS:
                 encode()
@@ -312,7 +314,7 @@ class Service:
             until = time.monotonic() + addresses.PATIENCE
             terms += [self._safe(term, until) for term in parsed]
         for data, name in asked.images:
-            terms.append(Term(self.pictures.uploaded(data, name), "image", asked.image_weight))
+            terms.append(Term(self.pictures.open_upload(data, name), "image", asked.image_weight))
         if asked.like:
             if self.index.get([asked.like]) == [None]:
                 raise QueryError(f"'{asked.like[:200]}' is not in the index: it may have been removed.")
@@ -331,7 +333,7 @@ class Service:
             raise QueryError(
                 f"{str(term.value)[:200]} is a web address, which is not fetched: upload the image."
             )
-        return Term(self.pictures.fetched(str(term.value), until), "image", term.weight)
+        return Term(self.pictures.open_address(str(term.value), until), "image", term.weight)
 
 
 def _is_address(term: Term) -> bool:

@@ -26,7 +26,7 @@ from diptych.web.limits import Limits
 
 LONGEST = 2048  # side of a picture handed to the model: models read a few hundred pixels
 CACHE_BYTES = 64_000_000  # memory for thumbnails made from files
-SHOWN = (  # formats that browsers show, by the first bytes of a file: their offset and value
+IN_BROWSERS = (  # formats that browsers show, by the first bytes of a file: their offset and value
     (0, b"\xff\xd8\xff", "image/jpeg"), (0, b"\x89PNG\r\n\x1a\n", "image/png"), (0, b"GIF87a", "image/gif"),
     (0, b"GIF89a", "image/gif"), (8, b"WEBPVP8", "image/webp"),
 )  # fmt: skip
@@ -54,14 +54,14 @@ class Pictures:
         self._lock = threading.Lock()
         self._thumbnails: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
-    def uploaded(self, data: bytes, name: str | None) -> Image.Image:
+    def open_upload(self, data: bytes, name: str | None) -> Image.Image:
         """The picture a client sent."""
         label = f"the uploaded image '{(name or 'without a name')[:100]}'"
         if not data:
             raise ImageError(f"{label} is empty: send an image file.")
         return self._open(data, label, LONGEST)
 
-    def fetched(self, address: str, until: float) -> Image.Image:
+    def open_address(self, address: str, until: float) -> Image.Image:
         """The picture at a public web address, there before the monotonic clock says ``until``."""
         data = download(address, self.limits.body, until)
         return self._open(data, f"the image at {address[:200]}", LONGEST)
@@ -94,7 +94,7 @@ class Pictures:
         if item is None or path is None or is_video(item.path):
             stored = self.index.thumbnail(id)
             return None if stored is None else Served(stored)
-        media_type = _shown(path)
+        media_type = _media_type(path)
         if media_type is not None:
             return Served(path, media_type)
         out = io.BytesIO()  # not what browsers show: turned into what they do
@@ -120,7 +120,7 @@ class Pictures:
         roots = known_roots() if self.roots is None else self.roots
         return resolved if any(resolved.is_relative_to(root) for root in roots) else None
 
-    def withheld(self) -> list[str]:
+    def withheld_roots(self) -> list[str]:
         """The folders of the index that are here and not served."""
         roots = known_roots() if self.roots is None else self.roots
         named = {one.root for one in self.index.info.collections if one.root}
@@ -143,11 +143,11 @@ class Pictures:
         return self._decoders.open(source, name=label, longest=longest, max_pixels=most, patience=patience)
 
 
-def _shown(path: Path) -> str | None:
+def _media_type(path: Path) -> str | None:
     """What a file is, if browsers show it."""
     try:
         with path.open("rb") as file:
             head = file.read(16)
     except OSError as error:
         raise ImageError(f"{path.name} cannot be read ({error.strerror}): check the file.") from error
-    return next((kind for at, start, kind in SHOWN if head[at:].startswith(start)), None)
+    return next((kind for at, start, kind in IN_BROWSERS if head[at:].startswith(start)), None)

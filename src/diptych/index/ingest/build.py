@@ -258,21 +258,21 @@ def forecast(
 ) -> str:
     """A sentence on the pictures of a folder that an index lacks and the time they will take; empty for few."""
     names = find_images(folder) if folder.is_dir() else []
-    missing = len(names) - (_known(folder, place) if len(names) > MANY else 0)
+    missing = len(names) - (_count_known(folder, place) if len(names) > MANY else 0)
     if missing <= MANY:
         return ""
-    chosen = [folder / name for name in names[:: max(1, len(names) // (SAMPLE + 1))]]
-    _encoded(model, chosen[:1])  # the first picture also pays for what is set up once
+    sample = [folder / name for name in names[:: max(1, len(names) // (SAMPLE + 1))]]
+    _encode(model, sample[:1])  # the first picture also pays for what is set up once
     done, began = 0, clock()
-    for start in range(1, len(chosen), TOGETHER):
-        done += _encoded(model, chosen[start : start + TOGETHER])
+    for start in range(1, len(sample), TOGETHER):
+        done += _encode(model, sample[start : start + TOGETHER])
         if clock() - began > PATIENCE:
             break
     took = f", about {_duration((clock() - began) * missing / done)} on this machine" if done else ""
     return f"{folder}: {missing:,} pictures to index{took}."
 
 
-def _known(folder: Path, place: str | Path) -> int:
+def _count_known(folder: Path, place: str | Path) -> int:
     """Pictures of a folder that an index holds already."""
     if not index_exists(place):
         return 0
@@ -282,7 +282,7 @@ def _known(folder: Path, place: str | Path) -> int:
         return sum(1 for number in found for _ in index.contents(number, "image"))
 
 
-def _encoded(model: Model, files: list[Path]) -> int:
+def _encode(model: Model, files: list[Path]) -> int:
     """How many of some files were read and encoded: one that cannot be read spoils only the estimate."""
     try:
         return len(model.encode_image(files))

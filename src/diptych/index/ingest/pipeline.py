@@ -174,13 +174,13 @@ class Reader:
     def _look(self, work: Work, photo: PhotoFile | None) -> None:
         own_file = self.files.own_file(work.row)
         if self.shared is not None and own_file:  # the image needs no thumbnail
-            work.picture = self.shared.known(self.files.content(work.key))
+            work.picture = self.shared.cells_of(self.files.content(work.key))
         if work.picture is None:
-            work.picture, work.reduced = self._decoded(work.row, photo)
+            work.picture, work.reduced = self._decode(work.row, photo)
         if self.thumbnails and not own_file and isinstance(work.picture, Image.Image):
             work.item = replace(work.item, thumbnail=make_thumbnail(work.picture))
 
-    def _decoded(self, row: int, photo: PhotoFile | None) -> tuple[StoredImage, bool]:
+    def _decode(self, row: int, photo: PhotoFile | None) -> tuple[StoredImage, bool]:
         if photo is not None:
             return self.decoder.decode(photo)
         whole = self.captions.images[row]

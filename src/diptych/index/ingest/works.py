@@ -166,7 +166,7 @@ class SharedFeatures:
         cache = None if opening is None else opening()
         return None if cache is None else SharedFeatures(cache, content)
 
-    def known(self, key: str) -> NDArray[Any] | None:
+    def cells_of(self, key: str) -> NDArray[Any] | None:
         """The cells of a picture that some command has computed."""
         try:
             return self.cache.known(key)

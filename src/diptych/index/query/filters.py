@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import ge, gt, le, lt
 from typing import Any, NoReturn
 
 from diptych.errors import QueryError
@@ -37,6 +38,8 @@ MAX_DIGITS = 300  # longest number: longer ones do not fit a float64
 MAX_DEPTH = 50  # nested parentheses and nots: keeps the recursion far from Python's limit
 NAMED, SHOWN = 100, 100  # columns an error names, and the characters it shows of each
 ITEM_COLUMNS = ("id", "path", "text", "image_id")  # columns every item has, beside its metadata
+
+ORDERS: dict[str, Callable[[Any, Any], Any]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
 
 Value = str | int | float | bool
 Predicate = Callable[[Any], bool]
@@ -125,7 +128,7 @@ def check_columns(tree: Filter, columns: Mapping[str, Sequence[str]]) -> None:
             fits = kind in held or (test.operator == "contains" and "list" in held)
             if not fits and held:
                 if "list" in held:
-                    advice = f"write {_written(test.column, value)}"
+                    advice = f"write {_element_test(test.column, value)}"
                 elif kind == "text" and "number" in held:
                     advice = "take the value out of its quotes"
                 elif kind == "number" and "text" in held:
@@ -139,7 +142,7 @@ def check_columns(tree: Filter, columns: Mapping[str, Sequence[str]]) -> None:
                 )
 
 
-def _written(column: str, value: Value) -> str:
+def _element_test(column: str, value: Value) -> str:
     """A test for an element of a list, as one writes it."""
     named = column if _COLUMN.fullmatch(column) and column.lower() not in _WORDS else f"`{column}`"
     quoted = re.sub(r'(["\\])', r"\\\1", str(value))
@@ -171,11 +174,7 @@ def matches(tree: Filter, row: Mapping[str, Any]) -> bool:
 def _ordered(value: Any, operator: str, limit: Value) -> bool:
     if kind_of(value) != kind_of(limit) or isinstance(value, bool):
         return False
-    return bool(
-        {"<": lambda: value < limit, "<=": lambda: value <= limit, ">": lambda: value > limit}.get(
-            operator, lambda: value >= limit
-        )()
-    )
+    return bool(ORDERS[operator](value, limit))
 
 
 def _contains(value: Any, wanted: Value) -> bool:

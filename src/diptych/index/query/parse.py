@@ -51,30 +51,27 @@ def parse_query(text: str, *, paths: bool = True) -> Query:
     for number, piece in enumerate(pieces):
         if piece.kind == "operator":
             if operator is not None:
-                raise QueryError(
-                    f"the query has '{piece.text}' after '{operator.text}' at character "
-                    f"{piece.position + 1}: put a text or an image between them.",
-                    piece.position,
-                )
+                place = f"'{piece.text}' after '{operator.text}'"
+                raise _mistake(piece, f"the query has {place} at {{}}: put a text or an image between them.")
             operator, sign = piece, -1.0 if piece.text == "-" else 1.0
             continue
         if number and operator is None:
-            raise QueryError(
-                f"the query has two terms without + or - between them at character {piece.position + 1}: "
-                "join them with one.",
-                piece.position,
+            raise _mistake(
+                piece, "the query has two terms without + or - between them at {}: join them with one."
             )
         terms.append(_term(piece, sign, paths, weighted=True))
         operator = None
     if operator is not None:
-        raise QueryError(
-            f"the query ends after '{operator.text}' at character {operator.position + 1}: "
-            "put a text or an image behind it.",
-            operator.position,
-        )
+        sentence = f"the query ends after '{operator.text}' at {{}}: put a text or an image behind it."
+        raise _mistake(operator, sentence)
     if len(terms) > MAX_TERMS:
         raise QueryError(f"the query has {len(terms)} terms, the limit is {MAX_TERMS}: shorten it.")
     return Query(tuple(terms))
+
+
+def _mistake(piece: _Piece, sentence: str) -> QueryError:
+    """An error at a piece of the query; the sentence says its place at ``{}``."""
+    return QueryError(sentence.format(f"character {piece.position + 1}"), piece.position)
 
 
 def _pieces(text: str) -> Iterator[_Piece]:
@@ -133,10 +130,7 @@ def _term(piece: _Piece, sign: float, paths: bool, weighted: bool) -> Term:
                 piece.position,
             )
     if not text.strip():
-        raise QueryError(
-            f"the query has an empty term at character {piece.position + 1}: put a text or an image there.",
-            piece.position,
-        )
+        raise _mistake(piece, "the query has an empty term at {}: put a text or an image there.")
     if _URL.match(text):
         return Term(text, "url", sign * weight)
     if paths and _is_path(text):
@@ -154,10 +148,7 @@ def _term(piece: _Piece, sign: float, paths: bool, weighted: bool) -> Term:
             piece.position,
         )
     if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of a command line that are not UTF-8
-        raise QueryError(
-            f"the text at character {piece.position + 1} of the query is not valid Unicode: write it again.",
-            piece.position,
-        )
+        raise _mistake(piece, "the text at {} of the query is not valid Unicode: write it again.")
     return Term(text, "text", sign * weight)
 
 
