@@ -96,6 +96,11 @@ def needs_of(objective: Objective) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def takes_turns(objective: Objective) -> bool:
+    """Whether a step of this objective may leave parameters out."""
+    return any(isinstance(part, Combined) and part.takes_turns for part in objective.modules())
+
+
 def members_of(objective: Objective) -> Iterator[Objective]:
     """The objectives that this one holds directly, also in lists and dicts of modules."""
     waiting = list(objective.children())

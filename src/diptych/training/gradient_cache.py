@@ -22,7 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from diptych.encoders.regions import MaskedBatchNorm
 from diptych.errors import SettingsError
-from diptych.training.step import Step, drop_others, gather, leaves, takes_turns
+from diptych.objectives.objective import takes_turns
+from diptych.training.step import Step, drop_others, gather, leaves
 from diptych.types import Batch, Embeddings, Terms
 
 

@@ -26,9 +26,9 @@ from torch.utils import _pytree as pytree
 
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever
+from diptych.objectives.objective import takes_turns
 from diptych.training.method import Method
 from diptych.training.optim import NORM_EPSILON
-from diptych.training.step import takes_turns
 from diptych.types import Batch, Embeddings, Features
 from diptych.weights import whole_state
 

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.objectives.objective import Combined, Objective
+from diptych.objectives.objective import takes_turns
 from diptych.targets.columns import Resident
 from diptych.training.method import Method
 from diptych.training.optim import can_fold_clip, fold_clip
@@ -176,11 +176,6 @@ def _is_plain(value: object) -> bool:
     if isinstance(value, dict | list | tuple):
         return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
     return value is None or isinstance(value, bool | int | float | str)
-
-
-def takes_turns(objective: Objective) -> bool:
-    """Whether a step of this objective may leave parameters out."""
-    return any(isinstance(part, Combined) and part.takes_turns for part in objective.modules())
 
 
 def backward_of_turn(
