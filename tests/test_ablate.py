@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 import pytest
 from commands import CODER, TINY, diptych, flags, refused
 from small import precomputed
@@ -49,7 +51,8 @@ def rows_of(folder: Path, table: str) -> list[tuple[str, list[str], list[str]]]:
     return [(cells(a)[0], cells(a)[2:], cells(b)[2:]) for a, b in pairs]
 
 
-def test_every_row_runs_and_is_reused(data: Path, tmp_path: Path) -> None:
+def test_every_row_runs_and_is_reused(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = shutil.copytree(data, tmp_path / "own" / data.name)
     known = tables_of("vse-infinity")["2"]
     command = arguments("vse-infinity", "2", data, tmp_path)
     said = diptych(*command).stdout
@@ -78,6 +81,15 @@ def test_every_row_runs_and_is_reused(data: Path, tmp_path: Path) -> None:
     assert rows_of(tmp_path, "2") == shown
     again = {path: (path / "last" / "progress.json").stat().st_mtime_ns for path in runs.values()}
     assert [path for path in states if states[path] != again[path]] == [runs["none"]]
+    with monkeypatch.context() as patch:  # finished and measured: no model is built, no run is opened
+        for name in ("run_recipe", "evaluate_runs"):
+            patch.delattr(f"diptych.runs.ablate.{name}")
+        patch.setattr("diptych.runs.table_plan._check_built", None)
+        diptych(*command)
+    assert rows_of(tmp_path, "2") == shown
+    texts = (data / "train_caps.txt").read_text().splitlines()
+    (data / "train_caps.txt").write_text("\n".join(reversed(texts)) + "\n")
+    assert "the data changed" in refused(*command)
 
 
 def test_folders_of_earlier_versions_and_of_other_tables_are_found(data: Path, tmp_path: Path) -> None:
@@ -207,17 +219,19 @@ def interrupt_after(log: Path, lines: int) -> threading.Thread:
 
 
 def test_ctrl_c_and_the_same_command_again(data: Path, tmp_path: Path) -> None:
-    small = {"log_steps": 1, "epochs": 3}
-    row = ["--row", "BiGRU, region"]
-    run = tmp_path / "toy-precomp-bigru-region-seed0"
+    command = arguments("vse-infinity", "2", data, tmp_path, log_steps=1, epochs=3)
+    rows = ["--row", "none", "--row", "visual"]
+    first, run = (tmp_path / f"toy-precomp-{name}-seed0" for name in ("none", "visual"))
     pressed = interrupt_after(run / "log.jsonl", 5)
-    said = diptych(*arguments("vse-infinity", "3", data, tmp_path, **small), *row, status=130)
+    said = diptych(*command, *rows, status=130)
     pressed.join(5)
     assert said.stderr.splitlines()[-1] == f"stopped and saved in {run}: run the same command again to go on."
-    assert not (tmp_path / "table-3.json").exists()
-    diptych(*arguments("vse-infinity", "3", data, tmp_path, **small), *row)
-    diptych(*arguments("vse-infinity", "3", data, tmp_path / "whole", **small), *row)
-    assert rows_of(tmp_path, "3") == rows_of(tmp_path / "whole", "3")
+    assert not (tmp_path / "table-2.json").exists()
+    written = (first / "last" / "progress.json").stat().st_mtime_ns
+    diptych(*command, *rows)
+    assert (first / "last" / "progress.json").stat().st_mtime_ns == written
+    diptych(*arguments("vse-infinity", "2", data, tmp_path / "whole", log_steps=1, epochs=3), *rows)
+    assert rows_of(tmp_path, "2") == rows_of(tmp_path / "whole", "2")
 
 
 def test_intervals_of_few_runs() -> None:
@@ -228,7 +242,9 @@ def test_intervals_of_few_runs() -> None:
     assert mean_and_interval(many) == f"{mean(many):.1f} ± {2.228 * stdev(many) / 11**0.5:.1f}"
 
 
-def test_mistakes_are_named_before_anything_is_trained(data: Path, tmp_path: Path) -> None:
+def test_mistakes_are_named_before_anything_is_trained(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = arguments("vse-infinity", "2", data, tmp_path / "runs")
     assert "testall" in refused(*command, "--split", "testall")
     assert "coco-1k" in refused(*command, "--protocol", "coco-1k")
@@ -237,6 +253,19 @@ def test_mistakes_are_named_before_anything_is_trained(data: Path, tmp_path: Pat
     assert "5000" in refused(*arguments("coder", "4", data, tmp_path / "runs", clusters=5000))
     sts = ["ablate", "cusa", "--table", "hosts", "--data", f"f30k={data}", "--data", f"sts={data}"]
     assert "SentEval" in refused(*sts, "--output_dir", tmp_path / "runs", *flags(QUICK))
+    for content, words in (
+        (np.arange(7), "7 rows"),
+        (np.full(130, 26), "row 26"),
+        (np.full(26, -1), "row -1"),
+    ):
+        np.save(tmp_path / "noise.npy", content)
+        assert words in refused(*command, "--noise", tmp_path / "noise.npy")
+    assert "no preset 'cnn'" in refused(*command, "--preset", "cnn")
+    assert "two --data are named coco" in refused(*command, *("--data", f"coco={data}") * 2)
+    with monkeypatch.context() as patch:
+        for name in ("textblob", "textblob.taggers"):
+            patch.setitem(sys.modules, name, None)
+        assert "'diptych[concepts]'" in refused(*arguments("coder", "2", data, tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
     diptych(*command, "--row", "none")
     assert "--output_dir" in refused(*command, "--row", "none", "--margin", 0.3)

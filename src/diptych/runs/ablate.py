@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,11 @@ from diptych.runs.table_plan import (
     split_for,
     table_data,
 )
-from diptych.runs.train import inherited, resumed_settings, run_recipe
+from diptych.runs.train import inherited, opened, resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json, parse_value, setting_names, to_json
 from diptych.storage import MODEL, parse_json, write_text
 from diptych.tables import Group, Row, Table, preset, slug
-from diptych.training.checkpoint import Progress, has_state, read_run
+from diptych.training.checkpoint import RunCard, check_resumable, has_state, read_run
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,7 @@ class Runner:
         every = tuple(one for row in table.rows for one in self._varied(row))
         self.table = replace(table, rows=every)  # means find their members by name
         self.found = {run: self._key(run) for run in _runs_in(folder)}
+        self.prints: dict[tuple[str, str, bool], str] = {}  # hash of data, once for all finished runs
         self.histories: dict[str, list[list[dict[str, float]]]] = {}
         self.teachers: dict[str, dict[str, dict[str, float]]] = {}  # path → module → costs
 
@@ -198,14 +198,20 @@ class Runner:
     def check(self) -> None:
         """Refuse what cannot be run before the first row takes its hours."""
         cells = list(self.cells())
-        check_cells(self.table, self.rows, cells, self.wanted, self.data, partial(self.settings, seed=0))
+        check_cells(self.table, self.rows, cells, self.wanted, self.data, self._to_build)
+
+    def _to_build(self, cell: Cell) -> TrainingSettings | None:
+        """The settings of a row, if runs of it are missing."""
+        jobs = [job for seed in range(self.wanted.seeds) for job in self.jobs(cell, seed)]
+        return None if all(map(self._finished, jobs)) else self.settings(cell, 0)
 
     def plan(self) -> str:
         """What would be trained and measured, and how long the training would take, from a few measured steps."""
         rows = [["run", "recipe", "steps", "seconds a step", "hours"]]
         total, costs = 0.0, dict[str, columns.Cost]()
         for _, job in self.trained():
-            if _finished(run := self.place(job), job.settings):
+            run = self.place(job)
+            if self._finished(job):
                 rows.append([job.folder, job.recipe.name, "finished", "", ""])
                 continue
             like = replace(job, settings=replace(job.settings, seed=0)).key
@@ -259,22 +265,32 @@ class Runner:
         said = columns.settings_of(settings, list(cell.group.columns))
         return [{**cost.metrics(), **said, "parameters_million": cost.parameters / 1e6}]
 
-    def _train(self, job: Job) -> Progress:
+    def _train(self, job: Job) -> None:
+        """Train a run that is not finished; a finished one is not opened, its data are compared by their hash."""
         run = self.place(job)
         resume = has_state(run)
-        if resume and self._key(run) != job.key:
+        if resume and self.found.get(run) != job.key:
             raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
+        if self._finished(job):
+            same = (job.data, job.settings.noise, job.settings.strict_images)
+            if same not in self.prints:
+                self.prints[same] = opened(job.recipe, job.settings, job.data)[-1].data_fingerprint
+            check_resumable(run, RunCard(job.recipe.name, job.settings, job.data, self.prints[same]))
+            return
         if self.wanted.show_progress:
             echo(f"{run}")
         try:
-            progress = run_recipe(
+            run_recipe(
                 job.recipe, job.settings, job.data, run,
                 resume=resume, baseline=False, show_progress=self.wanted.show_progress,
             )  # fmt: skip
         except Interrupted as note:
             raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
         self.found[run] = job.key
-        return progress
+
+    def _finished(self, job: Job) -> bool:
+        run = self.place(job)
+        return self.found.get(run) == job.key and len(_history(run)) >= job.settings.epochs
 
     def place(self, job: Job) -> Path:
         """The folder of a run: its own, or that of an equal run, of this table, another one or an earlier version."""
@@ -362,10 +378,6 @@ def _runs_in(folder: Path) -> list[Path]:
 def _steps_made(run: Path) -> int:
     file = run / "last" / "progress.json"
     return int(parse_json(MODEL.read(file))["step"]) if file.is_file() else 0
-
-
-def _finished(run: Path, settings: TrainingSettings) -> bool:
-    return has_state(run) and len(_history(run)) >= settings.epochs
 
 
 def _history(run: Path) -> list[dict[str, float]]:

@@ -15,7 +15,7 @@ from diptych.evaluation.protocols import EvaluationProtocol, rules_of
 from diptych.evaluation.retrieval import check_captions
 from diptych.registries import PROTOCOLS, RECIPES
 from diptych.runs.reading import open_split
-from diptych.runs.train import training_splits
+from diptych.runs.train import noisy, training_splits
 from diptych.settings import TrainingSettings, setting_names, to_json
 from diptych.tables import Group, Row, Table
 from diptych.training.loading import check_batch_size
@@ -111,9 +111,9 @@ def check_cells(
     cells: Sequence[Cell],
     wanted: Wanted,
     data: Mapping[str, str],
-    settings_of: Callable[[Cell], TrainingSettings],
+    to_build: Callable[[Cell], TrainingSettings | None],
 ) -> None:
-    """Raise what running would raise, before anything is trained."""
+    """Raise what running would raise, before anything is trained; what has nothing to build was built before."""
     kinds = [RECIPES[row.recipe].settings for row in rows if row.recipe]
     for name in (*wanted.changes, *wanted.vary):
         if not any(name in setting_names(kind) for kind in kinds):
@@ -128,7 +128,9 @@ def check_cells(
         _check_measured(cell, wanted)
         if not cell.row.recipe or cell.row.module:
             continue
-        settings = settings_of(cell)
+        settings = to_build(cell)
+        if settings is None:
+            continue
         key = f"{cell.row.recipe} {cell.path} {to_json(settings)} {protocol_of(cell.group, wanted)}"
         if key not in built:
             built.add(key)
@@ -152,7 +154,7 @@ def _check_measured(cell: Cell, wanted: Wanted) -> None:
 
 def _check_built(cell: Cell, settings: TrainingSettings, wanted: Wanted) -> None:
     """Whether the method can be built, trained and validated, and its measures read the split."""
-    training, validation = training_splits(open_captions(cell.path))
+    (training, validation), _ = noisy(training_splits(open_captions(cell.path)), settings.noise)
     method = RECIPES[cell.row.recipe].build(settings, training)
     check_data(method.evaluators, method.retriever, validation)
     if method.solver is None:

@@ -149,17 +149,8 @@ def _run(
             f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
             "or choose another --output_dir."
         )
-    left_out, strict = LeftOut(), settings.strict_images
-    captions = data
-    if not isinstance(captions, Captions):
-        captions = open_captions(captions, problems=None if strict else ToBeLeftOut())
-    parts, noise = noisy(training_splits(captions), settings.noise)
-    if not strict:  # what has no content to name has no fingerprint either
-        first, second = (left_out.add(part, unopenable(part.images)) for part in parts)
-        parts = first, second
-    written = captions.name if isinstance(data, Captions) else data
-    corrections = {} if isinstance(data, Captions) else named_corrections(data)
-    card = RunCard(recipe.name, settings, written, captions_fingerprint(*parts), corrections, noise)
+    captions, parts, left_out, card = opened(recipe, settings, data)
+    strict = settings.strict_images
     if resume:
         checkpoint.check_resumable(folder, card)
     method, device = _built(recipe, settings, parts, given, where)
@@ -189,6 +180,24 @@ def _run(
         method, card, training, validation, folder,
         on_cpu=device == "cpu", targets=targets, resume=resume, show_progress=show_progress,
     )  # fmt: skip
+
+
+def opened(
+    recipe: Recipe, settings: TrainingSettings, data: str | Captions
+) -> tuple[Captions, Splits, LeftOut, RunCard]:
+    """The data, their splits with noise and without what cannot be opened, what was left out, and the run's card."""
+    left_out, strict = LeftOut(), settings.strict_images
+    captions = data
+    if not isinstance(captions, Captions):
+        captions = open_captions(captions, problems=None if strict else ToBeLeftOut())
+    parts, noise = noisy(training_splits(captions), settings.noise)
+    if not strict:  # what has no content to name has no fingerprint either
+        first, second = (left_out.add(part, unopenable(part.images)) for part in parts)
+        parts = first, second
+    written = captions.name if isinstance(data, Captions) else data
+    corrections = {} if isinstance(data, Captions) else named_corrections(data)
+    card = RunCard(recipe.name, settings, written, captions_fingerprint(*parts), corrections, noise)
+    return captions, parts, left_out, card
 
 
 def noisy(parts: Splits, noise: str) -> tuple[Splits, Noise | None]:
