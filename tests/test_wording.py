@@ -314,7 +314,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda _: parse_part("4"), "--shard 4 names no part: parts of 4 are called 1/4, 2/4, 3/4 and 4/4."),
         (lambda _: Limits(k=0), "the limit k=0 lets nothing pass: give at least 1."),
         (lambda p: table(p, b"image,text\na.png,x\n", empty="keep"),
-         "empty='keep' is unknown: say 'error' to refuse them or 'drop' to skip them."),
+         "empty='keep' is unknown: say 'error' to refuse or 'drop' to skip them."),
         (lambda p: table(p, b"image,text\na.png,x\n", colour="red"),
          "the format 'manifest' has no option 'colour': it has images, empty, image, text, "
          "instances, unlabelled, corrections."),
@@ -481,7 +481,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: table(p, b"image,text\n"),
          "FOLDER: it has a header but no rows: write one row per image or text."),
         (lambda p: table(p, b"image,text\na.png,\n", empty="error"),
-         "FOLDER/m.csv:2: the text of image 'a.png' is empty: write a text or remove the line, or leave such"
+         "FOLDER/m.csv:2: a text of 'a.png' is empty: write a text or remove the line, or leave such"
          " texts out with PATH?empty=drop."),
         (lambda p: table(p, b"image,text\na.png,x\n").split("test"),
          "FOLDER has no split 'test': its splits are train."),
@@ -494,13 +494,13 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER/toy_precomp/train_ims.npy is not a numpy array file (EOF: reading magic string, expected 8 "
          "bytes got 4): write it with numpy.save."),
         (lambda p: regions(p, "train_caps.txt", b"one\ntwo\nthree\n"),
-         "FOLDER/toy_precomp/train_ims.npy: 2 rows but 3 texts in train_caps.txt: 5 texts per image need one"
+         "FOLDER/toy_precomp/train_ims.npy: 2 rows but 3 texts: 5 texts per image need one"
          " row per image (texts = 5 × rows) or every image 5 times (texts = rows, a multiple of 5); for "
          "other numbers write train_image_of.txt, the row of each text's image."),
         (lambda p: regions(p, "train_caps.txt", b"one\nt\xffwo\n" * 5),
          "FOLDER/toy_precomp/train_caps.txt:2: not UTF-8 (byte 2): save the file as UTF-8."),
         (lambda p: regions(p, "train_caps.txt", b"one\n\n" * 5),
-         "FOLDER/toy_precomp/train_caps.txt:2: the text of image 'train/0' is empty: write a text or remove "
+         "FOLDER/toy_precomp/train_caps.txt:2: a text of 'train/0' is empty: write a text or remove "
          "the line, or leave such texts out with PATH?empty=drop."),
         (lambda p: regions(p, "train_ids.txt", b"1\n"),
          "FOLDER/toy_precomp/train_ids.txt: 1 ids for 2 images: one per image or one per text (10)."),
@@ -514,8 +514,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: open_captions(put(p, "corpora.json", '{"corpora": [{"path": "a.tar", "weight": 0}]}')),
          'FOLDER/corpora.json, corpus 1: "weight" is 0: give the passes over it in an epoch, more than 0.'),
         (lambda p: open_captions(put(p, "corpora.json", '{"corpora": [{"path": "nowhere"}]}')),
-         "FOLDER/corpora.json, corpus 1: FOLDER/nowhere holds no tar: give a folder of webdataset tars, a "
-         "tar or a pattern, or another data set."),
+         "FOLDER/corpora.json, corpus 1: FOLDER/nowhere holds no tar: give tars, or another data set."),
         (lambda p: open_captions(put(p, "Train_GCC.tsv", "a dog\thttp://x/a.jpg\n")),
          "FOLDER/Train_GCC.tsv: none of the 1 pictures is on disk: download them, and name their folder with "
          "PATH?images=FOLDER."),
@@ -530,11 +529,11 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER/x.parquet is not a whole Parquet file (Parquet file size is 4 bytes, smaller than the "
          "minimum file footer (8 bytes)): copy it again."),
         (lambda _: Captions("made", ArrayStore(np.zeros((2, 3))), ["a", "b"], ["one"], np.array([0, 1])),
-         "data: 4 images but 1 ids and 2 splits: they must agree."),
+         "data: 1 ids, 2 splits for 4 images: give one each."),
         (lambda _: Captions("made", ArrayStore(np.zeros((2, 3))), ["a"], ["one"], np.array([0])),
-         "data: 2 texts but image_of has 1 entries: they must agree."),
+         "data: 1 entries of image_of for 2 texts: give one."),
         (lambda _: Captions("made", ArrayStore(np.zeros((2, 3))), ["a", "a"], ["one"], np.array([0])),
-         "data: 4 images but 1 ids and 1 splits: they must agree."),
+         "data: 1 ids, 1 splits for 4 images: give one each."),
         (lambda p: ArrayStore(put(p, "a.npy", np.ones(50, np.float32), cut=8)),
          "FOLDER/a.npy is truncated: shape (50,) of float32 needs 328 bytes, it has 320: copy or extract it "
          "again."),
@@ -559,7 +558,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\ndog 1 2 x\n")),
          "FOLDER/g.txt:2 holds something that is not a number (could not convert string to float: 'x')."),
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\n")),
-         "none of the 1 words has a vector in FOLDER/g.txt: give vectors of their language."),
+         "none of 1 words is in FOLDER/g.txt: give vectors of their language."),
         (lambda p: Report.load(put(p, "r.json", "{}")),
          "FOLDER/r.json is not a saved report ('format'): evaluate again."),
         (lambda p: Report.load(put(p, "r.json", '{"format": 99}')),

@@ -87,9 +87,7 @@ def select(
         left = [entry for entry in left if entry.name.startswith(backbone) or backbone in entry.title]
         if not left:
             known = sorted({f"{entry.name} ({entry.title})" for entry in entries if entry.kind == PACKS})
-            raise SettingsError(
-                f"no backbone in the cache is called '{backbone}': there are {', '.join(known) or 'none'}."
-            )
+            raise SettingsError(f"no cached backbone is called '{backbone}': {', '.join(known) or 'none'}.")
     if older_than is not None:
         what = "an age: write hours, days or weeks, such as 12h, 30d or 8w"
         days = _counted(older_than, DAYS, "([hdwmy])[a-z]*", what)

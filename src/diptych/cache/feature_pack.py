@@ -297,9 +297,7 @@ class FeaturePack:
             if found["format"] != FORMAT or not shape or min(shape) < 1:
                 raise ValueError("another format")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path} cannot be read ({error}): remove the folder, its features are computed again."
-            ) from error
+            raise DataError(f"{path} is damaged ({error}): remove the folder.") from error
         return shape
 
     def _take_shape(self, shape: tuple[int, ...]) -> None:
@@ -308,9 +306,7 @@ class FeaturePack:
             about = {"format": FORMAT, "shape": shape, "type": "float16", "title": self.title}
             write_text(self._path("pack.json"), json.dumps(about))
         if shape != self.shape:
-            raise DataError(
-                f"features of {shape} follow features of {self.shape} in {self.folder}: give all pictures one size."
-            )
+            raise DataError(f"{shape} follows {self.shape} in {self.folder}: give all pictures one size.")
 
     def _path(self, name: str) -> Path:
         return FILES.path(self.folder, name)

@@ -52,8 +52,7 @@ class LocalFeatures:
                 self._database.execute("select 1 from features limit 1")
             except sqlite3.DatabaseError as error:
                 raise IndexFault(
-                    f"{path} is not a file of local features ({error}): remove it and index again with "
-                    "--local_features."
+                    f"{path} holds no local features ({error}): remove it, and index with --local_features."
                 ) from error
 
     def contents(self) -> dict[str, str]:

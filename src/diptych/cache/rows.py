@@ -104,9 +104,7 @@ class RowFile:
         so_far = self.progress
         shape = so_far.row_shape or (own.shape[1:] if own.size else ())
         if own.size and own.shape[1:] != shape:
-            raise DataError(
-                f"rows of {own.shape[1:]} follow rows of {shape} in {self.path}: give all one size."
-            )
+            raise DataError(f"rows of {own.shape[1:]} follow {shape} in {self.path}: give all one size.")
         block = own.tobytes()
         line = {
             "done": so_far.done + items,
@@ -165,8 +163,7 @@ class RowFile:
         lines = self._read_log()
         if lines is None and not self.overwrite and (self.path.exists() or self.part.exists()):
             raise DataError(
-                f"{self.path} holds or is getting the features of another backbone or other images: choose "
-                "another folder, or delete its files."
+                f"{self.path} is of another backbone or other images: choose another folder, or delete it."
             )
         if self._untouched(lines):  # by another process, while this one waited
             return
@@ -225,10 +222,8 @@ class RowFile:
     def _header(self) -> bytes:
         """An npy header of exactly ``HEADER`` bytes."""
         shape = (self.progress.rows, *self.progress.row_shape)
-        file = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
-        )
+        file, about = io.BytesIO(), {"descr": self.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, about)
         text = file.getvalue()[10:].rstrip()
         size = (HEADER - 10).to_bytes(2, "little")
         return np.lib.format.magic(1, 0) + size + text.ljust(HEADER - 11) + b"\n"
@@ -270,10 +265,7 @@ def to_half(rows: NDArray[Any]) -> NDArray[np.float16]:
         half = rows.astype(np.float16)
     if not np.isfinite(half).all():
         largest = float(np.nanmax(np.abs(rows)))
-        raise DataError(
-            f"features of size {largest:.3g} do not fit half precision (65504), or are not numbers: use a "
-            "backbone with normalised outputs."
-        )
+        raise DataError(f"features of size {largest:.3g} do not fit half precision: normalise the outputs.")
     return half
 
 

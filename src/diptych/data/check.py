@@ -170,9 +170,7 @@ def _check_texts(captions: Captions, found: Found) -> None:
         rows = sorted({int(owner[place]) for place in places})
         repeated = Counter(int(owner[place]) for place in places)
         for row in (row for row, times in repeated.items() if times > 1):
-            found.warn(
-                "repeated text", name, f"image {_name(captions, row)} has '{texts[places[0]]}' more than once"
-            )
+            found.warn("repeated text", name, f"image {_name(captions, row)} has '{texts[places[0]]}' twice")
         if len(rows) > 1:
             found.warn("duplicate text", name, f"'{texts[places[0]]}' belongs to {_names(captions, rows)}")
     for places in groups(map(normal_text, texts)):

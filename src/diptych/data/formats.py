@@ -66,9 +66,7 @@ class Format:
         except Exception as error:
             # a file holds what it holds: a list where an object was expected, no line at all
             reason = f"{type(error).__name__}: {error}"[:300]
-            raise DataError(
-                f"{place} cannot be read as {self.name} ({reason}): check the file, or name another format."
-            ) from error
+            raise DataError(f"{place} cannot be read as {self.name} ({reason}): check it.") from error
 
     def refuse_unknown(self, options: Iterable[str]) -> None:
         """Refuse an option its reader does not take."""

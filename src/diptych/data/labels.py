@@ -101,9 +101,7 @@ def item_labels(captions: Captions, columns: Sequence[str] = (COLUMN,)) -> list[
 def labelled(captions: Captions, unlabelled: str) -> Captions:
     """The data without the images that have no label in the column ``labels`` (``unlabelled="drop"``)."""
     if unlabelled not in ("error", "drop"):
-        raise SettingsError(
-            f"unlabelled='{unlabelled}' is unknown: say 'error' to refuse images without labels or 'drop'."
-        )
+        raise SettingsError(f"unlabelled='{unlabelled}' is unknown: say 'error' or 'drop'.")
     if unlabelled == "error" or COLUMN not in captions.labels:
         item_labels(captions)
         return captions
@@ -240,9 +238,7 @@ def checked_centres(values: ArrayLike, source: str) -> Signs:
     """Centres (classes, bits) out of a file, all −1 or +1."""
     array = np.asarray(values)
     if array.ndim != 2 or 0 in array.shape or not np.isin(array, (-1, 1)).all():
-        raise DataError(
-            f"{source} holds no hash centres: expected an array (classes, bits) of −1 and +1, not {array.shape}."
-        )
+        raise DataError(f"{source} of {array.shape} is no array (classes, bits) of −1 and +1.")
     return array.astype(np.int8)
 
 
@@ -257,9 +253,7 @@ def hadamard(size: int) -> Signs:
 def checked_bits(bits: int) -> int:
     """A length of codes for which there are centres."""
     if bits < 4 or bits & (bits - 1):
-        raise SettingsError(
-            f"bits={bits} is not supported: choose a power of two, in the papers {', '.join(map(str, BITS))}."
-        )
+        raise SettingsError(f"bits={bits} is no power of two: {', '.join(map(str, BITS))}.")
     return bits
 
 

@@ -155,10 +155,7 @@ class CachedTexts(FlatTexts):
             raise DataError(f"cached token states must have shape (tokens, dim), not {self.states.shape}.")
         rises = len(self.offsets) > 0 and self.offsets[0] == 0 and bool((np.diff(self.offsets) > 0).all())
         if not rises or self.offsets[-1] != len(self.states):
-            raise DataError(
-                f"the offsets of cached texts must rise from 0 to the {len(self.states)} rows of the states: "
-                "the cache is incomplete, delete it and run again."
-            )
+            raise DataError(f"the offsets of texts do not rise from 0 to {len(self.states)}: delete it.")
 
     def collate(self, rows: Sequence[int], rng: np.random.Generator | None = None) -> Sets:
         """States (B, W, H) float32; ``rng`` changes nothing, since the encoder drops cached words by mask."""
@@ -204,9 +201,7 @@ class WordInput(TextInput):
         self.max_length = max_length
         self._ids = {word: number for number, word in enumerate(self.words)}
         if augment and MASK not in self._ids:
-            raise SettingsError(
-                f"word augmentation needs {MASK} in the vocabulary: append it or set augment=0."
-            )
+            raise SettingsError(f"word augmentation needs {MASK} in the words: append it or set augment=0.")
 
     @property
     def vocabulary_size(self) -> int:
@@ -228,9 +223,7 @@ class WordInput(TextInput):
     def augmentation(self, rate: float, *, keep_a_word: bool = False) -> WordAugmentation:
         """Any word of the vocabulary may stand for a replaced one."""
         if MASK not in self._ids:
-            raise SettingsError(
-                f"word augmentation needs {MASK} in the vocabulary: append it or set augment=0."
-            )
+            raise SettingsError(f"word augmentation needs {MASK} in the words: append it or set augment=0.")
         from diptych.data.augmentation import WordAugmentation
 
         choices = np.arange(len(self.words), dtype=np.int64)
@@ -343,9 +336,7 @@ def load_tokenizer(source: str | Path, fast: bool = True) -> Any:
         )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         if is_path:
-            raise DataError(
-                f"{source} holds no tokenizer that can be read: give one with tokenizer.json or vocab.txt."
-            ) from error
+            raise DataError(f"{source} holds no tokenizer: give tokenizer.json or vocab.txt.") from error
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") else ""
         raise DataError(
             f"no tokenizer called '{source}' in the local cache or on the hub{offline}: give a folder that "

@@ -17,7 +17,7 @@ from diptych.data.images import PixelInput
 from diptych.data.text import WordPieceInput
 from diptych.encoders.cnn import Grid
 from diptych.encoders.dual_side import DualImageSide, DualSide
-from diptych.encoders.encoder import Backbone, text_inputs
+from diptych.encoders.encoder import Backbone, check_stored, text_inputs
 from diptych.encoders.lite0 import Lite0, published_classifier
 from diptych.encoders.pretrained import minilm_folder
 from diptych.encoders.transformer import TransformerText
@@ -66,7 +66,7 @@ class ClassWords(DualImageSide):
 
     def forward(self, inputs: Inputs) -> Features:
         if isinstance(inputs, Features):
-            return self.stored(inputs)
+            return check_stored(inputs, self.dim, "vectors")
         logits: Tensor = self.classifier(self.backbone(inputs).mean(dim=1))  # (B, classes)
         vectors = (logits / self.class_temperature).softmax(dim=1) @ self.words  # (B, dim)
         return Features.whole(vectors[:, None])
@@ -87,7 +87,7 @@ class SentenceVector(DualSide):
     def forward(self, inputs: Inputs) -> Features:
         texts = text_inputs(inputs)
         if not texts.is_ids:
-            return self.stored(texts)
+            return check_stored(texts, self.dim, "vectors")
         states: Features = self.encoder(texts)
         sentence = unit(masked_mean(states.values, states.mask))  # (B, dim)
         return Features.whole((sentence - self.centre)[:, None])

@@ -14,7 +14,7 @@ from diptych.data.processors import processor_input
 from diptych.data.text import TextInput, WordPieceInput
 from diptych.data.text_inputs import FixedLengthInput
 from diptych.encoders.dual_side import DualImageSide, DualSide, add_lora
-from diptych.encoders.encoder import text_inputs, weights_fingerprint
+from diptych.encoders.encoder import check_stored, text_inputs, weights_fingerprint
 from diptych.encoders.pretrained import (
     asking,
     config_identity,
@@ -97,7 +97,7 @@ class ClipImage(_TransformersSide, DualImageSide):
     def forward(self, inputs: Inputs) -> Features:
         naflex = self.config.model_type == "siglip2"
         if isinstance(inputs, Features) and not (naflex and inputs.values.shape[-1] == self.patch):
-            return self.stored(inputs)
+            return check_stored(inputs, self.dim, "vectors")
         if naflex != isinstance(inputs, Features):
             raise DataError("this model reads patches of pictures: prepare them with the model's own input.")
         mask = None
@@ -136,7 +136,7 @@ class ClipText(_TransformersSide):
     def forward(self, inputs: Inputs) -> Features:
         texts = text_inputs(inputs)
         if not texts.is_ids:
-            return self.stored(texts)
+            return check_stored(texts, self.dim, "vectors")
         seen = self.model(input_ids=texts.values, attention_mask=texts.mask.long())
         pooled = self.projection(seen.pooler_output)
         return self._set(pooled, self._words(seen.last_hidden_state) if self.local else pooled, texts.mask)

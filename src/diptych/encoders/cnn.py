@@ -7,7 +7,15 @@ from typing import Self
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from diptych.encoders.encoder import AroundNetwork, Backbone, Encoder, check_rate, drop_per_image, fit
+from diptych.encoders.encoder import (
+    AroundNetwork,
+    Backbone,
+    Encoder,
+    check_rate,
+    check_stored,
+    drop_per_image,
+    fit,
+)
 from diptych.errors import DataError
 from diptych.ops import unit, xavier_linear
 from diptych.parts import part
@@ -98,12 +106,7 @@ class Tokens(AroundNetwork):
     def forward(self, inputs: Inputs) -> Features:
         if not isinstance(inputs, Features):
             return Features.whole(self.backbone(inputs))
-        if inputs.values.shape[-1] != self.dim:
-            raise DataError(
-                f"the stored tokens have {inputs.values.shape[-1]} numbers, this backbone makes {self.dim}: they "
-                "come from another backbone, compute them again."
-            )
-        return inputs
+        return check_stored(inputs, self.dim, "tokens")
 
     def frozen_part(self) -> Backbone | None:
         return None if self.trainable else self.backbone

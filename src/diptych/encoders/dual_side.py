@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych.encoders.encoder import Backbone, Freezable, weights_fingerprint
-from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.errors import MissingExtra, SettingsError
 from diptych.types import Features
 
 TARGETS = ("q_proj", "v_proj")  # the attention's queries and values, as in the LoRA paper
@@ -32,7 +32,7 @@ def add_lora(model: nn.Module, rank: int) -> None:
         inject_adapter_in_model(config, model)
     except ValueError as error:
         raise SettingsError(
-            f"this encoder has no layers called {' or '.join(TARGETS)} for LoRA: tune it in full instead."
+            f"this encoder has no layers called {' or '.join(TARGETS)} for LoRA: tune it in full."
         ) from error
 
 
@@ -90,15 +90,6 @@ class DualSide(Freezable):
 
     def fingerprint(self) -> str:
         return weights_fingerprint(self, f"{type(self).__name__} {self.dim}")
-
-    def stored(self, inputs: Features) -> Features:
-        """Vectors that were computed before, once their width has been checked."""
-        if inputs.is_ids or inputs.values.shape[-1] != self.dim:
-            raise DataError(
-                f"the stored vectors have {inputs.values.shape[-1]} numbers, this encoder makes {self.dim}: "
-                "they come from another model, compute them again."
-            )
-        return inputs
 
 
 class Vectors(Backbone):

@@ -135,6 +135,16 @@ def text_inputs(inputs: Inputs) -> Features:
     return inputs
 
 
+def check_stored(inputs: Features, width: int, what: str) -> Features:
+    """What was computed before, once its width has been checked."""
+    if inputs.is_ids or inputs.values.shape[-1] != width:
+        raise DataError(
+            f"the stored {what} have {inputs.values.shape[-1]} numbers, this encoder makes {width}: they come from "
+            "another model, compute them again."
+        )
+    return inputs
+
+
 def fit(features: Features, weight: Tensor) -> Tensor:
     """The values (B, L, C) ready for a linear layer: padding zeroed, cast to the weight's type unless
     autocast will.

@@ -18,7 +18,7 @@ from diptych.data.processors import ProcessedPixels
 from diptych.data.text import CHUNK, TextInput, tokenizer_state
 from diptych.data.text_inputs import FixedTexts
 from diptych.encoders.dual_side import DualImageSide, DualSide
-from diptych.encoders.encoder import text_inputs
+from diptych.encoders.encoder import check_stored, text_inputs
 from diptych.encoders.known_names import OPEN_CLIP, OPEN_CLIP_CONFIG
 from diptych.encoders.pretrained import free_name, import_package
 from diptych.errors import DataError, DiptychError, SettingsError
@@ -62,7 +62,7 @@ class OpenClipImage(_OpenClipSide, DualImageSide):
 
     def forward(self, inputs: Inputs) -> Features:
         if isinstance(inputs, Features):
-            return self.stored(inputs)
+            return check_stored(inputs, self.dim, "vectors")
         pooled: Tensor = self.model(inputs)
         return Features.whole(pooled[:, None])
 
@@ -88,7 +88,7 @@ class OpenClipText(_OpenClipSide):
     def forward(self, inputs: Inputs) -> Features:
         texts = text_inputs(inputs)
         if not texts.is_ids:
-            return self.stored(texts)
+            return check_stored(texts, self.dim, "vectors")
         pooled: Tensor = self.model.encode_text(texts.values)
         return Features.whole(pooled[:, None])
 
@@ -213,9 +213,7 @@ def _quiet(source: str | Path) -> Iterator[None]:
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:160]
-        raise DataError(
-            f"open_clip cannot open '{source}' ({reason}): check the name, the weights and the network."
-        ) from error
+        raise DataError(f"open_clip cannot open '{source}' ({reason}): check name and network.") from error
     finally:
         logging.disable(before)
 

@@ -62,9 +62,7 @@ def load_model(source: str | Path, config: Any, pretrained: bool) -> nn.Module:
 
     name = source_name(source)
     if type(config) not in MODEL_MAPPING:
-        raise DataError(
-            f"{name} holds a '{config.model_type}', not an encoder of transformers: choose another."
-        )
+        raise DataError(f"{name} holds a '{config.model_type}', no encoder of transformers: choose another.")
     known = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
     options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
     options |= {"add_pooling_layer": False} if "add_pooling_layer" in known else {}

@@ -154,10 +154,7 @@ class SharingEncoder(Encoder):
     ) -> None:
         super().__init__()
         if front.dim != blocks.dim:
-            raise SettingsError(
-                f"the front end makes {front.dim} numbers per token, the shared blocks read {blocks.dim}: "
-                "build both with the same dim."
-            )
+            raise SettingsError(f"the front end has dim={front.dim}, the blocks {blocks.dim}: use one.")
         self.front, self.blocks, self.dim = front, blocks, blocks.dim
         self.mask_rate, self.mask_id = check_rate(mask_rate, "mask_rate"), mask_id
         self.untouched = list(untouched)
@@ -216,7 +213,7 @@ def start_from_bert(blocks: SharedBlocks, source: str | Path) -> None:
     own = [block for block in blocks.blocks if isinstance(block, Block)]
     if config.num_hidden_layers < len(own):
         raise SettingsError(
-            f"{name} has {config.num_hidden_layers} layers, fewer than the {len(own)} blocks: give fewer --blocks."
+            f"{name} has {config.num_hidden_layers} layers for {len(own)} blocks: give fewer --blocks."
         )
     wanted = config.hidden_size, config.intermediate_size
     if (blocks.dim, own[0].first.out_features) != wanted:
@@ -352,8 +349,7 @@ class Contextual(Encoder):
         super().__init__()
         if inner.dim != transformer.dim:
             raise SettingsError(
-                f"the encoder makes {inner.dim} numbers per token, the transformer reads {transformer.dim}: "
-                "build both with the same dim."
+                f"the encoder has dim={inner.dim}, the transformer {transformer.dim}: use one."
             )
         self.inner, self.transformer, self.dim = inner, transformer, transformer.dim
 

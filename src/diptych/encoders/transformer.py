@@ -20,13 +20,13 @@ from diptych import kernels
 from diptych.encoders.encoder import (
     AroundNetwork,
     check_rate,
+    check_stored,
     drop_words,
     fit,
     text_inputs,
     weights_fingerprint,
 )
 from diptych.encoders.pretrained import config_identity, free_name, load_config, load_model
-from diptych.errors import DataError
 from diptych.ops import xavier_linear
 from diptych.parts import part
 from diptych.types import Features, Inputs
@@ -253,11 +253,7 @@ class TransformerText(AroundNetwork):
             states = self.states(inputs)
         elif self.training and self.drop:
             states = Features(inputs.values, drop_words(inputs.mask, self.drop))
-        if states.values.shape[-1] != self.hidden:
-            raise DataError(
-                f"the stored text states have {states.values.shape[-1]} numbers, this transformer makes "
-                f"{self.hidden}: they come from another model, compute them again."
-            )
+        check_stored(states, self.hidden, "text states")
         if isinstance(self.linear, nn.Linear):
             return Features(self.linear(fit(states, self.linear.weight)), states.mask)
         return states

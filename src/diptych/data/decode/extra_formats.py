@@ -187,15 +187,12 @@ def _open_raw(stream: BinaryIO, label: str, max_pixels: int) -> Image.Image:
         sizes = raw.sizes
         if sizes.raw_width * sizes.raw_height > max_pixels:
             raise ImageError(
-                f"{label} claims {sizes.raw_width}×{sizes.raw_height} pixels, more than the limit of "
-                f"{max_pixels:,}: shrink it."
+                f"{label} claims {sizes.raw_width}×{sizes.raw_height} pixels, over {max_pixels:,}: shrink it."
             )
         preview = _preview(raw, rawpy)
         if preview is not None and max(preview.size) * 2 >= max(sizes.width, sizes.height):
             if preview.width * preview.height > max_pixels:
-                raise ImageError(
-                    f"{label} has a preview of {preview.size} pixels, over the limit: shrink it."
-                )
+                raise ImageError(f"{label} has a preview of {preview.size} pixels: shrink it.")
             return preview
         return Image.fromarray(raw.postprocess(half_size=True, use_camera_wb=True, output_bps=8))
 

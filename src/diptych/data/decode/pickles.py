@@ -266,9 +266,7 @@ class _Machine:
         dtype = np.dtype(kind.code)
         expected = prod(shape) * dtype.itemsize
         if len(source) != expected:
-            raise RefusedError(
-                f"an array of {shape} {dtype} needs {expected:,} bytes and has {len(source):,}"
-            )
+            raise RefusedError(f"{shape} of {dtype} needs {expected:,} bytes and has {len(source):,}")
         self.claim(expected)
         return Stored(source, dtype if kind.order == "|" else dtype.newbyteorder(kind.order), shape, order)
 

@@ -51,7 +51,7 @@ class Video:
             pixels = self._stream.codec_context.width * self._stream.codec_context.height
             if pixels > MAX_PIXELS:
                 raise ImageError(
-                    f"{self.path} has frames of {pixels:,} pixels, more than the limit of {MAX_PIXELS:,}: shrink it."
+                    f"{self.path} has {pixels:,} pixels a frame, over {MAX_PIXELS:,}: shrink it."
                 )
             self._stream.thread_type = "AUTO"
             base = self._stream.time_base

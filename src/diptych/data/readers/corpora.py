@@ -270,9 +270,7 @@ def _entry(path: Path, number: int, entry: Any) -> Corpus:
     place = str(path.parent / Path(entry["path"]).expanduser())
     files = tars(Path(place))
     if not files and not as_path(split_options(place)[0]).exists():
-        raise DataError(
-            f"{where}: {place} holds no tar: give a folder of webdataset tars, a tar or a pattern, or another data set."
-        )
+        raise DataError(f"{where}: {place} holds no tar: give tars, or another data set.")
     texts = entry.get("texts", list(TEXTS))
     split, images = entry.get("split"), entry.get("images")
     if images is not None and not (isinstance(images, str) and images):

@@ -44,9 +44,7 @@ class Draft:
         self, name: str, problems: Problems, empty: Empty = "error", strict_ids: bool = True
     ) -> None:
         if empty not in ("error", "drop"):
-            raise SettingsError(
-                f"empty='{empty}' is unknown: say 'error' to refuse them or 'drop' to skip them."
-            )
+            raise SettingsError(f"empty='{empty}' is unknown: say 'error' to refuse or 'drop' to skip them.")
         self.name, self.problems, self.empty, self.strict_ids = name, problems, empty, strict_ids
         self.keys: list[str] = []
         self.splits: list[str] = []
@@ -108,9 +106,7 @@ class Draft:
         if not clean:
             if self.empty == "error":
                 expected = "write a text or remove the line, or leave such texts out with PATH?empty=drop"
-                self.problems.error(
-                    "empty text", where, f"the text of image '{self.keys[row]}' is empty", expected
-                )
+                self.problems.error("empty text", where, f"a text of '{self.keys[row]}' is empty", expected)
             else:
                 self.dropped += 1
                 self.problems.warn("empty text", where, f"image '{self.keys[row]}' has an empty text")

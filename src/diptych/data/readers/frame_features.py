@@ -35,9 +35,7 @@ class FrameStore:
 
     def __init__(self, items: Sequence[Any], frames: int) -> None:
         if frames < 0:
-            raise SettingsError(
-                f"frames={frames} is negative: give the most frames of a video, or 0 for all."
-            )
+            raise SettingsError(f"frames={frames} is negative: give the most of a video, or 0 for all.")
         self.items, self.frames = items, frames
 
     def __len__(self) -> int:
@@ -151,11 +149,8 @@ def open_hdf5(path: Path) -> Any:
 
 def _as_rows(values: NDArray[Any], label: str) -> NDArray[Any]:
     """Features (frames, D) from (frames, D), (1, frames, D) or (D,)."""
-    array = (
-        values[0] if values.ndim == 3 and len(values) == 1 else values[None] if values.ndim == 1 else values
-    )
+    array = values[None] if values.ndim == 1 else values
+    array = array[0] if array.ndim == 3 and len(array) == 1 else array
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind != "f":
-        raise DataError(
-            f"{label} holds an array {values.shape} of {values.dtype}: frame features are floats (frames, D)."
-        )
+        raise DataError(f"{label} holds {values.dtype} {values.shape}: features are floats (frames, D).")
     return array

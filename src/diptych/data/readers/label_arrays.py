@@ -140,13 +140,10 @@ def _add(
     for what, matrix, name in (("tags", table, f"{file}_tag.mat"), ("labels", labels, f"{file}_label.mat")):
         if len(matrix) != len(store):
             raise DataError(
-                f"{path / name} has {len(matrix)} rows of {what} for the {len(store)} images of {regions.name}: "
-                "use files of one split."
+                f"{path / name} has {len(matrix)} rows of {what} for {len(store)} images: use files of one split."
             )
     if table.shape[1] != len(tags):
-        raise DataError(
-            f"{path} has {table.shape[1]} tag columns and {len(tags)} tags listed: use its own list."
-        )
+        raise DataError(f"{path} has {table.shape[1]} tag columns for {len(tags)} tags: use its own list.")
     names = _label_names(path, labels.shape[1], problems)
     classes = None
     if (path / f"{file}_cls.npy").is_file():

@@ -188,16 +188,13 @@ class Part:
                 f"(texts = rows, a multiple of {k}); for other numbers write {self.file}_image_of.txt, the row of "
                 "each text's image"
             )
-            problems.error(
-                "counts", path, f"{len(store)} rows but {texts} texts in {self.file}_caps.txt", expected
-            )
+            problems.error("counts", path, f"{len(store)} rows but {texts} texts", expected)
             return None
         for image in {0, texts // k // 2, texts // k - 1}:  # a sample: reading all would read the whole file
-            rows = [np.asarray(store[image * k + copy]) for copy in range(k)]
+            first = image * k
+            rows = [np.asarray(store[first + copy]) for copy in range(k)]
             if not all(np.array_equal(rows[0], row) for row in rows[1:]):
-                message = (
-                    f"{texts} rows for {texts} texts, but rows {image * k} to {image * k + k - 1} differ"
-                )
+                message = f"{texts} rows for as many texts, but rows {first} to {first + k - 1} differ"
                 expected = f"{k} copies of each image; give PATH?texts_per_image=1 if each has one text"
                 problems.error("counts", path, message, expected)
                 return None

@@ -61,7 +61,7 @@ def tagged_captions(
         raise DataError(f"{path}: none of {len(pictures)} pictures has a tag and a label: check the files.")
     if test + val >= len(usable):
         raise SettingsError(
-            f"{path} has {len(usable)} pictures with tags and labels: test={test} and val={val} leave none to train on."
+            f"{path} has {len(usable)} pictures: test={test}, val={val} leave none to train on."
         )
     order = sorted((one.file for one in usable), key=lambda file: hashlib.sha256(file.encode()).digest())
     split_of = dict.fromkeys(order, "train") | dict.fromkeys(order[: test + val], "val")
@@ -109,9 +109,7 @@ def read_mirflickr(
             if line is None or not line.strip():
                 continue
             if not line.strip().isdecimal():
-                problems.error(
-                    "label", f"{file}:{number}", f"'{line.strip()}' is not a number", "a number per line"
-                )
+                problems.error("label", f"{file}:{number}", f"'{line.strip()}' is no number", "a number")
                 continue
             labels.setdefault(int(line), []).append(file.stem)
     own: dict[int, list[str]] = {}
@@ -188,9 +186,7 @@ def _label_files(path: Path) -> list[Path]:
 def _flags(file: Path, pictures: int) -> NDArray[np.bool_]:
     words = file.read_bytes().split()
     if len(words) != pictures:
-        raise DataError(
-            f"{file} has {len(words)} labels for the {pictures} pictures of {LIST}: download it again."
-        )
+        raise DataError(f"{file} has {len(words)} labels for {pictures} pictures of {LIST}: copy it again.")
     flags = np.array(words)
     if not np.isin(flags, [b"0", b"1"]).all():
         raise DataError(f"{file} holds other values than 0 and 1: copy it again.")

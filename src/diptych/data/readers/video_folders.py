@@ -84,9 +84,7 @@ def _names(path: Path) -> list[str]:
     try:
         found: Any = np.load(path, allow_pickle=False)
     except (ValueError, OSError) as error:
-        raise DataError(
-            f"{path} is not an array of names ({error}): write it with numpy.save(path, numpy.array(names, dtype=str))."
-        ) from error
+        raise DataError(f"{path} is no array of names ({error}): save one of dtype=str.") from error
     return [one.decode() if isinstance(one, bytes) else str(one) for one in found.reshape(-1).tolist()]
 
 
@@ -168,9 +166,7 @@ def _array(folder: Path) -> ArrayStore:
     try:
         count, dim = (int(number) for number in (folder / "shape.txt").read_text().split())
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{folder / 'shape.txt'} is no shape ({error}): expected 'ROWS DIMENSIONS'."
-        ) from error
+        raise DataError(f"{folder / 'shape.txt'} is no shape ({error}): write 'ROWS DIMENSIONS'.") from error
     if count < 1 or dim < 1:
         raise DataError(f"{folder / 'shape.txt'} says {count} rows of {dim} numbers: give at least one.")
     return ArrayStore(folder / "feature.bin", raw=((count, dim), "<f4"))
