@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -287,30 +287,26 @@ def _opened(path: Path) -> BinaryIO:
 def _from_text(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
     found: dict[str, NDArray[np.float32]] = {}
     dim: int | None = None
-    for number, line in _lines(path):
-        fields = line.count(" ")
-        if dim is None:
-            if number == 1 and fields == 1 and line.replace(" ", "").isdigit():
-                continue  # word2vec's "count dim"
-            dim = fields
-        if fields < dim or dim == 0:
-            raise DataError(f"{path}:{number} has {fields} numbers, not {dim or 'any'}: copy it again.")
-        word, _, rest = line.partition(" ")
-        if word not in wanted or fields > dim:  # a word with spaces in it is not one of ours
-            continue
-        try:
-            found.setdefault(word, np.array(rest.split(" "), dtype=np.float32))
-        except ValueError as error:
-            raise DataError(f"{path}:{number} holds something that is not a number ({error}).") from error
-    return found
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with _opened(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, raw in enumerate(file, 1):
             try:
-                yield number, line.decode("utf-8").rstrip()
+                line = raw.decode("utf-8").rstrip()
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{path}:{number} is not UTF-8: give a UTF-8 file, or binary word2vec as .bin."
+                    f"{path}:{number} is not UTF-8: give UTF-8, or binary word2vec as .bin."
                 ) from error
+            fields = line.count(" ")
+            if dim is None:
+                if number == 1 and fields == 1 and line.replace(" ", "").isdigit():
+                    continue  # word2vec's "count dim"
+                dim = fields
+            if fields < dim or dim == 0:
+                raise DataError(f"{path}:{number} has {fields} numbers, not {dim or 'any'}: copy it again.")
+            word, _, rest = line.partition(" ")
+            if word not in wanted or fields > dim:  # a word with spaces in it is not one of ours
+                continue
+            try:
+                found.setdefault(word, np.array(rest.split(" "), dtype=np.float32))
+            except ValueError as error:
+                raise DataError(f"{path}:{number} holds something that is not a number ({error}).") from error
+    return found

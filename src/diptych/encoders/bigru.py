@@ -16,8 +16,25 @@ from diptych.types import Features, Inputs
 EMBEDDING_RANGE = 0.1  # word vectors start uniform in ± this
 
 
+class WordVectors(Encoder):
+    """An encoder with an embedding of words."""
+
+    words: nn.Embedding
+
+    def load_word_vectors(self, matrix: Tensor, found: Tensor) -> None:
+        """Start the words that were ``found`` (V,) from ``matrix`` (V, word_dim); the others stay random."""
+        weight = self.words.weight
+        if matrix.shape != weight.shape:
+            raise SettingsError(
+                f"the word vectors are {tuple(matrix.shape)} but the encoder has {tuple(weight.shape)}: set word_dim "
+                f"to {matrix.shape[-1]} and use one vocabulary for both."
+            )
+        with torch.no_grad():
+            weight[found] = matrix[found].to(weight)
+
+
 @part
-class BiGRU(Encoder):
+class BiGRU(WordVectors):
     """Token ids (B, W) → embedding → GRU → (B, W, dim); the states of the two directions are averaged.
 
     Exact in the lengths: padding never touches a state, and the backward direction starts at the last valid
@@ -52,13 +69,9 @@ class BiGRU(Encoder):
             states = (states + _reorder(backward, mirror)) / 2
         return Features(states, ids.mask)
 
-    def load_word_vectors(self, matrix: Tensor, found: Tensor) -> None:
-        """Start the words that were ``found`` (V,) from ``matrix`` (V, word_dim); the others stay random."""
-        _load_vectors(self.words, matrix, found)
-
 
 @part
-class UniGRU(Encoder):
+class UniGRU(WordVectors):
     """Token ids (B, W) → embedding → forward GRU → its state at the last word, a set of one (B, 1, dim)."""
 
     def __init__(self, vocabulary_size: int, word_dim: int = 300, dim: int = 1024, pad: int = 0) -> None:
@@ -72,25 +85,11 @@ class UniGRU(Encoder):
         states = _run(self.ahead, self.words(ids.values), ids)
         return Features.whole(_reorder(states, (ids.sizes[:, None] - 1).clamp_min(0)))
 
-    def load_word_vectors(self, matrix: Tensor, found: Tensor) -> None:
-        """Start the words that were ``found`` (V,) from ``matrix`` (V, word_dim); the others stay random."""
-        _load_vectors(self.words, matrix, found)
-
 
 def _embedding(size: int, dim: int) -> nn.Embedding:
     words = nn.Embedding(size, dim)
     nn.init.uniform_(words.weight, -EMBEDDING_RANGE, EMBEDDING_RANGE)
     return words
-
-
-def _load_vectors(words: nn.Embedding, matrix: Tensor, found: Tensor) -> None:
-    if matrix.shape != words.weight.shape:
-        raise SettingsError(
-            f"the word vectors are {tuple(matrix.shape)} but the encoder has {tuple(words.weight.shape)}: "
-            f"set word_dim to {matrix.shape[-1]} and use one vocabulary for both."
-        )
-    with torch.no_grad():
-        words.weight[found] = matrix[found].to(words.weight)
 
 
 def valid_first(inputs: Inputs, pad: int) -> Features:

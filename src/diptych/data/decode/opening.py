@@ -8,16 +8,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from diptych.data.decode.extra_formats import HEIC, is_heif, open_extra, register_heif
 from diptych.errors import ImageError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 MAX_PIXELS = 100_000_000  # a picture that claims more is refused before it is decoded
 MAX_SCANS = 100  # of a progressive JPEG, each a pass over the whole picture: cameras write about ten
@@ -219,22 +215,17 @@ def _in_8_bits(image: Image.Image) -> Image.Image:
     """Deep grey to 0…255: 16-bit integers by their full range, floats in 0…1 by 255, others clipped."""
     import numpy as np
 
-    tops = [np.asarray(strip).max(initial=0) for _, strip in _strips(image)]
-    top = float(np.max(tops)) if tops else 0.0
+    top = max((float(np.asarray(strip).max(initial=0)) for _, strip in _strips(image)), default=0.0)
     out = Image.new("RGB", image.size)
     for corner, strip in _strips(image):
-        out.paste(Image.fromarray(_to_8_bits(np.asarray(strip), top)).convert("RGB"), corner)
+        values = np.asarray(strip)
+        if np.issubdtype(values.dtype, np.floating):
+            values = values * 255.0 if top <= 1.0 else values
+        elif top > 255:
+            values = values / 257.0
+        grey = np.clip(np.rint(values), 0, 255).astype(np.uint8)
+        out.paste(Image.fromarray(grey).convert("RGB"), corner)
     return out
-
-
-def _to_8_bits(values: NDArray[Any], top: float) -> NDArray[np.uint8]:
-    import numpy as np
-
-    if np.issubdtype(values.dtype, np.floating):
-        scaled = values * 255.0 if top <= 1.0 else values
-    else:
-        scaled = values / 257.0 if top > 255 else values
-    return np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
 
 
 def _damaged(label: str, error: Exception) -> ImageError:
