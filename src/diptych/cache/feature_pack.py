@@ -249,7 +249,9 @@ class FeaturePack:
         for (key, row, crc, _), check in zip(entries.tolist(), checked, strict=True):
             if row < 0:
                 self._rows.pop(key, None)
-            elif check and not self._is_sound(row, crc):
+            elif check and crc != crc_at(
+                self._rows_file(row // self.per_file), row % self.per_file * self.row_bytes, self.row_bytes
+            ):
                 bad.append(key)
             else:
                 self._rows[key] = row
@@ -262,10 +264,6 @@ class FeaturePack:
         stamps, paths = self._stamps(), {n: self._rows_file(n) for n in numbers if n not in self._checked}
         self._checked.update(paths)
         return {n for n, path in paths.items() if not path.exists() or stamps.get(str(n)) != stamp_of(path)}
-
-    def _is_sound(self, row: int, crc: int) -> bool:
-        number, within = divmod(row, self.per_file)
-        return crc_at(self._rows_file(number), within * self.row_bytes, self.row_bytes) == crc
 
     def _take_back(self, keys: list[bytes], numbers: set[int]) -> None:
         """Note for other processes what was found bad in files of rows, and that these were checked."""

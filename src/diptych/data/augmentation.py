@@ -145,7 +145,7 @@ class PictureAugmentation:
     def draw(self, rng: np.random.Generator) -> Drawn:
         """The numbers of one picture."""
         u = rng.random(13).tolist()
-        low, high = self.crop
+        (low, high), (softest, strongest) = self.crop, self.blur_sigma
         strengths = (self.brightness, self.contrast, self.saturation)
         factors = [1 + strength * (2 * x - 1) for strength, x in zip(strengths, u[8:11], strict=True)]
         return Drawn(
@@ -154,7 +154,7 @@ class PictureAugmentation:
             top=u[2],
             left=u[3],
             flipped=u[4] < self.flip,
-            blur=_between(self.blur_sigma, u[6]) if u[5] < self.blur else None,
+            blur=softest + (strongest - softest) * u[6] if u[5] < self.blur else None,
             jitter=(*factors, self.hue * (2 * u[11] - 1)) if u[7] < self.jitter else None,
             grey=u[12] < self.grey,
         )
@@ -180,10 +180,6 @@ def steps(drawn: Drawn, picture: Image.Image) -> dict[str, Image.Image]:
     if drawn.grey:
         found["grey"] = last.convert("L").convert("RGB")
     return found
-
-
-def _between(bounds: tuple[float, float], share: float) -> float:
-    return bounds[0] + (bounds[1] - bounds[0]) * share
 
 
 def _cropped(picture: Image.Image, drawn: Drawn) -> Image.Image:

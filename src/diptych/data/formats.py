@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,9 @@ class Format:
         """Read ``place``; the options that every format has are applied to what its reader gives."""
         own = {name: value for name, value in options.items() if name not in FURTHER}
         captions = self._read(place, own)
-        if "instances" in options:
-            from diptych.data.labels import with_instances
-
-            captions = with_instances(captions, options["instances"])
-        if "unlabelled" in options:
-            from diptych.data.labels import labelled
-
-            captions = labelled(captions, options["unlabelled"])
-        if "corrections" in options:
-            from diptych.data.corrections import corrected
-
-            captions = corrected(captions, str(options["corrections"]))
+        for name, (module, function) in FURTHER.items():
+            if name in options:
+                captions = getattr(import_module(module), function)(captions, str(options[name]))
         return captions
 
     def _read(self, place: Path, options: Mapping[str, Any]) -> Captions:
@@ -79,7 +71,11 @@ class Format:
 COLUMNS = ("image", "text")
 """Options that name the columns of a table."""
 
-FURTHER = ("instances", "unlabelled", "corrections")
+FURTHER = {
+    "instances": ("diptych.data.labels", "with_instances"),
+    "unlabelled": ("diptych.data.labels", "labelled"),
+    "corrections": ("diptych.data.corrections", "corrected"),
+}
 """Options of every format: the folder of COCO's instance annotations, what to do with images without a label, and a
 file of corrections (``data.corrections``), which is about the whole data set."""
 

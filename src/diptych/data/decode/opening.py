@@ -70,7 +70,8 @@ def undecoded(
     except IsADirectoryError as error:
         raise ImageError(f"{label} is a folder: give the path of one image.") from error
     except UnidentifiedImageError as error:
-        if _is_empty(stream):
+        stream.seek(0)
+        if not stream.read(1):
             raise ImageError(f"{label} is empty (0 bytes): copy it again, or remove it.") from error
         raise ImageError(
             f"{label} is not an image that can be read: convert it to one of {', '.join(FORMATS)}, or remove it."
@@ -97,11 +98,6 @@ def to_rgb(image: Image.Image, label: str = "an image") -> Image.Image:
         return image.convert("RGB")
     except Exception as error:  # see open_image
         raise _damaged(label, error) from error
-
-
-def _is_empty(stream: BinaryIO) -> bool:
-    stream.seek(0)
-    return not stream.read(1)
 
 
 def open_header(stream: BinaryIO, label: str) -> Image.Image:

@@ -28,12 +28,7 @@ _BY_NAME = re.compile(r"\s*\{\s*\"(?P<name>(?:[^\"\\]|\\.)+)\"\s*:\s*[\"\[]")
 
 def karpathy_files(path: Path) -> list[Path]:
     """Karpathy files at a path: the file itself, or those in the folder."""
-    return json_files(path, _is_karpathy)
-
-
-def _is_karpathy(path: Path) -> bool:
-    beginning = head(path)
-    return bool(_KARPATHY.match(beginning) or _DATASET.match(beginning))
+    return json_files(path, lambda file: bool(_KARPATHY.match(head(file)) or _DATASET.match(head(file))))
 
 
 def read_karpathy(

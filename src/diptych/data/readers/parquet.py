@@ -13,6 +13,7 @@ from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_rows, wit
 from diptych.errors import DataError, MissingExtra
 
 SUFFIX = ".parquet"
+TEXTS = ("string", "large_string", "dictionary<values=string")  # types of columns
 ROWS = 10_000  # read at a time
 
 
@@ -82,7 +83,7 @@ def _columns(file: Path, problems: Problems) -> list[str]:
         problems.raised("parquet", file, error)
         return []
     columns = Columns.among(schema.names)
-    if columns is not None and not _is_text(schema.field(columns.image).type):
+    if columns is not None and not str(schema.field(columns.image).type).startswith(TEXTS):
         raise DataError(
             f"{file}: column '{columns.image}' holds {schema.field(columns.image).type}, not paths: name the files "
             "there, or pack the pictures into tars."
@@ -113,12 +114,6 @@ def _open(file: Path) -> Any:
         return pyarrow.parquet.ParquetFile(file)
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # the last: a column name not UTF-8
         raise DataError(f"{file} is not a whole Parquet file ({_first(error)}): copy it again.") from error
-
-
-def _is_text(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "string_view") or str(kind).startswith(
-        "dictionary<values=string"
-    )
 
 
 def _first(error: Exception) -> str:

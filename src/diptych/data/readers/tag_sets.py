@@ -164,7 +164,10 @@ def read_nus_wide(
     if concepts < 1:
         raise SettingsError(f"concepts={concepts} leaves no label: give 1 or more (10 or 21 in papers).")
     names = [line.strip().replace("\\", "/") for line in read_lines(path / LIST, problems) if line]
-    columns = {file.stem.removeprefix("Labels_"): _flags(file, len(names)) for file in _label_files(path)}
+    files = sorted((path / LABELS).glob("Labels_*.txt"))
+    if not files:
+        raise DataError(f"{path / LABELS} holds no Labels_<concept>.txt: put the ground truth there.")
+    columns = {file.stem.removeprefix("Labels_"): _flags(file, len(names)) for file in files}
     chosen = sorted(columns, key=lambda name: (-int(columns[name].sum()), name))[:concepts]
     table = _file(path, "AllTags1k.txt")
     tags = list(tag_places(read_lines(_file(path, "TagList1k.txt"), problems)))
@@ -174,13 +177,6 @@ def read_nus_wide(
     ]
     place = path / "Flickr" if images is None else Path(images).expanduser()
     return tagged_captions(pictures, path, place, test=test, val=val, problems=problems)
-
-
-def _label_files(path: Path) -> list[Path]:
-    files = sorted((path / LABELS).glob("Labels_*.txt"))
-    if not files:
-        raise DataError(f"{path / LABELS} holds no Labels_<concept>.txt: put the ground truth there.")
-    return files
 
 
 def _flags(file: Path, pictures: int) -> NDArray[np.bool_]:

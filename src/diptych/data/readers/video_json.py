@@ -23,6 +23,7 @@ from diptych.errors import DataError, SettingsError
 
 _MSRVTT = re.compile(r"\{.*?\"(?:videos|sentences|info)\"\s*:", re.DOTALL)
 _VATEX = re.compile(r"\s*\[\s*\{[^{}]*?\"videoID\"\s*:")
+_NAMED = re.compile("video|MSRVTT_data.json")
 LANGUAGES = {"en": "enCap", "zh": "chCap"}
 DATA_1K_A, TEST_1K_A = "MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv"
 TRAINING = {"validate": "val", "validation": "val"}
@@ -74,14 +75,15 @@ def read(
 
 def _files(path: Path) -> list[Path]:
     """The annotations at a path: the file itself, or those in the folder."""
-    return json_files(path, lambda file: _is_msrvtt(file) or bool(_VATEX.match(head(file))))
+    return json_files(
+        path,
+        lambda file: bool(
+            _VATEX.match(head(file)) or (_NAMED.search(file.name) and _MSRVTT.match(head(file)))
+        ),
+    )
 
 
 matches = _files
-
-
-def _is_msrvtt(path: Path) -> bool:
-    return ("video" in path.name or path.name == DATA_1K_A) and bool(_MSRVTT.match(head(path)))
 
 
 def _split_1k_a(root: Path, clips: dict[str, _Clip], train: str, problems: Problems) -> dict[str, _Clip]:
