@@ -259,12 +259,10 @@ def _keys_of(store: ImageStore, skip: bool) -> tuple[dict[int, str], dict[int, s
 
 def _missing(pack: FeaturePack, keys: Mapping[int, str]) -> list[int]:
     """The images, one for each content, that a pack does not have."""
-    places = pack.find(keys.values())
-    first = {
-        key: row
-        for (row, key), place in reversed(list(zip(keys.items(), places, strict=True)))
-        if place == MISSING
-    }
+    first: dict[str, int] = {}
+    for (row, key), place in zip(keys.items(), pack.find(keys.values()), strict=True):
+        if place == MISSING:
+            first.setdefault(key, row)
     return sorted(first.values())
 
 

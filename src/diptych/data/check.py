@@ -228,9 +228,10 @@ def _check_images(captions: Captions, found: Found, show_progress: bool) -> None
             found.warn("duplicate image", name, f"{_names(captions, rows)} are the same image")
     if len(looks) < len(opened):
         return  # features, not pictures
-    once = list({key: place for place, key in reversed(list(enumerate(keys)))}.values())[
-        ::-1
-    ]  # first of its key
+    first: dict[str, int] = {}
+    for place, key in enumerate(keys):
+        first.setdefault(key, place)
+    once = list(first.values())
     for group in near_groups([looks[place] for place in once], show_progress):
         rows = [opened[once[place]] for place in group]
         if across(rows, captions.splits):
