@@ -494,7 +494,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER/toy_precomp/train_ims.npy is not a numpy array file (EOF: reading magic string, expected 8 "
          "bytes got 4): write it with numpy.save."),
         (lambda p: regions(p, "train_caps.txt", b"one\ntwo\nthree\n"),
-         "FOLDER/toy_precomp/train_ims.npy: 2 rows but 3 texts: 5 texts per image need one"
+         "FOLDER/toy_precomp/train_ims.npy: 2 rows, 3 texts in train_caps.txt: 5 texts per image need one"
          " row per image (texts = 5 × rows) or every image 5 times (texts = rows, a multiple of 5); for "
          "other numbers write train_image_of.txt, the row of each text's image."),
         (lambda p: regions(p, "train_caps.txt", b"one\nt\xffwo\n" * 5),
@@ -529,11 +529,11 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER/x.parquet is not a whole Parquet file (Parquet file size is 4 bytes, smaller than the "
          "minimum file footer (8 bytes)): copy it again."),
         (lambda _: Captions("made", ArrayStore(np.zeros((2, 3))), ["a", "b"], ["one"], np.array([0, 1])),
-         "data: 1 ids, 2 splits for 4 images: give one each."),
+         "data: 4 images, 1 ids, 2 splits: give one each."),
         (lambda _: Captions("made", ArrayStore(np.zeros((2, 3))), ["a"], ["one"], np.array([0])),
-         "data: 1 entries of image_of for 2 texts: give one."),
+         "data: 2 texts, image_of has 1: give one each."),
         (lambda _: Captions("made", ArrayStore(np.zeros((2, 3))), ["a", "a"], ["one"], np.array([0])),
-         "data: 1 ids, 1 splits for 4 images: give one each."),
+         "data: 4 images, 1 ids, 1 splits: give one each."),
         (lambda p: ArrayStore(put(p, "a.npy", np.ones(50, np.float32), cut=8)),
          "FOLDER/a.npy is truncated: shape (50,) of float32 needs 328 bytes, it has 320: copy or extract it "
          "again."),

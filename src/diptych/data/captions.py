@@ -136,10 +136,10 @@ class Captions:
     def __post_init__(self) -> None:
         n, m = len(self.images), len(self.texts)
         if len(self.image_of) != m:
-            raise DataError(f"{self.name}: {len(self.image_of)} entries of image_of for {m} texts: give one.")
+            raise DataError(f"{self.name}: {m} texts, image_of has {len(self.image_of)}: give one each.")
         if len(self.image_ids) != n or len(self.splits) != n:
             raise DataError(
-                f"{self.name}: {len(self.image_ids)} ids, {len(self.splits)} splits for {n} images: give one each."
+                f"{self.name}: {n} images, {len(self.image_ids)} ids, {len(self.splits)} splits: give one each."
             )
         if m and (self.image_of.min() < 0 or self.image_of.max() >= n):
             raise DataError(f"{self.name}: image_of points outside the {n} images: check the image column.")

@@ -137,10 +137,10 @@ def _add(
     store = ArrayStore(regions)
     images: ImageStore = store
     table, labels = read_mat(path / f"{file}_tag.mat"), read_mat(path / f"{file}_label.mat")
-    for what, matrix, name in (("tags", table, f"{file}_tag.mat"), ("labels", labels, f"{file}_label.mat")):
+    for matrix, name in ((table, f"{file}_tag.mat"), (labels, f"{file}_label.mat")):
         if len(matrix) != len(store):
             raise DataError(
-                f"{path / name} has {len(matrix)} rows of {what} for {len(store)} images: use files of one split."
+                f"{path / name} has {len(matrix)} rows, {regions.name} {len(store)}: use files of one split."
             )
     if table.shape[1] != len(tags):
         raise DataError(f"{path} has {table.shape[1]} tag columns for {len(tags)} tags: use its own list.")

@@ -188,7 +188,9 @@ class Part:
                 f"(texts = rows, a multiple of {k}); for other numbers write {self.file}_image_of.txt, the row of "
                 "each text's image"
             )
-            problems.error("counts", path, f"{len(store)} rows but {texts} texts", expected)
+            problems.error(
+                "counts", path, f"{len(store)} rows, {texts} texts in {self.file}_caps.txt", expected
+            )
             return None
         for image in {0, texts // k // 2, texts // k - 1}:  # a sample: reading all would read the whole file
             first = image * k
