@@ -494,7 +494,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "FOLDER/toy_precomp/train_ims.npy is not a numpy array file (EOF: reading magic string, expected 8 "
          "bytes got 4): write it with numpy.save."),
         (lambda p: regions(p, "train_caps.txt", b"one\ntwo\nthree\n"),
-         "FOLDER/toy_precomp/train_ims.npy: 2 rows, 3 texts in train_caps.txt: 5 texts per image need one"
+         "FOLDER/toy_precomp/train_ims.npy: 2 rows but 3 texts in train_caps.txt: 5 texts per image need one"
          " row per image (texts = 5 × rows) or every image 5 times (texts = rows, a multiple of 5); for "
          "other numbers write train_image_of.txt, the row of each text's image."),
         (lambda p: regions(p, "train_caps.txt", b"one\nt\xffwo\n" * 5),

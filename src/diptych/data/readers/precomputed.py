@@ -189,7 +189,7 @@ class Part:
                 "each text's image"
             )
             problems.error(
-                "counts", path, f"{len(store)} rows, {texts} texts in {self.file}_caps.txt", expected
+                "counts", path, f"{len(store)} rows but {texts} texts in {self.file}_caps.txt", expected
             )
             return None
         for image in {0, texts // k // 2, texts // k - 1}:  # a sample: reading all would read the whole file
