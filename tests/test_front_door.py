@@ -25,7 +25,11 @@ from diptych.recipes import RECIPES
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "diptych"
 PUBLIC = [name for name in diptych.__all__ if not name.startswith("__")]
-FAULTS = [name for name, kind in vars(diptych.errors).items() if isinstance(kind, type)]
+FAULTS = [
+    name
+    for name, kind in vars(diptych.errors).items()
+    if isinstance(kind, type) and kind.__module__ == "diptych.errors"
+]
 MADE = [name for name in PUBLIC if name not in FAULTS]
 SCRIPTS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text("utf-8"), re.M | re.S)
 TINY = {"show_progress": False, "ridge_baseline": False}
