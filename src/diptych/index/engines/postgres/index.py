@@ -28,6 +28,7 @@ from diptych.index.scoring import MARGIN, Candidates, best_hits
 from diptych.progress import track
 
 T = TypeVar("T")
+_GROW = "UPDATE {s}.meta SET value = (value::bigint + 1)::text WHERE key = 'generation'"
 LEAST_EF, MAX_EF = 250, 1000  # candidates an HNSW search keeps; the second is pgvector's limit
 
 
@@ -78,7 +79,7 @@ class PostgresIndex(RemoteIndex):
 
     @property
     def generation(self) -> int:
-        return self._database.ask(self._tables.generation)
+        return int(self._rows_of("SELECT value FROM {s}.meta WHERE key = 'generation'")[0][0])
 
     def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
         if filter is not None:
@@ -91,9 +92,7 @@ class PostgresIndex(RemoteIndex):
     # ------------------------------------------------------------------ changing
 
     def delete(self, ids: Sequence[str]) -> int:
-        known = storable_ids(ids)
-        removed: int = self._change(lambda db: self._tables.remove(db, known, with_texts=True))
-        return removed
+        return int(self._change(lambda db: self._tables.remove(db, storable_ids(ids), with_texts=True)))
 
     def collection(self, name: str, root: str = "") -> Collection:
         found = self._database.ask(lambda db: self._tables.find_collection(db, name, root))
@@ -102,10 +101,13 @@ class PostgresIndex(RemoteIndex):
         return found
 
     def move_collection(self, number: int, name: str, root: str) -> None:
-        self._change(lambda db: self._tables.move_collection(db, number, name, root))
+        query = "UPDATE {s}.collections SET name = %s, root = %s WHERE number = %s"
+        self._change(lambda db: self._tables.run(db, query, (name, root, number)))
 
     def forget_collection(self, number: int) -> None:
-        self._change(lambda db: self._tables.forget_collection(db, number))
+        query = "DELETE FROM {s}.collections WHERE number = %s AND NOT EXISTS "
+        query += "(SELECT 1 FROM {s}.items WHERE collection = %s)"
+        self._change(lambda db: self._tables.run(db, query, (number, number)))
 
     def _build_graph(self, kind: Kind, codes: bool | None, show_progress: bool) -> bool:
         """HNSW or a table of codes; from then on it follows every change."""
@@ -132,7 +134,8 @@ class PostgresIndex(RemoteIndex):
         return LEAST_EF, MAX_EF
 
     def _keep_recall(self, kind: Kind, recall: Recall) -> None:
-        self._change(lambda db: self._tables.set_fact(db, f"recall-{kind}", recall.written()))
+        keep = "INSERT INTO {s}.meta VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        self._change(lambda db: self._tables.run(db, keep, (f"recall-{kind}", recall.written())))
         self._facts = self._database.ask(self._tables.meta)
 
     def _kept_recall(self, kind: Kind) -> Recall | None:
@@ -153,21 +156,24 @@ class PostgresIndex(RemoteIndex):
     # ------------------------------------------------------------------ reading
 
     def get(self, ids: Sequence[str]) -> list[Item | None]:
-        found = {
-            one.id: one for one in self._database.ask(lambda db: self._tables.items(db, storable_ids(ids)))
-        }
+        items = self._database.ask(lambda db: self._tables.items(db, storable_ids(ids)))
+        found = {one.id: one for one in items}
         return [found.get(id) for id in ids]
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
-        found = self._database.ask(lambda db: self._tables.vectors_of(db, storable_ids(ids)))
+        join = "SELECT id, vector FROM {s}.items JOIN {s}.vectors USING (serial) WHERE id = ANY(%s)"
+        found = dict(self._rows_of(join, (storable_ids(ids),), binary=True))
         self._check_present(ids, found)
         return self._rows([found[id] for id in ids])
 
     def thumbnail(self, id: str) -> bytes | None:
-        return self._database.ask(lambda db: self._tables.thumbnail(db, id)) if storable(id) else None
+        join = "SELECT jpeg FROM {s}.thumbnails JOIN {s}.items USING (serial) WHERE id = ANY(%s)"
+        found = self._rows_of(join, (storable_ids([id]),), binary=True)
+        return bytes(found[0][0]) if found else None
 
     def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
-        yield from self._database.ask(lambda db: self._tables.contents(db, collection, kind))
+        query = "SELECT id, content FROM {s}.items WHERE collection = %s AND (%s::text IS NULL OR kind = %s)"
+        yield from self._rows_of(f"{query} ORDER BY serial", (collection, kind, kind))
 
     def _nearest(
         self, queries: Vectors, k: int, kind: Kind | None, filter: str | Filter | None, exact: bool | None
@@ -220,9 +226,11 @@ class PostgresIndex(RemoteIndex):
         return Hits(tuple(Hit(one, score) for score, _, one in found))
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
-        if not storable(column):
-            return []
-        return self._database.ask(lambda db: self._tables.common_values(db, column, limit))
+        query = """
+            SELECT value, count(*) FROM (SELECT metadata -> %s AS value FROM {s}.items) cells
+            WHERE jsonb_typeof(value) IN ('string', 'boolean') GROUP BY value
+            ORDER BY count(*) DESC, (value #>> ARRAY[]::text[]) COLLATE "C" LIMIT %s"""
+        return self._rows_of(query, (column, limit)) if storable(column) else []
 
     def _view(self, read: Callable[[View], T]) -> T:
         return self._database.ask(lambda db: read(_Moment(self, db)))
@@ -239,12 +247,16 @@ class PostgresIndex(RemoteIndex):
 
     # ------------------------------------------------------------------ inside
 
+    def _rows_of(self, text: str, values: Any = (), **options: Any) -> list[Any]:
+        """All rows of the answer to one statement, whose ``{s}`` is the schema."""
+        return self._database.ask(lambda db: list(self._tables.run(db, text, values, **options).fetchall()))
+
     def _change(self, write: Callable[[Connection], Any]) -> Any:
         self._check_writable()
 
         def counted(db: Connection) -> Any:
             result = write(db)
-            self._tables.count_change(db)
+            self._tables.run(db, _GROW)
             return result
 
         return self._database.change(counted, self._tables.take_turn)

@@ -56,7 +56,7 @@ def nearest(db: Connection, tables: Tables, query: Any, count: int, chosen: Chos
         f"SELECT best.serial, best.vector, {COLUMNS} FROM "
         f"(SELECT v.serial, v.vector {best} LIMIT %(count)s) best JOIN {{s}}.items USING (serial)"
     )
-    return db.execute(tables.sql(statement), {**chosen.values, "query": query, "count": count}, binary=True)
+    return tables.run(db, statement, {**chosen.values, "query": query, "count": count}, binary=True)
 
 
 def best_words(
@@ -91,14 +91,14 @@ def best_words(
           WHERE {chosen.where} GROUP BY serial ORDER BY score DESC, serial LIMIT %(k)s)
         SELECT best.score, best.serial, {COLUMNS} FROM best JOIN {{s}}.items USING (serial)"""
     given = {"kind": chosen.kind, "terms": list(words), "weights": list(words.values()), "k": k}
-    rows = db.execute(tables.sql(statement), {**chosen.values, **given}).fetchall()
+    rows = tables.run(db, statement, {**chosen.values, **given}).fetchall()
     return [(score, serial, item(rest)) for score, serial, *rest in rows]
 
 
 def passing(db: Connection, tables: Tables, chosen: Chosen) -> int:
     """How many items are chosen."""
-    statement = tables.sql(f"SELECT count(*) FROM {{s}}.items WHERE {_condition(chosen)}")
-    return int(db.execute(statement, {**chosen.values, "kind": chosen.kind}).fetchone()[0])
+    statement = f"SELECT count(*) FROM {{s}}.items WHERE {_condition(chosen)}"
+    return int(tables.run(db, statement, {**chosen.values, "kind": chosen.kind}).fetchone()[0])
 
 
 def spread_serials(db: Connection, tables: Tables, chosen: Chosen, size: int | None) -> list[int]:
@@ -109,7 +109,7 @@ def spread_serials(db: Connection, tables: Tables, chosen: Chosen, size: int | N
                             FROM {{s}}.items WHERE {_condition(chosen)}) numbered
         WHERE %(places)s::bigint[] IS NULL OR place = ANY(%(places)s::bigint[]) ORDER BY serial"""
     given = {**chosen.values, "kind": chosen.kind, "places": places}
-    return [serial for (serial,) in db.execute(tables.sql(statement), given).fetchall()]
+    return [serial for (serial,) in tables.run(db, statement, given).fetchall()]
 
 
 def _condition(chosen: Chosen) -> str:
@@ -144,7 +144,7 @@ class CodeTables:
         if kind in self.kinds(db):
             return
         mean = "SELECT avg(vector) FROM {s}.vectors WHERE kind = %s"
-        found = db.execute(self.tables.sql(mean), (kind,), binary=True).fetchone()[0]
+        found = self.tables.run(db, mean, (kind,), binary=True).fetchone()[0]
         middle = np.zeros(self.dimension) if found is None else found.to_numpy()
         coder = Coder.around(np.asarray(middle, np.float32))
         for statement in (
@@ -153,9 +153,9 @@ class CodeTables:
             f"CREATE TABLE {{s}}.codes_{kind}(serial bigint PRIMARY KEY REFERENCES {{s}}.vectors ON DELETE CASCADE, "
             f"code bit({coder.bits}) NOT NULL)",
         ):
-            db.execute(self.tables.sql(statement))
-        keep = self.tables.sql("INSERT INTO {s}.code_bases VALUES (%s, %s, %s)")
-        db.execute(keep, (kind, *(part.astype("<f4").tobytes() for part in (coder.mean, coder.rotation))))
+            self.tables.run(db, statement)
+        base = (kind, *(part.astype("<f4").tobytes() for part in (coder.mean, coder.rotation)))
+        self.tables.run(db, "INSERT INTO {s}.code_bases VALUES (%s, %s, %s)", base)
         self._fill(db, kind, coder, 0)
 
     def follow(self, db: Connection, first: int) -> None:
@@ -166,8 +166,8 @@ class CodeTables:
     def drop(self, db: Connection, kind: Kind) -> None:
         """Forget the codes of a kind."""
         if kind in self.kinds(db):
-            db.execute(self.tables.sql(f"DROP TABLE {{s}}.codes_{kind}"))
-            db.execute(self.tables.sql("DELETE FROM {s}.code_bases WHERE kind = %s"), (kind,))
+            self.tables.run(db, f"DROP TABLE {{s}}.codes_{kind}")
+            self.tables.run(db, "DELETE FROM {s}.code_bases WHERE kind = %s", (kind,))
 
     def nearest(self, db: Connection, kind: Kind, queries: Vectors, count: int) -> list[Any]:
         """A cursor over (serial, vector, item …) of the ``count`` nearest codes for each query, unordered."""
@@ -187,7 +187,7 @@ class CodeTables:
         """One sentence per kind whose codes are not as many as its items."""
         faults = []
         for kind in self.kinds(db):
-            coded = db.execute(self.tables.sql(f"SELECT count(*) FROM {{s}}.codes_{kind}")).fetchone()[0]
+            coded = self.tables.run(db, f"SELECT count(*) FROM {{s}}.codes_{kind}").fetchone()[0]
             if coded != counts[kind]:
                 faults.append(
                     f"{coded} of {counts[kind]} {kind} items have a binary code: build the codes again (--codes)."
@@ -201,8 +201,8 @@ class CodeTables:
     def _coder(self, db: Connection, kind: str, number: int) -> Coder:
         """What made the codes of a table; read once."""
         if (kind, number) not in self._coders:
-            query = self.tables.sql("SELECT mean, rotation FROM {s}.code_bases WHERE kind = %s")
-            mean, rotation = db.execute(query, (kind,), binary=True).fetchone()
+            query = "SELECT mean, rotation FROM {s}.code_bases WHERE kind = %s"
+            mean, rotation = self.tables.run(db, query, (kind,), binary=True).fetchone()
             rows = np.frombuffer(rotation, "<f4").reshape(self.dimension, -1)
             self._coders[kind, number] = Coder(np.frombuffer(mean, "<f4"), rows)
         return self._coders[kind, number]

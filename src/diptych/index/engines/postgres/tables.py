@@ -64,6 +64,10 @@ class Tables:
         """A statement whose ``{s}`` is the schema."""
         return sql.SQL(text).format(s=sql.Identifier(self.schema))
 
+    def run(self, db: Connection, text: str, values: Any = (), **options: Any) -> Any:
+        """A cursor over the answer to such a statement."""
+        return db.execute(self.sql(text), values, **options)
+
     def create(self, db: Connection, label: str, facts: dict[str, str]) -> None:
         """Write an empty index."""
         db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"diptych {self.schema}",))
@@ -78,10 +82,10 @@ class Tables:
         kind = sql.SQL(f"{TYPES[precision]}({dimension})")  # a known word and a number
         db.execute(sql.SQL(_SCHEMA).format(s=sql.Identifier(self.schema), type=kind))
         if dimension * (4 if precision == "float32" else 2) <= INLINE_BYTES:
-            db.execute(self.sql("ALTER TABLE {s}.vectors ALTER COLUMN vector SET STORAGE PLAIN"))
+            self.run(db, "ALTER TABLE {s}.vectors ALTER COLUMN vector SET STORAGE PLAIN")
         base = {"format": str(FORMAT), "generation": "0", "serial": "0"}
         for row in ({**base, **facts}).items():
-            db.execute(self.sql("INSERT INTO {s}.meta VALUES (%s, %s)"), row)
+            self.run(db, "INSERT INTO {s}.meta VALUES (%s, %s)", row)
 
     def exists(self, db: Connection) -> bool:
         """Whether the tables are there."""
@@ -91,7 +95,7 @@ class Tables:
 
     def meta(self, db: Connection) -> dict[str, str]:
         """All the facts about the index itself."""
-        return dict(db.execute(self.sql("SELECT key, value FROM {s}.meta")).fetchall())
+        return dict(self.run(db, "SELECT key, value FROM {s}.meta").fetchall())
 
     def check_whole(self, db: Connection, label: str) -> None:
         """Raise for an index that was restored in part: a table that is missing, or empty when it should not be."""
@@ -106,7 +110,7 @@ class Tables:
             lost = [
                 table
                 for table in ("items", "vectors")
-                if db.execute(self.sql(f"SELECT NOT EXISTS (SELECT FROM {{s}}.{table})")).fetchone()[0]
+                if self.run(db, f"SELECT NOT EXISTS (SELECT FROM {{s}}.{table})").fetchone()[0]
             ]
         if lost:
             raise IndexFault(
@@ -114,14 +118,9 @@ class Tables:
                 "the collection again under another name."
             )
 
-    def generation(self, db: Connection) -> int:
-        """How many changes there were."""
-        query = self.sql("SELECT value FROM {s}.meta WHERE key = 'generation'")
-        return int(db.execute(query).fetchone()[0])
-
     def counts(self, db: Connection) -> dict[str, int]:
         """Items present, by kind."""
-        found = dict(db.execute(self.sql("SELECT kind, items FROM {s}.totals")).fetchall())
+        found = dict(self.run(db, "SELECT kind, items FROM {s}.totals").fetchall())
         return {kind: found.get(kind, 0) for kind in KINDS}
 
     def size(self, db: Connection) -> int:
@@ -134,13 +133,13 @@ class Tables:
 
     def columns(self, db: Connection) -> dict[str, tuple[str, ...]]:
         """The metadata columns and the kinds of value each has held."""
-        query = self.sql('SELECT name, kinds FROM {s}.columns ORDER BY name COLLATE "C"')
-        return {name: tuple(kinds) for name, kinds in db.execute(query).fetchall()}
+        found = self.run(db, 'SELECT name, kinds FROM {s}.columns ORDER BY name COLLATE "C"').fetchall()
+        return {name: tuple(kinds) for name, kinds in found}
 
     def collections(self, db: Connection) -> tuple[Collection, ...]:
         """Where the items came from."""
-        rows = db.execute(self.sql("SELECT number, name, root FROM {s}.collections ORDER BY number"))
-        return tuple(Collection(*row) for row in rows.fetchall())
+        rows = self.run(db, "SELECT number, name, root FROM {s}.collections ORDER BY number").fetchall()
+        return tuple(Collection(*row) for row in rows)
 
     def graphs(self, db: Connection) -> dict[str, int]:
         """Kinds with a finished approximate index, and the items it covers."""
@@ -153,36 +152,26 @@ class Tables:
 
     # ------------------------------------------------------------------ changing
 
-    def set_fact(self, db: Connection, name: str, value: str) -> None:
-        """Record a fact about the index itself."""
-        keep = "INSERT INTO {s}.meta VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-        db.execute(self.sql(keep), (name, value))
-
-    def count_change(self, db: Connection) -> None:
-        """Make the generation grow."""
-        grow = "UPDATE {s}.meta SET value = (value::bigint + 1)::text WHERE key = 'generation'"
-        db.execute(self.sql(grow))
-
     def remove(self, db: Connection, ids: Sequence[str], with_texts: bool) -> int:
         """Delete items, and the texts of deleted images if asked; how many of ``ids`` were there."""
-        find = self.sql("SELECT id, serial FROM {s}.items WHERE id = ANY(%s)")
-        found = dict(db.execute(find, (list(ids),)).fetchall())
+        find = "SELECT id, serial FROM {s}.items WHERE id = ANY(%s)"
+        found = dict(self.run(db, find, (list(ids),)).fetchall())
         serials = set(found.values())
         if with_texts and found:
-            linked = self.sql("SELECT serial FROM {s}.items WHERE image_id <> '' AND image_id = ANY(%s)")
-            serials |= {serial for (serial,) in db.execute(linked, (list(found),)).fetchall()}
+            linked = "SELECT serial FROM {s}.items WHERE image_id <> '' AND image_id = ANY(%s)"
+            serials |= {serial for (serial,) in self.run(db, linked, (list(found),)).fetchall()}
         if serials:
             gone = (list(serials),)
             lost = "SELECT kind, -count(*), -sum(words) FROM {s}.items WHERE serial = ANY(%s) GROUP BY kind"
-            self._count(db, db.execute(self.sql(lost), gone).fetchall())
+            self._count(db, self.run(db, lost, gone).fetchall())
             for table in _FILLED:
-                db.execute(self.sql(f"DELETE FROM {{s}}.{table} WHERE serial = ANY(%s)"), gone)
+                self.run(db, f"DELETE FROM {{s}}.{table} WHERE serial = ANY(%s)", gone)
         return len(found)
 
     def insert(self, db: Connection, records: Sequence[Record]) -> int:
         """Write new items with everything that belongs to them, numbered in their order; the first number."""
         take = "UPDATE {s}.meta SET value = (value::bigint + %s)::text WHERE key = 'serial' RETURNING value"
-        last = int(db.execute(self.sql(take), (len(records),)).fetchone()[0])
+        last = int(self.run(db, take, (len(records),)).fetchone()[0])
         rows = list(enumerate(records, last - len(records) + 1))
         items = (
             (n, i.id, i.kind, i.path, i.text, i.image_id, Jsonb(r.metadata), i.content, i.collection,
@@ -203,28 +192,17 @@ class Tables:
 
     def drop_graph(self, db: Connection, kind: Kind) -> None:
         """Forget the HNSW index of a kind."""
-        db.execute(self.sql(f"DROP INDEX IF EXISTS {{s}}.{_graph(kind)}"))
+        self.run(db, f"DROP INDEX IF EXISTS {{s}}.{_graph(kind)}")
 
     def add_collection(self, db: Connection, name: str, root: str) -> Collection:
         """Record a collection, unless another writer was quicker."""
         found = self.find_collection(db, name, root)
         if found is None:
-            query = self.sql("SELECT coalesce(max(number) + 1, 0) FROM {s}.collections")
-            found = Collection(db.execute(query).fetchone()[0], name, root)
+            query = "SELECT coalesce(max(number) + 1, 0) FROM {s}.collections"
+            found = Collection(self.run(db, query).fetchone()[0], name, root)
             row = (found.number, name, root)
-            db.execute(self.sql("INSERT INTO {s}.collections VALUES (%s, %s, %s)"), row)
+            self.run(db, "INSERT INTO {s}.collections VALUES (%s, %s, %s)", row)
         return found
-
-    def move_collection(self, db: Connection, number: int, name: str, root: str) -> None:
-        """Give a collection another name and root."""
-        query = self.sql("UPDATE {s}.collections SET name = %s, root = %s WHERE number = %s")
-        db.execute(query, (name, root, number))
-
-    def forget_collection(self, db: Connection, number: int) -> None:
-        """Remove the record of a collection without items."""
-        query = "DELETE FROM {s}.collections WHERE number = %s AND NOT EXISTS "
-        query += "(SELECT 1 FROM {s}.items WHERE collection = %s)"
-        db.execute(self.sql(query), (number, number))
 
     def build_graph(self, db: Connection, kind: Kind) -> None:
         """Make the HNSW index of a kind, by inner product."""
@@ -232,17 +210,15 @@ class Tables:
             f"CREATE INDEX IF NOT EXISTS {_graph(kind)} ON {{s}}.vectors "
             f"USING hnsw (vector {TYPES[self.precision]}_ip_ops) WHERE kind = '{kind}'"
         )
-        db.execute(self.sql(statement))
+        self.run(db, statement)
 
     def recount_columns(self, db: Connection) -> None:
         """Record the columns that items have now, and forget those of items that are gone."""
-        found = db.execute(
-            self.sql("SELECT DISTINCT key, jsonb_typeof(value) FROM {s}.items, jsonb_each(metadata)")
-        ).fetchall()
-        kinds = held_kinds((name, _KINDS.get(kind, kind)) for name, kind in found)
-        db.execute(self.sql("DELETE FROM {s}.columns"))
+        query = "SELECT DISTINCT key, jsonb_typeof(value) FROM {s}.items, jsonb_each(metadata)"
+        kinds = held_kinds((name, _KINDS.get(kind, kind)) for name, kind in self.run(db, query).fetchall())
+        self.run(db, "DELETE FROM {s}.columns")
         for name, held in kinds.items():
-            db.execute(self.sql("INSERT INTO {s}.columns VALUES (%s, %s)"), (name, sorted(held)))
+            self.run(db, "INSERT INTO {s}.columns VALUES (%s, %s)", (name, sorted(held)))
 
     def vacuum(self, further: Sequence[str] = ()) -> list[Any]:
         """Statements that rewrite the tables, and ``further`` ones, without their removed rows."""
@@ -252,53 +228,24 @@ class Tables:
 
     def items(self, db: Connection, ids: Sequence[str]) -> list[Item]:
         """Those of the items that are present."""
-        query = self.sql(f"SELECT {COLUMNS} FROM {{s}}.items WHERE id = ANY(%s)")
-        return [item(row) for row in db.execute(query, (list(ids),)).fetchall()]
+        query = f"SELECT {COLUMNS} FROM {{s}}.items WHERE id = ANY(%s)"
+        return [item(row) for row in self.run(db, query, (list(ids),)).fetchall()]
 
     def items_at(self, db: Connection, serials: Sequence[int]) -> dict[int, Item]:
         """serial → item."""
-        query = self.sql(f"SELECT items.serial, {COLUMNS} FROM {{s}}.items WHERE serial = ANY(%s)")
-        return {serial: item(row) for serial, *row in db.execute(query, (list(serials),)).fetchall()}
-
-    def vectors_of(self, db: Connection, ids: Sequence[str]) -> dict[str, Any]:
-        """id → stored vector of those that are present."""
-        join = "SELECT id, vector FROM {s}.items JOIN {s}.vectors USING (serial) WHERE id = ANY(%s)"
-        return dict(db.execute(self.sql(join), (list(ids),), binary=True).fetchall())
+        query = f"SELECT items.serial, {COLUMNS} FROM {{s}}.items WHERE serial = ANY(%s)"
+        return {serial: item(row) for serial, *row in self.run(db, query, (list(serials),)).fetchall()}
 
     def vectors_at(self, db: Connection, serials: Sequence[int]) -> list[Any]:
         """The stored vectors of serials that ascend."""
-        query = self.sql("SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial")
-        return [vector for (vector,) in db.execute(query, (list(serials),), binary=True).fetchall()]
-
-    def thumbnail(self, db: Connection, id: str) -> bytes | None:
-        """The stored JPEG."""
-        query = self.sql("SELECT jpeg FROM {s}.thumbnails JOIN {s}.items USING (serial) WHERE id = %s")
-        row = db.execute(query, (id,), binary=True).fetchone()
-        return None if row is None else bytes(row[0])
+        query = "SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial"
+        return [vector for (vector,) in self.run(db, query, (list(serials),), binary=True).fetchall()]
 
     def find_collection(self, db: Connection, name: str, root: str) -> Collection | None:
         """The collection of this name and root."""
-        query = self.sql("SELECT number, name, root FROM {s}.collections WHERE name = %s AND root = %s")
-        row = db.execute(query, (name, root)).fetchone()
+        query = "SELECT number, name, root FROM {s}.collections WHERE name = %s AND root = %s"
+        row = self.run(db, query, (name, root)).fetchone()
         return None if row is None else Collection(*row)
-
-    def contents(self, db: Connection, collection: int, kind: Kind | None) -> list[tuple[str, str]]:
-        """(id, content) of the items of a collection."""
-        query = (
-            "SELECT id, content FROM {s}.items "
-            "WHERE collection = %s AND (%s::text IS NULL OR kind = %s) ORDER BY serial"
-        )
-        rows: list[tuple[str, str]] = db.execute(self.sql(query), (collection, kind, kind)).fetchall()
-        return rows
-
-    def common_values(self, db: Connection, column: str, limit: int) -> list[tuple[str | bool, int]]:
-        """The most frequent texts and booleans of a metadata column; equally frequent ones in order."""
-        query = """
-            SELECT value, count(*) FROM (SELECT metadata -> %s AS value FROM {s}.items) cells
-            WHERE jsonb_typeof(value) IN ('string', 'boolean') GROUP BY value
-            ORDER BY count(*) DESC, (value #>> ARRAY[]::text[]) COLLATE "C" LIMIT %s"""
-        rows: list[tuple[str | bool, int]] = db.execute(self.sql(query), (column, limit)).fetchall()
-        return rows
 
     def verify(self, db: Connection, show_progress: bool = False) -> list[str]:
         """One sentence per fault."""
@@ -307,14 +254,12 @@ class Tables:
             stray = (
                 f"SELECT count(*) FROM {{s}}.{table} LEFT JOIN {{s}}.items USING (serial) WHERE id IS NULL"
             )
-            if lost := db.execute(self.sql(stray)).fetchone()[0]:
+            if lost := self.run(db, stray).fetchone()[0]:
                 faults.append(
                     f"{lost} rows of the table {table} belong to no item: index the collection again."
                 )
-        seen = db.execute(
-            self.sql("SELECT kind, count(*), sum(words) FROM {s}.items GROUP BY kind")
-        ).fetchall()
-        kept = db.execute(self.sql("SELECT kind, items, words FROM {s}.totals WHERE items <> 0")).fetchall()
+        seen = self.run(db, "SELECT kind, count(*), sum(words) FROM {s}.items GROUP BY kind").fetchall()
+        kept = self.run(db, "SELECT kind, items, words FROM {s}.totals WHERE items <> 0").fetchall()
         if set(seen) != set(kept):
             faults.append("the items are not as many as the index recorded: index the collection again.")
         with db.cursor(name="verify", binary=True) as rows:  # read piece by piece, not into memory
@@ -339,13 +284,13 @@ class Tables:
                 copy.write_row(row)
 
     def _count(self, db: Connection, changes: Sequence[tuple[str, int, int]]) -> None:
-        statement = self.sql(
+        statement = (
             "INSERT INTO {s}.totals AS t VALUES (%s, %s, %s) ON CONFLICT (kind) "
             "DO UPDATE SET items = t.items + excluded.items, words = t.words + excluded.words"
         )
         for kind in sorted({change[0] for change in changes}):
             items, words = (sum(int(c[n]) for c in changes if c[0] == kind) for n in (1, 2))
-            db.execute(statement, (kind, items, words))
+            self.run(db, statement, (kind, items, words))
 
     def _record_columns(self, db: Connection, records: Sequence[Record]) -> None:
         values = (pair for record in records for pair in record.metadata.items())
@@ -359,7 +304,7 @@ class Tables:
         for name, kinds in held.items():
             kinds = kinds | set(known.get(name, ()))
             if name not in known or kinds != set(known[name]):
-                db.execute(self.sql(upsert), (name, sorted(kinds)))
+                self.run(db, upsert, (name, sorted(kinds)))
 
 
 def check_storable(dimension: int, precision: str) -> None:
