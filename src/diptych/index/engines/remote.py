@@ -1,4 +1,4 @@
-"""What the engines on servers decide alike."""
+"""What the engines on servers decide alike: what they say, and what they keep."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from diptych.index.base import Index
 from diptych.index.protocol import KINDS, Collection, Recall
 from diptych.index.query.filters import Filter, parse_filter
+
+ABSENT = "there is no index at {}: index a collection there first."
+TAKEN = "{} is already an index: open it, or choose another name."
+OTHER = "{} is {} of something else: choose another name for the index."
+FAILED = "{} answered with an error ({}): check the index with 'diptych index verify'."
+SILENT = "the {} does not answer ({}): start it or check the URL, then try again."
+INCOMPLETE = (
+    "{} is incomplete ({}): restore the whole index again, or index the collection again under another name."
+)
 
 
 class RemoteIndex(Index):

@@ -21,6 +21,7 @@ from diptych.index.engines.milvus.pushdown import Parts, column_of, keys
 from diptych.index.engines.milvus.rows import Row, fact_fields, item_fields
 from diptych.index.engines.milvus.server import OLDEST, MilvusClient, Server
 from diptych.index.engines.milvus.table import STRONG, Table
+from diptych.index.engines.remote import INCOMPLETE, OTHER, TAKEN
 from diptych.index.protocol import Collection, Recall, check_column_count, other_format
 
 PICTURE_BYTES = 48_000  # bytes of a thumbnail in one row: 64,000 characters as text
@@ -217,7 +218,7 @@ def make(server: Server, facts: dict[str, str]) -> None:
     items, meta = tables(server)
     if items.exists():
         read_facts(items)
-        raise IndexFault(f"{server.label} is already an index: open it, or choose another name.")
+        raise IndexFault(TAKEN.format(server.label))
     check_graph(server, server.address.graph)
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     fact_fields(schema)
@@ -234,9 +235,7 @@ def read_facts(items: Table) -> dict[str, str]:
     """The facts in the description of a Milvus collection; raises when it is none of ours."""
     about, label = items.description(), items.server.label
     if not about.startswith("diptych index "):
-        raise IndexFault(
-            f"{label} is a Milvus collection of something else: choose another name for the index."
-        )
+        raise IndexFault(OTHER.format(label, "a Milvus collection"))
     if not about.startswith(f"{FORMAT} "):
         raise other_format(label, about.split()[2], FORMAT.split()[2])
     facts: dict[str, str] = json.loads(about.removeprefix(FORMAT))
@@ -247,10 +246,7 @@ def prepare(items: Table, meta: Table, facts: dict[str, str], writable: bool) ->
     """The kind of index of the vectors, made if a creator did not come to it; after this the index can be read."""
     address, label = items.server.address, items.server.label
     if not meta.exists():
-        raise IndexFault(
-            f"{label} is incomplete (its Milvus collection {meta.name} is missing): restore both, or index the "
-            "collection again under another name."
-        )
+        raise IndexFault(INCOMPLETE.format(label, f"its Milvus collection {meta.name} is missing"))
     _check_partitions(address, facts, label)
     made = set(items.partitions()) if facts["partition_by"] else set()
     for name in Parts(int(facts["partitions"]), facts["partition_by"]).names:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -101,39 +101,34 @@ class MilvusIndex(RemoteIndex):
     # ------------------------------------------------------------------ changing
 
     def delete(self, ids: Sequence[str]) -> int:
-        self._check_writable()
-        found = self._items.pick([key_of(id) for id in ids], ["serial", "pictures"], STRONG)
-        gone = dict(found)
-        images = list(found)
-        for start in range(0, len(images), 1_000):
-            for piece in self._items.rows(
-                keys("image", images[start : start + 1_000]), ["serial", "pictures"]
-            ):
-                gone |= {one["pk"]: one for one in piece}
-        if gone:
-            self._items.remove(list(gone))
-            self._whole.remove_pictures(_owners(gone.values()))
-        self._whole.count_change()
+        with self._changing():
+            found = self._picked(ids, "pictures", STRONG)
+            gone, images = dict(found), list(found)
+            for start in range(0, len(images), 1_000):
+                linked = keys("image", images[start : start + 1_000])
+                for piece in self._items.rows(linked, ["serial", "pictures"]):
+                    gone |= {one["pk"]: one for one in piece}
+            if gone:
+                self._items.remove(list(gone))
+                self._whole.remove_pictures(_owners(gone.values()))
         return len(found)
 
     def collection(self, name: str, root: str = "") -> Collection:
         found = self._whole.find_collection(name, root, STRONG)
         if found is None:
-            self._check_writable()
-            found = self._whole.add_collection(name, root)
-            self._whole.count_change()
+            with self._changing():
+                found = self._whole.add_collection(name, root)
         return found
 
     def move_collection(self, number: int, name: str, root: str) -> None:
-        self._check_writable()
-        self._whole.move_collection(number, name, root)
-        self._whole.count_change()
+        with self._changing():
+            self._whole.move_collection(number, name, root)
 
     def forget_collection(self, number: int) -> None:
         self._check_writable()
         if not self._items.count(f"collection == {int(number)}", STRONG):
-            self._whole.forget_collection(number)
-            self._whole.count_change()
+            with self._changing():
+                self._whole.forget_collection(number)
 
     def _build_graph(self, kind: Kind, codes: bool | None, show_progress: bool) -> bool:
         """The one that the URL names, of both kinds; from then on it follows every change."""
@@ -186,19 +181,17 @@ class MilvusIndex(RemoteIndex):
     # ------------------------------------------------------------------ reading
 
     def get(self, ids: Sequence[str]) -> list[Item | None]:
-        found = self._items.pick([key_of(id) for id in ids], ["item", "serial"])
-        items = {one.id: one for one in map(item_of, found.values())}
+        items = {one.id: one for one in map(item_of, self._picked(ids, "item").values())}
         return [items.get(id) for id in ids]
 
     def vectors(self, ids: Sequence[str]) -> Vectors:
-        found = self._items.pick([key_of(id) for id in ids], ["vector", "serial"])
+        found = self._picked(ids, "vector")
         self._check_present(ids, {id for id in ids if key_of(id) in found})
         return vectors_of([found[key_of(id)] for id in ids], self.dimension)
 
     def thumbnail(self, id: str) -> bytes | None:
-        key = key_of(id)
-        found = self._items.pick([key], ["serial", "pictures"]).get(key)
-        return self._whole.picture(key, found["serial"], found["pictures"]) if found else None
+        found = list(self._picked([id], "pictures").values())
+        return self._whole.picture(key_of(id), found[0]["serial"], found[0]["pictures"]) if found else None
 
     def contents(self, collection: int, kind: Kind | None = None) -> Iterator[tuple[str, str]]:
         one_kind = "" if kind is None else f" and kind == {KIND_NUMBERS[kind]}"
@@ -249,6 +242,17 @@ class MilvusIndex(RemoteIndex):
         self._server.close()
 
     # ------------------------------------------------------------------ inside
+
+    def _picked(self, ids: Sequence[str], field: str, level: str | None = None) -> dict[str, Row]:
+        """Key → row of those ids that are there."""
+        return self._items.pick([key_of(id) for id in ids], ["serial", field], level)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Around a change, which others see by its number once it is whole."""
+        self._check_writable()
+        yield
+        self._whole.count_change()
 
     def _write(self, items: Sequence[Item], rows: Vectors, replace: bool) -> None:
         self._check_writable()

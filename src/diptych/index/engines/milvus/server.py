@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from diptych.errors import IndexFault, MissingExtra, SettingsError, StorageError, Unavailable
 from diptych.index import deadline
 from diptych.index.engines.milvus.address import Address
+from diptych.index.engines.remote import ABSENT, FAILED, SILENT
 from diptych.index.protocol import is_closed
 
 try:
@@ -105,7 +106,8 @@ class Server:
         try:
             socket.create_connection((host, port), KNOCK if limit is None else min(KNOCK, limit.left)).close()
         except OSError as error:
-            raise self._away(error.strerror or str(error) or type(error).__name__) from error
+            reason = error.strerror or str(error) or type(error).__name__
+            raise Unavailable(SILENT.format(f"server {self.label}", reason)) from error
         with self._lock:
             if self._closed:
                 raise is_closed(self.label)
@@ -155,19 +157,12 @@ class Server:
                 "intact."
             )
         if code == NOT_FOUND:
-            return IndexFault(f"there is no index at {place}: index a collection there first.")
+            return IndexFault(ABSENT.format(place))
         if limit is not None and limit.passed:
             return limit.late()
         if any(words in lower for words in _AWAY):
-            return self._away(reason)
-        return IndexFault(
-            f"{place} answered with an error ({reason}): check the index with 'diptych index verify'."
-        )
-
-    def _away(self, reason: str) -> Unavailable:
-        return Unavailable(
-            f"the server {self.label} does not answer ({reason}): start it or check the URL, then try again."
-        )
+            return Unavailable(SILENT.format(f"server {place}", reason))
+        return IndexFault(FAILED.format(place, reason))
 
 
 def check_version(version: str, needed: tuple[int, int], place: str, what: str) -> None:

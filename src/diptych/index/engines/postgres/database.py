@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from diptych.errors import DataError, IndexFault, MissingExtra, SettingsError, StorageError, Unavailable
 from diptych.index import deadline
+from diptych.index.engines.remote import ABSENT, FAILED, SILENT
 from diptych.index.protocol import is_closed
 
 try:
@@ -179,7 +180,7 @@ class Database:
         if isinstance(error, errors.InsufficientPrivilege | errors.ReadOnlySqlTransaction):
             return StorageError(f"{place} cannot be written ({reason}): use a role that may write there.")
         if isinstance(error, errors.UndefinedTable | errors.InvalidSchemaName):
-            return IndexFault(f"there is no index at {place}: index a collection there first.")
+            return IndexFault(ABSENT.format(place))
         limit = deadline.current()
         if isinstance(error, errors.QueryCanceled) and limit is not None and limit.passed:
             return limit.late()
@@ -188,12 +189,8 @@ class Database:
         if isinstance(error, errors.DataError | errors.ProgramLimitExceeded):
             return DataError(f"{place} cannot store or compare a value ({reason}): change that value.")
         if isinstance(error, psycopg.OperationalError):
-            return Unavailable(
-                f"the database {place} does not answer ({reason}): start it or check the URL, then try again."
-            )
-        return IndexFault(
-            f"{place} answered with an error ({reason}): check the index with 'diptych index verify'."
-        )
+            return Unavailable(SILENT.format(f"database {place}", reason))
+        return IndexFault(FAILED.format(place, reason))
 
 
 def _time_limit() -> str:

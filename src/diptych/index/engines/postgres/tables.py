@@ -12,6 +12,7 @@ from typing import Any
 from diptych.errors import IndexFault, SettingsError
 from diptych.index.engines.postgres.database import Connection, Jsonb, sql
 from diptych.index.engines.postgres.records import COLUMNS, Record, checksum, folded, item
+from diptych.index.engines.remote import INCOMPLETE, OTHER, TAKEN
 from diptych.index.protocol import (
     KINDS,
     Collection,
@@ -72,9 +73,9 @@ class Tables:
         """Write an empty index."""
         db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"diptych {self.schema}",))
         if self.exists(db):
-            raise IndexFault(f"{label} is already an index: open it, or choose another name.")
+            raise IndexFault(TAKEN.format(label))
         if db.execute("SELECT to_regnamespace(%s)", (self.schema,)).fetchone()[0] is not None:
-            raise IndexFault(f"{label} is a schema of something else: choose another name for the index.")
+            raise IndexFault(OTHER.format(label, "a schema"))
         if db.execute("SHOW server_encoding").fetchone()[0] != "UTF8":
             raise SettingsError(f"{label} does not store UTF-8: create the database with ENCODING 'UTF8'.")
         _make_extension(db, label)
@@ -113,10 +114,7 @@ class Tables:
                 if self.run(db, f"SELECT NOT EXISTS (SELECT FROM {{s}}.{table})").fetchone()[0]
             ]
         if lost:
-            raise IndexFault(
-                f"{label} is incomplete (nothing in its table {lost[0]}): restore the whole index again, or index "
-                "the collection again under another name."
-            )
+            raise IndexFault(INCOMPLETE.format(label, f"nothing in its table {lost[0]}"))
 
     def counts(self, db: Connection) -> dict[str, int]:
         """Items present, by kind."""
