@@ -14,7 +14,7 @@ from test_index_codes import vectors
 from diptych.errors import SettingsError
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.engines.postgres.index import PostgresIndex
-from diptych.index.engines.postgres.ranking import written
+from diptych.index.engines.postgres.ranking import bit_strings
 from diptych.index.protocol import Item
 
 D, N = 64, 1200
@@ -59,7 +59,7 @@ def test_the_shortlist_is_that_of_the_definition(url: str) -> None:
             bits = np.array([one == "1" for one in stored[serial]])
             assert np.array_equal(bits[clear], (row >= 0)[clear])
         query = vectors(1, 1)[0]
-        code = np.array([one == "1" for one in written(coder.code_queries(query[None]), 256)[0]])
+        code = np.array([one == "1" for one in bit_strings(coder.code_queries(query[None]), 256)[0]])
         distances = {
             s: int((np.array([one == "1" for one in text]) != code).sum()) for s, text in stored.items()
         }

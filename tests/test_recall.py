@@ -108,8 +108,8 @@ def test_an_index_without_the_value_opens_as_before(filled: Path) -> None:
 def test_what_is_no_recall_is_none(text: str) -> None:
     assert Recall.read(text) is None
     sound = Recall(0.5, 0.4, 0.6, 200, "text", 256)
-    assert Recall.read(sound.written()) == sound
-    assert Recall.read(sound.written().replace("256", "10000000000")) is None
+    assert Recall.read(sound.to_json()) == sound
+    assert Recall.read(sound.to_json().replace("256", "10000000000")) is None
 
 
 def test_the_commands_show_it(filled: Path) -> None:

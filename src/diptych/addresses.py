@@ -93,7 +93,7 @@ def find_public(host: str, port: int) -> str:
 
 def download(address: str, limit: int, until: float) -> bytes:
     """The bytes at an address of the public internet; no redirect is followed, no private network reached."""
-    parts, host, port = _divided(address)
+    parts, host, port = _parts_of(address)
     late = AddressError(f"{address[:200]} took more than {PATIENCE} seconds: give the image itself instead.")
     try:
         found = find_public(host, port)
@@ -128,7 +128,7 @@ def download(address: str, limit: int, until: float) -> bytes:
     return data
 
 
-def _divided(address: str) -> tuple[SplitResult, str, int]:
+def _parts_of(address: str) -> tuple[SplitResult, str, int]:
     """The parts of an address, its host and its port."""
     try:
         parts = urlsplit(address)

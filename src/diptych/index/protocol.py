@@ -192,13 +192,13 @@ class Recall:
             f"recall@10 {self.value:.3f} ({self.low:.3f}–{self.high:.3f}), {asked} asked, width {self.width}"
         )
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         """As JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def read(text: str | None) -> Recall | None:
-        """What ``written`` wrote; None for anything else."""
+        """What ``to_json`` wrote; None for anything else."""
         try:
             found = parse_json(text or "")
             recall = Recall(**found) if isinstance(found, dict) else None

@@ -209,7 +209,7 @@ class Graphs:
 
     def record(self, db: sqlite3.Connection, graph: Graph) -> None:
         """Put a graph in the place of the one of its kind."""
-        beside = {"signature": graph.signature, "recall": graph.recall.written() if graph.recall else ""}
+        beside = {"signature": graph.signature, "recall": graph.recall.to_json() if graph.recall else ""}
         for name, value in beside.items():
             db.execute("DELETE FROM meta WHERE key = ?", (f"{name}-{graph.kind}",))
             if value:

@@ -92,8 +92,8 @@ def read_address(url: str) -> Address:
         index=index,
         user=unquote(found["user"] or ""),
         password=unquote(found["password"] or ""),
-        consistency=CONSISTENCY[_chosen(options, "consistency", tuple(CONSISTENCY), "strong")],
-        graph=_chosen(options, "index", GRAPHS, "") or None,  # type: ignore[arg-type]
+        consistency=CONSISTENCY[_choice(options, "consistency", tuple(CONSISTENCY), "strong")],
+        graph=_choice(options, "index", GRAPHS, "") or None,  # type: ignore[arg-type]
         replicas=_number(options, "replicas", 1, MOST_REPLICAS),
         partitions=partitions,
         partition_by=partition_by,
@@ -111,7 +111,7 @@ def _options(text: str) -> dict[str, str]:
     return options
 
 
-def _chosen(options: dict[str, str], name: str, known: tuple[str, ...], usual: str) -> str:
+def _choice(options: dict[str, str], name: str, known: tuple[str, ...], usual: str) -> str:
     value = options.get(name, usual)
     if value != usual and value not in known:
         raise SettingsError(f"{name}={value[:40]!r} in the Milvus URL is unknown: choose {', '.join(known)}.")

@@ -124,7 +124,7 @@ class IndexFacts:
 
     def keep_recall(self, kind: str, recall: Recall) -> None:
         """Record what was measured."""
-        self._put([(f"recall:{kind}", "recall", recall.written())])
+        self._put([(f"recall:{kind}", "recall", recall.to_json())])
 
     # ------------------------------------------------------------------ thumbnails
 

@@ -20,7 +20,7 @@ from diptych.index.capabilities import View
 from diptych.index.engines.milvus import facts, ranking
 from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.milvus.facts import IndexFacts, picture_rows
-from diptych.index.engines.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Wanted, key_of, keys, wanted
+from diptych.index.engines.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Selection, key_of, keys, select
 from diptych.index.engines.milvus.ranking import Nearest, best_words, check_depth
 from diptych.index.engines.milvus.rows import Row, check_storable, item_of, row, vectors_of
 from diptych.index.engines.milvus.server import Server
@@ -95,8 +95,8 @@ class MilvusIndex(RemoteIndex):
 
     def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
         if filter is None:
-            return self._items.count(wanted(kind, None, ()).expression)
-        return ranking.passing(self._items, self._wanted(kind, filter))
+            return self._items.count(select(kind, None, ()).expression)
+        return ranking.count_items(self._items, self._selection(kind, filter))
 
     # ------------------------------------------------------------------ changing
 
@@ -161,19 +161,18 @@ class MilvusIndex(RemoteIndex):
 
     def compact(self, *, show_progress: bool = False) -> int:
         """Forget columns and thumbnails of items that are gone; the server gives their space back in its own time."""
-        self._check_writable()
-        held: dict[str, set[str]] = {}
         owners: set[tuple[str, int]] = set()
-        pieces = self._items.rows(EVERY, ["item", "serial", "pictures"], ranking.ITEM_BYTES)
-        for piece in track(pieces, "pieces of the index", None, show_progress):
-            for one in piece:
-                values = ((name, kind_of(value)) for name, value in item_of(one).metadata.items())
-                for name, kinds in held_kinds(values).items():
-                    held.setdefault(name, set()).update(kinds)
-            owners |= {(one["pk"], one["serial"]) for one in piece if one["pictures"]}
-        self._whole.keep_columns(held)
-        self._meta.remove(self._whole.stray_pictures(owners))
-        self._whole.count_change()
+
+        def values() -> Iterator[tuple[str, str]]:
+            pieces = self._items.rows(EVERY, ["item", "serial", "pictures"], ranking.ITEM_BYTES)
+            for piece in track(pieces, "pieces of the index", None, show_progress):
+                owners.update((one["pk"], one["serial"]) for one in piece if one["pictures"])
+                for one in piece:
+                    yield from ((name, kind_of(value)) for name, value in item_of(one).metadata.items())
+
+        with self._changing():
+            self._whole.keep_columns(held_kinds(values()))
+            self._meta.remove(self._whole.stray_pictures(owners))
         self._items.flush()
         self._items.compact()
         return 0
@@ -209,11 +208,11 @@ class MilvusIndex(RemoteIndex):
             raise self._no_graph(kind)
         width = ranking.EFFORT if kind is None else self.width(kind)
         nearest = Nearest(self._items, self.dimension, self._graph, width)
-        chosen = self._wanted(kind, filter)
+        selection = self._selection(kind, filter)
         return (
-            nearest.scan(queries, k, chosen)
+            nearest.scan(queries, k, selection)
             if exact and self._graph != "flat"
-            else nearest(queries, k, chosen)
+            else nearest(queries, k, selection)
         )
 
     def _best_words(self, text: str, k: int, kind: Kind | None, filter: str | Filter | None) -> Hits:
@@ -226,7 +225,7 @@ class MilvusIndex(RemoteIndex):
                 "name, or search without --hybrid."
             )
         words = " ".join(words_of(text))
-        return best_words(self._items, words, k, self._wanted(kind, filter)) if words else Hits()
+        return best_words(self._items, words, k, self._selection(kind, filter)) if words else Hits()
 
     def values(self, column: str, limit: int = 50) -> list[tuple[str | bool, int]]:
         """The most frequent texts and booleans of a metadata column; in a large index their numbers are estimates."""
@@ -261,25 +260,24 @@ class MilvusIndex(RemoteIndex):
         if not replace and before:
             raise self._already(next(one.id for one in items if key_of(one.id) in before))
         made: list[Row] = []
-        held: dict[str, set[str]] = {}
+        values: list[tuple[str, str]] = []
         parts: dict[str, list[Row]] = {}
         for serial, one, vector in zip(self._new_serials(len(items)), items, rows, strict=True):
             new, metadata = row(one, vector, serial, picture_rows(one.thumbnail), bool(self._facts["words"]))
             made.append(new)
             parts.setdefault(self._parts.of(metadata), []).append(new)
-            for name, kinds in held_kinds((n, kind_of(v)) for n, v in metadata.items()).items():
-                held.setdefault(name, set()).update(kinds)
-        if held:
-            self._whole.record_columns(held)
-        self._whole.put_pictures(
-            [(r["pk"], r["serial"], i.thumbnail) for r, i in zip(made, items, strict=True) if i.thumbnail]
-        )
-        for part, some in parts.items():
-            # an update within a partition is one step; one that moves an item is two, and may have to be repeated
-            self._items.remove([new["pk"] for new in some if self._is_elsewhere(before.get(new["pk"]), part)])
-            self._items.write(some, part)
-        self._whole.remove_pictures(_owners(before.values()))
-        self._whole.count_change()
+            values += [(name, kind_of(value)) for name, value in metadata.items()]
+        if values:
+            self._whole.record_columns(held_kinds(values))
+        pairs = zip(made, items, strict=True)
+        with self._changing():
+            self._whole.put_pictures([(r["pk"], r["serial"], i.thumbnail) for r, i in pairs if i.thumbnail])
+            for part, some in parts.items():
+                # an update within a partition is one step; one that moves an item is two, and may have to be repeated
+                moved = [new["pk"] for new in some if self._is_elsewhere(before.get(new["pk"]), part)]
+                self._items.remove(moved)
+                self._items.write(some, part)
+            self._whole.remove_pictures(_owners(before.values()))
 
     def _is_elsewhere(self, before: Row | None, part: str) -> bool:
         return part != "" and before is not None and self._parts.of(item_of(before).metadata) != part
@@ -291,11 +289,11 @@ class MilvusIndex(RemoteIndex):
             self._serial = first + count - 1
         return range(first, first + count)
 
-    def _wanted(self, kind: Kind | None, filter: str | Filter | None) -> Wanted:
+    def _selection(self, kind: Kind | None, filter: str | Filter | None) -> Selection:
         if filter is None:
-            return wanted(kind, None, ())
+            return select(kind, None, ())
         columns = self._whole.columns()
-        return wanted(kind, self._parsed(filter, columns), columns, self._parts)
+        return select(kind, self._parsed(filter, columns), columns, self._parts)
 
 
 @dataclass(frozen=True)
@@ -306,7 +304,7 @@ class _Moment:
     is_mapped = False
 
     def keys(self, kind: Kind | None, filter: str | Filter | None, size: int | None = None) -> list[str]:
-        return ranking.spread_keys(self.index._items, self.index._wanted(kind, filter), size)
+        return ranking.spread_keys(self.index._items, self.index._selection(kind, filter), size)
 
     def items(self, keys: Sequence[str]) -> list[Item]:
         found = self.index._items.pick([str(key) for key in keys], ["item", "serial"])

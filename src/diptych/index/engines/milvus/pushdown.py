@@ -1,7 +1,7 @@
 """Filters as Milvus expressions over ``cells``: the meaning of ``filters.matches``, computed by the server.
 
 What Milvus cannot compute exactly (a part of a text, a pattern, the order of long texts) is asked of it loosely, so
-that every item that passes is among those it finds, and ``Wanted.passes`` decides about each of them here.
+that every item that passes is among those it finds, and ``Selection.passes`` decides about each of them here.
 
 Milvus takes a filter as one text, and its rules for quotes have changed between versions. Here column names and values
 go into filters as digests and digits only (0-9, a-f, one g as an end mark): there is nothing to quote, and what an id
@@ -125,7 +125,7 @@ KIND_NUMBERS: dict[str, int] = {"image": 0, "text": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """The items a search looks at: ``expression`` finds them, and where it finds more, ``tree`` decides."""
 
     expression: str
@@ -175,9 +175,9 @@ class Parts:
         return f"part_{int(digest_of(value)[:12], 16) % self.count}"
 
 
-def wanted(
+def select(
     kind: Kind | None, tree: Filter | None, columns: Container[str], parts: Parts | None = None
-) -> Wanted:
+) -> Selection:
     """The items of a kind that pass a filter.
 
     ``columns`` are the metadata columns the index knows: one hides an item's own column of the same name.
@@ -191,7 +191,7 @@ def wanted(
         is_exact = not writer.loosened
     expression = " and ".join(f"({one})" for one in tests) or EVERY
     allowed = parts.asked(tree) if parts is not None and parts.count and tree is not None else ()
-    return Wanted(expression, None if is_exact else tree, hidden, allowed)
+    return Selection(expression, None if is_exact else tree, hidden, allowed)
 
 
 def keys(field: str, digits: list[str]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from diptych.errors import SettingsError
 from diptych.index import deadline
 from diptych.index.capabilities import most_frequent, spread
-from diptych.index.engines.milvus.pushdown import EVERY, Wanted, key_of, keys
+from diptych.index.engines.milvus.pushdown import EVERY, Selection, key_of, keys
 from diptych.index.engines.milvus.rows import Row, checksum, item_of, vectors_of
 from diptych.index.engines.milvus.table import MOST, PIECE, REQUEST, WHOLE, Table
 from diptych.index.protocol import Hit, Hits, Vectors
@@ -38,30 +38,32 @@ class Nearest:
     graph: str
     width: int
 
-    def __call__(self, queries: Vectors, k: int, wanted: Wanted) -> list[Hits]:
+    def __call__(self, queries: Vectors, k: int, selection: Selection) -> list[Hits]:
         """The k best of each query."""
         exact = self.graph == "flat"
-        return best_hits(queries, k, lambda some, count: self._candidates(some, count, wanted), exact, MOST)
+        return best_hits(
+            queries, k, lambda some, count: self._candidates(some, count, selection), exact, MOST
+        )
 
-    def scan(self, queries: Vectors, k: int, wanted: Wanted) -> list[Hits]:
+    def scan(self, queries: Vectors, k: int, selection: Selection) -> list[Hits]:
         """The k best of each query without the approximate index: every vector is read and scored here."""
         wide = queries.astype(np.float64)
         best: list[list[tuple[float, int, int, str]]] = [[] for _ in queries]
-        fields = [*FIELDS, "vector"] if not wanted.is_exact else ["serial", "kind", "vector"]
-        for piece in self.table.rows(wanted.expression, fields, 4 * self.dimension + ROW):
+        fields = [*FIELDS, "vector"] if not selection.is_exact else ["serial", "kind", "vector"]
+        for piece in self.table.rows(selection.expression, fields, 4 * self.dimension + ROW):
             deadline.check()
-            rows = [row for row in piece if wanted.is_exact or wanted.passes(item_of(row))]
+            rows = [row for row in piece if selection.is_exact or selection.passes(item_of(row))]
             scores = -(wide @ vectors_of(rows, self.dimension).astype(np.float64).T)
             orders = [(int(row["kind"]), int(row["serial"]), str(row["pk"])) for row in rows]
             for n, found in enumerate(scores.tolist()):
                 near = [(score, *order) for score, order in zip(found, orders, strict=True)]
                 best[n] = heapq.nsmallest(k + MARGIN, [*best[n], *near])
-        chosen = (self._whole([{"pk": one[-1]} for one in some]) for some in best)
-        return [self._scored(query, rows).hits(k, True) for query, rows in zip(queries, chosen, strict=True)]
+        whole = (self._whole([{"pk": one[-1]} for one in some]) for some in best)
+        return [self._scored(query, rows).hits(k, True) for query, rows in zip(queries, whole, strict=True)]
 
-    def _candidates(self, queries: Vectors, count: int, wanted: Wanted) -> list[Candidates]:
-        if not wanted.is_exact:
-            rows = [self._passing(query, count, wanted) for query in queries]
+    def _candidates(self, queries: Vectors, count: int, selection: Selection) -> list[Candidates]:
+        if not selection.is_exact:
+            rows = [self._filtered(query, count, selection) for query in queries]
         else:
             rows = []
             size = count * (4 * self.dimension + ROW)
@@ -70,33 +72,35 @@ class Nearest:
                 deadline.check()
                 some = queries[start : start + step]
                 if size <= REQUEST:
-                    rows += self._search(some, count, wanted, [*FIELDS, "vector"])
+                    rows += self._search(some, count, selection, [*FIELDS, "vector"])
                 else:  # too much for one answer: first which rows, then what they hold
-                    rows += [self._whole(one) for one in self._search(some, count, wanted, [])]
+                    rows += [self._whole(one) for one in self._search(some, count, selection, [])]
         return [self._scored(query, some) for query, some in zip(queries, rows, strict=True)]
 
-    def _search(self, queries: Vectors, count: int, wanted: Wanted, fields: Sequence[str]) -> list[list[Row]]:
+    def _search(
+        self, queries: Vectors, count: int, selection: Selection, fields: Sequence[str]
+    ) -> list[list[Row]]:
         effort = _settings(self.graph, max(self.width, 2 * count))
-        return self.table.search(queries, count, wanted.expression, fields, effort, wanted.parts)
+        return self.table.search(queries, count, selection.expression, fields, effort, selection.parts)
 
-    def _passing(self, query: Vectors, count: int, wanted: Wanted) -> list[Row]:
+    def _filtered(self, query: Vectors, count: int, selection: Selection) -> list[Row]:
         """The ``count`` best that pass a filter which the server knows only loosely."""
         for depth in LOOSE:
             deadline.check()
-            (rows,) = self._search(query[None], max(depth, count), wanted, FIELDS)
-            passing = [row for row in rows if wanted.passes(item_of(row))]
-            if len(passing) >= count or len(rows) < max(depth, count):
-                return self._with_vectors(passing[:count])
-        chosen = [
+            (rows,) = self._search(query[None], max(depth, count), selection, FIELDS)
+            found = [row for row in rows if selection.passes(item_of(row))]
+            if len(found) >= count or len(rows) < max(depth, count):
+                return self._with_vectors(found[:count])
+        names = [
             row["pk"]
-            for piece in self.table.rows(wanted.expression, ["item"])
+            for piece in self.table.rows(selection.expression, ["item"])
             for row in _checked(piece)
-            if wanted.passes(item_of(row))
+            if selection.passes(item_of(row))
         ]
         best: list[Row] = []
-        for start in range(0, len(chosen), PIECE):
+        for start in range(0, len(names), PIECE):
             deadline.check()
-            some = Wanted(keys("pk", chosen[start : start + PIECE]), parts=wanted.parts)
+            some = Selection(keys("pk", names[start : start + PIECE]), parts=selection.parts)
             best += self._search(query[None], count, some, [])[0]
             best = sorted(best, key=lambda row: -row["score"])[:count]
         return self._whole(best)
@@ -125,13 +129,13 @@ def check_depth(k: int) -> None:
         )
 
 
-def best_words(table: Table, text: str, k: int, wanted: Wanted) -> Hits:
+def best_words(table: Table, text: str, k: int, selection: Selection) -> Hits:
     """The k best items by the server's BM25; of equal scores images first, then in the order they were added."""
     for depth in (k + MARGIN, *(one for one in (*LOOSE, MOST) if one > k + MARGIN)):
         deadline.check()
-        rows = table.search_words(text, depth, wanted.expression, FIELDS, wanted.parts)
-        found = [(row, item) for row in rows if wanted.passes(item := item_of(row))]
-        if wanted.is_exact or len(found) >= k or len(rows) < depth:
+        rows = table.search_words(text, depth, selection.expression, FIELDS, selection.parts)
+        found = [(row, item) for row in rows if selection.passes(item := item_of(row))]
+        if selection.is_exact or len(found) >= k or len(rows) < depth:
             break
     # a better score is a larger one; milvus-lite gives it below zero, as a distance
     best = sorted(found, key=lambda one: (-abs(one[0]["score"]), one[1].kind == "text", one[0]["serial"]))[:k]
@@ -149,35 +153,35 @@ def _settings(graph: str, effort: int) -> dict[str, Any]:
     return {"flat": {}, "hnsw": {"ef": effort}, "diskann": {"search_list": effort}}[graph]
 
 
-def passing(table: Table, wanted: Wanted) -> int:
-    """How many items are wanted."""
-    if wanted.is_exact:
-        return table.count(wanted.expression)
-    return sum(1 for _ in _passing_rows(table, wanted))
+def count_items(table: Table, selection: Selection) -> int:
+    """How many items are selection."""
+    if selection.is_exact:
+        return table.count(selection.expression)
+    return sum(1 for _ in _filtered_rows(table, selection))
 
 
-def _passing_rows(table: Table, wanted: Wanted) -> Iterator[Row]:
+def _filtered_rows(table: Table, selection: Selection) -> Iterator[Row]:
     """The rows that pass where the server alone finds too many."""
-    for piece in table.rows(wanted.expression, ["serial", "item"], ITEM_BYTES):
-        yield from (one for one in piece if wanted.passes(item_of(one)))
+    for piece in table.rows(selection.expression, ["serial", "item"], ITEM_BYTES):
+        yield from (one for one in piece if selection.passes(item_of(one)))
 
 
-def spread_keys(table: Table, wanted: Wanted, size: int | None) -> list[str]:
+def spread_keys(table: Table, selection: Selection, size: int | None) -> list[str]:
     """Keys of up to ``size`` items, in the order they were added, the same for the same state; all without a size.
 
     Of up to ``MOST`` items they stand at even distances; of more, those with the lowest keys: a key is a digest of the
     id, so they are spread evenly too.
     """
-    if not wanted.is_exact:
-        return _even(list(_passing_rows(table, wanted)), size)
-    total = table.count(wanted.expression)
+    if not selection.is_exact:
+        return _even(list(_filtered_rows(table, selection)), size)
+    total = table.count(selection.expression)
     if total < MOST:
-        return _even(table.all_rows(wanted.expression, ["serial"]), size)
+        return _even(table.all_rows(selection.expression, ["serial"]), size)
     share = 1.0 if size is None else min(1.0, SPARE * size / total)
     while True:
         deadline.check()
         below = "" if share >= 1 else f' and pk < "{max(1, int(share * WHOLE)):0{MARK}x}"'
-        found = [one for piece in table.rows(f"({wanted.expression}){below}", ["serial"]) for one in piece]
+        found = [one for piece in table.rows(f"({selection.expression}){below}", ["serial"]) for one in piece]
         if share >= 1 or len(found) >= (size or 0):
             lowest = sorted(found, key=lambda one: one["pk"])[:size]
             return [one["pk"] for one in sorted(lowest, key=_order)]

@@ -134,11 +134,11 @@ class Server:
             yield
         except MilvusException as error:
             deeper = error.__cause__  # the client says "fail connecting" of a wrong password too
-            said = _told(deeper) if isinstance(deeper, grpc.RpcError) else ""
+            said = _details(deeper) if isinstance(deeper, grpc.RpcError) else ""
             code = error.code if isinstance(error.code, int) else 0  # gRPC's own codes are not numbers
             raise self._sentence(code, said or str(error.message)) from error
         except grpc.RpcError as error:
-            raise self._sentence(0, _told(error)) from error
+            raise self._sentence(0, _details(error)) from error
 
     def _sentence(self, code: int, message: str) -> Exception:
         reason, place = _reason(message), self.label
@@ -179,7 +179,7 @@ def _version_of(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (99, 0)
 
 
-def _told(error: Any) -> str:
+def _details(error: Any) -> str:
     return f"{error.code().name.lower()}: {error.details()}"
 
 

@@ -61,9 +61,9 @@ class Table:
 
     def make_index(self, field: str, kind: str, metric: str, settings: dict[str, Any] | None = None) -> None:
         """Give a field an index, and wait until it is built; the same one may be there."""
-        wanted = MilvusClient.prepare_index_params()
-        wanted.add_index(field, index_type=kind, metric_type=metric, params=settings or {})
-        self._do("create_index", wanted, seconds=BUILDING)
+        plan = MilvusClient.prepare_index_params()
+        plan.add_index(field, index_type=kind, metric_type=metric, params=settings or {})
+        self._do("create_index", plan, seconds=BUILDING)
 
     def drop_index(self) -> None:
         """Take the vectors out of memory and their index away; until ``load`` nothing can be read."""
@@ -120,10 +120,10 @@ class Table:
         found = self._query(expression, ["count(*)"], level)
         return int(found[0]["count(*)"])
 
-    def pick(self, wanted: Sequence[str], fields: Sequence[str], level: str | None = None) -> dict[str, Row]:
+    def pick(self, names: Sequence[str], fields: Sequence[str], level: str | None = None) -> dict[str, Row]:
         """Key → row of those keys that are there."""
         out: dict[str, Row] = {}
-        waiting = [list(wanted[start : start + PIECE]) for start in range(0, len(wanted), PIECE)]
+        waiting = [list(names[start : start + PIECE]) for start in range(0, len(names), PIECE)]
         while waiting:
             some = waiting.pop()
             try:

@@ -51,7 +51,7 @@ class Database:
     """
 
     def __init__(self, url: str) -> None:
-        self._url, self.index = _divided(url)
+        self._url, self.index = _parts_of(url)
         place = _place(self._url)
         if not _NAME.fullmatch(self.index):
             raise SettingsError(
@@ -208,7 +208,7 @@ def _is_gone(error: psycopg.OperationalError) -> bool:
     return not state or state.startswith(("08", "57P0"))
 
 
-def _divided(url: str) -> tuple[str, str]:
+def _parts_of(url: str) -> tuple[str, str]:
     """The URL as the driver reads it, and the name of the index, which is none of its options."""
     login = _LOGIN.match(url)
     rest = url[login.end() if login else 0 :]

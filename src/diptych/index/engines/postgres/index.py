@@ -17,7 +17,7 @@ from diptych.index.capabilities import View
 from diptych.index.engines.coding import FACTOR, PROPOSALS
 from diptych.index.engines.postgres import ranking, tables
 from diptych.index.engines.postgres.database import Connection, Database, HalfVector, Vector
-from diptych.index.engines.postgres.ranking import Chosen, CodeTables
+from diptych.index.engines.postgres.ranking import CodeTables, Selection
 from diptych.index.engines.postgres.records import condition, item, records, rows_of, storable, storable_ids
 from diptych.index.engines.postgres.tables import Tables
 from diptych.index.engines.remote import RemoteIndex
@@ -84,7 +84,7 @@ class PostgresIndex(RemoteIndex):
     def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:
         if filter is not None:
             return self._database.ask(
-                lambda db: ranking.passing(db, self._tables, self._selection(db, kind, filter))
+                lambda db: ranking.count_items(db, self._tables, self._selection(db, kind, filter))
             )
         counts = self._database.ask(self._tables.counts)
         return sum(counts.values()) if kind is None else counts[kind]
@@ -135,7 +135,7 @@ class PostgresIndex(RemoteIndex):
 
     def _keep_recall(self, kind: Kind, recall: Recall) -> None:
         keep = "INSERT INTO {s}.meta VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-        self._change(lambda db: self._tables.run(db, keep, (f"recall-{kind}", recall.written())))
+        self._change(lambda db: self._tables.run(db, keep, (f"recall-{kind}", recall.to_json())))
         self._facts = self._database.ask(self._tables.meta)
 
     def _kept_recall(self, kind: Kind) -> Recall | None:
@@ -193,9 +193,9 @@ class PostgresIndex(RemoteIndex):
             approximate = kind in graphs
             if exact is False and filter is None and not approximate:
                 raise self._no_graph(kind)
-            chosen = self._selection(db, kind, filter)
+            selection = self._selection(db, kind, filter)
             if not approximate:
-                return self._best(db, queries, k, chosen, False)
+                return self._best(db, queries, k, selection, False)
             if kind in self._codes.kinds(db):
                 cursors = self._codes.nearest(
                     db, kind, queries, max(width or PROPOSALS, FACTOR * (k + MARGIN))
@@ -204,11 +204,11 @@ class PostgresIndex(RemoteIndex):
             else:
                 effort = min(MAX_EF, max(width or LEAST_EF, 2 * (k + MARGIN)))
                 db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(effort),))
-                found = self._best(db, queries, k, chosen, True)
+                found = self._best(db, queries, k, selection, True)
             # removed rows stay in the graph until a vacuum and may take every place it keeps
             short = [n for n, hits in enumerate(found) if len(hits) < min(k, graphs[str(kind)])]
             if short:
-                again = self._best(db, queries[short], k, chosen, False)
+                again = self._best(db, queries[short], k, selection, False)
                 for n, hits in zip(short, again, strict=True):
                     found[n] = hits
             return found
@@ -283,21 +283,21 @@ class PostgresIndex(RemoteIndex):
     def _collections(self) -> tuple[Collection, ...]:
         return self._database.ask(self._tables.collections)
 
-    def _selection(self, db: Connection, kind: Kind | None, filter: str | Filter | None) -> Chosen:
+    def _selection(self, db: Connection, kind: Kind | None, filter: str | Filter | None) -> Selection:
         if filter is None:
-            return Chosen(kind)
+            return Selection(kind)
         columns = self._tables.columns(db)
-        return Chosen(kind, *condition(self._parsed(filter, columns), columns))
+        return Selection(kind, *condition(self._parsed(filter, columns), columns))
 
     def _best(
-        self, db: Connection, queries: Vectors, k: int, chosen: Chosen, approximate: bool
+        self, db: Connection, queries: Vectors, k: int, selection: Selection, approximate: bool
     ) -> list[Hits]:
         cast = HalfVector if approximate and self._facts["precision"] == "float16" else Vector
 
         def find(some: Vectors, count: int) -> list[Candidates]:
             with db.pipeline():
                 cursors = [
-                    ranking.nearest(db, self._tables, cast(query), count, chosen, approximate)
+                    ranking.nearest(db, self._tables, cast(query), count, selection, approximate)
                     for query in some
                 ]
             return self._scored(some, cursors)
@@ -328,8 +328,8 @@ class _Moment:
     is_mapped = False
 
     def keys(self, kind: Kind | None, filter: str | Filter | None, size: int | None = None) -> list[int]:
-        chosen = self.index._selection(self.db, kind, filter)
-        return ranking.spread_serials(self.db, self.index._tables, chosen, size)
+        selection = self.index._selection(self.db, kind, filter)
+        return ranking.spread_serials(self.db, self.index._tables, selection, size)
 
     def items(self, keys: Sequence[int]) -> list[Item]:
         found = self.index._tables.items_at(self.db, [int(key) for key in keys])

@@ -25,7 +25,7 @@ from diptych.index.query.words import COMMON, COMMON_SHARE, K1, LEAST_IDF, B
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Selection:
     """The items a search looks at: of one kind or of all, and passing a condition over ``items``."""
 
     kind: Kind | None = None
@@ -38,29 +38,31 @@ class Chosen:
         return self.parameters or {}
 
 
-def nearest(db: Connection, tables: Tables, query: Any, count: int, chosen: Chosen, approximate: bool) -> Any:
+def nearest(
+    db: Connection, tables: Tables, query: Any, count: int, selection: Selection, approximate: bool
+) -> Any:
     """A cursor over (serial, vector, item …) of the ``count`` best by the server's arithmetic, unordered."""
     # a literal, one of KINDS: the planner must see it to take the approximate index of that kind
-    kind = "true" if chosen.kind is None else f"v.kind = '{chosen.kind}'"
+    kind = "true" if selection.kind is None else f"v.kind = '{selection.kind}'"
     if approximate:
         best = f"FROM {{s}}.vectors v WHERE {kind} ORDER BY v.vector <#> %(query)s"
     else:
         # + 0 keeps the planner from an approximate index; widened halves keep the query unrounded
         wide = "v.vector" if tables.precision == "float32" else "v.vector::vector"
-        join = "" if chosen.where == "true" else "JOIN {s}.items USING (serial)"
+        join = "" if selection.where == "true" else "JOIN {s}.items USING (serial)"
         best = (
-            f"FROM {{s}}.vectors v {join} WHERE {kind} AND {chosen.where} "
+            f"FROM {{s}}.vectors v {join} WHERE {kind} AND {selection.where} "
             f"ORDER BY ({wide} <#> %(query)s) + 0, v.kind, v.serial"
         )
     statement = (
         f"SELECT best.serial, best.vector, {COLUMNS} FROM "
         f"(SELECT v.serial, v.vector {best} LIMIT %(count)s) best JOIN {{s}}.items USING (serial)"
     )
-    return tables.run(db, statement, {**chosen.values, "query": query, "count": count}, binary=True)
+    return tables.run(db, statement, {**selection.values, "query": query, "count": count}, binary=True)
 
 
 def best_words(
-    db: Connection, tables: Tables, words: dict[str, int], k: int, chosen: Chosen
+    db: Connection, tables: Tables, words: dict[str, int], k: int, selection: Selection
 ) -> list[tuple[float, int, Item]]:
     """(score, serial, item) of the k best of one kind by BM25; common words are left out while others remain."""
     statement = f"""
@@ -73,14 +75,14 @@ def best_words(
             SELECT count(*) FROM (SELECT FROM {{s}}.postings p WHERE p.kind = %(kind)s AND p.term = w.term
                                   LIMIT most + 1) found) AS hits
           FROM unnest(%(terms)s::text[], %(weights)s::int[]) WITH ORDINALITY AS w(term, weight, place), total),
-        chosen AS (
+        usable AS (
           SELECT term, weight, place, CASE WHEN hits <= most THEN hits ELSE (
             SELECT count(*) FROM {{s}}.postings p WHERE p.kind = %(kind)s AND p.term = counted.term) END AS hits
           FROM counted, total
           WHERE hits > 0 AND (hits <= most OR NOT EXISTS (SELECT FROM counted other WHERE other.hits <= most))),
         rare AS (
           SELECT term, weight, place, greatest(ln((n - hits + 0.5) / (hits + 0.5)), {LEAST_IDF}) AS idf
-          FROM chosen, total),
+          FROM usable, total),
         best AS (
           SELECT serial, sum(
             rare.weight * idf * (p.count * {K1 + 1}::float8) /
@@ -88,33 +90,33 @@ def best_words(
             ORDER BY place) AS score
           FROM rare JOIN {{s}}.postings p ON p.kind = %(kind)s AND p.term = rare.term
           JOIN {{s}}.items USING (serial), total
-          WHERE {chosen.where} GROUP BY serial ORDER BY score DESC, serial LIMIT %(k)s)
+          WHERE {selection.where} GROUP BY serial ORDER BY score DESC, serial LIMIT %(k)s)
         SELECT best.score, best.serial, {COLUMNS} FROM best JOIN {{s}}.items USING (serial)"""
-    given = {"kind": chosen.kind, "terms": list(words), "weights": list(words.values()), "k": k}
-    rows = tables.run(db, statement, {**chosen.values, **given}).fetchall()
+    given = {"kind": selection.kind, "terms": list(words), "weights": list(words.values()), "k": k}
+    rows = tables.run(db, statement, {**selection.values, **given}).fetchall()
     return [(score, serial, item(rest)) for score, serial, *rest in rows]
 
 
-def passing(db: Connection, tables: Tables, chosen: Chosen) -> int:
-    """How many items are chosen."""
-    statement = f"SELECT count(*) FROM {{s}}.items WHERE {_condition(chosen)}"
-    return int(tables.run(db, statement, {**chosen.values, "kind": chosen.kind}).fetchone()[0])
+def count_items(db: Connection, tables: Tables, selection: Selection) -> int:
+    """How many items are selection."""
+    statement = f"SELECT count(*) FROM {{s}}.items WHERE {_condition(selection)}"
+    return int(tables.run(db, statement, {**selection.values, "kind": selection.kind}).fetchone()[0])
 
 
-def spread_serials(db: Connection, tables: Tables, chosen: Chosen, size: int | None) -> list[int]:
+def spread_serials(db: Connection, tables: Tables, selection: Selection, size: int | None) -> list[int]:
     """Serials of up to ``size`` items at even distances, in the order they were added; all without a size."""
-    places = None if size is None else spread(passing(db, tables, chosen), size).tolist()
+    places = None if size is None else spread(count_items(db, tables, selection), size).tolist()
     statement = f"""
         SELECT serial FROM (SELECT serial, row_number() OVER (ORDER BY serial) - 1 AS place
-                            FROM {{s}}.items WHERE {_condition(chosen)}) numbered
+                            FROM {{s}}.items WHERE {_condition(selection)}) numbered
         WHERE %(places)s::bigint[] IS NULL OR place = ANY(%(places)s::bigint[]) ORDER BY serial"""
-    given = {**chosen.values, "kind": chosen.kind, "places": places}
+    given = {**selection.values, "kind": selection.kind, "places": places}
     return [serial for (serial,) in tables.run(db, statement, given).fetchall()]
 
 
-def _condition(chosen: Chosen) -> str:
-    """What a row must satisfy to be chosen."""
-    return f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {chosen.where}"
+def _condition(selection: Selection) -> str:
+    """What a row must satisfy to be selection."""
+    return f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {selection.where}"
 
 
 PIECE = 10_000  # vectors coded at once
@@ -180,7 +182,7 @@ class CodeTables:
         with db.pipeline():
             return [
                 db.execute(statement, {"code": code, "count": count}, binary=True)
-                for code in written(coder.code_queries(queries), coder.bits)
+                for code in bit_strings(coder.code_queries(queries), coder.bits)
             ]
 
     def verify(self, db: Connection, counts: dict[str, int]) -> list[str]:
@@ -213,14 +215,16 @@ class CodeTables:
             rows.execute(self.tables.sql(vectors), (kind, first))
             pieces: Iterator[Sequence[Any]] = iter(lambda: rows.fetchmany(PIECE), [])
             for piece in pieces:
-                codes = written(coder.code(rows_of([row[1] for row in piece], self.dimension)), coder.bits)
+                codes = bit_strings(
+                    coder.code(rows_of([row[1] for row in piece], self.dimension)), coder.bits
+                )
                 copy = self.tables.sql(f"COPY {{s}}.codes_{kind} FROM STDIN")
                 with db.cursor().copy(copy) as lines:
                     for (serial, _), code in zip(piece, codes, strict=True):
                         lines.write_row((serial, code))
 
 
-def written(codes: Codes, bits: int) -> list[str]:
+def bit_strings(codes: Codes, bits: int) -> list[str]:
     """Packed codes as PostgreSQL writes bits, the first on the left."""
     rows = np.ascontiguousarray(codes.astype("<u8", copy=False)).view(np.uint8)
     ones = np.unpackbits(rows, axis=1, count=bits, bitorder="little") + ord("0")
