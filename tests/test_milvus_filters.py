@@ -21,7 +21,7 @@ from diptych.index.engines.milvus.pushdown import (
     is_long,
     ordered_number,
     ordered_text,
-    wanted,
+    select,
 )
 from diptych.index.engines.opening import shown
 from diptych.index.protocol import Item
@@ -68,14 +68,14 @@ def test_nothing_but_digits_reaches_a_filter(column: str, value: str, id: str) -
     assert re.fullmatch(r"[\w{}\[\]', :]*", str(cells))
     quoted = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     tree = parse_filter(f"id = {quoted} or list contains {quoted} or path < {quoted} or text != {quoted}")
-    found = wanted("image", tree, ())
+    found = select("image", tree, ())
     assert re.fullmatch(r'[\w()\[\]", =<>]*', found.expression)
     assert all(re.fullmatch("[0-9a-z]*", text) for text in found.expression.split('"')[1::2])
 
 
 def test_what_the_server_cannot_decide_is_asked_loosely() -> None:
     def expression(text: str) -> str:
-        return wanted(None, parse_filter(text), ()).expression
+        return select(None, parse_filter(text), ()).expression
 
     assert expression("a contains 'x'") == f"({EVERY})"
     assert "serial < 0" in expression("not (a contains 'x')")  # not (nothing) is everything
@@ -89,9 +89,9 @@ def test_what_the_server_cannot_decide_is_asked_loosely() -> None:
         "not (a >= 2.5)",
         "a < 1e999",
     ):
-        assert wanted(None, parse_filter(text), ()).is_exact, text
+        assert select(None, parse_filter(text), ()).is_exact, text
     for text in ("a like 'x%'", "a contains 'x'", f"a < '{'x' * 200}'"):
-        assert not wanted(None, parse_filter(text), ()).is_exact, text
+        assert not select(None, parse_filter(text), ()).is_exact, text
 
 
 def test_partitions_are_chosen_by_what_a_filter_names() -> None:

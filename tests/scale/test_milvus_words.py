@@ -24,7 +24,7 @@ if importlib.util.find_spec("milvus_lite") is None:
 from diptych.errors import Unavailable
 from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.milvus.facts import WORDS
-from diptych.index.engines.milvus.pushdown import wanted
+from diptych.index.engines.milvus.pushdown import select
 from diptych.index.engines.milvus.ranking import best_words
 from diptych.index.engines.milvus.rows import item_fields, row
 from diptych.index.engines.milvus.server import MilvusClient, Server
@@ -87,7 +87,7 @@ def test_words_are_found_by_bm25(server: Server) -> None:
 
     def found(text: str, k: int = 10, kind: str | None = None, filter: str | None = None) -> list[str]:
         tree = None if filter is None else parse_filter(filter)
-        hits = best_words(table, text, k, wanted(kind, tree, ("n",)))  # type: ignore[arg-type]
+        hits = best_words(table, text, k, select(kind, tree, ("n",)))  # type: ignore[arg-type]
         assert hits.scores == sorted(hits.scores, reverse=True)
         assert all(score > 0 for score in hits.scores)
         return hits.ids
