@@ -19,7 +19,7 @@ from diptych.data.formats import open_captions
 from diptych.evaluation.shards import Block, count_pair, own_scores
 from diptych.index.models import open_model
 from diptych.vectors.embed import embed_shard
-from diptych.vectors.files import Written
+from diptych.vectors.files import Shard
 from diptych.vectors.load import Opened
 from diptych.vectors.manifest import shard_file
 
@@ -48,7 +48,7 @@ def main() -> None:
                 f"{name}: {receipt.images:,} images, {receipt.texts:,} texts, {receipt.images / seconds:.1f} images/s, "
                 f"{receipt.rows / seconds:.1f} rows/s"
             )
-            print(f"  bytes a row: {columns(Written(receipt, shard_file(Path(folder), name), model.dim))}")
+            print(f"  bytes a row: {columns(Shard(receipt, shard_file(Path(folder), name), model.dim))}")
     rng = np.random.default_rng(0)
     images, texts = options.pairs
     vectors = [torch.nn.functional.normalize(torch.randn(rows, 512)) for rows in (images, texts)]
@@ -60,7 +60,7 @@ def main() -> None:
     print(f"ranks: {rate / 1e6:.1f} million pairs/s of 512 dimensions")
 
 
-def columns(shard: Written) -> dict[str, float]:
+def columns(shard: Shard) -> dict[str, float]:
     """Bytes of each column, a row."""
     from pyarrow.parquet import ParquetFile
 

@@ -49,7 +49,7 @@ def contents(folder: Path) -> tuple[list[str], np.ndarray]:
     """The ids and vectors of a folder of vectors, images and texts of each shard, in the order of the shards."""
     ids: list[str] = []
     rows = []
-    for shard in open_vectors(folder).written:
+    for shard in open_vectors(folder).shards:
         for items, vectors in shard.batches():
             ids += [item.id for item in items]
             rows.append(vectors)

@@ -54,13 +54,13 @@ def whole(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_tar_becomes_a_file(tars: Path, whole: Path) -> None:
     folder = open_vectors(whole)
-    assert [shard.name for shard in folder.written] == [f"part-{n:03d}" for n in range(4)]
+    assert [shard.name for shard in folder.shards] == [f"part-{n:03d}" for n in range(4)]
     assert (folder.manifest.model, folder.manifest.dim, folder.missing) == ("colours", 8, ())
     assert folder.manifest.complete
     assert is_vectors(whole)
     assert not is_vectors(tars)
-    shard = folder.written[1]
-    assert (shard.images, shard.texts) == (5, 10)
+    shard = folder.shards[1]
+    assert (shard.receipt.images, shard.receipt.texts) == (5, 10)
     shard.check()
     (id, reason), *more = shard.receipt.unreadable
     assert (id, more) == ("part-001/0003", [])
@@ -90,7 +90,7 @@ def test_items_are_those_of_an_index(tmp_path: Path) -> None:
     embed(model, open_sources(data, rows=3), tmp_path / "out")
     index_collection(model, data, tmp_path / "index")
     folder = open_vectors(tmp_path / "out")
-    assert [(shard.name, shard.images) for shard in folder.written] == [
+    assert [(shard.name, shard.receipt.images) for shard in folder.shards] == [
         ("00000", 3),
         ("00001", 3),
         ("00002", 1),
@@ -98,7 +98,7 @@ def test_items_are_those_of_an_index(tmp_path: Path) -> None:
     with open_index(tmp_path / "index") as index:
         assert folder.manifest.root == index.info.collections[0].root
         assert folder.manifest.name == index.info.collections[0].name
-        for shard in folder.written:
+        for shard in folder.shards:
             for items, vectors in shard.batches(rows=2):
                 assert index.get([item.id for item in items]) == items
                 assert np.array_equal(index.vectors([item.id for item in items]), vectors)
@@ -234,7 +234,7 @@ def test_a_part_that_is_none_is_refused(text: str) -> None:
 
 def test_damaged_files_are_one_sentence(whole: Path, tmp_path: Path) -> None:
     out = shutil.copytree(whole, tmp_path / "out")
-    shard = open_vectors(out).written[0]
+    shard = open_vectors(out).shards[0]
     content = bytearray(shard.path.read_bytes())
     shard.path.write_bytes(content[:-10])
     with pytest.raises(DataError, match="half-written"):

@@ -121,7 +121,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def read_all(out: Path) -> None:
-    for shard in open_vectors(out).written:
+    for shard in open_vectors(out).shards:
         shard.check()
         list(shard.batches())
 

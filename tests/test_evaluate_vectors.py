@@ -171,7 +171,7 @@ def test_the_report_is_that_of_one_process(tmp_path: Path) -> None:
 
 def test_blocks_are_bounded(tmp_path: Path) -> None:
     image, text, image_of = tied_vectors(100)
-    shards = open_vectors(write_vectors(tmp_path, image, text, image_of, [10, 20, 30, 95])).written
+    shards = open_vectors(write_vectors(tmp_path, image, text, image_of, [10, 20, 30, 95])).shards
     found = blocks(shards, 80)
     assert [shard for group in found for shard in group] == list(shards)
     assert all(len(group) == 1 or sum(s.receipt.rows for s in group) <= 80 for group in found)

@@ -35,7 +35,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(out: Path) -> int:
-    return sum(shard.receipt.rows for shard in files.open_vectors(out).written)
+    return sum(shard.receipt.rows for shard in files.open_vectors(out).shards)
 
 
 def test_loading_equals_indexing(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_text_is_written_in_one_piece(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=r"file\.json"):
         write_text(file, "other")
     assert file.read_text("utf-8") == "naïve"

@@ -319,16 +319,23 @@ def write_text(target: Path, text: str) -> None:
 
 def write_bytes(target: Path, content: bytes) -> None:
     """Write a small file in one piece: synced, then renamed over the old one."""
+    with storing(target), _written_beside(target, content, 0o666) as new:
+        os.replace(new, target)
+
+
+@contextmanager
+def _written_beside(target: Path, content: bytes, mode: int) -> Iterator[Path]:
+    """A synced file of a name of its own, to be given the name ``target``, which is synced after that."""
     new = _beside(target)
-    with storing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            new.write_bytes(content)
-            sync(new)
-            os.replace(new, target)
-            sync(target.parent)
-        finally:
-            new.unlink(missing_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as handle:
+            handle.write(content)
+        sync(new)
+        yield new
+        sync(target.parent)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -351,19 +358,11 @@ def new_file(target: Path) -> Iterator[BinaryIO]:
 
 def create_file(target: Path, content: bytes, mode: int = 0o666) -> bool:
     """Write a small file in one piece unless it is there; whether it was this process that wrote it."""
-    new = _beside(target)
-    with storing(target, but=FileExistsError):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as handle:
-                handle.write(content)
-            sync(new)
+    try:
+        with storing(target, but=FileExistsError), _written_beside(target, content, mode) as new:
             os.link(new, target)  # unlike a renaming, the system refuses it over another
-            sync(target.parent)
-        except FileExistsError:
-            return False
-        finally:
-            new.unlink(missing_ok=True)
+    except FileExistsError:
+        return False
     return True
 
 
@@ -378,26 +377,30 @@ def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else _rust_number(error)
         if number is None:
             raise
-        if number in FULL:
-            raise StorageError(
-                f"the disk is full while saving {target}: free some space and run again; what was saved is intact."
-            ) from error
-        if number in REFUSED:
-            cached = target.is_relative_to(cache_folder())
-            remedy = "set DIPTYCH_CACHE or XDG_CACHE_HOME to" if cached else "choose"
-            raise StorageError(
-                f"{target} cannot be written ({os.strerror(number)}): {remedy} a folder you may write."
-            ) from error
-        if number in IN_THE_WAY:
-            raise StorageError(
-                f"{target} cannot be written, a file or folder of that name is in the way: choose another name."
-            ) from error
-        if number in FAILING:
-            raise StorageError(
-                f"{target} cannot be written ({os.strerror(number)}): check the disk and run again; what was saved is "
-                "intact."
-            ) from error
-        raise
+        said = _sentence(target, number)
+        if said is None:
+            raise
+        raise StorageError(said) from error
+
+
+def _sentence(target: Path, number: int) -> str | None:
+    """What the number of an error means for whoever saves something; None for one that says nothing of the disk."""
+    reason = os.strerror(number)
+    if number in FULL:
+        return f"the disk is full while saving {target}: free some space and run again; what was saved is intact."
+    if number in REFUSED:
+        cached = target.is_relative_to(cache_folder())
+        remedy = "set DIPTYCH_CACHE or XDG_CACHE_HOME to" if cached else "choose"
+        return f"{target} cannot be written ({reason}): {remedy} a folder you may write."
+    if number in IN_THE_WAY:
+        return (
+            f"{target} cannot be written, a file or folder of that name is in the way: choose another name."
+        )
+    if number in FAILING:
+        return (
+            f"{target} cannot be written ({reason}): check the disk and run again; what was saved is intact."
+        )
+    return None
 
 
 def _rust_number(error: SafetensorError) -> int | None:

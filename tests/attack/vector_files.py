@@ -72,7 +72,7 @@ def vector_folders(folder: Path) -> Attack:
         file.write_bytes(data)
         try:
             opened = open_vectors(folder)
-            for shard in opened.written:
+            for shard in opened.shards:
                 for items, vectors in shard.batches():
                     assert len(items) == len(vectors)
             evaluate_vectors(folder, bootstrap=0, device="cpu")

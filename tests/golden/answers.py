@@ -129,7 +129,7 @@ def of_photos() -> dict[str, Any]:
 def of_vectors() -> dict[str, Any]:
     """Every row; then the folder is embedded again, evaluated, and loaded into an index."""
     folder = open_vectors("vectors")
-    rows = [batch for shard in folder.written for batch in shard.batches()]
+    rows = [batch for shard in folder.shards for batch in shard.batches()]
     saved: dict[str, Any] = {
         "model": folder.manifest.fingerprint,
         "data": folder.manifest.data,

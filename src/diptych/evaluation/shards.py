@@ -42,7 +42,7 @@ from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_ranks
 from diptych.model.scores import full_precision
 from diptych.progress import track
-from diptych.vectors.files import Written, open_vectors
+from diptych.vectors.files import Shard, open_vectors
 from diptych.vectors.on_ray import Lost
 
 TILE = (512, 1024)  # images and texts of one product
@@ -82,9 +82,9 @@ class PairCounts:
     text: Ints  # (3, M)
 
 
-def blocks(shards: Sequence[Written], rows: int = ROWS) -> list[list[Written]]:
+def blocks(shards: Sequence[Shard], rows: int = ROWS) -> list[list[Shard]]:
     """Consecutive shards that together have at most ``rows`` images and texts; a larger one is alone."""
-    found: list[list[Written]] = []
+    found: list[list[Shard]] = []
     room = 0
     for shard in shards:
         size = shard.receipt.rows
@@ -96,7 +96,7 @@ def blocks(shards: Sequence[Written], rows: int = ROWS) -> list[list[Written]]:
     return found
 
 
-def read_block(shards: Sequence[Written], split: str | None = None, facts: bool = True) -> Block:
+def read_block(shards: Sequence[Shard], split: str | None = None, facts: bool = True) -> Block:
     """The vectors of some shards, of one split if it is named; with ``facts`` also what the card of a report says."""
     parts = [_read_shard(shard, split, facts) for shard in shards]
     starts = np.cumsum([0, *(len(part.image) for part in parts)])
@@ -109,7 +109,7 @@ def read_block(shards: Sequence[Written], split: str | None = None, facts: bool 
     )
 
 
-def _read_shard(shard: Written, split: str | None, facts: bool) -> Block:
+def _read_shard(shard: Shard, split: str | None, facts: bool) -> Block:
     places: dict[str, int] = {}  # of the images that are kept
     vectors: dict[str, list[NDArray[np.float32]]] = {"image": [], "text": []}
     image_of: list[int] = []
@@ -246,7 +246,7 @@ def evaluate_vectors(
             f"{folder} was embedded without texts, so there is nothing to rank: embed with --texts."
         )
     split = None if split is None else canonical_split(split)
-    groups = [tuple(group) for group in blocks(opened.written, rows)]
+    groups = [tuple(group) for group in blocks(opened.shards, rows)]
     call = run or (lambda function, jobs, label: _here(function, jobs, label, show_progress))
     found: list[Own | None] = [None] * len(groups)
     for number, own in _safely(call, own_of, [(group, split, device) for group in groups], "own scores"):
@@ -278,7 +278,7 @@ def evaluate_vectors(
 
 
 def _ranks(
-    groups: Sequence[tuple[Written, ...]],
+    groups: Sequence[tuple[Shard, ...]],
     owns: Sequence[Own],
     image_starts: Sequence[int],
     text_starts: Sequence[int],
@@ -324,18 +324,18 @@ def _here(
 
 
 @lru_cache(maxsize=2)
-def _block(group: tuple[Written, ...], split: str | None) -> Block:
+def _block(group: tuple[Shard, ...], split: str | None) -> Block:
     """A block of vectors; the two used last are kept, since the next pair shares one of them."""
     return read_block(group, split, facts=False)
 
 
-def own_of(group: tuple[Written, ...], split: str | None, device: str) -> Own:
+def own_of(group: tuple[Shard, ...], split: str | None, device: str) -> Own:
     """What the queries of a block compare with: the work of one process of many."""
     return own_scores(read_block(group, split), pick_device(device))
 
 
 def pair_of(
-    images: tuple[Written, ...], texts: tuple[Written, ...], image_own: Own, text_own: Own,
+    images: tuple[Shard, ...], texts: tuple[Shard, ...], image_own: Own, text_own: Own,
     starts: tuple[int, int, int, int], split: str | None, device: str,
 ) -> Any:  # fmt: skip
     """The counts of one pair of blocks: the work of one process of many."""

@@ -165,7 +165,7 @@ class _Hashing:
 
 
 @dataclass(frozen=True)
-class Written:
+class Shard:
     """A whole shard: its receipt and its file."""
 
     receipt: Receipt
@@ -177,37 +177,20 @@ class Written:
         """The name of the shard."""
         return self.receipt.name
 
-    @property
-    def images(self) -> int:
-        """How many images it has."""
-        return self.receipt.images
-
-    @property
-    def texts(self) -> int:
-        """How many texts it has."""
-        return self.receipt.texts
-
-    @property
-    def sha256(self) -> str:
-        """The checksum of the file."""
-        return self.receipt.sha256
-
     def batches(self, rows: int = GROUP) -> Iterator[tuple[list[Item], Vectors]]:
         """Items with their vectors, images first; at most ``rows`` at a time are in memory."""
         for table in self.tables(COLUMNS, rows):
             columns = self.values_of(table)
+            rows_of = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
             items = [
                 Item(
-                    id=columns["id"][row],
-                    kind=columns["kind"][row],
-                    path=columns["path"][row],
-                    text=columns["text"][row],
-                    image_id=columns["image_id"][row],
-                    metadata=self.metadata_of(columns["metadata"][row]),
-                    content=columns["content"][row],
-                    thumbnail=columns["thumbnail"][row] or None,
+                    **{
+                        **row,
+                        "metadata": self.metadata_of(row["metadata"]),
+                        "thumbnail": row["thumbnail"] or None,
+                    }
                 )
-                for row in range(table.num_rows)
+                for row in rows_of
             ]
             yield items, self.vectors_of(table)
 
@@ -296,7 +279,7 @@ class VectorFolder:
 
     path: Path
     manifest: Manifest
-    written: tuple[Written, ...]
+    shards: tuple[Shard, ...]
     missing: tuple[str, ...]
 
     def check_complete(self) -> None:
@@ -312,18 +295,14 @@ def open_vectors(folder: str | Path) -> VectorFolder:
     """The folder that ``diptych embed`` wrote, finished or not; no vector is read."""
     place = Path(folder).expanduser()
     manifest = read_manifest(place)
-    receipts = {
-        name: manifest.receipts.get(name) if manifest.complete else read_receipt(place, name)
-        for name in manifest.shards
-    }
-    written = [
-        Written(receipt, shard_file(place, name), manifest.dim)
-        for name, receipt in receipts.items()
-        if receipt
-    ]
-    return VectorFolder(
-        place, manifest, tuple(written), tuple(name for name, receipt in receipts.items() if not receipt)
-    )
+    shards, missing = [], []
+    for name in manifest.shards:
+        receipt = manifest.receipts.get(name) if manifest.complete else read_receipt(place, name)
+        if receipt is None:
+            missing.append(name)
+        else:
+            shards.append(Shard(receipt, shard_file(place, name), manifest.dim))
+    return VectorFolder(place, manifest, tuple(shards), tuple(missing))
 
 
 def _first(error: Exception) -> str:

@@ -27,7 +27,7 @@ from diptych.index.ingest.collection_files import CollectionFiles, collection_id
 from diptych.index.ingest.target import APPROXIMATE_ABOVE, Target, add_approximate, held_items
 from diptych.index.protocol import Item, Precision
 from diptych.progress import track
-from diptych.vectors.files import GROUP, VectorFolder, Written, open_vectors
+from diptych.vectors.files import GROUP, Shard, VectorFolder, open_vectors
 
 PATIENCE = 600.0  # seconds for which an index that another loader writes is waited for
 
@@ -84,13 +84,13 @@ def load(
     return done
 
 
-def _of_part(folder: VectorFolder, part: tuple[int, int]) -> list[Written]:
+def _of_part(folder: VectorFolder, part: tuple[int, int]) -> list[Shard]:
     """The whole shards of a part: every n-th of all that are planned, so that parts stay apart while some are not."""
     names = set(folder.manifest.shards[part[0] - 1 :: part[1]])
-    return [shard for shard in folder.written if shard.name in names]
+    return [shard for shard in folder.shards if shard.name in names]
 
 
-def _batches(chosen: list[Written], target: Target, folder: VectorFolder, done: Loaded) -> Iterator[None]:
+def _batches(chosen: list[Shard], target: Target, folder: VectorFolder, done: Loaded) -> Iterator[None]:
     """Load shards, batch by batch; the index is held for one shard at a time."""
     for shard in chosen:
         try:
@@ -109,8 +109,8 @@ def _batches(chosen: list[Written], target: Target, folder: VectorFolder, done: 
                 done.written += len(new)
                 done.unchanged += len(mine) - len(new)
                 yield
-        done.images += shard.images
-        done.texts += shard.texts
+        done.images += shard.receipt.images
+        done.texts += shard.receipt.texts
         done.shards += 1
 
 

@@ -126,17 +126,10 @@ def read_manifest(folder: Path) -> Manifest:
             receipts = {entry["name"]: _receipt(entry) for entry in content["shards"]}
         collection = content["collection"]
         return Manifest(
-            model=str(content["model"]["name"]),
-            fingerprint=str(content["model"]["fingerprint"]),
-            dim=int(content["dim"]),
-            name=str(collection["name"]),
-            root=str(collection["root"]),
-            shards=shards,
-            texts=bool(content["texts"]),
-            thumbnails=bool(content["thumbnails"]),
-            data=str(content["data"]),
-            receipts=receipts,
-        )
+            str(content["model"]["name"]), str(content["model"]["fingerprint"]), int(content["dim"]),
+            str(collection["name"]), str(collection["root"]), shards, bool(content["texts"]),
+            bool(content["thumbnails"]), str(content["data"]), receipts,
+        )  # fmt: skip
     except FileNotFoundError:
         raise DataError(
             f"{folder} holds no vectors (no {MANIFEST}): give the folder that diptych embed wrote."

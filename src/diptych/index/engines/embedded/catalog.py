@@ -10,7 +10,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ class Catalog:
         self._closed = False
         self._writer: sqlite3.Connection | None = None
         try:
-            with self.translating():
+            with translating(self.folder):
                 if writable:
                     self._writer = connect_checked(self.path, "rw")
                     self._writer.execute("PRAGMA synchronous = FULL")
@@ -102,29 +102,19 @@ class Catalog:
     @staticmethod
     def create(folder: Path, meta: dict[str, str]) -> None:
         """Write an empty database with its ``meta`` rows."""
-        path = folder / FILE
-        with translating(folder):
-            db = connect(path, "rwc")
-            try:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.executescript(f"BEGIN IMMEDIATE; {connections.SCRIPT}")
-                base = {
-                    "format": str(connections.FORMAT),
-                    "generation": "0",
-                    "epoch": "0",
-                    "next_segment": "1",
-                    "dead_sum": "0",
-                }
-                db.executemany("INSERT INTO meta VALUES (?, ?)", ({**base, **meta}).items())
-                checksums.seal(db)
-                db.execute("COMMIT")
-            finally:
-                db.close()
+        base = {"format": str(connections.FORMAT), "next_segment": "1"}
+        base |= dict.fromkeys(("generation", "epoch", "dead_sum"), "0")
+        with translating(folder), closing(connect(folder / FILE, "rwc")) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.executescript(f"BEGIN IMMEDIATE; {connections.SCRIPT}")
+            db.executemany("INSERT INTO meta VALUES (?, ?)", ({**base, **meta}).items())
+            checksums.seal(db)
+            db.execute("COMMIT")
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A connection inside a read transaction: everything it answers is of one moment."""
-        with self.translating():
+        with translating(self.folder):
             db = self._borrow()
             try:
                 with limited(db, self.path):
@@ -145,7 +135,7 @@ class Catalog:
         db = self._writer
         if _identity(self.path) != self._file:  # what this connection writes is no longer what lies there
             raise replaced(self.folder)
-        with self.translating(), limited(db, self.path):
+        with translating(self.folder), limited(db, self.path):
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -157,16 +147,10 @@ class Catalog:
                     db.execute("ROLLBACK")
                 raise
 
-    @contextmanager
-    def translating(self) -> Iterator[None]:
-        """Turn SQLite's errors into one sentence each."""
-        with translating(self.folder):
-            yield
-
     def shrink(self) -> None:
         """Give pages that hold nothing any more back to the file system, and empty the log if nobody reads it."""
         if self._writer is not None:
-            with self.translating():
+            with translating(self.folder):
                 self._writer.execute("VACUUM")
                 _fold_log(self._writer)
 

@@ -216,9 +216,11 @@ def connect(path: Path, mode: str, kind: type[sqlite3.Connection] = sqlite3.Conn
     return db
 
 
-def connect_checked(path: Path, mode: str) -> sqlite3.Connection:
+def connect_checked(
+    path: Path, mode: str, kind: type[sqlite3.Connection] = sqlite3.Connection
+) -> sqlite3.Connection:
     """A connection to a catalog that has the tables of this format."""
-    db = connect(path, mode)
+    db = connect(path, mode, kind)
     try:
         with limited(db, path):
             check(db, path.parent)
@@ -241,13 +243,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
             f"{path.parent} was not closed by its last writer and cannot be written here: "
             "open it once where it is writable, or copy it to such a folder."
         )
-    db = connect(path, "ro&immutable=1", Frozen)
-    try:
-        check(db, path.parent)
-    except BaseException:
-        db.close()
-        raise
-    return db
+    return connect_checked(path, "ro&immutable=1", Frozen)
 
 
 @contextmanager

@@ -101,11 +101,8 @@ class Database:
 
     def close(self) -> None:
         """Close every connection; idempotent."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for db in idle:
-            db.close()
+        self._closed = True
+        self._drop_idle()
 
     def _run(
         self, work: Callable[[Connection], T], begin: Callable[[Connection], Any], retry: bool = True
