@@ -279,7 +279,6 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def _check_size(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], start: int) -> None:
-    """Raise when a file is too short for its array."""
     expected = start + math.prod(shape) * dtype.itemsize  # of Python's integers, which do not overflow
     found = path.stat().st_size
     if found < expected:

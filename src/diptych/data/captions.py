@@ -226,7 +226,6 @@ class Captions:
 
 
 def _small(images: ImageStore, row: int) -> bytes | None:
-    """A small JPEG of an image; None of features, and of what cannot be read."""
     try:
         found = images[row]
     except (DataError, OSError):

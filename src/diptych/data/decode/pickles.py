@@ -116,8 +116,6 @@ _MARK = object()  # below the items of a list, tuple or dict
 
 
 class _Machine:
-    """Follows the instructions of one pickle."""
-
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file, self.path = file, path
         self.size = os.fstat(file.fileno()).st_size

@@ -95,8 +95,6 @@ class Decoders:
 
 
 class _Process:
-    """One process that decodes one picture at a time."""
-
     def __init__(self) -> None:
         start = (
             f"import sys; sys.path[:] = {sys.path!r}; from diptych.data.decode.processes import work; work()"

@@ -68,7 +68,6 @@ def _columns(line: str) -> int:
 
 
 def _names(path: Path, classes: int, problems: Problems) -> list[str]:
-    """The names of the classes, out of a file of one per line where there is one."""
     numbered = [f"class {n}" for n in range(classes)]
     if not path.is_file():
         return numbered

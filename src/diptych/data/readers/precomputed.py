@@ -50,7 +50,6 @@ def folder(path: Path) -> Path:
 
 
 def _caps(root: Path, name: str) -> Path:
-    """The file of a split's texts."""
     table = root / f"{name}_caps.tsv"
     return table if table.exists() else root / f"{name}_caps.txt"
 
@@ -235,7 +234,6 @@ class Part:
 
 
 def _second_cells(path: Path, problems: Problems) -> list[str | None]:
-    """The text of each row of a table without a header."""
     lines = read_lines(path, problems)
     texts: list[str | None] = []
     for number, cells in enumerate(csv.reader((line or "" for line in lines), delimiter="\t"), 1):
@@ -273,7 +271,6 @@ def _compare_ids(ids: Mapping[str, list[str] | None], root: Path, problems: Prob
 
 
 def _mapping(root: Path) -> Path:
-    """The file that names the pictures of ids, in the folder or above it."""
     return root / MAPPING if (root / MAPPING).exists() else root.parent / MAPPING
 
 

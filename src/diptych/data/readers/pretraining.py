@@ -138,7 +138,6 @@ def _tables(path: Path) -> list[Path]:
 
 
 def _entries(file: Path, problems: Problems) -> list[tuple[str, str]]:
-    """The text and the address of each row."""
     if file.suffix.lower() == ".tsv":
         cells = [(line or "").split("\t") for line in read_lines(file, problems)]
         return [(row[0], row[1] if len(row) > 1 else "") for row in cells]

@@ -162,7 +162,6 @@ def _texts_of(file: Path, problems: Problems) -> dict[str, list[tuple[str, str]]
 
 
 def _array(folder: Path) -> ArrayStore:
-    """feature.bin as an array that is read row by row."""
     try:
         count, dim = (int(number) for number in (folder / "shape.txt").read_text().split())
     except (OSError, ValueError) as error:

@@ -74,7 +74,6 @@ def read(
 
 
 def _files(path: Path) -> list[Path]:
-    """The annotations at a path: the file itself, or those in the folder."""
     return json_files(
         path,
         lambda file: bool(
