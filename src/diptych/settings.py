@@ -135,12 +135,10 @@ class TrainingSettings:
     )
 
     def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
         for entry in dataclasses.fields(self):
-            value, low, high = (
-                getattr(self, entry.name),
-                entry.metadata.get("low"),
-                entry.metadata.get("high"),
-            )
+            value, about = getattr(self, entry.name), entry.metadata
+            low, high, names = about.get("low"), about.get("high"), about.get("names")
             if isinstance(value, float) and not math.isfinite(value):
                 raise SettingsError(f"--{entry.name} is {value}: give a number.")
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -148,12 +146,11 @@ class TrainingSettings:
                     raise SettingsError(f"--{entry.name} is {value}: it must be at least {low:g}.")
                 if high is not None and value > high:
                     raise SettingsError(f"--{entry.name} is {value}: it must be at most {high:g}.")
-            choices = literal_choices(typing.get_type_hints(type(self))[entry.name])
+            choices = literal_choices(hints[entry.name])
             if choices and value not in choices:
                 raise SettingsError(
                     f"--{entry.name} is {value!r}: choose one of {', '.join(map(str, choices))}."
                 )
-            names = entry.metadata.get("names")
             # a form may be a folder, which is looked for when it is used
             if names is not None and not names.forms:
                 names.check(value)
