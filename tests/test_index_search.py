@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -24,11 +25,13 @@ from diptych.index.query.cutoff import (
     Calibration,
     background,
     calibrate,
-    measure_cutoff,
 )
 from diptych.index.query.parse import parse_query
 from diptych.index.query.search import Searcher
 from diptych.index.query.words import fuse
+
+sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
+from cutoff import measure_cutoff
 
 NAMES = list(WORDS)
 

@@ -13,7 +13,7 @@ high by chance alone, the higher the larger N; for a normal background it passes
 
 ==========  =====================================================================================
 ``p``       ``chance``: how readily a match is claimed. Real backgrounds have heavier tails than the
-            normal, so ``measure_cutoff`` reports what a value of it costs on held-out queries.
+            normal, so ``benchmarks/cutoff.py`` reports what a value of it costs on held-out queries.
 ``1.2816``  −Φ⁻¹(0.1): makes s the standard deviation when the background is normal.
 ==========  =====================================================================================
 """
@@ -27,12 +27,10 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diptych.errors import SettingsError
 
 CHANCE = 0.2  # where both errors are about equal on held-out queries of the demo (docs/search.md)
-CHANCES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 FEWEST = 20  # items below which a collection has no background to speak of
 QUERIES = 300  # captions of a collection that are asked to calibrate its cut-off
 FEWEST_QUERIES = 50  # below which their error rates would be guesses
@@ -126,50 +124,3 @@ def _highest(count: int, chance: float) -> float:
     """z(N): the strength that the best of ``count`` normal background items passes with probability ``chance``."""
     # in the lower tail, where a small chance keeps its digits
     return -_NORMAL.inv_cdf(chance / max(1, count)) if chance < max(1, count) else -math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class CutoffRates:
-    """Error rates of the cut-off at one setting of ``chance``, each over ``queries`` questions.
-
-    ``false_none``: a match is there and "nothing matches" is said. ``false_match``: none is there and one is
-    claimed.
-    """
-
-    chance: float
-    false_none: float
-    false_match: float
-    queries: int
-
-
-def measure_cutoff(
-    scores: Any,
-    relevant: Sequence[Sequence[int]],
-    without: Sequence[Sequence[int]] | None = None,
-    chances: Sequence[float] = CHANCES,
-) -> list[CutoffRates]:
-    """Error rates on held-out queries with known answers, for several settings of the cut-off.
-
-    ``scores`` is (queries, items) and ``relevant`` the items that answer each query. Each query is asked
-    twice: of the whole collection, where saying "nothing matches" is false, and of the collection without its
-    answers (or without ``without``: every item that comes near an answer), where a match is false.
-    """
-    matrix: NDArray[np.float64] = np.asarray(scores, np.float64)
-    missed, claimed = np.zeros(len(chances)), np.zeros(len(chances))
-    for row, out in zip(matrix, relevant if without is None else without, strict=True):
-        rest = np.delete(row, list(out))
-        missed += 1 - _claims(row, chances)
-        claimed += _claims(rest, chances)
-    n = max(1, len(matrix))
-    return [
-        CutoffRates(chance, float(none) / n, float(match) / n, len(matrix))
-        for chance, none, match in zip(chances, missed, claimed, strict=True)
-    ]
-
-
-def _claims(values: NDArray[np.float64], chances: Sequence[float]) -> NDArray[np.float64]:
-    """1 for each setting at which a match would be claimed, else 0."""
-    found = background(values, len(values))
-    if found is None:
-        raise SettingsError(f"a collection of {len(values)} items is too small to measure the cut-off.")
-    return np.array([float(values.max() >= found.cutoff(chance)) for chance in chances])
