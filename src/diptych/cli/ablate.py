@@ -31,20 +31,6 @@ class Tables(click.Group):
         return super().get_command(ctx, cmd_name)
 
 
-class NeedsTable(click.Command):
-    """A command whose ``--table`` may be left out only where there is one table, or where a setting is varied."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse a command line that names no table."""
-        rest = super().parse_args(ctx, args)
-        (option,) = (param for param in self.params if param.name == "table")
-        assert isinstance(option.type, click.Choice)
-        known = list(option.type.choices)
-        if ctx.params["table"] is None and not ctx.params["vary"] and len(known) > 1:
-            raise click.MissingParameter(ctx=ctx, param=option)
-        return rest
-
-
 @click.group(cls=Tables)
 def ablate() -> None:
     """Run the rows of a paper's table on your data. Published and measured numbers stand side by side.
@@ -65,10 +51,9 @@ def _command(name: str, published: bool) -> click.Command:
     listed = "; ".join(f"{key}: {table.title}" for key, table in tables.items())
     title = f"Tables of the {'paper' if name in papers() else 'recipe'} {name}.\n\n{listed}."
 
-    @click.command(name, cls=NeedsTable, help=title)
+    @click.command(name, help=title)
     @option("--table", "table of the paper (none: --vary alone)", type=click.Choice(list(tables)))
-    @_choices
-    @_outputs
+    @_options
     @_flags(recipes)
     def command(
         table: str | None, output_dir: Path | None, dry_run: bool, written: str, **options: Any
@@ -77,7 +62,7 @@ def _command(name: str, published: bool) -> click.Command:
         from diptych.runs.table_plan import Wanted, data_by_name
 
         vary = dict(_varied(one) for one in options.pop("vary"))
-        chosen = tables[table] if table is not None else _sweep(name, tables)
+        chosen = tables[table] if table is not None else _sweep(name, tables, bool(vary))
         own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
         data, rows = data_by_name(options.pop("data")), options.pop("row")
         wanted = Wanted(data, rows=rows, vary=vary, published=published, changes=given(options), **own)
@@ -96,7 +81,7 @@ def _command(name: str, published: bool) -> click.Command:
     return command
 
 
-_choices = together(
+_options = together(
     option("--data", "PATH, or NAME=PATH for each data set of the table (may be repeated)", multiple=True),
     option("--split", "split that is measured (default: test; testall for COCO's protocols)"),
     option("--protocol", "protocol of image-text retrieval (reproduce: the table's; ablate: plain)"),
@@ -105,10 +90,6 @@ _choices = together(
     option("--row", "only the rows of this name (may be repeated)", multiple=True),
     option("--preset", "published settings in place of the table's (docs/recipes.md lists them)"),
     option("--vary", "SETTING=a,b,c: repeat every row with each value", multiple=True),
-)
-"""Which rows, on which data, measured how, with which settings."""
-
-_outputs = together(
     option("--dry_run", "list what would be trained and measured, with an estimate", is_flag=True),
     click.option(
         "--format",
@@ -120,7 +101,7 @@ _outputs = together(
     ),
     option("--output_dir", "folder of the runs (default: runs/PAPER-TABLE)", type=PATH),
 )
-"""What is done and written, and where."""
+"""Which rows, on which data, measured how, with which settings; what is written, and where."""
 
 
 def _flags(recipes: list[str]) -> Callable[[Command], Command]:
@@ -144,14 +125,17 @@ def _varied(given: str) -> tuple[str, list[str]]:
     return name.replace("-", "_"), values.split(",")
 
 
-def _sweep(name: str, tables: dict[str, Table]) -> Table:
+def _sweep(name: str, tables: dict[str, Table], vary: bool) -> Table:
     """A table of one row, the recipe as it is, for ``--vary`` without a table; a table by itself is the one meant."""
-    if len(tables) == 1:
-        return next(iter(tables.values()))
+    first, *others = tables.values()
+    if not others:
+        return first
+    if not vary:
+        ctx = click.get_current_context()
+        raise click.MissingParameter(ctx=ctx, param=next(p for p in ctx.command.params if p.name == "table"))
     recipe = main_recipe(name) if name in papers() else name
     if not recipe:
         raise click.UsageError(f"--table is missing: choose one of {', '.join(tables)}.")
-    first = next(iter(tables.values()))
     row = Row(recipe, recipe=recipe)
     return Table(
         first.paper, "vary", f"{recipe}, one setting varied", "not in the paper", first.groups[:1], (row,)

@@ -218,7 +218,7 @@ class Runner:
             if like not in costs:
                 costs[like] = columns.measure_steps(job.recipe, job.settings, open_captions(job.data))
             cost = costs[like]
-            left = max(0, cost.steps * job.settings.epochs - _steps_made(run))
+            left = max(0, cost.steps * job.settings.epochs - _saved(run).get("step", 0))
             hours = left * cost.seconds / 3600
             total += hours
             rows.append([job.folder, job.recipe.name, f"{left:,}", f"{cost.seconds:.3f}", f"{hours:.2f}"])
@@ -315,11 +315,7 @@ class Runner:
             self.histories.setdefault(cell.row.name, []).append(_history(runs[0]))
         path = list(dict.fromkeys(job.data for job in jobs))
         options: dict[str, Any] = {
-            "data": list(cell.other)
-            if cell.other
-            else path
-            if len(path) == 1
-            else [job.data for job in jobs],
+            "data": list(cell.other) or (path if len(path) == 1 else [job.data for job in jobs]),
             "split": split_for(cell, self.wanted),
             "protocol": protocol_of(cell.group, self.wanted),
             "judgements": list(self.wanted.judgements or cell.group.judgements),
@@ -375,18 +371,18 @@ def _runs_in(folder: Path) -> list[Path]:
     return sorted(run for run in folder.iterdir() if has_state(run)) if folder.is_dir() else []
 
 
-def _steps_made(run: Path) -> int:
-    file = run / "last" / "progress.json"
-    return int(parse_json(MODEL.read(file))["step"]) if file.is_file() else 0
-
-
 def _history(run: Path) -> list[dict[str, float]]:
     """The metrics of every epoch of a run by their own names."""
-    content = parse_json(MODEL.read(run / "last" / "progress.json"))
     return [
         {name.removeprefix("validation_"): value for name, value in line.items()}
-        for line in content["history"]
+        for line in _saved(run).get("history", ())
     ]
+
+
+def _saved(run: Path) -> dict[str, Any]:
+    """Where a run stands, as it was saved; empty before its first state."""
+    file = run / "last" / "progress.json"
+    return parse_json(MODEL.read(file)) if file.is_file() else {}
 
 
 def _metrics(report: Report, judgements: Sequence[str]) -> Metrics:
