@@ -46,7 +46,7 @@ def _train_command(recipe: Recipe) -> click.Command:
     @click.command(recipe.name, help=f"{recipe.title}.")
     @option("--data", "data set: a path in any known format, or 'emoji' (a resumed run knows its own)")
     @option("--output_dir", "folder of the run", type=PATH)
-    @option("--resume_from_checkpoint", "run to go on with", type=PATH)
+    @option("--resume_from_checkpoint", "run to resume", type=PATH)
     @option("--no_runtime", "do not write the ONNX encoders for searching without torch", is_flag=True)
     @_preset_flag(recipe.name)
     @column_flags
@@ -82,7 +82,7 @@ def _train_command(recipe: Recipe) -> click.Command:
         else:
             raise click.UsageError("a new run needs data: give --data, the path of a data set or 'emoji'.")
         progress = run_recipe(recipe, settings, data, folder, resume=resume)
-        if os.environ.get("RANK", "0") != "0":  # of several processes, one speaks
+        if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
             return
         _say_result(progress, folder, data, settings.ridge_baseline)
         if not no_runtime:

@@ -25,10 +25,7 @@ EPS = 1e-8  # added to every length that divides
 SLOPE = 0.1  # slope of the leaky ReLU
 LEAST_SQUARE = 1e-24  # smallest squared length of a context: keeps the gradient of the root finite at 0
 # products of halves as float32 on a GPU
-WIDE_RESULTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (
-    2,
-    9,
-)
+WIDE_RESULTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 
 Weights = tuple[Tensor, Tensor]
 """Weight and bias of a linear layer, in the type of a computation."""

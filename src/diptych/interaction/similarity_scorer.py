@@ -40,9 +40,8 @@ def length_buckets(sizes: Sequence[int], overhead: float) -> list[Bucket]:
     for size in sizes:
         counts[place[size]] += 1
     before = [0, *accumulate(counts)]  # texts shorter than lengths[n]
-    best: list[tuple[float, int]] = [
-        (0.0, 0)
-    ]  # cost of the first n lengths, and where their last bucket starts
+    # cost of the first n lengths, and where their last bucket starts
+    best: list[tuple[float, int]] = [(0.0, 0)]
     for end, longest in enumerate(lengths, start=1):
         costs = (
             (best[start][0] + overhead + (before[end] - before[start]) * (longest + 1), start)
