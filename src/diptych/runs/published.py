@@ -197,11 +197,6 @@ def _clip_state(state: State) -> dict[str, Tensor]:
                     own[f"{layer}self_attn.{letter}_proj.{end.removeprefix('in_proj_')}"] = value
             elif part in CLIP:
                 own[f"{layer}{CLIP[part]}.{end}"] = state[name]
-        for head, place in HEADS.items():
-            for end in ("weight", "bias"):
-                for at, there in enumerate((f"ln_{head}_{side}_projection", f"{head}_{side}_projection")):
-                    if f"{there}.{end}" in state:
-                        own[f"{place.format(side=side)}.{at}.{end}"] = state[f"{there}.{end}"]
     vision, text = "image.encoder.model.", "text.encoder.model."
     own |= _renamed(
         state,
@@ -211,6 +206,12 @@ def _clip_state(state: State) -> dict[str, Tensor]:
             "clip_model.visual.ln_post": f"{vision}post_layernorm",
             "clip_model.token_embedding": f"{text}embeddings.token_embedding",
             "clip_model.ln_final": f"{text}final_layer_norm",
+            **{
+                f"{start}{head}_{side}_projection": f"{place.format(side=side)}.{at}"
+                for side in ("image", "text")
+                for head, place in HEADS.items()
+                for at, start in enumerate(("ln_", ""))
+            },
         },
     )
     whole = {
@@ -247,13 +248,8 @@ def _image_tower(state: State, source: Source) -> tuple[Tower, int]:
     _need(state, "fc.weight", "mlp.layers.0.weight", source=source)
     dim, width = state["fc.weight"].shape
     encoder = Regions(width, dim, hidden=state["mlp.layers.0.weight"].shape[0])
-    own = {
-        f"encoder.{here}.{end}": state[f"{there}.{end}"]
-        for there, here in IMAGE.items()
-        for end in getattr(encoder, here).state_dict()
-        if f"{there}.{end}" in state
-    }
-    return _filled(Tower(encoder, _gpo(state, source)), own | _gpo_state(state), state, source), width
+    own = _renamed(state, {there: f"encoder.{here}" for there, here in IMAGE.items()})
+    return _pooled(encoder, own, state, source), width
 
 
 def _text_tower(
@@ -272,14 +268,13 @@ def _text_tower(
             )
         place = text_source(text_model)
         encoder = TransformerText(place, state["linear.weight"].shape[0], pretrained=False)
-        own = {f"encoder.linear.{end}": state[f"linear.{end}"] for end in ("weight", "bias")}
-        own |= {
+        own = _renamed(state, {"linear": "encoder.linear"}) | {
             f"encoder.model.{name.removeprefix('bert.')}": value
             for name, value in state.items()
             if name.startswith("bert.") and not name.startswith(UNUSED)
         }
         text_input = WordPieceInput(place)
-    return _filled(Tower(encoder, _gpo(state, source)), own | _gpo_state(state), state, source), text_input
+    return _pooled(encoder, own, state, source), text_input
 
 
 def _bigru(state: State, rnn: str, source: Source, vocabulary: str | Path | None) -> tuple[BiGRU, WordInput]:
@@ -311,18 +306,18 @@ def _gru(state: State, rnn: str, place: str) -> dict[str, Tensor]:
     }
 
 
-def _gpo(state: State, source: Source) -> GPO:
+def _pooled(encoder: Encoder, own: Mapping[str, Tensor], state: State, source: Source) -> Tower:
+    """An encoder with these weights, and the checkpoint's GPO."""
     _need(state, "gpool.linear.weight", "gpool.gru.weight_ih_l0_reverse", source=source)
     if state["gpool.linear.weight"].shape != (1, 32) or state["gpool.gru.weight_ih_l0"].shape != (96, 32):
         raise CheckpointError(
             f"{source} has a GPO of another size than the published one: it cannot be imported."
         )
-    return GPO()
-
-
-def _gpo_state(state: State) -> dict[str, Tensor]:
-    own = {"aggregator.generator.head.weight": state["gpool.linear.weight"]}
-    return own | _gru(state, "gpool.gru", "aggregator.generator.gru")
+    generator = "aggregator.generator"
+    pool = _renamed(state, {"gpool.linear": f"{generator}.head"}) | _gru(
+        state, "gpool.gru", f"{generator}.gru"
+    )
+    return _filled(Tower(encoder, GPO()), {**own, **pool}, state, source)
 
 
 def _filled(module: M, own: Mapping[str, Tensor], state: State, source: Source) -> M:
@@ -341,13 +336,9 @@ def _filled(module: M, own: Mapping[str, Tensor], state: State, source: Source) 
         first += [f"{len(absent)} weights missing ({absent[0]})"] if absent else []
         first += [f"weights of other shapes ({other[0]})"] if other else []
         raise source.error(", ".join(first))
-    _load(module, own)
+    full = {name: own[name].float() if name in own else value for name, value in wanted.items()}
+    module.load_state_dict(full, strict=True)
     return module
-
-
-def _load(module: nn.Module, own: Mapping[str, Tensor]) -> None:
-    state = {name: own[name].float() if name in own else value for name, value in module.state_dict().items()}
-    module.load_state_dict(state, strict=True)
 
 
 def _need(state: State, *names: str, source: Source) -> None:
