@@ -24,6 +24,7 @@ from diptych.reports.page import Answer, QueryCard, Section
 from diptych.reports.page import page as report_page
 from diptych.web.app import create_app
 from diptych.web.limits import Limits
+from diptych.web.serve import serve
 
 TOKEN = "correct-horse"
 
@@ -402,8 +403,8 @@ def test_pairs_of_an_audit_are_judged_by_keyboard(browser: Any, folder: Path, tm
                 page.click("#save")
             download.value.save_as(tmp_path / "corrections.csv")
             context.close()
-        with pytest.raises(SettingsError, match="private"):
-            create_app(index, ColourModel(), token=TOKEN, private=True, audit=read_page(file))
+        with pytest.raises(SettingsError, match="without a token"):
+            serve(folder / "index", ColourModel(), token=TOKEN, private=True, audit=read_page(file))
         file.write_text("<html>")
         for wrong in (file, tmp_path / "none.html"):
             with pytest.raises(DataError, match=r"audit\.html"):

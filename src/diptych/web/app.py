@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 import diptych
-from diptych.errors import DiptychError, SettingsError
+from diptych.errors import DiptychError
 from diptych.index.base import Index
 from diptych.index.query.search import HitScorer
 from diptych.model.protocol import Model
@@ -120,12 +120,11 @@ def create_app(
     may call it from a browser (CORS). ``writer`` opens the index for a change; without it, ``index`` itself is used.
     ``chance`` sets the cut-off of a search; without it, captions of the collection do, where they can. ``local`` says
     that clients are people of this machine: only they are told where a file lies. ``audit`` is a page to judge pairs
-    and its security policy, for ``/audit``: a browser opens it without the token, so a private service has none.
+    and its security policy, shown at ``/audit``.
     """
     limits = limits or Limits()
-    folders = None if roots is None else [Path(root) for root in roots]
     service = Service(
-        index, model, limits=limits, roots=folders, allow_urls=allow_urls, writer=writer,
+        index, model, limits=limits, roots=roots, allow_urls=allow_urls, writer=writer,
         model_name=model_name, pair_scorer=pair_scorer, chance=chance,
     )  # fmt: skip
 
@@ -140,12 +139,8 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     app.router.route_class = form_route(limits)
-    _add_routes(app, service, local, writable=token is not None)
-    if audit is not None:
-        if private:
-            raise SettingsError("a private service has no page of an audit: open its file in a browser.")
-        page = HTMLResponse(audit[0], headers={"Content-Security-Policy": audit[1]})
-        app.add_api_route("/audit", _without_arguments(lambda: page), include_in_schema=False)
+    _add_routes(app, service, local, token is not None)
+    _add_audit(app, audit)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(
@@ -184,6 +179,12 @@ def _add_page(app: FastAPI) -> None:
         _without_arguments(lambda: HTMLResponse(reference_page(app.openapi()))),
         include_in_schema=False,
     )
+
+
+def _add_audit(app: FastAPI, audit: tuple[bytes, str] | None) -> None:
+    if audit is not None:
+        page = HTMLResponse(audit[0], headers={"Content-Security-Policy": audit[1]})
+        app.add_api_route("/audit", _without_arguments(lambda: page), include_in_schema=False)
 
 
 def _without_arguments(send: Any) -> Any:

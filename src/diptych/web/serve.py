@@ -69,6 +69,10 @@ def serve(
     """
     reachable = not is_loopback(host)
     _check_access(host, token, private)
+    if audit is not None and (reachable or private):
+        raise SettingsError(
+            "a browser opens the page of an audit without a token: open its file, or serve on loopback."
+        )
     listening = _bind(host, port)
     try:
         if isinstance(model, str | Path):

@@ -82,7 +82,7 @@ class Service:
         model: Model,
         *,
         limits: Limits,
-        roots: Sequence[Path] | None = None,
+        roots: Sequence[str | Path] | None = None,
         allow_urls: bool = False,
         writer: Writer | None = None,
         model_name: str = "",

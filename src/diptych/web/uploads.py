@@ -47,7 +47,7 @@ class Served:
 class Pictures:
     """Opens what clients send and what the index names; safe to share between threads."""
 
-    def __init__(self, index: Index, limits: Limits, roots: Sequence[Path] | None) -> None:
+    def __init__(self, index: Index, limits: Limits, roots: Sequence[str | Path] | None) -> None:
         self.index, self.limits = index, limits
         self.roots = None if roots is None else tuple(Path(root).resolve() for root in roots)
         self._decoders = Decoders()
