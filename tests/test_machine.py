@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from colour_model import ColourModel
+from commands import diptych
 from fastapi.testclient import TestClient
 from PIL import Image
 from resealed import VECTORS, D, make, reseal
@@ -220,5 +221,19 @@ def test_folders_that_are_not_served_are_named(home: Path, tmp_path: Path) -> No
             body = pixels = 0
 
         pictures = Pictures(index, Unlimited(), None)  # type: ignore[arg-type]
-        assert pictures.withheld_roots() == [str(others.resolve())]
+        (sentence,) = pictures.withheld()
+        assert f"--root {others.resolve()}," in sentence
         pictures.close()
+
+
+def test_a_page_of_answers_holds_no_pictures_of_unknown_folders(home: Path, tmp_path: Path) -> None:
+    photos = draw(tmp_path / "photos")
+    with EmbeddedIndex.create(tmp_path / "index", 3) as index:
+        number = index.collection("all", str(photos)).number
+        items = [Item(id, path="red.png", collection=number) for id in ("red", "same")]
+        index.add(items, np.eye(3, dtype=np.float32)[:2])
+    command = ("search", tmp_path / "index", "--like", "red", "--html", tmp_path / "page.html")
+    for options, shown in (((), False), (("--root", photos), True)):
+        done = diptych(*command, *options)
+        assert ("--root" in done.stderr) is not shown
+        assert ("data:image/webp" in (tmp_path / "page.html").read_text()) is shown

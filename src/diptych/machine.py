@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from diptych import storage
@@ -74,3 +75,23 @@ def known_roots() -> list[Path]:
         if hashlib.sha256(name).hexdigest()[:32] == file.name:
             found.append(Path(os.fsdecode(name)))
     return found
+
+
+def is_allowed(file: Path, roots: Sequence[Path] = ()) -> bool:
+    """Whether a file may be shown: it lies below one of these folders, or without any below one indexed here.
+
+    An index says which folder was indexed, but not that it may be shown: it may come from a stranger.
+    """
+    resolved = file.resolve()
+    return any(resolved.is_relative_to(root.resolve()) for root in roots or known_roots())
+
+
+def withheld(folders: Iterable[str], roots: Sequence[Path] = ()) -> list[str]:
+    """A sentence for each folder of an index that is here and whose pictures may not be shown."""
+    here = {os.path.realpath(folder) for folder in folders if folder and "\x00" not in folder}
+    return [
+        f"the pictures below {folder} are not shown, only stored thumbnails: you did not index them on this machine. "
+        f"To allow them, give --root {folder}, or index them again."
+        for folder in sorted(here)
+        if os.path.isdir(folder) and not is_allowed(Path(folder), roots)
+    ]

@@ -77,12 +77,20 @@ def print_pairs(index: Index, pairs: Sequence[Pair]) -> None:
 
 
 def write_gallery(
-    place: Path, index: Index, title: str, query: Query, hits: Hits, condition: str, everything: bool
+    place: Path,
+    index: Index,
+    title: str,
+    query: Query,
+    hits: Hits,
+    condition: str | None,
+    everything: bool,
+    roots: Sequence[Path],
 ) -> None:
     """Write the answers as one HTML file: thumbnails inside, and links to the files themselves."""
     from diptych.reports.page import Answer, QueryCard, gallery_page
     from diptych.storage import write_text
 
+    title = title or f"more like {query.terms[0].value}"
     passed = {hit.item.id for hit in hits.matches}
 
     def answer_of(hit: Hit) -> Answer:
@@ -91,11 +99,12 @@ def write_gallery(
         text, link = _text(hit.item), link_to(file, place) if file else ""
         note = (name if text else "") + weak
         return Answer(
-            text or name, hit.score, False, picture_of(index, hit.item), link, note.removeprefix(" · ")
+            text or name, hit.score, False, picture_of(index, hit.item, roots), link, note.removeprefix(" · ")
         )
 
     answers = [answer_of(hit) for hit in selection(hits, everything)]
-    pictures = (_asked_picture(index, term.value) for term in query.terms if term.kind in ("image", "item"))
+    asked = [term.value for term in query.terms if term.kind in ("image", "item")]
+    pictures = (_asked_picture(index, value, roots) for value in asked)
     nearest = "Nothing matches clearly. The nearest:" if answers else "Nothing in the collection matches."
     note = " ".join(
         part
@@ -103,6 +112,15 @@ def write_gallery(
         if part
     )
     write_text(place, gallery_page(title, QueryCard(note, answers, next(pictures, None))))
+    say_withheld(index, roots)
+
+
+def say_withheld(index: Index, roots: Sequence[Path]) -> None:
+    """Name the folders whose pictures are not shown."""
+    from diptych.machine import withheld
+
+    for sentence in withheld([one.root for one in index.info.collections], roots):
+        echo(printable(sentence), err=True)
 
 
 def link_to(file: str, page: Path) -> str:
@@ -212,26 +230,27 @@ def _text(item: Item) -> str:
     return printable(item.text.strip().split("\n", 1)[0])
 
 
-def picture_of(index: Index, item: Item) -> Image.Image | None:
-    """A thumbnail: the stored one, or one from the file; none for a text or a file that cannot be read."""
+def picture_of(index: Index, item: Item, roots: Sequence[Path] = ()) -> Image.Image | None:
+    """A thumbnail: the stored one, or one from a file that may be shown and read; none for a text."""
     from diptych.data.decode.opening import open_image
     from diptych.errors import ImageError
+    from diptych.machine import is_allowed
 
     stored = index.thumbnail(item.id)
     try:
         if stored is not None:
             return open_image(stored, name=item.id)
         file = index.file(item)
-        return None if file is None else open_image(file, size_hint=SIDE)
+        return open_image(file, size_hint=SIDE) if file is not None and is_allowed(file, roots) else None
     except ImageError:
         return None
 
 
-def _asked_picture(index: Index, value: Any) -> Image.Image | None:
+def _asked_picture(index: Index, value: Any, roots: Sequence[Path]) -> Image.Image | None:
     """The picture that a term of a query shows."""
     from diptych.data.decode.opening import open_image
 
     if isinstance(value, Path):
         return open_image(value, size_hint=SIDE)
     (item,) = index.get([str(value)])
-    return None if item is None else picture_of(index, item)
+    return None if item is None else picture_of(index, item, roots)

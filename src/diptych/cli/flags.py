@@ -72,6 +72,13 @@ SEED = click.IntRange(0, 2**32 - 1)
 index_flag = option(
     "--index", "folder or database URL of the index (default: the pictures' path with .index behind it)"
 )
+root_flag = click.option(
+    "--root",
+    "roots",
+    multiple=True,
+    type=PATH,
+    help="show pictures from below this folder (default: the folders that you indexed on this machine); repeatable",
+)
 device_flags = together(
     option(
         "--device", "cuda, cuda:1, mps or cpu (auto: cuda where there is a GPU, else cpu; never mps)", "auto"

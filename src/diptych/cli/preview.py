@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -34,9 +35,11 @@ def check_terminal() -> None:
         )
 
 
-def show_pictures(index: Index, hits: Sequence[Hit]) -> None:
+def show_pictures(index: Index, hits: Sequence[Hit], roots: Sequence[Path] = ()) -> None:
     """The pictures of hits in rows that fit the terminal, the score and the name below each."""
-    pairs = [(picture_of(index, hit.item), f"{hit.score:.3f} {name_of(index, hit.item)}") for hit in hits]
+    pairs = [
+        (picture_of(index, hit.item, roots), f"{hit.score:.3f} {name_of(index, hit.item)}") for hit in hits
+    ]
     found = [(_fitted(picture), caption) for picture, caption in pairs if picture is not None]
     across = max(1, (_width() + GAP) // (COLUMNS + GAP))
     for start in range(0, len(found), across):

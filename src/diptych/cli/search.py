@@ -12,7 +12,7 @@ import click
 
 from diptych.cli import answers
 from diptych.cli.collection import pictures_of, place_first, say
-from diptych.cli.flags import PATH, backend_flags, index_flag, option
+from diptych.cli.flags import PATH, backend_flags, index_flag, option, root_flag
 from diptych.progress import echo
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 @option("--paths", "print paths only, for pipes", is_flag=True)
 @option("--preview", "show the pictures in the terminal", is_flag=True)
 @option("--html", "also write the answers with thumbnails to this file", type=PATH)
+@root_flag
 @backend_flags
 def search(
     place: str,
@@ -86,6 +87,7 @@ def search(
     paths: bool,
     preview: bool,
     html: Path | None,
+    roots: tuple[Path, ...],
     device: str,
     compute_precision: str,
     backend: str | None,
@@ -118,10 +120,9 @@ def search(
             chance=chance or ("calibrated" if query else None), exact=exact, frames=frames,
         )  # fmt: skip
         if html is not None:
-            title = " ".join(query) or f"more like {like}"
-            answers.write_gallery(html, opened, title, asked, hits, condition or "", everything)
-        _show(opened, hits, everything, retriever.backend, as_json, paths, preview)
-        if not hits and not as_json:
+            answers.write_gallery(html, opened, " ".join(query), asked, hits, condition, everything, roots)
+        _show(opened, hits, everything, retriever.backend, as_json, paths, roots if preview else None)
+        if not (hits or as_json):
             echo(answers.nothing_left(opened, kind, condition is not None), err=True)
         if html is not None and not as_json and not paths:
             echo(f"thumbnails: {html}", err=True)
@@ -139,13 +140,20 @@ def _check_flags(forms: int, preview: bool, idle: bool) -> None:
 
 
 def _show(
-    index: Index, hits: Hits, everything: bool, backend: str, as_json: bool, paths: bool, preview: bool
+    index: Index,
+    hits: Hits,
+    everything: bool,
+    backend: str,
+    as_json: bool,
+    paths: bool,
+    roots: tuple[Path, ...] | None,
 ) -> None:
-    """Print the answers in the form that the flags ask for."""
-    if preview:
+    """Print the answers in the form that the flags ask for; with ``roots``, their pictures first."""
+    if roots is not None:
         from diptych.cli.preview import show_pictures
 
-        show_pictures(index, answers.selection(hits, everything))
+        answers.say_withheld(index, roots)
+        show_pictures(index, answers.selection(hits, everything), roots)
     if as_json:
         answers.print_json(index, hits, everything=everything, backend=backend)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from diptych.cli.collection import pictures_of, say, summary
-from diptych.cli.flags import PATH, Command, backend_flags, given, index_flag, option
+from diptych.cli.flags import PATH, Command, backend_flags, given, index_flag, option, root_flag
 from diptych.progress import echo
 from diptych.web.limits import Limits
 
@@ -49,13 +49,7 @@ def limit_flags(command: Command) -> Command:
     metavar="NAME",
     help="host name that the service answers to, for instance behind a proxy; repeatable",
 )
-@click.option(
-    "--root",
-    "roots",
-    multiple=True,
-    type=PATH,
-    help="serve pictures from below this folder (default: the folders that you indexed on this machine); repeatable",
-)
+@root_flag
 @click.option(
     "--reranker",
     "rerankers",

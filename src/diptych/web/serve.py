@@ -94,11 +94,8 @@ def serve(
             )  # fmt: skip
             listening.listen(CONNECTIONS)  # from now on clients wait instead of being refused
             _announce(index, listening)
-            for root in app.state.service.pictures.withheld_roots():
-                tell(
-                    f"the pictures below {root} are not served, only stored thumbnails: you did not index them on this "
-                    f"machine. To allow them, give --root {root}, or index them again."
-                )
+            for sentence in app.state.service.pictures.withheld():
+                tell(sentence)
             _run(app, listening, log_level)
     finally:
         listening.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from diptych.index import deadline
 from diptych.index.base import Index
 from diptych.index.protocol import Item
 from diptych.index.query.frames import frame_of
-from diptych.machine import known_roots
+from diptych.machine import is_allowed, withheld
 from diptych.web.limits import Limits
 
 LONGEST = 2048  # side of a picture handed to the model: models read a few hundred pixels
@@ -49,7 +48,7 @@ class Pictures:
 
     def __init__(self, index: Index, limits: Limits, roots: Sequence[str | Path] | None) -> None:
         self.index, self.limits = index, limits
-        self.roots = None if roots is None else tuple(Path(root).resolve() for root in roots)
+        self.roots = tuple(roots or ())
         self._decoders = Decoders()
         self._lock = threading.Lock()
         self._thumbnails: OrderedDict[tuple[str, str], bytes] = OrderedDict()
@@ -108,28 +107,13 @@ class Pictures:
         return None if path is None else (path, PLAYED.get(path.suffix.lower(), "application/octet-stream"))
 
     def file(self, item: Item) -> Path | None:
-        """The file of an item, None without one below the roots; links are followed before the check.
-
-        The index says which folder was indexed, but not that it may be served: an index may come from a stranger.
-        Without roots of the command, those are served that this person indexed on this machine.
-        """
+        """The file of an item, None without one that may be shown; links are followed before the check."""
         path = self.index.file(item)
-        if path is None:
-            return None
-        resolved = path.resolve()
-        roots = known_roots() if self.roots is None else self.roots
-        return resolved if any(resolved.is_relative_to(root) for root in roots) else None
+        return path.resolve() if path is not None and is_allowed(path, self.roots) else None
 
-    def withheld_roots(self) -> list[str]:
-        """The folders of the index that are here and not served."""
-        roots = known_roots() if self.roots is None else self.roots
-        named = {one.root for one in self.index.info.collections if one.root}
-        folders = {os.path.realpath(root) for root in named if "\x00" not in root}
-        return sorted(
-            folder
-            for folder in folders
-            if os.path.isdir(folder) and not any(Path(folder).is_relative_to(root) for root in roots)
-        )
+    def withheld(self) -> list[str]:
+        """What to say of the folders of the index that are here and not served."""
+        return withheld([one.root for one in self.index.info.collections], self.roots)
 
     def close(self) -> None:
         """End the processes that decode; idempotent."""
