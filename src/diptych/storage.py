@@ -105,7 +105,6 @@ def recover_folder(target: Path) -> None:
 
 
 def _new_folder(target: Path) -> AbstractContextManager[Path]:
-    """A folder of a name of its own beside ``target``."""
     return _claimed(target, Path.mkdir, partial(shutil.rmtree, ignore_errors=True))
 
 
@@ -144,7 +143,6 @@ def _remove_left(folder: Path, pattern: str, remove: Callable[[Path], object]) -
 
 
 def _beside(target: Path) -> Path:
-    """A name that nothing else has, beside ``target``."""
     return target.with_name(f".new-{target.name[:200]}-{uuid4().hex[:12]}")
 
 
@@ -377,14 +375,12 @@ def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
         number = error.errno if isinstance(error, OSError) else _rust_number(error)
         if number is None:
             raise
-        said = _sentence(target, number)
-        if said is None:
+        if (said := _sentence(target, number)) is None:
             raise
         raise StorageError(said) from error
 
 
 def _sentence(target: Path, number: int) -> str | None:
-    """What the number of an error means for whoever saves something; None for one that says nothing of the disk."""
     reason = os.strerror(number)
     if number in FULL:
         return f"the disk is full while saving {target}: free some space and run again; what was saved is intact."
