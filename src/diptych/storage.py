@@ -27,7 +27,7 @@ REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
 IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY}
 FAILING = {errno.EIO, errno.ENXIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK}
 NOT_PLAIN = {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}  # a link (also on BSD), a pipe, a folder
-NAME_SHOWN = 80  # characters of a refused name in a message
+NAME_WIDTH = 80  # characters of a refused name in a message
 _RUST_ERROR = re.compile(r"os error (\d+)")  # how safetensors quotes the number of an OSError
 
 
@@ -192,9 +192,9 @@ class Entries:
     def path(self, folder: Path, name: object, *, folders: bool = False) -> Path:
         """The path of the file, or one of the ``folders``, that something calls ``name``; it need not be there."""
         if not isinstance(name, str) or not self.names.fullmatch(name):
-            shown = ascii(name)
-            shown = shown if len(shown) <= NAME_SHOWN else f"…{shown[-NAME_SHOWN:]}"
-            raise self.fault(f"{folder} refers to a file {shown}, which is not one of its own: {self.remedy}")
+            text = ascii(name)
+            text = text if len(text) <= NAME_WIDTH else f"…{text[-NAME_WIDTH:]}"
+            raise self.fault(f"{folder} refers to a file {text}, which is not one of its own: {self.remedy}")
         if folders and (folder / name).is_dir():
             self.check_below(folder / name, entry=True)
         else:

@@ -71,13 +71,13 @@ def embed(
     from diptych.vectors.load import absolute, open_sources
     from diptych.vectors.on_ray import connected
 
-    chosen = embedding.parse_part(part) if part else (1, 1)
+    share = embedding.parse_part(part) if part else (1, 1)
     out = out.expanduser().resolve()
     sources = open_sources(data, rows)
     retriever = open_model(model, "cpu" if address else device, compute_precision, backend=backend)
     check_probes(retriever, model)
     options: dict[str, Any] = {"texts": texts, "thumbnails": thumbnails, "batch_size": batch_size}
-    run: dict[str, Any] = {"model_name": recorded_name(model), "part": chosen, "retry": retry, **options}
+    run: dict[str, Any] = {"model_name": recorded_name(model), "part": share, "retry": retry, **options}
     if address is None:
         say_device(retriever.device)
         done = embedding.embed(retriever, sources, out, **run, show_progress=True)

@@ -96,7 +96,7 @@ def import_embeddings(
     pictures that can be read, that the model makes the same vectors.
     """
     from diptych.encoders.known_names import recorded_name
-    from diptych.index.engines.opening import shown
+    from diptych.index.engines.opening import without_password
     from diptych.index.models import check_probes, open_model
     from diptych.runs.embeddings import import_embeddings as run
 
@@ -109,7 +109,7 @@ def import_embeddings(
     )  # fmt: skip
     for note in done.notes:
         echo(note, err=True)
-    echo(f"{shown(place)}: {counted(done.images, 'image')} imported from {source}")
+    echo(f"{without_password(place)}: {counted(done.images, 'image')} imported from {source}")
 
 
 of_kind = option("--kind", "items to write", "image", type=click.Choice(["image", "text"]))

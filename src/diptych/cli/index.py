@@ -43,7 +43,7 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
     once. Nothing is removed. What is not embedded yet is loaded by a later run.
     """
     from diptych.errors import DataError
-    from diptych.index.engines.opening import shown
+    from diptych.index.engines.opening import without_password
     from diptych.index.ingest.target import APPROXIMATE_ABOVE
     from diptych.vectors.embed import parse_part
     from diptych.vectors.load import load as load_vectors
@@ -57,7 +57,7 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
         echo(note, err=True)
     rows = done.written + done.unchanged
     echo(
-        f"{shown(place)}: {counted(done.shards, 'shard')}, {counted(done.images, 'image')}, "
+        f"{without_password(place)}: {counted(done.shards, 'shard')}, {counted(done.images, 'image')}, "
         f"{counted(done.texts, 'text')} ({done.written:,} written, {done.unchanged:,} unchanged) "
         f"in {done.seconds:.1f} s, {rows / max(done.seconds, 1e-3):,.0f} rows/s"
     )
@@ -70,7 +70,7 @@ def load(out: Path, place: str, part: str | None, precision: Any, approximate: b
             f"{len(done.failed)} of {len(done.failed) + done.shards} shards could not be loaded, the others are; "
             f"{name}: {reason}"
         )
-    named = shlex.quote(shown(place))
+    named = shlex.quote(without_password(place))
     echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
 
 
@@ -171,7 +171,7 @@ def build(
     MODEL is the folder of a trained run, or a pretrained model that needs no training: hf:ID, or its folder. Without
     MODEL, an index keeps its model, and a new one takes lite0+minilm (from the packages of the extra 'demo').
     """
-    from diptych.index.engines.opening import shown
+    from diptych.index.engines.opening import without_password
     from diptych.index.ingest.ocr import picture_reader, read_written
     from diptych.index.places import bring_up_to_date, default_place, model_for
 
@@ -189,17 +189,16 @@ def build(
         local_features=local_features, exif=exif,
         cache=cache, device=device, compute_precision=compute_precision, backend=backend, say=say,
     )  # fmt: skip
-    echo(summary(shown(place), built))
+    echo(summary(without_password(place), built))
     if reader is not None:
-        echo(
-            f"{shown(place)}: read what is written in {counted(read_written(place, reader, say=say), 'picture')}"
-        )
+        pictures = counted(read_written(place, reader, say=say), "picture")
+        echo(f"{without_password(place)}: read what is written in {pictures}")
     if local_features:
         from diptych.cache.local_features import features_place
 
         file = features_place(place)
         echo(f"{file}: local features, {file.stat().st_size / 1e6:.1f} MB")
-    named = shlex.quote(shown(place))
+    named = shlex.quote(without_password(place))
     echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
 
 

@@ -149,7 +149,7 @@ def watch(
     disappears leaves the index as it is, and is followed again when it is back.
     """
     from diptych.encoders.known_names import recorded_name
-    from diptych.index.engines.opening import index_exists, shown
+    from diptych.index.engines.opening import index_exists, without_password
     from diptych.index.ingest.build import index_collection
     from diptych.index.ingest.works import Built
     from diptych.index.places import model_for, open_encoder
@@ -168,7 +168,7 @@ def watch(
 
     def report(built: Built) -> str:
         skipped = "".join(f"\nskipped {item}: {reason}" for item, reason in built.skipped)
-        return summary(shown(place), built) + skipped
+        return summary(without_password(place), built) + skipped
 
     def tell(sentence: str) -> None:
         echo(f"{time.strftime('%H:%M:%S')} {sentence}")
@@ -176,4 +176,4 @@ def watch(
     try:
         watch_folder(folder, bring, interval=interval, say=tell, summary=report)
     except KeyboardInterrupt:
-        echo(f"stopped: {shown(place)} holds what was indexed last.", err=True)
+        echo(f"stopped: {without_password(place)} holds what was indexed last.", err=True)

@@ -250,10 +250,10 @@ class Index(Capabilities):
 
     def _checked(self, vectors: Any, what: str) -> Vectors:
         """Rows (n, dimension) of finite numbers that can be scored, or an error that says what else they are."""
-        given = np.asarray(vectors)
-        if given.dtype.kind not in "fiub":
-            raise DataError(f"{what} are of type {given.dtype}, not real numbers: give an array of floats.")
-        rows: Vectors = np.ascontiguousarray(given, np.float32)
+        array = np.asarray(vectors)
+        if array.dtype.kind not in "fiub":
+            raise DataError(f"{what} are of type {array.dtype}, not real numbers: give an array of floats.")
+        rows: Vectors = np.ascontiguousarray(array, np.float32)
         if rows.ndim != 2 or rows.shape[1] != self.dimension:
             raise IndexFault(
                 f"the shape of {what} is {'×'.join(map(str, rows.shape))}, but {self.path} holds vectors of "

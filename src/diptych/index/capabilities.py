@@ -79,9 +79,9 @@ class Capabilities(ABC):
             for one in KINDS if kind is None else (kind,):
                 keys = view.keys(one, None)
                 items = view.items(keys)
-                passing = set(keys if filter is None else view.keys(one, filter))
+                allowed = set(keys if filter is None else view.keys(one, filter))
                 scores = bm25([item.text for item in items], text)
-                best = sorted((-score, row) for row, score in scores.items() if keys[row] in passing)[:k]
+                best = sorted((-score, row) for row, score in scores.items() if keys[row] in allowed)[:k]
                 hits += [Hit(items[row], -score) for score, row in best]
             return sorted(hits, key=lambda hit: -hit.score)[:k]
 

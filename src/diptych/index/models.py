@@ -58,7 +58,7 @@ def open_model(
     where an index has recorded it: a runtime in the user's cache is found by it. With ``make``, a model that has no
     runtime is given one. ``say`` is told why torch runs a model that has a runtime.
     """
-    backend = _chosen(backend)
+    backend = _backend(backend)
     if backend == "onnx" and (_is_gpu(device) or precision != "no"):
         raise SettingsError(
             "the backend onnx computes in float32 on the CPU: leave out --device and --compute_precision, or use "
@@ -84,10 +84,10 @@ def open_model(
 
 def backend_of(place: str | Path, fingerprint: str | None = None) -> str:
     """The backend that a search takes for a model."""
-    chosen = _chosen(None)
-    if chosen is None:
-        chosen = "onnx" if not _is_gpu("auto") and find_runtime(place, fingerprint) else "torch"
-    return chosen
+    backend = _backend(None)
+    if backend is None:
+        backend = "onnx" if not _is_gpu("auto") and find_runtime(place, fingerprint) else "torch"
+    return backend
 
 
 def check_probes(model: OpenedModel, place: str | Path, say: Say = tell) -> None:
@@ -121,11 +121,11 @@ def has_torch() -> bool:
         return False
 
 
-def _chosen(backend: str | None) -> str | None:
-    chosen = backend or os.environ.get(VARIABLE) or None
-    if chosen is not None and chosen not in BACKENDS:
-        raise SettingsError(f"there is no backend '{chosen}': choose {' or '.join(BACKENDS)}.")
-    return chosen
+def _backend(backend: str | None) -> str | None:
+    backend = backend or os.environ.get(VARIABLE) or None
+    if backend is not None and backend not in BACKENDS:
+        raise SettingsError(f"there is no backend '{backend}': choose {' or '.join(BACKENDS)}.")
+    return backend
 
 
 def _is_gpu(device: str | None) -> bool:
@@ -307,10 +307,10 @@ class LightModel:
                 self._loaded = loaded
             return self._loaded
 
-    def _run(self, name: str, *given: Any, **options: Any) -> Any:
+    def _run(self, name: str, *values: Any, **options: Any) -> Any:
         if not self._failed:
             try:
-                found = getattr(self.runtime, name)(*given, **options)
+                found = getattr(self.runtime, name)(*values, **options)
             except RuntimeFault as fault:
                 self._replace(fault)
             else:
@@ -318,8 +318,8 @@ class LightModel:
                 return found
         if name == "cells":
             cache = self.torch_model().cell_cache()  # type: ignore[attr-defined]
-            return cache.cells(*given)
-        return getattr(self.torch_model(), name)(*given, **options)
+            return cache.cells(*values)
+        return getattr(self.torch_model(), name)(*values, **options)
 
     def _replace(self, fault: RuntimeFault) -> None:
         with self._lock:

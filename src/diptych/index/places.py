@@ -52,9 +52,9 @@ def index_folder(
         print(len(index), index.info.model)
     """
     place = default_place(str(folder), say) if index is None else str(index)
-    chosen = model_for(place) if model is None else str(model)
+    name = model_for(place) if model is None else str(model)
     bring_up_to_date(
-        chosen, str(folder), place, device=device, compute_precision=compute_precision, backend=backend, say=say,
+        name, str(folder), place, device=device, compute_precision=compute_precision, backend=backend, say=say,
         **options,
     )  # fmt: skip
     return open_index(place)
@@ -214,11 +214,11 @@ def check_items(index: Index, model: OpenedModel) -> None:
         cosines = [
             worst_cosine(np.asarray(one)[None], other[None]) for one, other in zip(found, wanted, strict=True)
         ]
-        told = min(cosines) if kind == "text" else float(np.median(cosines))
-        if told < REFUSED_HALF:
+        cosine = min(cosines) if kind == "text" else float(np.median(cosines))
+        if cosine < REFUSED_HALF:
             raise RuntimeFault(
                 f"{index.info.path} was not made with this model as it is now: its vectors of "
-                f"{counted(len(known), kind)} are others (cosine {told:.4f}, at least {REFUSED_HALF} is needed); use "
+                f"{counted(len(known), kind)} are others (cosine {cosine:.4f}, at least {REFUSED_HALF} is needed); use "
                 "the model as it was or another --device or --backend, or index again into another place."
             )
 
@@ -256,16 +256,16 @@ def model_for(place: str | Path) -> str:
         return model_place(opened, None)
 
 
-def model_place(opened: Index, given: str | None) -> str:
+def model_place(opened: Index, model: str | None) -> str:
     """The folder or name of an index's model: as the user says, or as the index recorded."""
     recorded = opened.info.model
-    if given is None and not (recorded and (is_pretrained_name(recorded) or Path(recorded).exists())):
+    if model is None and not (recorded and (is_pretrained_name(recorded) or Path(recorded).exists())):
         raise IndexFault(
             f"the model of this index was at {recorded}, which is gone: give its new place with --model."
             if recorded
             else "this index does not record its model: give the model with --model."
         )
-    return given or recorded
+    return model or recorded
 
 
 def default_place(path: str, say: Say = tell) -> str:
@@ -283,13 +283,13 @@ def default_place(path: str, say: Say = tell) -> str:
         return str(beside)
     whole = place.resolve()
     digest = hashlib.blake2b(os.fsencode(whole), digest_size=4).hexdigest()
-    chosen = data_folder() / f"{whole.name or 'root'}-{digest}.index"
-    if not is_writable(chosen):
+    folder = data_folder() / f"{whole.name or 'root'}-{digest}.index"
+    if not is_writable(folder):
         raise StorageError(
-            f"neither {beside} nor {chosen} can be written: give a place with --index, or set XDG_DATA_HOME."
+            f"neither {beside} nor {folder} can be written: give a place with --index, or set XDG_DATA_HOME."
         )
-    say(f"{beside.parent} cannot be written: the index is {chosen}.")
-    return str(chosen)
+    say(f"{beside.parent} cannot be written: the index is {folder}.")
+    return str(folder)
 
 
 def is_writable(place: str | Path) -> bool:

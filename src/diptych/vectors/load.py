@@ -64,8 +64,8 @@ def load(
     ``approximate_above`` items of a kind on, the index is given an approximate index of them (None: never).
     """
     folder = open_vectors(out)
-    chosen = _of_part(folder, part)
-    if not chosen:
+    shards = _of_part(folder, part)
+    if not shards:
         raise DataError(
             f"{folder.path} has no whole shard to load yet: run diptych embed to its end first, or wait for it."
         )
@@ -74,8 +74,8 @@ def load(
     target = Target(place, manifest.dim, manifest.fingerprint, manifest.model, precision, PATIENCE)
     with target.ready():  # an index that cannot take these vectors is refused before a file is read
         pass
-    batches = sum(-(-shard.receipt.rows // GROUP) for shard in chosen)
-    for _ in track(_batches(chosen, target, folder, done), "batches", batches, show_progress):
+    batches = sum(-(-shard.receipt.rows // GROUP) for shard in shards)
+    for _ in track(_batches(shards, target, folder, done), "batches", batches, show_progress):
         pass
     if approximate_above is not None and not done.failed:
         with target.ready() as index:
@@ -90,9 +90,9 @@ def _of_part(folder: VectorFolder, part: tuple[int, int]) -> list[Shard]:
     return [shard for shard in folder.shards if shard.name in names]
 
 
-def _batches(chosen: list[Shard], target: Target, folder: VectorFolder, done: Loaded) -> Iterator[None]:
+def _batches(shards: list[Shard], target: Target, folder: VectorFolder, done: Loaded) -> Iterator[None]:
     """Load shards, batch by batch; the index is held for one shard at a time."""
-    for shard in chosen:
+    for shard in shards:
         try:
             shard.check()
         except DataError as error:

@@ -202,10 +202,10 @@ def _refused(ray: Any, address: str, error: Exception) -> DiptychError:
 def _versions(ray: Any, address: str) -> tuple[str, str] | None:
     """The versions of Ray and Python that a cluster has written down; None where they cannot be read."""
     with suppress(Exception):  # no public part of Ray tells them without joining
-        told = ray._raylet.GcsClient(address=address).internal_kv_get(
+        answer = ray._raylet.GcsClient(address=address).internal_kv_get(
             b"CLUSTER_METADATA", b"cluster", timeout=ANSWER
         )
-        found = parse_json(told)
+        found = parse_json(answer)
         return str(found["ray_version"]), str(found["python_version"])
     return None
 

@@ -49,7 +49,7 @@ def index_exists(place: str | Path) -> bool:
     return bool(engine.exists(where))
 
 
-def shown(place: str | Path) -> str:
+def without_password(place: str | Path) -> str:
     """A place as messages show it: a database's URL without the password."""
     if _scheme(place) is None:
         return str(place)

@@ -19,7 +19,7 @@ from filelock import Timeout
 from diptych.data.arrays import as_rows, check_rows, unit_rows
 from diptych.errors import DataError, DiptychError, IndexFault, MissingExtra, QueryError, SettingsError
 from diptych.index.base import Index
-from diptych.index.engines.opening import empty_index, index_exists, open_index, shown
+from diptych.index.engines.opening import empty_index, index_exists, open_index, without_password
 from diptych.index.protocol import KINDS, Collection, Item, Precision, check_items, record
 from diptych.index.query.filters import Filter
 
@@ -161,7 +161,7 @@ def known_ids(index: Index, ids: Sequence[str]) -> list[str]:
     absent = [id for id in ids if id not in present]
     if absent:
         raise QueryError(
-            f"'{absent[0]}' is not in the index {shown(index.info.path)}, nothing was removed: check the id."
+            f"'{absent[0]}' is not in the index {without_password(index.info.path)}, nothing was removed: check the id."
         )
     return list(ids)
 
@@ -256,7 +256,7 @@ def create_index(
         record(item)
     if index_exists(path):
         raise IndexFault(
-            f"{shown(path)} already holds an index: add to it with open_index, or choose another path."
+            f"{without_password(path)} already holds an index: add to it with open_index, or choose another path."
         )
     index = empty_index(path, rows.shape[1])
     try:

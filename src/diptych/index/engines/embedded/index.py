@@ -15,7 +15,7 @@ from diptych.index.capabilities import View, spread
 from diptych.index.engines.embedded import catalog, checksums, connections, store
 from diptych.index.engines.embedded.scan import fetch, scan
 from diptych.index.engines.embedded.segments import ROW_BITS
-from diptych.index.engines.embedded.state import Graph, RowNumbers, State
+from diptych.index.engines.embedded.state import Graph, RowNumbers, Selection, State
 from diptych.index.engines.embedded.store import ATTEMPTS, Store
 from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Recall, Vectors
 from diptych.index.scoring import rescore
@@ -96,8 +96,8 @@ class EmbeddedIndex(Index):
         def read(state: State, db: Any) -> int:
             if filter is None:
                 return state.count(kind)
-            chosen = self._columns.select(state, db, filter, kind)
-            return sum(len(chosen[segment.number]) for segment in state.of_kind(kind))
+            rows = self._columns.select(state, db, filter, kind)
+            return sum(len(rows[segment.number]) for segment in state.of_kind(kind))
 
         return self._read(read)
 
@@ -202,8 +202,7 @@ class EmbeddedIndex(Index):
             elif exact is False and filter is None:
                 return state.generation
             else:
-                chosen = None if filter is None else self._columns.select(state, db, filter, kind)
-                found = scan(state.of_kind(kind), queries, k, chosen)
+                found = scan(state.of_kind(kind), queries, k, self._selection(state, db, filter, kind))
             pairs = zip(queries, found, strict=True)
             return [self._hits(state, db, query, slots, k, graph is None) for query, slots in pairs]
 
@@ -217,8 +216,7 @@ class EmbeddedIndex(Index):
 
     def _best_words(self, text: str, k: int, kind: Kind | None, filter: str | Filter | None) -> Hits:
         def read(state: State, db: Any) -> Hits:
-            chosen = None if filter is None else self._columns.select(state, db, filter, kind)
-            found = self._words.best(state, db, text, k, kind, chosen)
+            found = self._words.best(state, db, text, k, kind, self._selection(state, db, filter, kind))
             items = self._items(db, [slot for slot, _ in found])
             return Hits(tuple(Hit(item, score) for item, (_, score) in zip(items, found, strict=True)))
 
@@ -263,6 +261,11 @@ class EmbeddedIndex(Index):
         row = self._read(lambda state, db: db.execute(query, (collection,)).fetchone())
         return "" if row is None else str(row[0])
 
+    def _selection(
+        self, state: State, db: Any, filter: str | Filter | None, kind: Kind | None
+    ) -> Selection | None:
+        return None if filter is None else self._columns.select(state, db, filter, kind)
+
     def _hits(self, state: State, db: Any, query: Vectors, slots: RowNumbers, k: int, exact: bool) -> Hits:
         scores = rescore(fetch(state.segments, self._layout, slots), query)
         of_texts = [s.number for s in state.of_kind("text")]
@@ -291,8 +294,8 @@ class _Moment:
 
     def keys(self, kind: Kind | None, filter: str | Filter | None, size: int | None = None) -> RowNumbers:
         segments = self.state.of_kind(kind)
-        chosen = None if filter is None else self.index._columns.select(self.state, self.db, filter, kind)
-        rows = [s.live_rows if chosen is None else chosen[s.number] for s in segments]
+        selection = self.index._selection(self.state, self.db, filter, kind)
+        rows = [s.live_rows if selection is None else selection[s.number] for s in segments]
         bases = [segment.number << ROW_BITS for segment in segments]
         slots = np.concatenate([np.zeros(0, np.int64), *map(np.add, rows, bases)])
         return slots[spread(len(slots), size)]

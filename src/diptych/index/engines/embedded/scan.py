@@ -42,9 +42,9 @@ def scan(
             found[row].append((scores[row, best], slots + best if isinstance(slots, int) else slots[best]))
 
     for segment in segments:
-        chosen = None if selection is None else selection.get(segment.number, np.zeros(0, np.int64))
+        subset = None if selection is None else selection.get(segment.number, np.zeros(0, np.int64))
         base = segment.number << ROW_BITS
-        for rows, scores in _blocks(segment, queries, chosen):
+        for rows, scores in _blocks(segment, queries, subset):
             if isinstance(rows, int):
                 choose(base + rows, scores)
                 continue
@@ -69,16 +69,16 @@ def fetch(segments: Sequence[Segment], layout: RowLayout, slots: RowNumbers) -> 
 
 
 def _blocks(
-    segment: Segment, queries: Vectors, chosen: RowNumbers | None
+    segment: Segment, queries: Vectors, subset: RowNumbers | None
 ) -> Iterator[tuple[RowNumbers | int, RowScores]]:
     """(rows, or the first of consecutive rows, and their scores (Q, rows)) piece by piece; removed ones are −inf."""
     count, gone = len(segment), segment.gone
-    if chosen is None and len(gone) > FEW_GONE:
-        chosen = segment.live_rows
+    if subset is None and len(gone) > FEW_GONE:
+        subset = segment.live_rows
     limit = max(1, SCORES // max(1, len(queries)))
-    if chosen is not None and len(chosen) < GATHER * count:
-        for start in range(0, len(chosen), limit):
-            rows = chosen[start : start + limit]
+    if subset is not None and len(subset) < GATHER * count:
+        for start in range(0, len(subset), limit):
+            rows = subset[start : start + limit]
             yield rows, _gathered(segment, queries, rows)
         return
     step = limit if segment.layout.precision == "float32" else min(limit, UNPACKED)
@@ -86,9 +86,9 @@ def _blocks(
         deadline.check()
         stop = min(start + step, count)
         scores = _product(_floats(segment.layout, segment.between(start, stop)), queries)
-        wanted = gone if chosen is None else chosen
+        wanted = gone if subset is None else subset
         inside = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, stop)]
-        if chosen is not None:
+        if subset is not None:
             yield inside, np.take(scores, inside - start, axis=1)
             continue
         if len(inside):

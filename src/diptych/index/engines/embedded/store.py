@@ -211,11 +211,11 @@ def insert(
 ) -> None:
     """Store new items: vectors are on disk when this returns, the rest when the transaction commits."""
     for kind in KINDS:
-        chosen = [n for n, item in enumerate(items) if item.kind == kind]
-        if chosen:
-            packed = layout.pack(rows[chosen])
+        places = [n for n, item in enumerate(items) if item.kind == kind]
+        if places:
+            packed = layout.pack(rows[places])
             slots = [slot for piece in _append(db, folder, layout, kind, packed) for slot in piece]
-            catalog.insert_items(db, [items[n] for n in chosen], slots)
+            catalog.insert_items(db, [items[n] for n in places], slots)
 
 
 def remove(db: sqlite3.Connection, ids: Sequence[str]) -> int:
@@ -243,8 +243,8 @@ def compact(
         if not segments or (len(segments) == 1 and not len(segments[0].gone)):
             continue
         _new_segment(db, layout, kind)
-        shown = track(segments, f"segments of {kind}s", None, show_progress)
-        moved = [pairs for segment in shown for pairs in _move(db, folder, layout, segment)]
+        pieces = track(segments, f"segments of {kind}s", None, show_progress)
+        moved = [pairs for segment in pieces for pairs in _move(db, folder, layout, segment)]
         moves[kind] = np.concatenate([np.zeros((0, 2), np.int64), *moved])
         for segment in segments:
             span = (slot_of(segment.number, 0), slot_of(segment.number + 1, 0))
