@@ -77,16 +77,17 @@ def known_roots() -> list[Path]:
     return found
 
 
-def is_allowed(file: Path, roots: Sequence[str | Path] = ()) -> bool:
-    """Whether a file may be shown: it lies below one of these folders, or without any below one indexed here.
+def is_allowed(file: Path, roots: Sequence[str | Path] | None = None) -> bool:
+    """Whether a file may be shown: it lies below one of these folders, or for None below one indexed here.
 
     An index says which folder was indexed, but not that it may be shown: it may come from a stranger.
     """
     resolved = file.resolve()
-    return any(resolved.is_relative_to(Path(root).resolve()) for root in roots or known_roots())
+    below = known_roots() if roots is None else roots
+    return any(resolved.is_relative_to(Path(root).resolve()) for root in below)
 
 
-def withheld(folders: Iterable[str], roots: Sequence[str | Path] = ()) -> list[str]:
+def withheld(folders: Iterable[str], roots: Sequence[str | Path] | None = None) -> list[str]:
     """A sentence for each folder of an index that is here and whose pictures may not be shown."""
     here = {os.path.realpath(folder) for folder in folders if folder and "\x00" not in folder}
     return [

@@ -119,7 +119,7 @@ def say_withheld(index: Index, roots: Sequence[Path]) -> None:
     """Name the folders whose pictures are not shown."""
     from diptych.machine import withheld
 
-    for sentence in withheld([one.root for one in index.info.collections], roots):
+    for sentence in withheld([one.root for one in index.info.collections], roots or None):
         echo(printable(sentence), err=True)
 
 
@@ -241,7 +241,9 @@ def picture_of(index: Index, item: Item, roots: Sequence[Path] = ()) -> Image.Im
         if stored is not None:
             return open_image(stored, name=item.id)
         file = index.file(item)
-        return open_image(file, size_hint=SIDE) if file is not None and is_allowed(file, roots) else None
+        return (
+            open_image(file, size_hint=SIDE) if file is not None and is_allowed(file, roots or None) else None
+        )
     except ImageError:
         return None
 

@@ -48,7 +48,7 @@ class Pictures:
 
     def __init__(self, index: Index, limits: Limits, roots: Sequence[str | Path] | None) -> None:
         self.index, self.limits = index, limits
-        self.roots = tuple(roots or ())
+        self.roots = roots
         self._decoders = Decoders()
         self._lock = threading.Lock()
         self._thumbnails: OrderedDict[tuple[str, str], bytes] = OrderedDict()
