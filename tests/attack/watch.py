@@ -89,7 +89,8 @@ def watch(name: str, first: int, count: int, tally: Tally, until: float) -> int:
                 why = "raised\n" + said.read()[-1500:]
     tally.refused += refused
     if at is None:
-        tally.findings.append(f"{name}: cannot be made: {why}")
+        if why is not None:  # None: the time of the whole run is over
+            tally.findings.append(f"{name}: cannot be made: {why}")
         return first + count
     tally.inputs += at - first + (why is not None)
     if why is not None:
