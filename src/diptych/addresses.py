@@ -18,7 +18,9 @@ from urllib.parse import SplitResult, urlsplit
 from diptych.errors import AddressError
 
 PATIENCE = 10  # seconds to fetch the images that a query names by address, all together
-REGISTRY = "2024-10-22"  # state of IANA's registries of special-purpose addresses behind the tables below
+REGISTRY = (
+    "2025-10-09"  # when IANA last changed its two registries of special-purpose addresses, which we follow
+)
 RESERVED_4 = [
     ipaddress.IPv4Network(network)
     for network in (
