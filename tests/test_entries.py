@@ -20,7 +20,7 @@ from diptych.errors import CheckpointError, DataError
 from diptych.index.models import open_model
 from diptych.model.retriever import Retriever
 from diptych.settings import TrainingSettings
-from diptych.storage import cache_folder
+from diptych.storage import MODEL, cache_folder
 from diptych.training.checkpoint import Progress, RunCard, load_rest, read_run, save_state
 from diptych.training.log import Log, read_log
 from diptych.vectors.files import open_vectors
@@ -221,6 +221,19 @@ def test_links_of_a_snapshot_end_in_its_own_cache(inside: bool, tmp_path: Path) 
     else:
         with pytest.raises(CheckpointError):
             load_dual(snapshot)
+
+
+def test_removing_a_link_of_a_snapshot_leaves_what_it_leads_to(tmp_path: Path) -> None:
+    """Other snapshots of the model share it; it was removed in place of the link."""
+    model = tmp_path / "models--someone--clip"
+    for folder in (model / "blobs", model / "snapshots" / "0"):
+        folder.mkdir(parents=True)
+    (model / "blobs" / "1").write_bytes(b"weights")
+    link = model / "snapshots" / "0" / "model.safetensors"
+    link.symlink_to(model / "blobs" / "1")
+    MODEL.remove(link)
+    assert (model / "blobs" / "1").read_bytes() == b"weights"
+    assert not link.is_symlink()
 
 
 def test_clearing_a_cache_with_a_link_removes_the_link_alone(tmp_path: Path) -> None:

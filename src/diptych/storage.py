@@ -261,7 +261,8 @@ class Entries:
 
     def remove(self, path: Path) -> None:
         """Take a plain file away, where it is there."""
-        self.check(path).unlink(missing_ok=True)
+        self.check(path)
+        path.unlink(missing_ok=True)
 
     def _not_plain(self, path: Path) -> DiptychError:
         return self.fault(f"{path} is a link, a pipe, a device or a folder, not a plain file: {self.remedy}")
