@@ -4,8 +4,9 @@
     python tests/attack/watch.py --target readers --first 1234 --inputs 1     # one input again
 
 An input is (target, number): the number seeds everything in it. A process that raises anything but the package's own
-errors, takes more than 5 s of a core for one input, or half a minute, grows by more than 500 MB, gives a wrong answer
-or dies is a finding; the run goes on with the next input, and ends with status 1 when there were any.
+errors, takes more than 5 s of a core for one input, waits half a minute without using a core, grows by more than 500
+MB, gives a wrong answer or dies is a finding: what other work on the machine delays is none. The run goes on with the
+next input, and ends with status 1 when there was a finding, or fewer inputs than ``--least``.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ from _pytest.outcomes import Skipped
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent / "src")]
 
+from page import add_docs, put  # noqa: E402
+
 SECONDS = 5.0  # of a core that one input may take, the processes that it starts included
-HANGS = 30.0  # seconds that one input may take on a machine with other work
+HANGS = 30.0  # seconds of one input in which no thread asks for a core
+POLL = 0.05  # seconds between two looks at a process
 GROWTH = 500_000_000  # bytes that a process may grow
-START = 180.0  # seconds to make a target
+START = 180.0  # seconds of a core to make a target
 PIECE, TURN = 500, 20.0  # inputs, or seconds, of a target before the next has its turn
 
 
@@ -103,33 +107,35 @@ def _watched(
     process: subprocess.Popen[bytes], file: Path, tally: Tally, until: float
 ) -> tuple[int | None, int, str | None]:
     at: int | None = None
-    refused, base, since, used = 0, 0, time.monotonic(), 0.0
+    refused, base, used, waited = 0, 0, 0.0, 0.0
     while True:
         ended = process.poll() is not None
         lines = file.read_text().splitlines() if file.exists() else []
+        seconds, works = _seconds(process.pid)
+        waited = 0.0 if works else waited + POLL
         if lines and len(lines[-1].split()) == 2:
             now, refused = map(int, lines[-1].split())
             if now != at:
-                at, since, used = now, time.monotonic(), _seconds(process.pid)
+                at, used, waited = now, seconds, 0.0
         if ended:
             return at, refused, None
         size = _memory(process.pid)
         if at is not None:
             base = base or size
             tally.largest = max(tally.largest, size - base)
-            tally.slowest = max(tally.slowest, _seconds(process.pid) - used)
+            tally.slowest = max(tally.slowest, seconds - used)
         why = None
         if at is not None and base and size - base > GROWTH:
             why = f"grew by {(size - base) // 1_000_000} MB"
-        elif at is not None and _seconds(process.pid) - used > SECONDS:
-            why = f"took more than {SECONDS:g} s of a core"
-        elif time.monotonic() - since > (HANGS if at is not None else START):
-            why = f"took more than {HANGS:g} s"
+        elif seconds - used > (START if at is None else SECONDS):
+            why = f"took more than {START if at is None else SECONDS:g} s of a core"
+        elif waited > HANGS:
+            why = f"waited for {HANGS:g} s without using a core"
         if why is not None or time.monotonic() > until:
             os.killpg(process.pid, signal.SIGKILL)  # its own session: what it started ends with it
             process.wait()
             return at, refused, why
-        time.sleep(0.05)
+        time.sleep(POLL)
 
 
 def _memory(pid: int) -> int:
@@ -139,14 +145,21 @@ def _memory(pid: int) -> int:
         return 0
 
 
-def _seconds(pid: int) -> float:
-    """Seconds of a core that a process has used, and those that it started."""
+def _seconds(pid: int) -> tuple[float, bool]:
+    """Seconds of a core that a process and those it started have used, and whether any thread of them asks for one."""
+    used, works = 0.0, False
     try:
-        used = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return 0.0
-    return used / os.sysconf("SC_CLK_TCK") + sum(_seconds(int(child)) for child in children)
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+            works |= state in "RD"  # runs, would run, or waits for a disk
+            for child in (thread / "children").read_text().split():
+                more, busy = _seconds(int(child))
+                used, works = used + more, works or busy
+    except OSError:  # it has ended
+        pass
+    return used, works
 
 
 @contextmanager
@@ -172,7 +185,9 @@ def main() -> None:
     parser.add_argument("--target", default="", help="this one only")
     parser.add_argument("--first", type=int, default=0, help="the first number")
     parser.add_argument("--inputs", type=int, default=0, help="at most so many of each target")
+    parser.add_argument("--least", type=int, default=0, help="inputs of all targets; fewer are status 1")
     parser.add_argument("--processes", type=int, default=2)
+    add_docs(parser)
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -207,20 +222,31 @@ def main() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    minutes = (time.monotonic() - start) / 60
-    print("| target | inputs | refused | findings | largest growth MB | slowest s |")
-    print("|---|---|---|---|---|---|")
-    for name, tally in tallies.items():
-        print(
-            f"| {name} | {tally.inputs:,} | {tally.refused:,} | {len(tally.findings)} "
+    sys.exit(report(tallies, (time.monotonic() - start) / 60, options))
+
+
+def report(tallies: dict[str, Tally], minutes: float, options: argparse.Namespace) -> int:
+    """Print what came of a run, and say with which status it ends."""
+    lines = ["| target | inputs | refused | findings | largest growth MB | slowest s of a core |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, tally in sorted(tallies.items()):
+        lines.append(
+            f"| {name.replace('_', ' ')} | {tally.inputs:,} | {tally.refused:,} | {len(tally.findings)} "
             f"| {tally.largest / 1e6:.0f} | {tally.slowest:.1f} |"
         )
     total = sum(tally.inputs for tally in tallies.values())
-    print(f"{total:,} inputs in {minutes:.1f} minutes with {options.processes} processes")
+    refused = sum(tally.refused for tally in tallies.values())
     findings = [finding for tally in tallies.values() for finding in tally.findings]
+    lines.append(f"| **all, in {minutes:.0f} minutes** | {total:,} | {refused:,} | {len(findings)} | | |")
+    print("\n".join(lines))
     for finding in findings:
-        print(finding)
-    sys.exit(1 if findings else 0)
+        print(f"FINDING {finding}")
+    few = total < options.least
+    if few:
+        print(f"FEWER INPUTS than {options.least:,}: {total:,}")
+    if options.docs:
+        put("watch", lines)
+    return 1 if findings or few else 0
 
 
 if __name__ == "__main__":
