@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from diptych.data.formats import open_captions
-from diptych.evaluation.shards import Block, count_pair, own_scores
+from diptych.evaluation.shards import ShardBlock, count_pair, own_scores
 from diptych.index.models import open_model
 from diptych.vectors.embed import embed_shard
 from diptych.vectors.files import Shard
-from diptych.vectors.load import Opened
+from diptych.vectors.load import ShardData
 from diptych.vectors.manifest import shard_file
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, given in (("images", {"texts": False}), ("all", {"thumbnails": False})):
             start = time.process_time()
-            receipt = embed_shard(model, name, Opened(captions), Path(folder), **given)
+            receipt = embed_shard(model, name, ShardData(captions), Path(folder), **given)
             seconds = time.process_time() - start
             print(
                 f"{name}: {receipt.images:,} images, {receipt.texts:,} texts, {receipt.images / seconds:.1f} images/s, "
@@ -52,7 +52,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     images, texts = options.pairs
     vectors = [torch.nn.functional.normalize(torch.randn(rows, 512)) for rows in (images, texts)]
-    block = Block(*vectors, np.sort(rng.integers(images, size=texts)), ("test",), ("",))
+    block = ShardBlock(*vectors, np.sort(rng.integers(images, size=texts)), ("test",), ("",))
     own = own_scores(block)
     start = time.process_time()
     count_pair(block, block, own, own, (0, 0, 0, 0))

@@ -23,9 +23,9 @@ from diptych.registries import RECIPES
 from diptych.runs import synthetic_pooling
 from diptych.runs.ablate import Runner
 from diptych.runs.reading import open_split
-from diptych.runs.table_plan import Cell, Wanted
+from diptych.runs.table_plan import Cell, TableRequest
 from diptych.settings import TrainingSettings, from_json, setting_names, to_json
-from diptych.tables import Table
+from diptych.tables import PaperTable
 
 SMALL: dict[str, Any] = {
     "dim": 16, "batch_size": 12, "epochs": 1, "min_count": 1, "word_dim": 8, "heads": 2, "feedforward": 16, "blocks": 1,
@@ -57,7 +57,7 @@ class World:
             make(folder / name)
         return World(folder)
 
-    def place(self, table: Table, name: str) -> str:
+    def place(self, table: PaperTable, name: str) -> str:
         """The small data that stand for those of this name."""
         special = {"sts": "senteval", "msrvtt": "videos", "coco-hash": "lists", "nus-wide-hash": "lists"}
         if name in ("cub", "sop", "in-shop", "inaturalist"):
@@ -66,7 +66,7 @@ class World:
             return f"{self.folder / 'labels'}?instances={self.folder / 'labels'}"
         return str(self.folder / special.get(name, "pictures" if name.endswith("-pictures") else "features"))
 
-    def judgements(self, table: Table, reads: str) -> str:
+    def judgements(self, table: PaperTable, reads: str) -> str:
         """A text that is right for another image too, in a file of corrections of the data that stand for COCO's."""
         place = self.place(table, f"coco-{reads}" if reads else "coco")
         captions, whole = open_split(place, "test"), open_captions(place)
@@ -75,21 +75,21 @@ class World:
         file.write_text(f"{','.join(COLUMNS)}\n{','.join(rows)}\n")
         return str(file)
 
-    def data(self, table: Table) -> dict[str, str]:
+    def data(self, table: PaperTable) -> dict[str, str]:
         """Data for every name of a table; of the lists of classes, one."""
         unlike = ("cub", "in-shop", "inaturalist")
         return {name: self.place(table, name) for name in table.data if name not in unlike}
 
-    def runner(self, table: Table, folder: Path, **wanted: Any) -> Runner:
+    def runner(self, table: PaperTable, folder: Path, **wanted: Any) -> Runner:
         """The table on small data, with small settings and models."""
         options: dict[str, Any] = {"data": self.data(table), "published": True, "protocol": "plain"}
-        return SmallRunner(self, table, folder, Wanted(**{**options, **wanted, "show_progress": False}))
+        return SmallRunner(self, table, folder, TableRequest(**{**options, **wanted, "show_progress": False}))
 
 
 class SmallRunner(Runner):
     """Rows as they are published, but for their size, and for models that would be downloaded."""
 
-    def __init__(self, world: World, table: Table, folder: Path, wanted: Wanted) -> None:
+    def __init__(self, world: World, table: PaperTable, folder: Path, wanted: TableRequest) -> None:
         self.world = world
         super().__init__(table, folder, wanted)
 
@@ -140,7 +140,7 @@ def _products(root: Path) -> None:
 
 
 def run_to_the_end(
-    table: Table, world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, rows: Sequence[str] = ()
+    table: PaperTable, world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, rows: Sequence[str] = ()
 ) -> None:
     """Train and measure a table on small data: every cell whose data are there has at least one number."""
     defaults = synthetic_pooling.run.__defaults__

@@ -96,6 +96,18 @@ def test_a_long_function_would_be_noticed(tmp_path: Path) -> None:
     assert long_functions(source) == {"long"}
 
 
+def test_a_class_name_stands_for_one_thing() -> None:
+    """Except the settings of each recipe, and what only its own module names."""
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(layer(path))
+    twice = {name: rooms for name, rooms in homes.items() if len(rooms) > 1}
+    assert {room for rooms in twice.values() for room in rooms} == {"recipes"}
+    assert all(name.endswith("Settings") for name in twice)
+
+
 def test_types_of_encoders_are_asked_inside_their_room() -> None:
     asked = re.compile(r"isinstance\([^()]*(\([^()]*\))?[^()]*\bBackbone\b")
     known = {"model/named.py"}  # a plugin's name stands for a backbone or for a whole encoder

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from diptych.data.arrays import ArrayStore, flat_index, read_items
-from diptych.data.captions import Joined, StoredImage, StoreRows
+from diptych.data.captions import StoreChain, StoredImage, StoreRows
 from diptych.errors import DataError
 
 
@@ -196,11 +196,11 @@ def test_pictures_are_read_once_each() -> None:
 def test_blocks_through_selections(block: np.ndarray, path: Path) -> None:
     """The five-fold layout of one split inside several: Rows over Joined over Rows over the file."""
     once = StoreRows(ArrayStore(path), np.arange(0, 20, 5))  # every image five times on disk
-    store = StoreRows(Joined([ArrayStore(block[:3]), once]), np.array([3, 4, 5, 6]))
+    store = StoreRows(StoreChain([ArrayStore(block[:3]), once]), np.array([3, 4, 5, 6]))
     got = read_items(store, np.array([2, 0, 2]))
     assert isinstance(got, np.ndarray)
     assert np.array_equal(got, block[[10, 0, 10]])
-    mixed = read_items(Joined([ArrayStore(block[:3]), once]), np.array([0, 3, 4]))
+    mixed = read_items(StoreChain([ArrayStore(block[:3]), once]), np.array([0, 3, 4]))
     assert isinstance(mixed, list)
     assert np.array_equal(np.stack(mixed), block[[0, 0, 5]])
 

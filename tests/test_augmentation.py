@@ -14,16 +14,16 @@ from PIL import Image
 from small import pictures, precomputed
 
 from diptych.cli import main
-from diptych.data.augmentation import Drawn, PictureAugmentation, WordAugmentation, apply, steps
+from diptych.data.augmentation import PictureAugmentation, PictureDraw, WordAugmentation, apply, steps
 from diptych.errors import SettingsError
 from diptych.reports.sheets import CELL, COLUMNS, STEP_GAP, STEP_LINE, augmented_words
 
 DRAWS = 20_000
-PLAIN = Drawn(1.0, 1.0, 0.0, 0.0, False, None, None, False)
+PLAIN = PictureDraw(1.0, 1.0, 0.0, 0.0, False, None, None, False)
 
 
 @pytest.fixture(scope="module")
-def drawn() -> list[Drawn]:
+def drawn() -> list[PictureDraw]:
     augmentation, rng = PictureAugmentation(), np.random.default_rng(7)
     return [augmentation.draw(rng) for _ in range(DRAWS)]
 
@@ -38,12 +38,12 @@ def photograph(height: int = 60, width: int = 80) -> Image.Image:
 @pytest.mark.parametrize(
     ("name", "stated"), [("flipped", 0.5), ("blur", 0.5), ("jitter", 0.8), ("grey", 0.2)]
 )
-def test_steps_happen_as_often_as_stated(drawn: list[Drawn], name: str, stated: float) -> None:
+def test_steps_happen_as_often_as_stated(drawn: list[PictureDraw], name: str, stated: float) -> None:
     happened = np.mean([getattr(one, name) not in (None, False) for one in drawn])
     assert abs(happened - stated) < 4 * math.sqrt(stated * (1 - stated) / DRAWS)
 
 
-def test_steps_are_independent_of_each_other(drawn: list[Drawn]) -> None:
+def test_steps_are_independent_of_each_other(drawn: list[PictureDraw]) -> None:
     rows = np.array(
         [
             (d.height, d.width, d.top, d.left, d.flipped, d.blur is None, d.jitter is None, d.grey)
@@ -54,7 +54,7 @@ def test_steps_are_independent_of_each_other(drawn: list[Drawn]) -> None:
     assert np.abs(correlations - np.eye(len(correlations))).max() < 4 / math.sqrt(DRAWS)
 
 
-def test_numbers_are_uniform_in_their_ranges(drawn: list[Drawn]) -> None:
+def test_numbers_are_uniform_in_their_ranges(drawn: list[PictureDraw]) -> None:
     jitters = np.array([one.jitter for one in drawn if one.jitter is not None])
     columns = {
         "height": ([one.height for one in drawn], 0.6, 1.0),
@@ -80,7 +80,7 @@ def test_every_picture_takes_the_same_count_of_numbers() -> None:
 
 
 def test_steps_come_in_the_order_of_the_supplement() -> None:
-    everything = Drawn(0.8, 0.7, 0.3, 0.6, True, 1.2, (1.2, 0.8, 1.3, 0.05), True)
+    everything = PictureDraw(0.8, 0.7, 0.3, 0.6, True, 1.2, (1.2, 0.8, 1.3, 0.05), True)
     found = steps(everything, photograph())
     assert list(found) == ["crop", "flip", "blur", "colour jitter", "grey"]
     assert list(found.values())[-1].tobytes() == apply(everything, photograph()).tobytes()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions, Joined, StoreRows
+from diptych.data.captions import Captions, StoreChain, StoreRows
 from diptych.errors import DataError
 
 
@@ -121,7 +121,7 @@ def test_iterating_gives_pairs() -> None:
 
 def test_rows_within_one_part_of_a_joined_store_refer_to_that_part() -> None:
     first, second = (ArrayStore(np.arange(n, dtype=np.float32)[:, None]) for n in (4, 3))
-    joined = Joined([StoreRows(first, np.asarray([3, 1])), second])
+    joined = StoreChain([StoreRows(first, np.asarray([3, 1])), second])
     assert [float(joined[i][0]) for i in range(5)] == [3, 1, 0, 1, 2]
     assert joined.content_key(0) == first.content_key(3)
     inside = StoreRows(joined, np.asarray([1, 0]))

@@ -18,7 +18,7 @@ from diptych.errors import IndexFault
 from diptych.index.engines.opening import open_index
 from diptych.index.ingest import collection_files
 from diptych.index.ingest.build import index_collection
-from diptych.index.ingest.works import Built
+from diptych.index.ingest.works import IndexingResult
 from diptych.runs.watch import look, watch_folder
 
 names = itertools.count()
@@ -37,7 +37,7 @@ def photos(tmp_path: Path) -> Path:
     return colour_photos(tmp_path / "photos", "a {} square")
 
 
-def numbers(built: Built) -> tuple[int, ...]:
+def numbers(built: IndexingResult) -> tuple[int, ...]:
     return built.images, built.added, built.updated, built.moved, built.unchanged, built.removed, built.total
 
 

@@ -26,7 +26,7 @@ from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Report
 from diptych.model.retriever import Retriever
 from diptych.recipes import RECIPES, cookie_hash, cookie_match
-from diptych.runs.measures import Asked, measures_of
+from diptych.runs.measures import EvaluationRequest, measures_of
 from diptych.runs.reading import database_of
 from diptych.settings import from_saved
 from diptych.targets.labels import HashTargets
@@ -188,7 +188,7 @@ def test_a_cell_of_several_labels_is_several_classes(lists: Path, hashed: Path, 
     del card["settings"]["split_labels"]
     (old / "run.json").write_text(json.dumps(card))
     for run, split in ((hashed, True), (old, False)):
-        (measure,), _ = measures_of([run], Asked(protocol="hashing"))
+        (measure,), _ = measures_of([run], EvaluationRequest(protocol="hashing"))
         assert isinstance(measure.evaluator, HashRetrieval)
         assert measure.evaluator.split_labels is split
 

@@ -20,7 +20,7 @@ from diptych.data.check import check
 from diptych.data.formats import open_captions, recognise
 from diptych.data.images import PixelInput
 from diptych.data.readers import webdataset
-from diptych.data.readers.corpora import Mixture, Stream
+from diptych.data.readers.corpora import CorpusMixture, Stream
 from diptych.data.text import WordInput
 from diptych.errors import DataError, ImageError
 from diptych.training.loading import PairLoader
@@ -115,8 +115,8 @@ def test_corpora_of_the_same_pictures_share_them(tmp_path: Path) -> None:
 # order
 
 
-def mixture(window: int = 4) -> Mixture:
-    return Mixture(
+def mixture(window: int = 4) -> CorpusMixture:
+    return CorpusMixture(
         (
             Stream("one", np.arange(10), [3, 4, 3], 1.0),
             Stream("half", np.arange(10, 17), [7], 0.5),

@@ -203,7 +203,7 @@ def test_make_shows_what_pip_does() -> None:
 def test_an_index_of_an_older_demonstration_is_not_lost(made: Path) -> None:
     with open_index(made / "demo" / "emoji.index") as index:
         before = index.generation
-    other = demo.Trained("photos", made / "demo" / "run", *[None] * 2)  # type: ignore[arg-type]
+    other = demo.DemoModel("photos", made / "demo" / "run", *[None] * 2)  # type: ignore[arg-type]
     with pytest.raises(IndexFault, match="make clean"):
         demo._searches(other, open_captions(made / "data"), made / "demo" / "emoji.index")
     with open_index(made / "demo" / "emoji.index") as index:

@@ -13,7 +13,7 @@ from PIL import Image
 from small import bert_folder, pictures
 
 from diptych.data.arrays import Arrays, ArrayStore, Sets, read_ahead
-from diptych.data.captions import Joined, StoreRows, holds_features
+from diptych.data.captions import StoreChain, StoreRows, holds_features
 from diptych.data.images import ImageInput, PixelInput, RegionInput, as_item
 from diptych.data.text import CachedTexts, WordPieceInput
 from diptych.encoders.transformer import LONGEST, PackedIds
@@ -81,7 +81,7 @@ def test_stored_features_come_in_blocks_as_they_are(tmp_path: Path) -> None:
         ArrayStore(block),
         ArrayStore(tmp_path / "x.npy"),
         StoreRows(ArrayStore(tmp_path / "x.npy"), np.arange(23)),
-        Joined([ArrayStore(block[:9]), ArrayStore(block[9:])]),
+        StoreChain([ArrayStore(block[:9]), ArrayStore(block[9:])]),
         list(block),
     ]
     for store in stores:

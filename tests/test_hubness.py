@@ -17,7 +17,7 @@ from diptych.errors import SettingsError
 from diptych.evaluation import hubness
 from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.hubness import bank_of, inverted_softmax
-from diptych.evaluation.prepared import Scored
+from diptych.evaluation.prepared import PreparedScores
 from diptych.evaluation.report import Report
 from diptych.model.scores import EmbeddingScores, MatrixScores, MeanScores
 
@@ -62,13 +62,13 @@ def test_it_is_the_equation(beta: float, chunk: int, monkeypatch: pytest.MonkeyP
     bank_image, bank_text = vectors(rng, 7), vectors(rng, 11)
     scores = EmbeddingScores(torch.from_numpy(image), torch.from_numpy(text))
     bank = EmbeddingScores(torch.from_numpy(bank_image), torch.from_numpy(bank_text))
-    report = evaluate(inverted_softmax(Scored(scores), bank, "train", beta=beta), data, bootstrap=0)
+    report = evaluate(inverted_softmax(PreparedScores(scores), bank, "train", beta=beta), data, bootstrap=0)
     texts_of = [set(np.flatnonzero(data.image_of == n).tolist()) for n in range(9)]
     images_of = [{int(n)} for n in data.image_of]
     found = report.metrics
     assert found["image_to_text_recall@1"] == pytest.approx(oracle(image, text, bank_image, texts_of, beta))
     assert found["text_to_image_recall@1"] == pytest.approx(oracle(text, image, bank_text, images_of, beta))
-    exact = inverted_softmax(Scored(scores), bank, "train", beta=beta).directions
+    exact = inverted_softmax(PreparedScores(scores), bank, "train", beta=beta).directions
     assert exact is not None
     tiles = [one.tile(slice(None), slice(None)).numpy() for one in exact]
     for tile, queries, axis in ((tiles[0], bank_image @ text.T, 1), (tiles[1], bank_text @ image.T, 0)):
@@ -89,7 +89,9 @@ def test_a_hub_no_longer_answers_everything() -> None:
     data = captions(8, 1)
     scores = EmbeddingScores(torch.from_numpy(image), torch.from_numpy(text))
     plain = evaluate(scores, data, bootstrap=0).metrics["rsum"]
-    again = evaluate(inverted_softmax(Scored(scores), scores, "train"), data, bootstrap=0).metrics["rsum"]
+    again = evaluate(inverted_softmax(PreparedScores(scores), scores, "train"), data, bootstrap=0).metrics[
+        "rsum"
+    ]
     assert again > plain
 
 
@@ -97,15 +99,15 @@ def test_ensembles_are_rescored_and_pair_scores_are_not() -> None:
     rng = np.random.default_rng(2)
     members = [EmbeddingScores(*(torch.from_numpy(vectors(rng, n)) for n in (4, 8))) for _ in range(2)]
     mean = MeanScores(members)
-    found = inverted_softmax(Scored(mean), mean, "val").directions
+    found = inverted_softmax(PreparedScores(mean), mean, "val").directions
     assert found is not None
     whole = torch.stack([one.tile(slice(None), slice(None)) for one in members]).mean(0)
     below = torch.logsumexp(20 * whole, 0) / 20  # images are the bank of the texts
     assert torch.allclose(found[0].tile(slice(None), slice(None)), whole - below)
     with pytest.raises(SettingsError, match="matrix"):
-        inverted_softmax(Scored(MatrixScores(np.eye(3))), mean, "val")
+        inverted_softmax(PreparedScores(MatrixScores(np.eye(3))), mean, "val")
     with pytest.raises(SettingsError, match="-1"):
-        inverted_softmax(Scored(mean), mean, "val", beta=-1)
+        inverted_softmax(PreparedScores(mean), mean, "val", beta=-1)
 
 
 def test_a_large_bank_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

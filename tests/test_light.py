@@ -26,7 +26,7 @@ from test_runtime import picture_model, small_model
 from diptych.data.images import as_item
 from diptych.errors import RuntimeFault, SettingsError
 from diptych.index.engines.opening import open_index
-from diptych.index.ingest.works import ON_CPU, Encoder
+from diptych.index.ingest.works import ON_CPU, BatchEncoder
 from diptych.index.models import VARIABLE, LightModel, check_probes, open_model
 from diptych.index.places import check_items
 from diptych.model.protocol import picture_side
@@ -254,7 +254,7 @@ def test_label_without_torch(world: World, tmp_path: Path) -> None:  # noqa: F81
 
 def test_batches_of_the_runtime_are_small(model: Path) -> None:
     """More pictures at a time do not fit into the caches of a processor."""
-    sizes = [Encoder(open_model(model, backend=one), None).batch_size for one in ("torch", "onnx")]
+    sizes = [BatchEncoder(open_model(model, backend=one), None).batch_size for one in ("torch", "onnx")]
     assert sizes == [ON_CPU, PICTURES]
 
 

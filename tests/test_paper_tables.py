@@ -14,7 +14,7 @@ from diptych.errors import DataError
 from diptych.registries import PROTOCOLS, RECIPES
 from diptych.runs.columns import measure_steps
 from diptych.settings import from_json
-from diptych.tables import Table, main_recipe, papers, presets, slug, tables_of
+from diptych.tables import PaperTable, main_recipe, papers, presets, slug, tables_of
 
 EVERY = [table for paper in papers() for table in tables_of(paper).values()]
 KINDS = {  # a table for each kind of column: kind of group, or protocol of a measured run
@@ -161,5 +161,5 @@ def test_a_wrong_file_is_refused(changes: dict[str, Any], named: str) -> None:
 
 
 def test_a_table_knows_its_data() -> None:
-    table: Table = tables_of("cusa")["10"]
+    table: PaperTable = tables_of("cusa")["10"]
     assert table.data == ["coco", "cub", "sop", "in-shop", "inaturalist", "coco-pictures"]

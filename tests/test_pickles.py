@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from diptych.data.arrays import Stored
+from diptych.data.arrays import LazyArray
 from diptych.data.decode import pickles
 from diptych.data.decode.pickles import open_pickle, read_pickle
 from diptych.errors import DataError
@@ -91,7 +91,7 @@ def test_large_arrays_stay_in_the_file_until_they_are_asked_for(tmp_path: Path, 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1_500_000
-    assert all(isinstance(value, Stored) for value in opened.values())
+    assert all(isinstance(value, LazyArray) for value in opened.values())
     np.testing.assert_array_equal(opened["7.jpg"].load(), content["7.jpg"])
     path.write_bytes(path.read_bytes()[:-100_000])
     with pytest.raises(DataError, match=r"a\.pkl"):

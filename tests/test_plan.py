@@ -9,10 +9,10 @@ import pytest
 from commands import diptych, refused
 
 from diptych.errors import SettingsError
-from diptych.runs.plan import MEASURED, Demand, Line, plan, render, scaled_bytes
+from diptych.runs.plan import MEASURED, Demand, PlanLine, plan, render, scaled_bytes
 
 
-def found(demand: Demand, section: str, what: str) -> Line:
+def found(demand: Demand, section: str, what: str) -> PlanLine:
     (line,) = [one for one in plan(demand) if one.section == section and one.what == what]
     return line
 

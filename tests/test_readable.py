@@ -19,7 +19,7 @@ from small import bert_folder, photos
 from diptych.data import files
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import (
-    Joined,
+    StoreChain,
     StoredImage,
     StoreRows,
     first_readable,
@@ -264,14 +264,14 @@ def test_a_store_that_says_nothing_is_asked_once() -> None:
 
     store = Own(False, True, True)
     split = StoreRows(store, np.array([2, 1]))
-    assert [holds_pictures(one) for one in (store, split, Joined([store, split]), store)] == [True] * 4
+    assert [holds_pictures(one) for one in (store, split, StoreChain([store, split]), store)] == [True] * 4
     assert opened == [0, 1]
 
 
 def test_files_are_not_opened_to_know_that_they_are_pictures(tmp_path: Path) -> None:
     store = FileImages(tmp_path, ["absent.jpg"])
     assert not holds_features(store)
-    assert not holds_features(Joined([store, ArrayStore(np.zeros((2, 4), np.float32))]))
+    assert not holds_features(StoreChain([store, ArrayStore(np.zeros((2, 4), np.float32))]))
     assert holds_features(ArrayStore(np.zeros((2, 4), np.float16)))
     assert holds_features([np.zeros((3, 4), np.float32)])
     assert not holds_features([np.zeros((3, 4, 3), np.uint8)])

@@ -35,8 +35,8 @@ from diptych.runtime.folder import (
     TEXT,
     TOKENIZER,
     VOCABULARY,
+    OnnxSession,
     Probes,
-    Session,
     compare,
     drawn_pictures,
     file_facts,
@@ -252,13 +252,13 @@ def test_region_models_have_probes_too(tmp_path: Path) -> None:
 
 def test_pictures_are_compared_one_at_a_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime keeps the memory of the largest batch, which a service would hold for ever."""
-    sizes, run = [], Session.__call__
+    sizes, run = [], OnnxSession.__call__
 
-    def noted(self: Session, output: str, **fed: Any) -> Any:
+    def noted(self: OnnxSession, output: str, **fed: Any) -> Any:
         sizes.extend(len(value) for name, value in fed.items() if name == "images")
         return run(self, output, **fed)
 
-    monkeypatch.setattr(Session, "__call__", noted)
+    monkeypatch.setattr(OnnxSession, "__call__", noted)
     RuntimeModel.open(home, threads=1).check()
     assert len(sizes) >= 3
     assert set(sizes) == {1}

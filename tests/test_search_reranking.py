@@ -186,7 +186,7 @@ def test_the_command_line_reranks(photos: Path, model: Retriever, tmp_path: Path
 
 def test_the_service_reranks(place: Path, photos: Path, model: Retriever) -> None:
     from diptych.web.limits import Limits
-    from diptych.web.service import Asked, Service
+    from diptych.web.service import SearchRequest, Service
 
     with open_index(place) as index:
         service = Service(
@@ -194,7 +194,7 @@ def test_the_service_reranks(place: Path, photos: Path, model: Retriever) -> Non
         )
         try:
             assert service.rerank  # the page offers it
-            hits = service.search(Asked(text="a red dog", k=6, rerank=6))
+            hits = service.search(SearchRequest(text="a red dog", k=6, rerank=6))
             assert hits.ids == expected_order(model, photos, "a red dog")
         finally:
             service.close()

@@ -342,7 +342,7 @@ def test_schedule() -> None:
 
 
 def test_health_names_nan_with_its_step() -> None:
-    watch = log.Health(torch.device("cpu"))
+    watch = log.StepHealth(torch.device("cpu"))
     for step in range(1, 6):
         watch.watch(step, {"triplet": torch.tensor(float("nan") if step >= 3 else 1.0)}, None)
     with pytest.raises(TrainingError, match=r"\b3\b"):
@@ -350,7 +350,7 @@ def test_health_names_nan_with_its_step() -> None:
 
 
 def test_health_names_collapse_once() -> None:
-    watch = log.Health(torch.device("cpu"))
+    watch = log.StepHealth(torch.device("cpu"))
     for step in range(log.COLLAPSE_STEPS - 1):
         watch.watch(step, {"triplet": torch.tensor(51.3)}, 51.2)
     assert watch.report({}, 51.2) == []

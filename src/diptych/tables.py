@@ -36,7 +36,7 @@ _LETTERS = {"∞": "infinity", "+": " plus ", "−": " minus ", "*": " x ", "%":
 
 
 @dataclass(frozen=True)
-class Group:
+class TableGroup:
     """Columns that are measured together: on ``data`` (default: what the rows train on) under ``protocol``."""
 
     name: str
@@ -51,7 +51,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row: what is trained (nothing where it is published only), and the published numbers of each group."""
 
     name: str
@@ -71,11 +71,11 @@ class Row:
         """Whether nothing measures it."""
         return not (self.recipe or self.mean_of or self.module)
 
-    def measured_in(self, group: Group) -> bool:
+    def measured_in(self, group: TableGroup) -> bool:
         """Whether the group's columns are measured for it."""
         return not self.published_only and (not self.only or group.name in self.only)
 
-    def trains_on(self, group: Group) -> str:
+    def trains_on(self, group: TableGroup) -> str:
         """The name of the data set that it reads: ``coco``, or ``coco-grid`` where it reads another form."""
         if group.kind == "counts":
             return self.module
@@ -92,15 +92,15 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table or figure of a paper; ``command`` stands for one that another command draws."""
 
     paper: str
     name: str
     title: str
     source: str  # where it stands in the paper
-    groups: tuple[Group, ...] = ()
-    rows: tuple[Row, ...] = ()
+    groups: tuple[TableGroup, ...] = ()
+    rows: tuple[TableRow, ...] = ()
     preset: str = ""  # of rows without one, for ``reproduce``
     figure: Figure | None = None
     command: str = ""
@@ -118,21 +118,21 @@ class Table:
         names = [name for row, group in cells for name in self.needs(row, group)]
         return list(dict.fromkeys(names))
 
-    def needs(self, row: Row, group: Group) -> list[str]:
+    def needs(self, row: TableRow, group: TableGroup) -> list[str]:
         """The names of the data sets that a row needs for the columns of a group."""
         if row.mean_of:
             members = [name for member in row.mean_of for name in self.needs(self.row(member), group)]
             return list(dict.fromkeys(members))
         return [name for name in (row.trains_on(group), *group.data) if name]
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> TableRow:
         """The row of this name."""
         known = {row.name: row for row in self.rows}
         if name not in known:
             raise SettingsError(f"the table has no row '{name}': its rows are {', '.join(known)}.")
         return known[name]
 
-    def of_recipe(self, recipe: str) -> Table:
+    def of_recipe(self, recipe: str) -> PaperTable:
         """The rows of one recipe, and the means of them alone."""
         own = {row.name for row in self.rows if row.recipe == recipe}
         rows = [row for row in self.rows if row.name in own or (row.mean_of and own.issuperset(row.mean_of))]
@@ -184,7 +184,7 @@ def preset(recipe: str, name: str) -> dict[str, Any]:
 
 
 @cache
-def tables_of(name: str) -> dict[str, Table]:
+def tables_of(name: str) -> dict[str, PaperTable]:
     """The tables of a paper, or the rows of a recipe that one paper alone has; none for any other name."""
     if name in papers():
         content = _content(name)
@@ -211,14 +211,14 @@ def _content(paper: str) -> dict[str, Any]:
         raise DataError(f"{file} is not a file of tables ({error}): install the package again.") from error
 
 
-def _table(paper: str, name: str, entry: Mapping[str, Any], recipe: str, title: str) -> Table:
+def _table(paper: str, name: str, entry: Mapping[str, Any], recipe: str, title: str) -> PaperTable:
     place = f"table {name} of {paper}"
     given = dict(entry)
     groups = tuple(_group(key, one, place) for key, one in given.pop("groups", {}).items())
     rows = tuple(_row(one, groups, recipe, place) for one in given.pop("rows", ()))
     drawn = given.pop("figure", None)
     given.setdefault("source", title)
-    made = _made(Table, place, given, paper=paper, name=name, groups=groups, rows=rows)
+    made = _made(PaperTable, place, given, paper=paper, name=name, groups=groups, rows=rows)
     slugs = [slug(row.name) for row in rows]
     twice = next((one for one in slugs if slugs.count(one) > 1), None)
     if twice is not None:
@@ -231,7 +231,7 @@ def _table(paper: str, name: str, entry: Mapping[str, Any], recipe: str, title: 
     return made if drawn is None else replace(made, figure=_made(Figure, place, drawn))
 
 
-def _group(name: str, entry: Mapping[str, Any], place: str) -> Group:
+def _group(name: str, entry: Mapping[str, Any], place: str) -> TableGroup:
     given = dict(entry)
     known = _content(COLUMNS_FILE)
     columns = given.pop("columns")
@@ -244,10 +244,10 @@ def _group(name: str, entry: Mapping[str, Any], place: str) -> Group:
         )
     given.setdefault("train", "" if kind == "pooling" else name)
     lists = {key: tuple(given.pop(key, ())) for key in ("data", "judgements")}
-    return _made(Group, place, given, name=name, columns=dict(known[columns]), **lists)
+    return _made(TableGroup, place, given, name=name, columns=dict(known[columns]), **lists)
 
 
-def _row(entry: Mapping[str, Any], groups: Sequence[Group], recipe: str, place: str) -> Row:
+def _row(entry: Mapping[str, Any], groups: Sequence[TableGroup], recipe: str, place: str) -> TableRow:
     given = dict(entry)
     cells = given.pop("published", {})
     published: dict[str, dict[str, float]] = {}
@@ -269,7 +269,7 @@ def _row(entry: Mapping[str, Any], groups: Sequence[Group], recipe: str, place: 
     trained = not (given.pop("published_only", False) or given.get("mean_of") or given.get("module"))
     given.setdefault("recipe", recipe if trained else "")
     lists = {key: tuple(given.pop(key, ())) for key in ("mean_of", "only")}
-    return _made(Row, place, given, published=published, **lists)
+    return _made(TableRow, place, given, published=published, **lists)
 
 
 def _made(kind: type[T], place: str, given: Mapping[str, Any], **more: Any) -> T:

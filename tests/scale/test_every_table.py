@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from paper_world import World, run_to_the_end
 
-from diptych.tables import Table, papers, tables_of
+from diptych.tables import PaperTable, papers, tables_of
 
 TABLES = [table for paper in papers() for table in tables_of(paper).values() if not table.command]
 
@@ -19,6 +19,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.paper}-{table.name}")
 def test_the_table_runs_to_its_end(
-    table: Table, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    table: PaperTable, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_to_the_end(table, world, tmp_path, monkeypatch)

@@ -39,7 +39,7 @@ class Positive:
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostOrder:
     """A run of images, first to last, whose texts are not in their order; ``shift`` is None for a permutation.
 
     ``inside``: whether the texts fit other images of the run, not of elsewhere.
@@ -123,7 +123,7 @@ def empty_texts(texts: Sequence[str], image_of: Rows, image_ids: Sequence[str]) 
     return sorted(found.items())
 
 
-def lost_order(fit: Fit, wrong: Wrong) -> list[Lost]:
+def lost_order(fit: Fit, wrong: Wrong) -> list[LostOrder]:
     """Runs of images whose texts are wrong one after the other, and where the texts belong."""
     odds = np.log(np.clip(wrong.image, 1e-6, 1 - 1e-6) / np.clip(1 - wrong.image, 1e-6, 1))
     evidence = np.clip(odds, -MOST_EVIDENCE, MOST_EVIDENCE)
@@ -147,7 +147,7 @@ def _best_run(evidence: NDArray[np.float64]) -> tuple[int, int] | None:
     return start, end - 1
 
 
-def _explained(fit: Fit, first: int, last: int, usual: float) -> Lost:
+def _explained(fit: Fit, first: int, last: int, usual: float) -> LostOrder:
     """Whether the texts of a run fit its images under a shift, or others of the run, or none of it."""
     rows = np.arange(first, last + 1)
     by_shift = {
@@ -157,13 +157,13 @@ def _explained(fit: Fit, first: int, last: int, usual: float) -> Lost:
     }
     shift = max(by_shift, key=lambda one: by_shift[one])
     if usual > 0 and by_shift[shift] > FITS * usual:
-        return Lost(first, last, shift, True)
+        return LostOrder(first, last, shift, True)
     outside = np.setdiff1d(np.arange(fit.images), rows)
     if len(outside) < len(rows):
-        return Lost(first, last, None, True)
+        return LostOrder(first, last, None, True)
     others = np.random.default_rng(0).permutation(outside)[: len(rows)]
     gain = _best_of_groups(fit, rows, rows) - _best_of_groups(fit, rows, others)
-    return Lost(first, last, None, bool(gain.mean() > SURE * gain.std() / np.sqrt(len(gain))))
+    return LostOrder(first, last, None, bool(gain.mean() > SURE * gain.std() / np.sqrt(len(gain))))
 
 
 def whole_shift(x: NDArray[Any], v: NDArray[Any], image_of: Rows) -> tuple[int | None, float]:

@@ -65,16 +65,16 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Sides:
+class SidePair:
     """Two sides whose rows are compared: pictures with texts, or groups of texts with texts."""
 
     one: Side
     text: Side
 
     @staticmethod
-    def of(one: Matrix, texts: Matrix) -> Sides:
+    def of(one: Matrix, texts: Matrix) -> SidePair:
         """Both sides, each with its background in the other."""
-        return Sides(Side.against(one, texts), Side.against(texts, one))
+        return SidePair(Side.against(one, texts), Side.against(texts, one))
 
     def pairs(self, which: Rows, texts: Rows) -> Matrix:
         """z (P,) of pairs."""
@@ -93,8 +93,8 @@ class Sides:
 class Fit:
     """Pictures and texts that can be compared; ``fold_of`` (N,) are the folds that predictions left out."""
 
-    pictures: Sides  # with texts
-    siblings: Sides  # all texts of a picture, with texts
+    pictures: SidePair  # with texts
+    siblings: SidePair  # all texts of a picture, with texts
     image_of: Rows  # (M,)
     fold_of: Rows  # (N,)
     strength: Matrix  # (N,) the length of a prediction: how sure the picture makes it
@@ -145,7 +145,7 @@ def compared(images: NDArray[Any], texts: NDArray[Any], image_of: Rows, fold_of:
     groups = _unit(_sums(u, image_of, len(images)))
     p = np.asarray(images, np.float32)
     strength = np.linalg.norm(p, axis=1)
-    return Fit(Sides.of(_unit(p), u), Sides.of(groups, u), np.asarray(image_of), fold_of, strength)
+    return Fit(SidePair.of(_unit(p), u), SidePair.of(groups, u), np.asarray(image_of), fold_of, strength)
 
 
 def _sums(rows: Matrix, group_of: Rows, groups: int) -> Matrix:

@@ -37,7 +37,7 @@ DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, "m": 30.0, "y": 365.0}
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One thing that can be cleared by itself: some records of a pack, or a file.
 
     ``name`` is that of the backbone's pack, or of the file; ``items`` how many pictures it holds (0: not counted).
@@ -52,7 +52,7 @@ class Entry:
     remove: Callable[[], bool]
 
 
-def contents(folder: str | Path | None = None) -> list[Entry]:
+def contents(folder: str | Path | None = None) -> list[CacheEntry]:
     """Everything in the cache folder."""
     place, found = cache_folder(folder), []
     for pack_folder in sorted((place / PACKS).glob("*/")) if (place / PACKS).is_dir() else ():
@@ -64,19 +64,19 @@ def contents(folder: str | Path | None = None) -> list[Entry]:
             title = "of an earlier version, nothing reads it" if prefix == OLD else ""
             status = path.stat()
             used = max(status.st_atime, status.st_mtime)
-            found.append(Entry(kind, path.name, title, status.st_size, 0, used, partial(_remove, path)))
+            found.append(CacheEntry(kind, path.name, title, status.st_size, 0, used, partial(_remove, path)))
     return found
 
 
 def select(
-    entries: Sequence[Entry],
+    entries: Sequence[CacheEntry],
     *,
     backbone: str | None = None,
     old: bool = False,
     older_than: str | None = None,
     keep: str | None = None,
     now: float | None = None,
-) -> list[Entry]:
+) -> list[CacheEntry]:
     """Those of the entries that these wishes are about; all of them without any.
 
     ``backbone`` is the beginning of a pack's name, or a part of its title; ``old`` are files of earlier versions;
@@ -104,7 +104,7 @@ def select(
     return left
 
 
-def _of_pack(folder: Path) -> list[Entry]:
+def _of_pack(folder: Path) -> list[CacheEntry]:
     try:
         pack = FeaturePack(folder)
         files = pack.files()
@@ -113,9 +113,11 @@ def _of_pack(folder: Path) -> list[Entry]:
         files, title = [], f"unreadable ({error})"
     if not files:
         size = sum(path.stat().st_size for path in folder.iterdir())
-        return [Entry(PACKS, folder.name, title, size, 0, folder.stat().st_mtime, partial(_remove, folder))]
+        return [
+            CacheEntry(PACKS, folder.name, title, size, 0, folder.stat().st_mtime, partial(_remove, folder))
+        ]
     return [
-        Entry(PACKS, folder.name, title, size, pictures, used, partial(_remove_rows, folder, number))
+        CacheEntry(PACKS, folder.name, title, size, pictures, used, partial(_remove_rows, folder, number))
         for number, size, pictures, used in files
     ]
 

@@ -39,7 +39,7 @@ HIDDEN = Entries(
 
 
 @dataclass(frozen=True)
-class Written:
+class RowProgress:
     """How far a file has come: items consumed, rows written, notes about items that gave no row."""
 
     done: int
@@ -84,11 +84,11 @@ class RowFile:
         self._lock.release()
 
     @property
-    def progress(self) -> Written:
+    def progress(self) -> RowProgress:
         """What was written so far."""
         last: dict[str, Any] = self._chunks[-1] if self._chunks else {"done": 0, "rows": 0, "shape": ()}
         notes = {item: note for chunk in self._chunks for item, note in chunk["notes"].items()}
-        return Written(last["done"], last["rows"], tuple(last["shape"]), notes)
+        return RowProgress(last["done"], last["rows"], tuple(last["shape"]), notes)
 
     def held_key(self) -> Any:
         """The key of what is there, None where there is no log."""

@@ -13,10 +13,10 @@ from diptych.cli.flags import PATH, Command, given, option, settings_flags, toge
 from diptych.progress import echo
 from diptych.registries import RECIPES
 from diptych.settings import setting_names
-from diptych.tables import Row, Table, main_recipe, papers, tables_of
+from diptych.tables import PaperTable, TableRow, main_recipe, papers, tables_of
 
 
-class Tables(click.Group):
+class TableCommands(click.Group):
     """A command for each paper, and for each recipe that trains rows of a table."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -31,7 +31,7 @@ class Tables(click.Group):
         return super().get_command(ctx, cmd_name)
 
 
-@click.group(cls=Tables)
+@click.group(cls=TableCommands)
 def ablate() -> None:
     """Run the rows of a paper's table on your data. Published and measured numbers stand side by side.
 
@@ -40,7 +40,7 @@ def ablate() -> None:
     """
 
 
-@click.group(cls=Tables)
+@click.group(cls=TableCommands)
 def reproduce() -> None:
     """Run a paper's table as it was published. Its settings, protocols and columns, on its data."""
 
@@ -59,13 +59,13 @@ def _command(name: str, published: bool) -> click.Command:
         table: str | None, output_dir: Path | None, dry_run: bool, written: str, **options: Any
     ) -> None:
         from diptych.runs import ablate as runner
-        from diptych.runs.table_plan import Wanted, data_by_name
+        from diptych.runs.table_plan import TableRequest, data_by_name
 
         vary = dict(_varied(one) for one in options.pop("vary"))
         chosen = tables[table] if table is not None else _sweep(name, tables, bool(vary))
         own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
         data, rows = data_by_name(options.pop("data")), options.pop("row")
-        wanted = Wanted(data, rows=rows, vary=vary, published=published, changes=given(options), **own)
+        wanted = TableRequest(data, rows=rows, vary=vary, published=published, changes=given(options), **own)
         folder = output_dir or Path("runs") / f"{name}-{chosen.name}"
         if dry_run:
             echo(runner.plan(chosen, folder, wanted))
@@ -125,7 +125,7 @@ def _varied(given: str) -> tuple[str, list[str]]:
     return name.replace("-", "_"), values.split(",")
 
 
-def _sweep(name: str, tables: dict[str, Table], vary: bool) -> Table:
+def _sweep(name: str, tables: dict[str, PaperTable], vary: bool) -> PaperTable:
     """A table of one row, the recipe as it is, for ``--vary`` without a table; a table by itself is the one meant."""
     first, *others = tables.values()
     if not others:
@@ -136,7 +136,7 @@ def _sweep(name: str, tables: dict[str, Table], vary: bool) -> Table:
     recipe = main_recipe(name) if name in papers() else name
     if not recipe:
         raise click.UsageError(f"--table is missing: choose one of {', '.join(tables)}.")
-    row = Row(recipe, recipe=recipe)
-    return Table(
+    row = TableRow(recipe, recipe=recipe)
+    return PaperTable(
         first.paper, "vary", f"{recipe}, one setting varied", "not in the paper", first.groups[:1], (row,)
     )

@@ -12,7 +12,7 @@ import click
 from diptych.progress import counted, echo
 
 if TYPE_CHECKING:
-    from diptych.index.ingest.works import Built
+    from diptych.index.ingest.works import IndexingResult
 
 
 def say(sentence: str) -> None:
@@ -20,7 +20,7 @@ def say(sentence: str) -> None:
     echo(sentence, err=True)
 
 
-def summary(place: str, built: Built) -> str:
+def summary(place: str, built: IndexingResult) -> str:
     """One line on what indexing did, and on all that the index holds where that is more than this collection."""
     moved = f"{built.moved} moved, " if built.moved else ""
     more = f"; the index holds {built.total} images in all" if built.total > built.images else ""

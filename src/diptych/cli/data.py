@@ -17,7 +17,7 @@ from diptych.registries import BACKBONES, IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
 
 if TYPE_CHECKING:
-    from diptych.cache.contents import Entry
+    from diptych.cache.contents import CacheEntry
 
 
 @click.group()
@@ -146,11 +146,11 @@ def clear(backbone: str | None, old: bool, older_than: str | None, keep: str | N
         echo(f"left {left} that another process is reading: run it again when that is done")
 
 
-def _table(entries: Sequence[Entry]) -> list[str]:
+def _table(entries: Sequence[CacheEntry]) -> list[str]:
     """A line for each backbone or kind of file."""
     from diptych.cache.contents import in_words
 
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str], list[CacheEntry]] = {}
     for entry in entries:
         groups.setdefault(
             (entry.kind, entry.name if entry.items or entry.kind == "images" else ""), []

@@ -14,7 +14,7 @@ from diptych.errors import DataError
 from diptych.progress import counted, echo
 
 if TYPE_CHECKING:
-    from diptych.vectors.embed import Embedded
+    from diptych.vectors.embed import EmbedResult
 
 SHOWN = 20  # unreadable pictures that are named; the receipts list all
 
@@ -94,7 +94,7 @@ def embed(
     _report(done, out, f" (part {part} of {len(sources.names)})" if part else "")
 
 
-def _report(done: Embedded, out: Path, share: str) -> None:
+def _report(done: EmbedResult, out: Path, share: str) -> None:
     """Say what was embedded, what was skipped, and what to do next."""
     for item, reason in done.unreadable[:SHOWN]:
         echo(f"skipped {item}: {reason}", err=True)

@@ -151,7 +151,7 @@ def watch(
     from diptych.encoders.known_names import recorded_name
     from diptych.index.engines.opening import index_exists, without_password
     from diptych.index.ingest.build import index_collection
-    from diptych.index.ingest.works import Built
+    from diptych.index.ingest.works import IndexingResult
     from diptych.index.places import model_for, open_encoder
     from diptych.runs.watch import watch_folder
 
@@ -160,13 +160,13 @@ def watch(
     name_of_model = model or model_for(place)
     retriever = open_encoder(name_of_model, place, device, compute_precision, backend=backend, say=say)
 
-    def bring() -> Built:
+    def bring() -> IndexingResult:
         return index_collection(
             retriever, folder, place, model_name=recorded_name(name_of_model), name=name, texts=texts,
             batch_size=batch_size,
         )  # fmt: skip
 
-    def report(built: Built) -> str:
+    def report(built: IndexingResult) -> str:
         skipped = "".join(f"\nskipped {item}: {reason}" for item, reason in built.skipped)
         return summary(without_password(place), built) + skipped
 

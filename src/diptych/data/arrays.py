@@ -179,7 +179,7 @@ class Span:
         return found
 
 
-class Stored:
+class LazyArray:
     """An array whose bytes may still lie in the file: ``shape``, ``dtype``, and ``load``."""
 
     def __init__(self, source: bytes | Span, dtype: Any, shape: tuple[int, ...], order: Any) -> None:
@@ -199,14 +199,14 @@ def read_items(
 
     With ``pin_memory`` such a block lies in pinned memory, from which a GPU copies while the host goes on.
     """
-    from diptych.data.captions import Joined, StoreRows
+    from diptych.data.captions import StoreChain, StoreRows
 
     if isinstance(store, StoreRows):
         return read_items(store.store, store.rows[indices], pin_memory=pin_memory)
     if isinstance(store, ArrayStore):
         # a row met twice costs less than reordering the block
         return store.rows(indices, pin_memory=pin_memory)
-    if isinstance(store, Joined):
+    if isinstance(store, StoreChain):
         members = np.searchsorted(store.ends, indices, side="right")
         if len(indices) and (members == members[0]).all():
             member = store.stores[members[0]]

@@ -76,7 +76,7 @@ def _spare_a_word(
 
 
 @dataclass(frozen=True)
-class Drawn:
+class PictureDraw:
     """What was drawn for one picture: every number that an augmentation will use, None or False for a step left out.
 
     ``height`` and ``width`` are the shares of the sides that stay, ``top`` and ``left`` where the window lies in the
@@ -142,13 +142,13 @@ class PictureAugmentation:
         """An RGB picture, augmented; its size is what the crop left."""
         return apply(self.draw(rng), picture)
 
-    def draw(self, rng: np.random.Generator) -> Drawn:
+    def draw(self, rng: np.random.Generator) -> PictureDraw:
         """The numbers of one picture."""
         u = rng.random(13).tolist()
         (low, high), (softest, strongest) = self.crop, self.blur_sigma
         strengths = (self.brightness, self.contrast, self.saturation)
         factors = [1 + strength * (2 * x - 1) for strength, x in zip(strengths, u[8:11], strict=True)]
-        return Drawn(
+        return PictureDraw(
             height=low + (high - low) * u[0],
             width=low + (high - low) * u[1],
             top=u[2],
@@ -160,14 +160,14 @@ class PictureAugmentation:
         )
 
 
-def apply(drawn: Drawn, picture: Image.Image) -> Image.Image:
+def apply(drawn: PictureDraw, picture: Image.Image) -> Image.Image:
     """Do to an RGB picture what was drawn."""
     for step in steps(drawn, picture).values():
         picture = step
     return picture
 
 
-def steps(drawn: Drawn, picture: Image.Image) -> dict[str, Image.Image]:
+def steps(drawn: PictureDraw, picture: Image.Image) -> dict[str, Image.Image]:
     """The picture after each step that was drawn, by name, in order."""
     found = {"crop": _cropped(picture, drawn)}
     last = found["crop"]
@@ -182,7 +182,7 @@ def steps(drawn: Drawn, picture: Image.Image) -> dict[str, Image.Image]:
     return found
 
 
-def _cropped(picture: Image.Image, drawn: Drawn) -> Image.Image:
+def _cropped(picture: Image.Image, drawn: PictureDraw) -> Image.Image:
     width, height = max(1, round(picture.width * drawn.width)), max(1, round(picture.height * drawn.height))
     left = min(int(drawn.left * (picture.width - width + 1)), picture.width - width)
     top = min(int(drawn.top * (picture.height - height + 1)), picture.height - height)

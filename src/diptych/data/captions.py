@@ -243,14 +243,14 @@ def first_of_each(names: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
 class StoreRows:
     """Some rows of another store, in a given order.
 
-    Nested selections are flattened, and one that lies within a single part of a ``Joined`` store refers to
+    Nested selections are flattened, and one that lies within a single part of a ``StoreChain`` store refers to
     that part: a split of an array is again rows of an array, which loaders read in blocks.
     """
 
     def __init__(self, store: ImageStore, rows: NDArray[np.int64]) -> None:
         self.store: ImageStore
         self.rows: NDArray[np.int64]
-        if isinstance(store, Joined) and (part := store.part_of(rows)) is not None:
+        if isinstance(store, StoreChain) and (part := store.part_of(rows)) is not None:
             store, rows = part
         if isinstance(store, StoreRows):
             self.store, self.rows = store.store, store.rows[rows]
@@ -271,7 +271,7 @@ class StoreRows:
         return self.store.content_key(int(self.rows[index]))
 
 
-class Joined:
+class StoreChain:
     """Several stores one after the other (one array per split, one table per split)."""
 
     def __init__(self, stores: Sequence[ImageStore]) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 from diptych.data.captions import Captions
 from diptych.data.duplicates import Look, across, groups, near_groups, normal_text
 from diptych.data.formats import Format, as_path, find, split_options
-from diptych.data.problems import Found, Problem
+from diptych.data.problems import AllProblems, Problem
 from diptych.errors import DataError
 from diptych.progress import counted, printable, track
 
@@ -112,7 +112,7 @@ def check(
     **options: Any,
 ) -> CheckReport:
     """Check a data set of any known format; without ``open_images`` only files, counts and texts are."""
-    found = Found()
+    found = AllProblems()
     path, own = split_options(path)
     options = {**own, **options}
     try:
@@ -133,7 +133,7 @@ def check(
     return CheckReport(str(path), chosen.name, summary, list(dict.fromkeys(found.all)))
 
 
-def _read(chosen: Format, place: Path, found: Found, options: dict[str, Any]) -> Iterator[Captions]:
+def _read(chosen: Format, place: Path, found: AllProblems, options: dict[str, Any]) -> Iterator[Captions]:
     """All splits together, then those that are only read by themselves."""
     if "problems" in inspect.signature(chosen.read).parameters:
         options = {**options, "problems": found}
@@ -158,7 +158,7 @@ def _summarise(captions: Captions) -> dict[str, SplitSummary]:
     return summary
 
 
-def _check_texts(captions: Captions, found: Found) -> None:
+def _check_texts(captions: Captions, found: AllProblems) -> None:
     name, texts, owner = captions.name, captions.texts, captions.image_of
     without = sorted(set(range(len(captions.images))) - set(owner.tolist()))
     if without and len(without) == len(captions.images):
@@ -181,7 +181,7 @@ def _check_texts(captions: Captions, found: Found) -> None:
             found.warn("near-duplicate text", name, f"{said} say the same, of {_names(captions, rows)}")
 
 
-def _check_labels(captions: Captions, found: Found) -> None:
+def _check_labels(captions: Captions, found: AllProblems) -> None:
     for column, values in captions.labels.items():
         for row, value in enumerate(values):
             if not _is_label(value):
@@ -201,7 +201,7 @@ def _is_label(value: Any, nested: bool = False) -> bool:
     return value is None or isinstance(value, str | bool | int)
 
 
-def _check_images(captions: Captions, found: Found, show_progress: bool) -> None:
+def _check_images(captions: Captions, found: AllProblems, show_progress: bool) -> None:
     name = captions.name
     opened: list[int] = []
     keys: list[str] = []

@@ -71,7 +71,7 @@ STOP = Problems()
 """The sink of readers that are given none."""
 
 
-class Found(Problems):
+class AllProblems(Problems):
     """The sink of a check: everything is noted, nothing stops."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from diptych.types import Features, Inputs
 EMBEDDING_RANGE = 0.1  # word vectors start uniform in ± this
 
 
-class WordVectors(Encoder):
+class WordEncoder(Encoder):
     """An encoder with an embedding of words."""
 
     words: nn.Embedding
@@ -34,7 +34,7 @@ class WordVectors(Encoder):
 
 
 @part
-class BiGRU(WordVectors):
+class BiGRU(WordEncoder):
     """Token ids (B, W) → embedding → GRU → (B, W, dim); the states of the two directions are averaged.
 
     Exact in the lengths: padding never touches a state, and the backward direction starts at the last valid
@@ -71,7 +71,7 @@ class BiGRU(WordVectors):
 
 
 @part
-class UniGRU(WordVectors):
+class UniGRU(WordEncoder):
     """Token ids (B, W) → embedding → forward GRU → its state at the last word, a set of one (B, 1, dim)."""
 
     def __init__(self, vocabulary_size: int, word_dim: int = 300, dim: int = 1024, pad: int = 0) -> None:

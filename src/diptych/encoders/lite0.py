@@ -80,7 +80,7 @@ class FoldedConv(nn.Module):
         return total // 2, total - total // 2
 
 
-class Block(nn.Module):
+class InvertedResidual(nn.Module):
     """Inverted residual: expand 1×1, depthwise k×k, project 1×1, plus the input where the shapes agree."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int) -> None:
@@ -114,7 +114,7 @@ class Lite0(Backbone):
         for stage in STAGES:
             for repeat in range(stage.repeats):
                 stride = stage.stride if repeat == 0 else 1
-                blocks.append(Block(inputs, stage.channels, stage.kernel, stride, stage.expansion))
+                blocks.append(InvertedResidual(inputs, stage.channels, stage.kernel, stride, stage.expansion))
                 inputs = stage.channels
         self.blocks = nn.Sequential(*blocks)
         self.head = FoldedConv(inputs, HEAD_CHANNELS)

@@ -56,7 +56,7 @@ def norm_of(dim: int, authors: bool) -> nn.LayerNorm:
     return UnbiasedNorm(dim) if authors else nn.LayerNorm(dim)
 
 
-class Block(nn.Module):
+class PreNormBlock(nn.Module):
     """One pre-norm block: h = x + attention(LN(x)), y = h + W₂ ReLU(W₁ LN(h)).
 
     Every token attends to the valid tokens of its own set; no position is added. Weights start Xavier-uniform.
@@ -114,12 +114,14 @@ class SharedBlocks(nn.Module):
             raise SettingsError(f"dim={dim} does not divide over {heads} heads: choose a multiple of them.")
         self.dim, self.authors = dim, authors
         check_rate(dropout, "dropout")
-        self.blocks = nn.ModuleList(Block(dim, heads, feedforward, dropout, authors) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            PreNormBlock(dim, heads, feedforward, dropout, authors) for _ in range(depth)
+        )
         self.norm = norm_of(dim, authors)
 
     def forward(self, features: Features) -> Features:
         first = self.blocks[0]
-        assert isinstance(first, Block)
+        assert isinstance(first, PreNormBlock)
         x = fit(features, first.query.weight)
         x = x / 2 if self.authors else x
         for block in self.blocks:
@@ -210,7 +212,7 @@ def start_from_bert(blocks: SharedBlocks, source: str | Path) -> None:
     config = load_config(source)
     if config.model_type != "bert":
         raise SettingsError(f"{name} is a '{config.model_type}', not a BERT: give the folder or id of one.")
-    own = [block for block in blocks.blocks if isinstance(block, Block)]
+    own = [block for block in blocks.blocks if isinstance(block, PreNormBlock)]
     if config.num_hidden_layers < len(own):
         raise SettingsError(
             f"{name} has {config.num_hidden_layers} layers for {len(own)} blocks: give fewer --blocks."

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from diptych import ops
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import ImageStore, Joined, StoreRows
+from diptych.data.captions import ImageStore, StoreChain, StoreRows
 from diptych.data.decode.extra_formats import is_image
 from diptych.data.files import OnDisk, read_lines
 from diptych.data.problems import Problems
@@ -97,7 +97,7 @@ def stored_features(folder: str | Path, paths: Sequence[Path]) -> ImageStore:
             f"{len(absent):,} of the {len(paths):,} pictures in {folder} have no features (first: {absent[0]}): "
             "extract them all."
         )
-    return StoreRows(Joined(stores), np.array(rows, dtype=np.int64))
+    return StoreRows(StoreChain(stores), np.array(rows, dtype=np.int64))
 
 
 def _row(row_of: Mapping[str, int], folder: Path, path: Path) -> int | None:

@@ -18,7 +18,7 @@ from diptych.data.formats import open_captions
 from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.judgements import Judgements, check_corrections
-from diptych.evaluation.prepared import Prepared, Scored
+from diptych.evaluation.prepared import Prepared, PreparedScores
 from diptych.evaluation.protocols import EvaluationProtocol, Protocols, rules_of
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import check_captions, evaluate_scores, report_scored, scored_by
@@ -32,7 +32,7 @@ Model = Scorer | str | Path
 
 
 def evaluate(
-    model: Model | Sequence[Model] | Scored | Scores | Tensor | NDArray[Any],
+    model: Model | Sequence[Model] | PreparedScores | Scores | Tensor | NDArray[Any],
     data: Captions | str | Path,
     *,
     split: str | None = None,
@@ -93,15 +93,15 @@ def evaluate(
         return report_scored(scored, data, rules)
 
 
-def _existing_scores(model: Any) -> Scored | None:
+def _existing_scores(model: Any) -> PreparedScores | None:
     """Scores that exist already; None for a model."""
     if isinstance(model, str | Path) and Path(model).suffix == ".npy":
-        return Scored(read_scores(Path(model)), str(model))
+        return PreparedScores(read_scores(Path(model)), str(model))
     if isinstance(model, Tensor | np.ndarray):
-        return Scored(MatrixScores(model))
-    if isinstance(model, Scored):
+        return PreparedScores(MatrixScores(model))
+    if isinstance(model, PreparedScores):
         return model
-    return Scored(model) if hasattr(model, "tile") else None
+    return PreparedScores(model) if hasattr(model, "tile") else None
 
 
 def evaluate_embeddings(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from diptych.data.captions import Captions
 from diptych.errors import SettingsError
-from diptych.evaluation.prepared import Scored
+from diptych.evaluation.prepared import PreparedScores
 from diptych.model.scores import EmbeddingScores, MeanScores, Scores, Where, checked_tile
 
 BETA = 20.0
@@ -44,7 +44,9 @@ class Shifted:
         return self.scores.tile(images, texts).double() - shift
 
 
-def inverted_softmax(scored: Scored, bank: Scores, name: str, *, beta: float = BETA) -> Scored:
+def inverted_softmax(
+    scored: PreparedScores, bank: Scores, name: str, *, beta: float = BETA
+) -> PreparedScores:
     """A model's scores, re-scored with its scores of a bank of images and texts, whose ``name`` is put on the card."""
     if beta <= 0:
         raise SettingsError(

@@ -96,7 +96,7 @@ class Judgements:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class QueryMetrics:
     """Per-query results in percent: the query ids and, by metric name, one value each."""
 
     queries: NDArray[np.int64]
@@ -188,7 +188,7 @@ def with_matches(path: str | Path, captions: Captions) -> Judgements:
 
 def judge_lists(
     ranked: Mapping[int, Sequence[int]], relevant: Mapping[int, Collection[int]], ks: Sequence[int] = KS
-) -> Judged:
+) -> QueryMetrics:
     """Judge ranked lists of ids, best first, by query id; a list shorter than R is an error."""
     found: list[list[float]] = []
     for query, right in relevant.items():
@@ -208,15 +208,15 @@ def judge_lists(
         found.append([float((precision * hits[:size]).sum()) / size, float(precision[-1]), *recalls])
     names = ["map@r", "r_precision", *(f"recall@{k}" for k in ks)]
     table = 100.0 * np.array(found, dtype=np.float64).reshape(-1, len(names))
-    return Judged(np.array(list(relevant), dtype=np.int64), dict(zip(names, table.T, strict=True)))
+    return QueryMetrics(np.array(list(relevant), dtype=np.int64), dict(zip(names, table.T, strict=True)))
 
 
 def judge_scores(
     scores: Scores, judgements: Judgements, image_ids: NDArray[np.int64], text_ids: NDArray[np.int64]
-) -> dict[str, Judged]:
+) -> dict[str, QueryMetrics]:
     """Judge scores whose rows and columns are named by ids, in both directions by their name in words."""
     judgements.check(*scores.shape)
-    judged: dict[str, Judged] = {}
+    judged: dict[str, QueryMetrics] = {}
     for direction, queries, gallery, dim in (
         ("image_to_text", image_ids, text_ids, 1),
         ("text_to_image", text_ids, image_ids, 0),

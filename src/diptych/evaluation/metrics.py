@@ -126,7 +126,7 @@ def count_shared_ranks(
     tiles = _Tiles(scores, order, tile or TILES.get(device.type, TILES["cpu"]))
     own = tiles.own(image_of, column[text_of])  # (P,)
     image, text, place = (torch.from_numpy(one).to(device) for one in (image_of, text_of, column[text_of]))
-    of_image, of_text = Own.of(image, text, own, images), Own.of(place, image, own, texts)
+    of_image, of_text = OwnScores.of(image, text, own, images), OwnScores.of(place, image, own, texts)
     by_image, by_text = Counts(of_image.best, of_image.first, 1), Counts(of_text.best, of_text.first, 0)
     image_number, text_number = torch.arange(images, device=device), torch.from_numpy(order).to(device)
     for rows, columns, part in tiles:
@@ -264,7 +264,7 @@ class _Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnScores:
     """What queries compare with: their best own score, the first own item that has it, and how many have it, (Q,)."""
 
     best: Tensor
@@ -272,13 +272,13 @@ class Own:
     level: Tensor
 
     @staticmethod
-    def of(query: Tensor, item: Tensor, scores: Tensor, queries: int) -> Own:
+    def of(query: Tensor, item: Tensor, scores: Tensor, queries: int) -> OwnScores:
         """From own pairs (P,): queries, gallery numbers of their items, and scores."""
         best = scores.new_full((queries,), -torch.inf).scatter_reduce(0, query, scores, "amax")
         is_best = scores == best[query]
         first = torch.full((queries,), BEYOND, device=scores.device)
         first = first.scatter_reduce(0, query[is_best], item[is_best], "amin")
-        return Own(best, first, torch.bincount(query[is_best], minlength=queries))
+        return OwnScores(best, first, torch.bincount(query[is_best], minlength=queries))
 
 
 class Counts:

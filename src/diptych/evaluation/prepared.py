@@ -26,7 +26,7 @@ class Prepared:
     captions: Captions
     texts: TextStore
     others: Captions | None = None
-    scored: Scored | None = None
+    scored: PreparedScores | None = None
 
     def scores_of(self, model: Retriever, show_progress: bool = False) -> Scores:
         """The scores of the captions, computed now where they do not exist."""
@@ -36,7 +36,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Scored:
+class PreparedScores:
     """Scores (images, texts), and what a card says of where they come from.
 
     ``encoding`` has ``images_per_second`` and ``texts_per_second``, ``seconds`` is what it took to get the scores, and

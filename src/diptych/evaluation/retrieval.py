@@ -36,7 +36,7 @@ from diptych.evaluation.metrics import (
     summary,
     text_groups,
 )
-from diptych.evaluation.prepared import Scored, Timed
+from diptych.evaluation.prepared import PreparedScores, Timed
 from diptych.evaluation.protocols import Options, Rules, rules_of, rules_of_ranks
 from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
 from diptych.evaluation.score_matrix import refinable, stored_scores
@@ -58,11 +58,11 @@ def evaluate_scores(
     ``model`` is its name on the card. ``options`` are those of ``evaluate``: ``protocol``, ``ties``, ``judgements``,
     ``bootstrap``, ``seed``, ``equal_texts``.
     """
-    return report_scored(Scored(as_scores(scores), model), data, rules_of(**options))
+    return report_scored(PreparedScores(as_scores(scores), model), data, rules_of(**options))
 
 
 def report_scored(
-    scored: Scored, data: Captions | Sequence[int] | NDArray[np.int64], every: Sequence[Rules]
+    scored: PreparedScores, data: Captions | Sequence[int] | NDArray[np.int64], every: Sequence[Rules]
 ) -> Report:
     """A group for each of the rules. Of several, the names of metrics begin with the protocol: ``coco-1k_rsum``."""
     digest = data.fingerprint() if isinstance(data, Captions) else ""
@@ -91,7 +91,7 @@ def scored_by(
     score_matrix: Path | None = None,
     show_progress: bool = False,
     **options: Any,
-) -> Iterator[Scored]:
+) -> Iterator[PreparedScores]:
     """The scores of a model, or the mean of those of several, which is never held whole.
 
     ``ready`` has what each model reads: models may read different features of the same images. With ``score_matrix``,
@@ -120,14 +120,14 @@ def scored_by(
         encoding["from_features"] = 1.0
     name = " + ".join(model.fingerprint() for model in models)
     if score_matrix is None and not refinable(scores):
-        yield Scored(scores, name, encoding, time.perf_counter() - began)
+        yield PreparedScores(scores, name, encoding, time.perf_counter() - began)
         return
     with TemporaryDirectory() as folder:  # what is computed again in float32 must be kept until it is ranked
         path = Path(folder) / "scores.npy" if score_matrix is None else score_matrix
         timed = Timed(scores)
         identity = {"model": name, "data": captions.fingerprint()}
         stored = stored_scores(scores, path, identity, timed.tile, show_progress=show_progress)
-        yield Scored(stored, name, encoding, time.perf_counter() - began, timed)
+        yield PreparedScores(stored, name, encoding, time.perf_counter() - began, timed)
 
 
 def _encoding_speed(members: Sequence[Scores], images: int, texts: int) -> dict[str, float]:
@@ -195,7 +195,7 @@ class _Source:
         return _Source(image_of, images, "scores", "unknown", digest)
 
 
-def _group(scored: Scored, source: _Source, rules: Rules) -> Group:
+def _group(scored: PreparedScores, source: _Source, rules: Rules) -> Group:
     began = time.perf_counter()
     sides = [Timed(one) for one in scored.directions or (scored.scores,)]
 

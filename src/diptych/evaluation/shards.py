@@ -1,8 +1,8 @@
 """Retrieval over a folder of vectors: everything is ranked, a few blocks of shards are in memory at a time.
 
 A rank is a count, so the counts of parts of the gallery are added. Images and their texts lie in the same shard. With
-s(i, t) the score of image i and text t, ``Own`` holds what every query compares with, found in its own shard, and
-``count_pair`` counts images of one block against texts of another:
+s(i, t) the score of image i and text t, ``BlockScores`` holds what every query compares with, found in its own shard,
+and ``count_pair`` counts images of one block against texts of another:
 
 ====================================  =========================================================================
 of an image i                         its best own score b(i) = max s(i, t) over its texts, and the first such t
@@ -35,15 +35,14 @@ from torch import Tensor
 from diptych.data.captions import canonical_split
 from diptych.devices import pick_device
 from diptych.errors import DataError, Unavailable
-from diptych.evaluation.metrics import Counts, Placement, Ranks
-from diptych.evaluation.metrics import Own as Best
+from diptych.evaluation.metrics import Counts, OwnScores, Placement, Ranks
 from diptych.evaluation.protocols import Options, rules_of_ranks
 from diptych.evaluation.report import Report
 from diptych.evaluation.retrieval import evaluate_ranks
 from diptych.model.scores import full_precision
 from diptych.progress import track
 from diptych.vectors.files import Shard, open_vectors
-from diptych.vectors.on_ray import Lost
+from diptych.vectors.on_ray import DeadWorker
 
 TILE = (512, 1024)  # images and texts of one product
 ROWS = 65_536  # images and texts of a block, unless one shard has more
@@ -51,7 +50,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Block:
+class ShardBlock:
     """Images (N, D) and texts (M, D) of consecutive shards; texts are in the order of their images."""
 
     image: Tensor
@@ -62,7 +61,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Own:
+class BlockScores:
     """What the queries of a block compare with."""
 
     image_of: Ints  # (M,)
@@ -96,11 +95,11 @@ def blocks(shards: Sequence[Shard], rows: int = ROWS) -> list[list[Shard]]:
     return found
 
 
-def read_block(shards: Sequence[Shard], split: str | None = None, facts: bool = True) -> Block:
+def read_block(shards: Sequence[Shard], split: str | None = None, facts: bool = True) -> ShardBlock:
     """The vectors of some shards, of one split if it is named; with ``facts`` also what the card of a report says."""
     parts = [_read_shard(shard, split, facts) for shard in shards]
     starts = np.cumsum([0, *(len(part.image) for part in parts)])
-    return Block(
+    return ShardBlock(
         torch.cat([part.image for part in parts]),
         torch.cat([part.text for part in parts]),
         np.concatenate([part.image_of + start for part, start in zip(parts, starts, strict=False)]),
@@ -109,7 +108,7 @@ def read_block(shards: Sequence[Shard], split: str | None = None, facts: bool = 
     )
 
 
-def _read_shard(shard: Shard, split: str | None, facts: bool) -> Block:
+def _read_shard(shard: Shard, split: str | None, facts: bool) -> ShardBlock:
     places: dict[str, int] = {}  # of the images that are kept
     vectors: dict[str, list[NDArray[np.float32]]] = {"image": [], "text": []}
     image_of: list[int] = []
@@ -150,7 +149,9 @@ def _read_shard(shard: Shard, split: str | None, facts: bool) -> Block:
     for kind, side in (("image", image), ("text", text)):
         if not torch.isfinite(side).all():
             raise DataError(f"{shard.path} has {kind} vectors that are not finite: embed the shard again.")
-    return Block(image, text[torch.from_numpy(order)], owner[order], tuple(splits), (digest.hexdigest(),))
+    return ShardBlock(
+        image, text[torch.from_numpy(order)], owner[order], tuple(splits), (digest.hexdigest(),)
+    )
 
 
 class _Product:
@@ -166,7 +167,7 @@ class _Product:
             return (self.image @ self.text.T)[:n, :m]
 
 
-def own_scores(block: Block, device: torch.device | str = "cpu") -> Own:
+def own_scores(block: ShardBlock, device: torch.device | str = "cpu") -> BlockScores:
     """What the queries of a block compare with, from the tiles that hold its own pairs."""
     product = _Product(block.image.shape[1], torch.device(device))
     images, texts = len(block.image), len(block.text)
@@ -178,16 +179,16 @@ def own_scores(block: Block, device: torch.device | str = "cpu") -> Own:
             part = product(block.image[top : top + TILE[0]], block.text[columns])
             here = np.flatnonzero((owner >= top) & (owner < top + TILE[0]))
             own[left + here] = part[owner[here] - top, here].cpu()
-    best = Best.of(torch.from_numpy(block.image_of), torch.arange(texts), own, images)
-    return Own(
+    best = OwnScores.of(torch.from_numpy(block.image_of), torch.arange(texts), own, images)
+    return BlockScores(
         block.image_of, own.numpy(), best.best.numpy(), best.first.numpy(), best.level.numpy(), block.splits,
         block.hashes,
     )  # fmt: skip
 
 
 def count_pair(
-    images: Block, texts: Block, image_own: Own, text_own: Own, starts: tuple[int, int, int, int],
-    device: torch.device | str = "cpu",
+    images: ShardBlock, texts: ShardBlock, image_own: BlockScores, text_own: BlockScores,
+    starts: tuple[int, int, int, int], device: torch.device | str = "cpu",
 ) -> PairCounts:  # fmt: skip
     """Count the images of one block against the texts of another.
 
@@ -248,7 +249,7 @@ def evaluate_vectors(
     split = None if split is None else canonical_split(split)
     groups = [tuple(group) for group in blocks(opened.shards, rows)]
     call = run or (lambda function, jobs, label: _here(function, jobs, label, show_progress))
-    found: list[Own | None] = [None] * len(groups)
+    found: list[BlockScores | None] = [None] * len(groups)
     for number, own in _safely(call, own_of, [(group, split, device) for group in groups], "own scores"):
         found[number] = own
     owns = [own for own in found if own is not None]
@@ -279,7 +280,7 @@ def evaluate_vectors(
 
 def _ranks(
     groups: Sequence[tuple[Shard, ...]],
-    owns: Sequence[Own],
+    owns: Sequence[BlockScores],
     image_starts: Sequence[int],
     text_starts: Sequence[int],
     split: str | None,
@@ -310,7 +311,7 @@ def _safely(
 ) -> Iterator[tuple[int, Any]]:
     """The results of all jobs: a rank needs every count, so that one that is lost for good ends it."""
     for number, result in call(function, jobs, label):
-        if isinstance(result, Lost):
+        if isinstance(result, DeadWorker):
             raise Unavailable(f"the {label} of block {number} could not be counted, {result.reason}")
         yield number, result
 
@@ -324,18 +325,18 @@ def _here(
 
 
 @lru_cache(maxsize=2)
-def _block(group: tuple[Shard, ...], split: str | None) -> Block:
+def _block(group: tuple[Shard, ...], split: str | None) -> ShardBlock:
     """A block of vectors; the two used last are kept, since the next pair shares one of them."""
     return read_block(group, split, facts=False)
 
 
-def own_of(group: tuple[Shard, ...], split: str | None, device: str) -> Own:
+def own_of(group: tuple[Shard, ...], split: str | None, device: str) -> BlockScores:
     """What the queries of a block compare with: the work of one process of many."""
     return own_scores(read_block(group, split), pick_device(device))
 
 
 def pair_of(
-    images: tuple[Shard, ...], texts: tuple[Shard, ...], image_own: Own, text_own: Own,
+    images: tuple[Shard, ...], texts: tuple[Shard, ...], image_own: BlockScores, text_own: BlockScores,
     starts: tuple[int, int, int, int], split: str | None, device: str,
 ) -> Any:  # fmt: skip
     """The counts of one pair of blocks: the work of one process of many."""

@@ -21,7 +21,7 @@ from diptych.runtime.folder import REFUSED_HALF, worst_cosine
 from diptych.storage import data_folder
 
 if TYPE_CHECKING:
-    from diptych.index.ingest.works import Built
+    from diptych.index.ingest.works import IndexingResult
 
 PROBED = 5  # items of each kind that are encoded again
 
@@ -60,7 +60,7 @@ def index_folder(
     return open_index(place)
 
 
-class Opened(NamedTuple):
+class OpenedPlace(NamedTuple):
     """An index, the model that searches it, the name of that model, and the place of the index."""
 
     opened: Index
@@ -80,7 +80,7 @@ def open_place(
     pictures: bool | None = None,
     encodes: bool = True,
     say: Say = tell,
-) -> Opened:
+) -> OpenedPlace:
     """The index at a place, with its model; a folder of pictures is indexed first, into ``index``.
 
     ``index`` None is the index of ``default_place``. ``model`` replaces the model that the index records.
@@ -124,7 +124,7 @@ def open_place(
     except BaseException:
         opened.close()
         raise
-    return Opened(opened, ready, name or "", place)
+    return OpenedPlace(opened, ready, name or "", place)
 
 
 def bring_up_to_date(
@@ -138,7 +138,7 @@ def bring_up_to_date(
     say: Say = tell,
     show_progress: bool = True,
     **options: Any,
-) -> tuple[Built, OpenedModel]:
+) -> tuple[IndexingResult, OpenedModel]:
     """Index what is new at a path, and say what was skipped; the model that did it comes back too."""
 
     from diptych.data.formats import as_path, split_options

@@ -35,9 +35,9 @@ from diptych.runtime.folder import (
     PROBES,
     TEXT,
     TEXTS,
-    Facts,
+    OnnxSession,
     Probes,
-    Session,
+    RuntimeFacts,
     best_folder,
     cached_folder,
     drawn_pictures,
@@ -56,7 +56,7 @@ WORDS = 12  # words of the vocabulary in each further probe
 Side = Literal["image", "text"]
 
 
-class Encoder(nn.Module):
+class SideEncoder(nn.Module):
     """One side of a model as a function of tensors: its vectors and, where it predicts labels, their scores."""
 
     def __init__(self, model: Retriever, side: Side) -> None:
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
         return vectors, getattr(self.labels[1], self.side)(vector, features)
 
 
-class Part(NamedTuple):
+class OnnxPart(NamedTuple):
     """One file: what computes it, the names of its inputs and outputs, and batches; the first is recorded."""
 
     name: str
@@ -196,13 +196,13 @@ def _labels(model: Retriever) -> tuple[str, LabelView] | None:
 
 def _facts(
     model: Retriever, fingerprint: str, texts: dict[str, Any], largest: dict[str, int | None]
-) -> Facts:
+) -> RuntimeFacts:
     frozen, labels = model.image.encoder.frozen_backbone(), _labels(model)
     predicted = None
     if labels is not None:
         name, view = labels
         predicted = {"view": name, "names": view.labels.names, "thresholds": view.thresholds.tolist()}
-    return Facts(
+    return RuntimeFacts(
         fingerprint, model.dim, describe(model.image_input), texts, largest,
         backbone=frozen.fingerprint() if frozen is not None else None, labels=predicted,
     )  # fmt: skip
@@ -265,7 +265,7 @@ def _largest(run: Callable[[int], object]) -> int | None:
     return low
 
 
-def _parts(model: Retriever, probes: Probes, largest: dict[str, int | None]) -> Iterator[Part]:
+def _parts(model: Retriever, probes: Probes, largest: dict[str, int | None]) -> Iterator[OnnxPart]:
     outputs = ["vectors"] if _labels(model) is None else ["vectors", "labels"]
     prepared = model.image_input([as_item(one) for one in probes.images])
     frozen, batches = model.image.encoder.frozen_backbone(), list[tuple[Tensor, ...]]()
@@ -276,14 +276,18 @@ def _parts(model: Retriever, probes: Probes, largest: dict[str, int | None]) -> 
         pixels = as_inputs(prepared)
         batches = [(pixels,), (pixels[:1],), (pixels[1:],)]
         if frozen is not None:
-            yield Part(BACKBONE, frozen, ["images"], ["cells"], batches)
+            yield OnnxPart(BACKBONE, frozen, ["images"], ["cells"], batches)
             cells = frozen(pixels)
             whole = torch.ones(cells.shape[:2], dtype=torch.bool)
             batches = [(cells, whole), (cells[:1], whole[:1]), (cells[1:], whole[1:])]
     names = ["images", "mask"][: len(batches[0])]
-    yield Part(IMAGE, Encoder(model, "image"), names, outputs, batches)
-    yield Part(
-        TEXT, Encoder(model, "text"), ["ids", "mask"], outputs, _text_batches(model, probes, largest["text"])
+    yield OnnxPart(IMAGE, SideEncoder(model, "image"), names, outputs, batches)
+    yield OnnxPart(
+        TEXT,
+        SideEncoder(model, "text"),
+        ["ids", "mask"],
+        outputs,
+        _text_batches(model, probes, largest["text"]),
     )
 
 
@@ -309,7 +313,7 @@ def _text_batches(model: Retriever, probes: Probes, largest: int | None) -> list
     return [(one.values[:, :largest], one.mask[:, :largest]) for one in batches]
 
 
-def _written(part: Part, folder: Path, target: Path) -> str:
+def _written(part: OnnxPart, folder: Path, target: Path) -> str:
     """Write one file, and compare it with torch on every batch."""
     file, example = folder / part.name, part.batches[0]
     free = {name: {0: "batch"} if len(example) == 1 else {0: "batch", 1: "length"} for name in part.inputs}
@@ -344,9 +348,9 @@ def _recording() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def _difference(part: Part, file: Path) -> float:
+def _difference(part: OnnxPart, file: Path) -> float:
     """The largest difference from torch; of cells, which are not of unit length, as a share of the largest."""
-    session, worst = Session(file, part.inputs, part.outputs), 0.0
+    session, worst = OnnxSession(file, part.inputs, part.outputs), 0.0
     for batch in part.batches:
         fed = {
             name: np.ascontiguousarray(value.numpy()) for name, value in zip(part.inputs, batch, strict=True)

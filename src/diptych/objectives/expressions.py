@@ -31,7 +31,7 @@ _BRANCHES = {"concepts": "concept"}  # views whose branch has another name in mo
 
 
 @dataclass
-class Term:
+class LossTerm:
     """One term of an expression; ``at`` is the number of its first character, from 1, and so are its arguments'."""
 
     name: str
@@ -71,10 +71,10 @@ def view_name(written: str) -> str:
     return f"{_BRANCHES.get(outer, outer)}{dot}{inner}"
 
 
-def read_terms(text: str) -> list[Term]:
+def read_terms(text: str) -> list[LossTerm]:
     """The terms of an expression, in order; nothing is imported."""
     tokens = list(_tokens(text))
-    terms: list[Term] = []
+    terms: list[LossTerm] = []
     while tokens:
         if terms:
             _, value, at = tokens.pop(0)
@@ -106,7 +106,7 @@ def _tokens(text: str) -> Iterator[Token]:
         at = found.end()
 
 
-def _term(text: str, tokens: list[Token]) -> Term:
+def _term(text: str, tokens: list[Token]) -> LossTerm:
     kind, value, at = _next(text, tokens, "a term is missing: write a name, such as dcl.")
     weight = 1.0
     if kind == "number":
@@ -119,14 +119,14 @@ def _term(text: str, tokens: list[Token]) -> Term:
         kind, value, at = _next(text, tokens, "a name is missing behind *: write one, such as dcl.")
     if kind != "name":
         _refuse(text, at, f"'{value}' cannot stand here: write a name, such as dcl.")
-    term = Term(value, weight, at)
+    term = LossTerm(value, weight, at)
     if tokens and tokens[0][1] == "(":
         opened = tokens.pop(0)[2]
         _arguments(text, term, tokens, opened)
     return term
 
 
-def _arguments(text: str, term: Term, tokens: list[Token], opened: int) -> None:
+def _arguments(text: str, term: LossTerm, tokens: list[Token], opened: int) -> None:
     """Read ``NAME=VALUE, …)`` into a term."""
     missing = f"the bracket at character {opened} is never closed: add ')'."
     kind, name, at = _next(text, tokens, missing)
@@ -164,7 +164,7 @@ def _value(kind: str, written: str) -> Value:
     return {"true": True, "false": False}.get(written.lower(), written)
 
 
-def _made(text: str, term: Term, settings: Any, host: Mapping[str, Any]) -> Objective:
+def _made(text: str, term: LossTerm, settings: Any, host: Mapping[str, Any]) -> Objective:
     """The objective of a term, with the arguments that its class or function has."""
     try:
         target = OBJECTIVES.find(term.name)
@@ -226,7 +226,7 @@ def _words(hint: Any) -> str:
     )
 
 
-def _label(term: Term, members: Mapping[str, object]) -> str:
+def _label(term: LossTerm, members: Mapping[str, object]) -> str:
     """The name of a term in the log: with its view, and a number where two have the same."""
     view = term.arguments.get(VIEW)
     name = (f"{term.name}_{view}" if view else term.name).replace(".", "_")

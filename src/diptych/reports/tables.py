@@ -11,7 +11,7 @@ from typing import Any
 from diptych.evaluation.report import aligned_rows, markdown_rows
 from diptych.evaluation.significance import half_width, mean_and_interval
 from diptych.reports.charts import Line, picture_of_lines, save_picture
-from diptych.tables import Figure, Group, Row, Table
+from diptych.tables import Figure, PaperTable, TableGroup, TableRow
 
 FORMAT = 2
 SPEED = "speed_thousand_pairs_per_second"
@@ -21,23 +21,23 @@ Histories = Mapping[str, Sequence[Sequence[Metrics]]]
 
 
 @dataclass(frozen=True)
-class Results:
+class TableResults:
     """What was measured of a table: row → group → one set of metrics per seed; and what to say below it."""
 
-    table: Table
-    groups: Sequence[Group]
-    rows: Sequence[Row]
+    table: PaperTable
+    groups: Sequence[TableGroup]
+    rows: Sequence[TableRow]
     measured: Mapping[str, Mapping[str, Sequence[Metrics]]]
     conditions: Sequence[str]  # data, split, protocol, settings: one sentence each
     notes: Mapping[str, str] = field(default_factory=dict)  # row → what differs
     histories: Histories = field(default_factory=dict)
 
-    def values(self, row: Row, group: Group, metric: str) -> list[float]:
+    def values(self, row: TableRow, group: TableGroup, metric: str) -> list[float]:
         """The values of a cell, one per seed."""
         runs = self.measured.get(row.name, {}).get(group.name, ())
         return [run[metric] for run in runs if metric in run]
 
-    def columns(self, group: Group) -> dict[str, str]:
+    def columns(self, group: TableGroup) -> dict[str, str]:
         """The columns of a group that were published or measured for one of the rows."""
         return {
             metric: head
@@ -147,7 +147,7 @@ class Results:
         label = "thousand pairs per second" if figure.over == "speed" else figure.over
         save_picture(picture_of_lines(self.table.title, label, figure.unit, lines, ticks), output)
 
-    def _over_epochs(self, figure: Figure, rows: Sequence[Row], group: Group) -> list[Line]:
+    def _over_epochs(self, figure: Figure, rows: Sequence[TableRow], group: TableGroup) -> list[Line]:
         """A colour for each metric, dashes for the first row; measured on the validation split."""
         lines = []
         for number, row in enumerate(rows):
@@ -159,7 +159,7 @@ class Results:
                 lines.append(_line(f"{words}, {row.name}", x, values, colour, dashed=number == 0))
         return lines
 
-    def _over_rows(self, figure: Figure, rows: Sequence[Row], group: Group) -> list[Line]:
+    def _over_rows(self, figure: Figure, rows: Sequence[TableRow], group: TableGroup) -> list[Line]:
         lines = []
         for colour, (metric, words) in enumerate(figure.metrics.items()):
             x = list(range(len(rows)))
@@ -173,7 +173,7 @@ class Results:
                 )
         return lines
 
-    def _by_speed(self, figure: Figure, rows: Sequence[Row], group: Group) -> list[Line]:
+    def _by_speed(self, figure: Figure, rows: Sequence[TableRow], group: TableGroup) -> list[Line]:
         ((metric, _),) = figure.metrics.items()
         return [
             _line(row.name, [mean(self.values(row, group, SPEED))], [self.values(row, group, metric)], colour)

@@ -21,12 +21,12 @@ from diptych.progress import echo
 from diptych.recipes.recipe import Recipe
 from diptych.registries import RECIPES
 from diptych.reports.charts import figure_class
-from diptych.reports.tables import Metrics, Results
+from diptych.reports.tables import Metrics, TableResults
 from diptych.runs import columns
 from diptych.runs.evaluate import evaluate_runs
 from diptych.runs.table_plan import (
     Cell,
-    Wanted,
+    TableRequest,
     check_cells,
     protocol_of,
     split_for,
@@ -35,7 +35,7 @@ from diptych.runs.table_plan import (
 from diptych.runs.train import inherited, opened, resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json, parse_value, setting_names, to_json
 from diptych.storage import MODEL, parse_json, write_text
-from diptych.tables import Group, Row, Table, preset, slug
+from diptych.tables import PaperTable, TableGroup, TableRow, preset, slug
 from diptych.training.checkpoint import RunCard, check_resumable, has_state, read_run
 
 
@@ -54,12 +54,12 @@ class Job:
         return json.dumps([self.recipe.name, self.data, to_json(self.settings)], sort_keys=True)
 
 
-def plan(table: Table, folder: Path, wanted: Wanted) -> str:
+def plan(table: PaperTable, folder: Path, wanted: TableRequest) -> str:
     """What ``ablate`` would do, in words."""
     return _checked(table, folder, wanted).plan()
 
 
-def ablate(table: Table, folder: Path, wanted: Wanted) -> Results:
+def ablate(table: PaperTable, folder: Path, wanted: TableRequest) -> TableResults:
     """Train and measure a table; what was trained or measured before is used again, broken runs go on."""
     runner = _checked(table, folder, wanted)
     results = runner.results()
@@ -73,7 +73,7 @@ def ablate(table: Table, folder: Path, wanted: Wanted) -> Results:
     return results
 
 
-def _checked(table: Table, folder: Path, wanted: Wanted) -> Runner:
+def _checked(table: PaperTable, folder: Path, wanted: TableRequest) -> Runner:
     runner = Runner(table, folder, wanted)
     if table.figure is not None:
         figure_class()  # without the extra that draws, nothing is run
@@ -94,7 +94,7 @@ def _beside_earlier(place: Path, content: dict[str, Any]) -> dict[str, Any]:
 class Runner:
     """A table on given data."""
 
-    def __init__(self, table: Table, folder: Path, wanted: Wanted) -> None:
+    def __init__(self, table: PaperTable, folder: Path, wanted: TableRequest) -> None:
         self.table, self.folder, self.wanted = table, folder, wanted
         self.data = table_data(table, wanted.data)
         chosen = [table.row(name) for name in wanted.rows] if wanted.rows else list(table.rows)
@@ -108,7 +108,7 @@ class Runner:
 
     # --- what there is to do
 
-    def _varied(self, row: Row) -> Iterator[Row]:
+    def _varied(self, row: TableRow) -> Iterator[TableRow]:
         """The row, or one for each combination of the values of ``--vary`` that its recipe takes."""
         members = [self.table.row(name) for name in row.mean_of] or [row]
         kinds = [RECIPES[one.recipe].settings for one in members if one.recipe]
@@ -137,19 +137,19 @@ class Runner:
                 if row.measured_in(group) and self._has_data(row, group):
                     yield self._cell(row, group)
 
-    def _needed(self) -> list[Row]:
+    def _needed(self) -> list[TableRow]:
         """The chosen rows, and those that they are means of."""
         members = [self.table.row(name) for row in self.rows for name in row.mean_of]
         return list({row.name: row for row in (*self.rows, *members)}.values())
 
-    def _has_data(self, row: Row, group: Group) -> bool:
+    def _has_data(self, row: TableRow, group: TableGroup) -> bool:
         """Whether there is what it trains on and, of several data sets to measure, one of them."""
         needs = [name for name in self.table.needs(row, group) if name not in group.data]
         return all(name in self.data for name in needs) and (
             not group.data or any(name in self.data for name in group.data)
         )
 
-    def _cell(self, row: Row, group: Group) -> Cell:
+    def _cell(self, row: TableRow, group: TableGroup) -> Cell:
         other = tuple(self.data[name] for name in group.data if name in self.data)
         if row.mean_of:
             members = tuple(self._cell(self.table.row(name), group) for name in row.mean_of)
@@ -231,7 +231,7 @@ class Runner:
 
     # --- run and measure
 
-    def results(self) -> Results:
+    def results(self) -> TableResults:
         """Train what is missing, measure what was not measured yet."""
         measured: dict[str, dict[str, Sequence[Metrics]]] = {}
         for _, job in self.trained():
@@ -246,7 +246,9 @@ class Runner:
             )
         ]
         notes = {row.name: self._note(row) for row in self.rows}
-        return Results(self.table, groups, self.rows, measured, self._conditions(), notes, self.histories)
+        return TableResults(
+            self.table, groups, self.rows, measured, self._conditions(), notes, self.histories
+        )
 
     def _measured(self, cell: Cell) -> list[Metrics]:
         kind, seeds, show = cell.group.kind, range(self.wanted.seeds), self.wanted.show_progress
@@ -361,7 +363,7 @@ class Runner:
             )
         return said
 
-    def _note(self, row: Row) -> str:
+    def _note(self, row: TableRow) -> str:
         """Switches of a row that a flag overrules."""
         lost = [name for name in row.switches if name in self.wanted.changes and name not in self.wanted.vary]
         return f"its own {', '.join(lost)} is overruled by a flag." if lost else ""

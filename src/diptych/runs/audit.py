@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from diptych.audit.findings import (
     NO_FIT,
-    Lost,
+    LostOrder,
     Positive,
     empty_texts,
     leaked_texts,
@@ -57,7 +57,7 @@ class Audit:
     near: list[tuple[int, int, float]]
     leaked: list[list[int]]
     empty: list[tuple[int, str]]
-    lost: list[Lost]
+    lost: list[LostOrder]
     notes: list[str]
 
     @property
@@ -84,7 +84,7 @@ class Audit:
         ]  # fmt: skip
         return [f"{name:24} {text}" for name, text in rows] + self.notes
 
-    def described(self, lost: Lost) -> str:
+    def described(self, lost: LostOrder) -> str:
         """A run of images in words, with the shard or folder it lies in."""
         ids = self.captions.image_ids
         places = list(

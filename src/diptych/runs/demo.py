@@ -53,7 +53,7 @@ VSE_INFINITY: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Trained:
+class DemoModel:
     """A trained model of the demonstration, its scores (images, texts) of the held-out pairs, and its report."""
 
     name: str
@@ -98,7 +98,7 @@ def _step(number: int, what: str) -> None:
     echo(f"\n[{number}/3] {what}")
 
 
-def _trained(name: str, run: Path, data: str, held_out: Captions, wanted: dict[str, Any]) -> Trained:
+def _trained(name: str, run: Path, data: str, held_out: Captions, wanted: dict[str, Any]) -> DemoModel:
     """A model by its recipe's name: trained, or taken up where an earlier demonstration stopped."""
     recipe = RECIPES[name]
     known = {field.name for field in dataclasses.fields(recipe.settings)}
@@ -113,10 +113,10 @@ def _trained(name: str, run: Path, data: str, held_out: Captions, wanted: dict[s
     cached = prepare(retriever, held_out)
     report = evaluate(retriever, cached.captions, text_store=cached.texts)
     images, texts = retriever.encode_image(cached.captions.images), retriever.encode_text(cached.texts)
-    return Trained(name, run, report, retriever.similarity(images, texts))
+    return DemoModel(name, run, report, retriever.similarity(images, texts))
 
 
-def _searches(model: Trained, captions: Captions, place: Path) -> list[QueryCard]:
+def _searches(model: DemoModel, captions: Captions, place: Path) -> list[QueryCard]:
     """What words find in the index of the whole collection, which is made or brought up to date first."""
     name, shown = str(model.run.resolve()), Showcase(captions)
     served = open_model(name)
@@ -139,7 +139,7 @@ def _searches(model: Trained, captions: Captions, place: Path) -> list[QueryCard
     return cards
 
 
-def _numbers(models: Sequence[Trained]) -> list[Sequence[str]]:
+def _numbers(models: Sequence[DemoModel]) -> list[Sequence[str]]:
     """A table, a model in each column: recall in both directions, and their sum with its interval."""
     rows: list[Sequence[str]] = [("", *(model.name for model in models))]
     for way in DIRECTIONS:
@@ -151,7 +151,7 @@ def _numbers(models: Sequence[Trained]) -> list[Sequence[str]]:
 
 
 def render(
-    models: Sequence[Trained],
+    models: Sequence[DemoModel],
     captions: Captions,
     held_out: Captions,
     searches: Sequence[QueryCard],
@@ -191,7 +191,7 @@ def _protocol(report: Report) -> tuple[list[tuple[str, str, str]], dict[str, str
     ], report.card_fields()
 
 
-def _numbers_text(models: Sequence[Trained], held_out: Captions) -> str:
+def _numbers_text(models: Sequence[DemoModel], held_out: Captions) -> str:
     """What the table of numbers says, in sentences."""
     found, pictures = models[0].report.metrics, len(held_out.images)
     first, ten = found["text_to_image_recall@1"], found["text_to_image_recall@10"]

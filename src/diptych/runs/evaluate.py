@@ -22,7 +22,7 @@ from diptych.evaluation.compare import detection
 from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.hubness import bank_of, inverted_softmax
 from diptych.evaluation.judgements import check_corrections
-from diptych.evaluation.prepared import Prepared, Scored
+from diptych.evaluation.prepared import Prepared, PreparedScores
 from diptych.evaluation.protocols import rules_of
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import check_captions, scored_by
@@ -33,7 +33,7 @@ from diptych.model.reranking import RerankedScores
 from diptych.model.retriever import Retriever
 from diptych.model.scores import MeanScores, Scores
 from diptych.progress import echo
-from diptych.runs.measures import Asked, Measure, measures_of
+from diptych.runs.measures import EvaluationRequest, Measure, measures_of
 from diptych.runs.reading import database_of, places_of, readable_views, split_of, views_of
 from diptych.storage import MODEL
 from diptych.training.checkpoint import noise_of, system_of
@@ -49,14 +49,14 @@ NOT_OF_VECTORS = (
 def evaluate_runs(runs: Sequence[Path], **options: Any) -> Report:
     """The report of one model, of several as an ensemble (the mean of their scores), or of a folder of vectors.
 
-    ``options`` are the fields of ``Asked``. What the recipe of a run measures beside retrieval is measured too, in the
-    order of its training, so that the first metric is the one that chose the best epoch.
+    ``options`` are the fields of ``EvaluationRequest``. What the recipe of a run measures beside retrieval is measured
+    too, in the order of its training, so that the first metric is the one that chose the best epoch.
     """
-    asked = Asked(**options)
+    request = EvaluationRequest(**options)
     of_vectors = any(is_vectors(run) for run in runs)
-    report = _vectors(runs, asked) if of_vectors else _models(runs, asked)
-    if asked.output is not None:
-        report.save(asked.output)
+    report = _vectors(runs, request) if of_vectors else _models(runs, request)
+    if request.output is not None:
+        report.save(request.output)
     return report
 
 
@@ -72,7 +72,7 @@ def detection_of(report: Report, gain: float) -> list[str]:
     ]
 
 
-def _vectors(folders: Sequence[Path], asked: Asked) -> Report:
+def _vectors(folders: Sequence[Path], request: EvaluationRequest) -> Report:
     """The report of a folder of vectors; options that mean nothing for vectors are refused."""
     from diptych.evaluation.shards import evaluate_vectors
     from diptych.vectors.on_ray import connected
@@ -82,44 +82,44 @@ def _vectors(folders: Sequence[Path], asked: Asked) -> Report:
             "a folder of vectors is evaluated alone: give one folder, or runs for an ensemble."
         )
     for name in NOT_OF_VECTORS:
-        if getattr(asked, name):
+        if getattr(request, name):
             raise SettingsError(f"--{name} needs a model, {folders[0]} holds vectors: leave it out.")
-    if asked.compute_precision != "no":
+    if request.compute_precision != "no":
         raise SettingsError("--compute_precision is for encoding, and these vectors exist: leave it out.")
     rules: dict[str, Any] = {
-        "split": asked.split, "protocol": asked.protocol, "ties": asked.ties, "bootstrap": asked.bootstrap,
-        "device": asked.device,
+        "split": request.split, "protocol": request.protocol, "ties": request.ties, "bootstrap": request.bootstrap,
+        "device": request.device,
     }  # fmt: skip
-    if asked.ray is None:
-        return evaluate_vectors(folders[0], **rules, show_progress=asked.show_progress)
-    with connected(asked.ray) as cluster:
+    if request.ray is None:
+        return evaluate_vectors(folders[0], **rules, show_progress=request.show_progress)
+    with connected(request.ray) as cluster:
         return evaluate_vectors(folders[0].expanduser().resolve(), **rules, run=cluster.run)
 
 
-def _models(runs: Sequence[Path], asked: Asked) -> Report:
-    measures, data = measures_of(runs, asked)
-    every = [*runs, *asked.reranker]
-    views, others = _opened(every, data, measures, asked)
-    models = [_loaded(run, measures, asked) for run in every]
-    for run, model in zip(asked.reranker, models[len(runs) :], strict=True):
+def _models(runs: Sequence[Path], request: EvaluationRequest) -> Report:
+    measures, data = measures_of(runs, request)
+    every = [*runs, *request.reranker]
+    views, others = _opened(every, data, measures, request)
+    models = [_loaded(run, measures, request) for run in every]
+    for run, model in zip(request.reranker, models[len(runs) :], strict=True):
         if model.scorer is None:
             raise SettingsError(
                 f"{run} has no pair scorer to re-rank with: give a run of 'sgr' or 'saf', for instance."
             )
-    if asked.say is not None and isinstance(models[0], Retriever):
-        asked.say(models[0].device)
-    views, left_out = _readable(models, views, asked)
-    others, more_left_out = _readable(models, others, asked)
-    prepared = _prepared(models, views, asked)
-    database = _prepared(models, others, asked)
+    if request.say is not None and isinstance(models[0], Retriever):
+        request.say(models[0].device)
+    views, left_out = _readable(models, views, request)
+    others, more_left_out = _readable(models, others, request)
+    prepared = _prepared(models, views, request)
+    database = _prepared(models, others, request)
     groups: list[Group] = []
-    with _scored(models, prepared, len(runs), measures, asked) as scored:
-        if asked.hubness and scored is not None:
-            scored = _rescored(models, scored, every, data, asked)
+    with _scored(models, prepared, len(runs), measures, request) as scored:
+        if request.hubness and scored is not None:
+            scored = _rescored(models, scored, every, data, request)
         for one in measures:
             ranked = database[0].captions if one.others else None
             ready: Any = replace(prepared[0], others=ranked, scored=scored) if prepared else None
-            group = one.evaluator(models[0], ready, show_progress=asked.show_progress)
+            group = one.evaluator(models[0], ready, show_progress=request.show_progress)
             if one.captions:
                 group = replace(group, card=group.card.leaving_out(left_out + more_left_out * one.others))
             groups.append(group)
@@ -130,14 +130,14 @@ def _models(runs: Sequence[Path], asked: Asked) -> Report:
 
 
 def _opened(
-    runs: Sequence[Path], data: Sequence[str], measures: Sequence[Measure], asked: Asked
+    runs: Sequence[Path], data: Sequence[str], measures: Sequence[Measure], request: EvaluationRequest
 ) -> tuple[Sequence[Captions], Sequence[Captions]]:
     """What each run reads of the split, and the other images of the data where an evaluator ranks them."""
     if not any(one.captions for one in measures):
         return [], []
-    problems, split = None if asked.strict_images else ToBeLeftOut(), asked.split or "val"
-    if asked.judgements:
-        check_corrections(asked.judgements, places_of(runs, data)[0])
+    problems, split = None if request.strict_images else ToBeLeftOut(), request.split or "val"
+    if request.judgements:
+        check_corrections(request.judgements, places_of(runs, data)[0])
     others: list[Captions] = []
     if any(one.others for one in measures):
         whole = open_captions(places_of(runs, data)[0], problems=problems)
@@ -149,13 +149,13 @@ def _opened(
     return views, others
 
 
-def _loaded(run: Path, measures: Sequence[Measure], asked: Asked) -> Any:
+def _loaded(run: Path, measures: Sequence[Measure], request: EvaluationRequest) -> Any:
     """The model; for text matching alone, a text encoder will do."""
     if all(isinstance(one.evaluator, Sts) for one in measures) and not _is_model(run):
         teacher = text_teacher(str(run))
-        teacher.encoder.to(pick_device(asked.device))
+        teacher.encoder.to(pick_device(request.device))
         return TextEncoder(str(run), teacher)
-    return Retriever.from_pretrained(run, asked.device, asked.compute_precision)
+    return Retriever.from_pretrained(run, request.device, request.compute_precision)
 
 
 def _is_model(run: Path) -> bool:
@@ -169,19 +169,21 @@ def _is_model(run: Path) -> bool:
 
 
 def _readable(
-    models: Sequence[Retriever], views: Sequence[Captions], asked: Asked
+    models: Sequence[Retriever], views: Sequence[Captions], request: EvaluationRequest
 ) -> tuple[Sequence[Captions], int]:
     """What can be read of it, and the number of pictures that cannot."""
-    if asked.strict_images or not views:
+    if request.strict_images or not views:
         return views, 0
     left_out = LeftOut()
-    views = readable_views(models[: len(views)], views, left_out, show_progress=asked.show_progress)
+    views = readable_views(models[: len(views)], views, left_out, show_progress=request.show_progress)
     return views, len(left_out.reasons)
 
 
-def _prepared(models: Sequence[Retriever], views: Sequence[Captions], asked: Asked) -> list[Prepared]:
+def _prepared(
+    models: Sequence[Retriever], views: Sequence[Captions], request: EvaluationRequest
+) -> list[Prepared]:
     return [
-        prepare(model, view, device=str(model.device), show_progress=asked.show_progress)
+        prepare(model, view, device=str(model.device), show_progress=request.show_progress)
         for model, view in zip(models, views, strict=False)
     ]
 
@@ -195,8 +197,8 @@ def _scored(
     prepared: Sequence[Prepared],
     quick: int,
     measures: Sequence[Measure],
-    asked: Asked,
-) -> Iterator[Scored | None]:
+    request: EvaluationRequest,
+) -> Iterator[PreparedScores | None]:
     """The scores of the first ``quick`` models, re-ranked by the others, where retrieval is measured."""
     retrieval = [one.evaluator for one in measures if isinstance(one.evaluator, Retrieval)]
     if not retrieval:
@@ -204,26 +206,30 @@ def _scored(
         return
     for one in retrieval:
         check_captions(prepared[0].captions, rules_of(protocol=one.protocol, judgements=one.judgements))
-    if asked.reranker:
-        yield _reranked(models, prepared, quick, asked)
+    if request.reranker:
+        yield _reranked(models, prepared, quick, request)
         return
     ready = [(one.captions.images, one.texts) for one in prepared]
     with scored_by(
-        models, prepared[0].captions, ready, score_matrix=asked.score_matrix, show_progress=asked.show_progress
+        models, prepared[0].captions, ready, score_matrix=request.score_matrix, show_progress=request.show_progress
     ) as scored:  # fmt: skip
         yield scored
 
 
 def _rescored(
-    models: Sequence[Retriever], scored: Scored, runs: Sequence[Path], data: Sequence[str], asked: Asked
-) -> Scored:
+    models: Sequence[Retriever],
+    scored: PreparedScores,
+    runs: Sequence[Path],
+    data: Sequence[str],
+    request: EvaluationRequest,
+) -> PreparedScores:
     """The scores with hubs scored down, by the images and texts of another split."""
-    assert asked.hubness
-    problems = None if asked.strict_images else ToBeLeftOut()
-    drawn = [bank_of(view) for view in views_of(runs, data, asked.hubness, problems)]
-    views, _ = _readable(models, drawn, asked)
-    bank = _mean_scores(models, _prepared(models, views, asked), asked.show_progress)
-    return inverted_softmax(scored, bank, asked.hubness, beta=asked.hubness_beta)
+    assert request.hubness
+    problems = None if request.strict_images else ToBeLeftOut()
+    drawn = [bank_of(view) for view in views_of(runs, data, request.hubness, problems)]
+    views, _ = _readable(models, drawn, request)
+    bank = _mean_scores(models, _prepared(models, views, request), request.show_progress)
+    return inverted_softmax(scored, bank, request.hubness, beta=request.hubness_beta)
 
 
 def _mean_scores(models: Sequence[Retriever], prepared: Sequence[Prepared], show_progress: bool) -> Scores:
@@ -235,9 +241,11 @@ def _mean_scores(models: Sequence[Retriever], prepared: Sequence[Prepared], show
     )
 
 
-def _reranked(models: Sequence[Retriever], prepared: Sequence[Prepared], quick: int, asked: Asked) -> Scored:
+def _reranked(
+    models: Sequence[Retriever], prepared: Sequence[Prepared], quick: int, request: EvaluationRequest
+) -> PreparedScores:
     """The scores of the first ``quick`` models, the best of each query judged by the pair scorers of the others."""
-    began, show = time.perf_counter(), asked.show_progress
+    began, show = time.perf_counter(), request.show_progress
     proposing = _mean_scores(models[:quick], prepared[:quick], show)
     judged: list[Scores] = []
     for model, ready in zip(models[quick:], prepared[quick:], strict=True):
@@ -246,14 +254,14 @@ def _reranked(models: Sequence[Retriever], prepared: Sequence[Prepared], quick: 
         texts = model.encode_text_features(ready.texts, show_progress=show)
         judged.append(
             RerankedScores(
-                proposing, model.scorer, images, texts, asked.rerank,
+                proposing, model.scorer, images, texts, request.rerank,
                 device=model.device, precision=model.precision, show_progress=show,
             )
         )  # fmt: skip
     names = [" + ".join(one.fingerprint() for one in side) for side in (models[:quick], models[quick:])]
     scores = MeanScores.of(judged)
-    name = f"{names[0]}, best {asked.rerank} by {names[1]}"
-    return Scored(scores, name, seconds=time.perf_counter() - began)
+    name = f"{names[0]}, best {request.rerank} by {names[1]}"
+    return PreparedScores(scores, name, seconds=time.perf_counter() - began)
 
 
 # --- card

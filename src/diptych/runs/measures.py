@@ -39,7 +39,7 @@ from diptych.training.checkpoint import deciding_metric, read_run
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """What the user asks ``evaluate_runs`` for.
 
     ``protocol`` is one name or several. ``depth`` is the K of hashing's MAP@K. With ``rerank`` and ``reranker``, the
@@ -87,49 +87,49 @@ class Measure:
     others: bool = False
 
 
-def measures_of(runs: Sequence[Path], asked: Asked) -> tuple[list[Measure], list[str]]:
+def measures_of(runs: Sequence[Path], request: EvaluationRequest) -> tuple[list[Measure], list[str]]:
     """What to measure, in order, once the options fit together, and which of ``--data`` is image-text data."""
-    if bool(asked.rerank) != bool(asked.reranker):
+    if bool(request.rerank) != bool(request.reranker):
         raise SettingsError("--rerank N and --reranker RUN go together: give both, or neither.")
-    if asked.rerank and asked.score_matrix is not None:
+    if request.rerank and request.score_matrix is not None:
         raise SettingsError("--score_matrix holds all pairs, and --rerank judges a few: give one of them.")
-    if asked.hubness and (asked.rerank or asked.score_matrix is not None):
+    if request.hubness and (request.rerank or request.score_matrix is not None):
         raise SettingsError("--hubness needs the vectors: leave out --rerank and --score_matrix.")
-    if asked.hubness and canonical_split(asked.hubness) == canonical_split(asked.split or "val"):
+    if request.hubness and canonical_split(request.hubness) == canonical_split(request.split or "val"):
         raise SettingsError(
-            f"--hubness {asked.hubness} is the split that is evaluated: give another one, such as train."
+            f"--hubness {request.hubness} is the split that is evaluated: give another one, such as train."
         )
-    if asked.depth is not None and "hashing" not in asked.protocols:
+    if request.depth is not None and "hashing" not in request.protocols:
         raise SettingsError(
-            f"--depth is for the protocol hashing, not {' and '.join(asked.protocols)}: leave it out."
+            f"--depth is for the protocol hashing, not {' and '.join(request.protocols)}: leave it out."
         )
-    if asked.ray is not None:
+    if request.ray is not None:
         raise SettingsError(
             "--ray evaluates a folder of vectors: run diptych embed first, and give its folder."
         )
-    named = {name: PROTOCOLS.find(name) for name in asked.protocols}
-    plain = [name for name in asked.protocols if isinstance(named[name], EvaluationProtocol)]
-    found = _retrieval(runs, plain, asked) if plain else []
+    named = {name: PROTOCOLS.find(name) for name in request.protocols}
+    plain = [name for name in request.protocols if isinstance(named[name], EvaluationProtocol)]
+    found = _retrieval(runs, plain, request) if plain else []
     for name in (name for name in named if name not in plain):
-        found += _evaluators(name, runs, asked)
+        found += _evaluators(name, runs, request)
     readers = [one.reads for one in named.values() if hasattr(one, "reads")]
-    pairs = [path for path in asked.data if not any(reads(path) for reads in readers)]
+    pairs = [path for path in request.data if not any(reads(path) for reads in readers)]
     if pairs and not any(one.captions for one in found):
         raise SettingsError(f"the protocol {found[0].protocol} does not read {pairs[0]}: leave it out.")
     return found, pairs
 
 
-def _retrieval(runs: Sequence[Path], protocols: Sequence[str], asked: Asked) -> list[Measure]:
+def _retrieval(runs: Sequence[Path], protocols: Sequence[str], request: EvaluationRequest) -> list[Measure]:
     """Retrieval, and what the recipe of a single run measures beside it, in the recipe's order."""
     rules = rules_of(
-        protocol=protocols, ties=asked.ties, judgements=asked.judgements, bootstrap=asked.bootstrap,
-        equal_texts=asked.equal_texts,
+        protocol=protocols, ties=request.ties, judgements=request.judgements, bootstrap=request.bootstrap,
+        equal_texts=request.equal_texts,
     )  # fmt: skip
     retrieval = [
         Measure(name, Retrieval(one.protocol, one.ties, one.draws, one.judgements, one.equal_texts))
         for name, one in zip(protocols, rules, strict=True)
     ]
-    own = own_evaluators(runs[0]) if len(runs) == 1 and not asked.reranker else ()
+    own = own_evaluators(runs[0]) if len(runs) == 1 and not request.reranker else ()
     found: list[Measure] = []
     for evaluator in own:
         if isinstance(evaluator, Retrieval):
@@ -137,7 +137,7 @@ def _retrieval(runs: Sequence[Path], protocols: Sequence[str], asked: Asked) -> 
             continue
         fields = getattr(evaluator, "__dataclass_fields__", {})
         for name in protocols if "protocol" in fields else protocols[:1]:
-            given: dict[str, Any] = {"protocol": name, "bootstrap": asked.bootstrap}
+            given: dict[str, Any] = {"protocol": name, "bootstrap": request.bootstrap}
             known = {field: value for field, value in given.items() if field in fields}
             made = replace(evaluator, **known) if known else evaluator  # type: ignore[type-var]
             found.append(Measure(name, made, getattr(made, "reads_captions", True)))
@@ -159,9 +159,9 @@ def own_evaluators(run: Path) -> Sequence[Evaluator]:
     return recipe.evaluators(from_saved(recipe.settings, found["settings"]))
 
 
-def _evaluators(protocol: str, runs: Sequence[Path], asked: Asked) -> list[Measure]:
+def _evaluators(protocol: str, runs: Sequence[Path], request: EvaluationRequest) -> list[Measure]:
     """The evaluators of a protocol with a measure of its own; a class gets the options that it has arguments for."""
-    given = (asked.rerank, asked.score_matrix, asked.judgements, asked.equal_texts, asked.hubness)
+    given = (request.rerank, request.score_matrix, request.judgements, request.equal_texts, request.hubness)
     if any(given):
         raise SettingsError(
             f"the protocol {protocol} has a measure of its own: leave out --rerank, --score_matrix, --judgements, "
@@ -173,13 +173,13 @@ def _evaluators(protocol: str, runs: Sequence[Path], asked: Asked) -> list[Measu
         )
     found: Any = PROTOCOLS.find(protocol)
     takes = inspect.signature(found).parameters if isinstance(found, type) else {}
-    if asked.ties != "index" and "ties" not in takes:
+    if request.ties != "index" and "ties" not in takes:
         raise SettingsError(f"the protocol {protocol} has no rule for ties: leave out --ties.")
     made = found
     if isinstance(found, type):
-        folders = [path for path in asked.data if found.reads(path)] if hasattr(found, "reads") else []
+        folders = [path for path in request.data if found.reads(path)] if hasattr(found, "reads") else []
         if hasattr(found, "wants") and not folders:
-            lacks = f"does not read {asked.data[0]}" if asked.data else "needs --data"
+            lacks = f"does not read {request.data[0]}" if request.data else "needs --data"
             raise SettingsError(f"the protocol {protocol} {lacks}: give {found.wants}.")
         if "folder" in takes and len(folders) != 1:
             raise SettingsError(
@@ -188,9 +188,9 @@ def _evaluators(protocol: str, runs: Sequence[Path], asked: Asked) -> list[Measu
         settings = read_run(runs[0])["settings"] if (runs[0] / "run.json").is_file() else {}
         made = called(
             found, f"the protocol {protocol}", folders=folders, folder=folders[0] if folders else "",
-            strict_images=asked.strict_images, ties=asked.ties, bootstrap=asked.bootstrap,
+            strict_images=request.strict_images, ties=request.ties, bootstrap=request.bootstrap,
             column=str(settings.get("label_column", COLUMN)), split_labels=settings.get("split_labels", not settings),
-            **({} if asked.depth is None else {"top": asked.depth}),
+            **({} if request.depth is None else {"top": request.depth}),
         )  # fmt: skip
     members = getattr(made, "members", [made])
     if not all(callable(one) for one in members):

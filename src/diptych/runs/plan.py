@@ -61,7 +61,7 @@ NOT_SHOWN = (
 
 
 @dataclass(frozen=True)
-class Line:
+class PlanLine:
     """One number of a plan, and how it was found."""
 
     section: str
@@ -105,13 +105,13 @@ class Demand:
                 raise SettingsError(f"--{name} {value:g} is not an amount: give a number of 0 or more.")
 
 
-def plan(demand: Demand) -> list[Line]:
+def plan(demand: Demand) -> list[PlanLine]:
     """Every line of a plan."""
     return [*_storage(demand), *_encoding(demand), *_searching(demand), *_evaluating(demand)]
 
 
-def _storage(demand: Demand) -> Iterator[Line]:
-    line, rows = partial(Line, "storage"), demand.items + demand.texts
+def _storage(demand: Demand) -> Iterator[PlanLine]:
+    line, rows = partial(PlanLine, "storage"), demand.items + demand.texts
     for name, size in (("float32", 4.0), ("float16", 2.0), ("binary codes", 1 / 8)):
         yield line(f"vectors, {name}", rows * demand.dim * size, "bytes", "arithmetic")
     row, small = MEASURED["row"].value, MEASURED["thumbnail"].value
@@ -124,8 +124,8 @@ def _storage(demand: Demand) -> Iterator[Line]:
         yield line("files, a month", cost, "money", f"{demand.gb_month:g} a GB-month")
 
 
-def _encoding(demand: Demand) -> Iterator[Line]:
-    line, known = partial(Line, "encoding"), MEASURED["images"].value
+def _encoding(demand: Demand) -> Iterator[PlanLine]:
+    line, known = partial(PlanLine, "encoding"), MEASURED["images"].value
     hours = demand.items / (demand.rate or known) / HOUR
     how = "given rate" if demand.rate else _from(f"{known:g} images/s a worker of one core")
     yield line("worker-hours", hours, "h", how)
@@ -138,8 +138,8 @@ def _encoding(demand: Demand) -> Iterator[Line]:
         yield line("cost", hours * demand.worker_hour, "money", f"{demand.worker_hour:g} a worker-hour")
 
 
-def _searching(demand: Demand) -> Iterator[Line]:
-    line, scan, alone = partial(Line, "search, exact"), MEASURED["scan"], MEASURED["scan_ms"]
+def _searching(demand: Demand) -> Iterator[PlanLine]:
+    line, scan, alone = partial(PlanLine, "search, exact"), MEASURED["scan"], MEASURED["scan_ms"]
     factor = demand.items * demand.dim / (scan.items * scan.dim)
     how, rate = _scaled(scan, factor), scan.value / factor
     yield line("FLOP of a query", 2.0 * demand.items * demand.dim, "FLOP", "arithmetic")
@@ -147,7 +147,7 @@ def _searching(demand: Demand) -> Iterator[Line]:
     yield line("one query on one machine of two cores", seconds, "s", _scaled(alone, factor))
     yield line("queries/s of such a machine", rate, "queries/s", how)
     yield from _machines("search, exact", demand, demand.items * demand.dim * 4.0, rate, how)
-    line = partial(Line, "search, graph")
+    line = partial(PlanLine, "search, graph")
     graph, build, links = MEASURED["graph"], MEASURED["graph_build"], MEASURED["graph_links"].value
     depth = math.log(max(demand.items, 2)) / math.log(graph.items) * demand.dim / graph.dim
     growth = demand.items / build.items * depth
@@ -160,12 +160,12 @@ def _searching(demand: Demand) -> Iterator[Line]:
     yield from _machines("search, graph", demand, memory, rate, how)
 
 
-def _machines(section: str, demand: Demand, memory: float, rate: float, how: str) -> Iterator[Line]:
+def _machines(section: str, demand: Demand, memory: float, rate: float, how: str) -> Iterator[PlanLine]:
     """Machines that hold one copy and, where they are too slow together, further copies.
 
     A collection divided over m machines is searched by all of them for each query, each in its own part.
     """
-    line, holding = partial(Line, section), max(1, math.ceil(memory / (demand.memory * 1e9 * USABLE)))
+    line, holding = partial(PlanLine, section), max(1, math.ceil(memory / (demand.memory * 1e9 * USABLE)))
     one = f"machines of {demand.memory:g} GB for one copy"
     yield line(one, holding, "machines", f"arithmetic, {USABLE:.0%} of the memory used")
     if not demand.qps:
@@ -178,10 +178,14 @@ def _machines(section: str, demand: Demand, memory: float, rate: float, how: str
         yield line("these machines, a month", cost, "money", f"{demand.machine_hour:g} a machine-hour")
 
 
-def _evaluating(demand: Demand) -> Iterator[Line]:
+def _evaluating(demand: Demand) -> Iterator[PlanLine]:
     if not demand.queries:
         return
-    line, rank, pairs = partial(Line, "evaluation"), MEASURED["rank"], float(demand.queries) * demand.items
+    line, rank, pairs = (
+        partial(PlanLine, "evaluation"),
+        MEASURED["rank"],
+        float(demand.queries) * demand.items,
+    )
     hours = pairs / rank.value * demand.dim / rank.dim / HOUR
     yield line("FLOP", 2.0 * pairs * demand.dim, "FLOP", "arithmetic")
     yield line("core-hours", hours, "h", _from(f"{rank.value / 1e6:,.0f} million pairs/s at {rank.dim}-d"))

@@ -42,7 +42,7 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Run:
+class PoolingRun:
     """One training: a design, the pattern it was shown, the seed, and its errors."""
 
     design: str
@@ -52,10 +52,10 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Results:
+class PoolingResults:
     """Every run, and how long each was trained."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[PoolingRun, ...]
     steps: int
 
 
@@ -127,12 +127,14 @@ def errors(gpo: GPO, pattern: str) -> Errors:
     return Errors(over(SEEN), over(SMALLER), over(LARGER))
 
 
-def run_one(design: str, pattern: str, seed: int, steps: int) -> Run:
+def run_one(design: str, pattern: str, seed: int, steps: int) -> PoolingRun:
     """Train one design on one pattern and measure it; torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         generator = DESIGNS[design]()
-    return Run(design, pattern, seed, errors(train(generator, pattern, seed=seed, steps=steps), pattern))
+    return PoolingRun(
+        design, pattern, seed, errors(train(generator, pattern, seed=seed, steps=steps), pattern)
+    )
 
 
 def run(
@@ -142,7 +144,7 @@ def run(
     steps: int = 600,
     workers: int | None = None,
     show_progress: bool = True,
-) -> Results:
+) -> PoolingResults:
     """Every design on every pattern, ``seeds`` times, on one process per core unless ``workers`` is given."""
     for names, known, what in ((designs, DESIGNS, "design"), (patterns, PATTERNS, "pattern")):
         unknown = [name for name in names if name not in known]
@@ -156,7 +158,7 @@ def run(
     workers = min(workers or _cores(), len(jobs))
     done = starmap(run_one, jobs) if workers == 1 else _together(jobs, workers)
     runs = track(done, "synthetic pooling", len(jobs), show_progress)
-    return Results(tuple(sorted(runs, key=lambda r: (r.design, r.pattern, r.seed))), steps)
+    return PoolingResults(tuple(sorted(runs, key=lambda r: (r.design, r.pattern, r.seed))), steps)
 
 
 def _cores() -> int:
@@ -170,12 +172,12 @@ def _prepare() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _together(jobs: Iterable[tuple[str, str, int, int]], workers: int) -> Iterator[Run]:
+def _together(jobs: Iterable[tuple[str, str, int, int]], workers: int) -> Iterator[PoolingRun]:
     """Runs as they end, each process on one thread; leaving early ends a training in flight."""
     # spawned, not forked: a forked child inherits torch's locked thread pool
     with multiprocessing.get_context("spawn").Pool(workers, _prepare) as pool:
         yield from pool.imap_unordered(_run_job, jobs)
 
 
-def _run_job(job: tuple[str, str, int, int]) -> Run:
+def _run_job(job: tuple[str, str, int, int]) -> PoolingRun:
     return run_one(*job)

@@ -17,7 +17,7 @@ from diptych.registries import PROTOCOLS, RECIPES
 from diptych.runs.reading import open_split
 from diptych.runs.train import noisy, training_splits
 from diptych.settings import TrainingSettings, setting_names, to_json
-from diptych.tables import Group, Row, Table
+from diptych.tables import PaperTable, TableGroup, TableRow
 from diptych.training.loading import check_batch_size
 
 NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
@@ -25,7 +25,7 @@ BARE = ""  # the name of data that were given without one
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TableRequest:
     """What a user asks for: which rows, on which data and split, under which protocol, with which settings.
 
     ``changes`` are settings that win over a row's, ``vary`` has the values of settings that every row is repeated
@@ -49,8 +49,8 @@ class Wanted:
 class Cell:
     """One row in the columns of one group: the data to train on, by name and path, and what is measured there."""
 
-    row: Row
-    group: Group
+    row: TableRow
+    group: TableGroup
     name: str
     path: str
     other: tuple[str, ...] = ()  # paths of the data that are measured, where they are not the one to train on
@@ -72,7 +72,7 @@ def data_by_name(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def table_data(table: Table, given: Mapping[str, str]) -> dict[str, str]:
+def table_data(table: PaperTable, given: Mapping[str, str]) -> dict[str, str]:
     """The path of each data set that the table names; a path without a name is what its first rows train on."""
     known = table.data
     wrong = next((name for name in given if name and name not in known), None)
@@ -89,14 +89,14 @@ def table_data(table: Table, given: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def protocol_of(group: Group, wanted: Wanted) -> str:
+def protocol_of(group: TableGroup, wanted: TableRequest) -> str:
     """The protocol of a group: as asked for, the table's own, or plain where neither is asked for."""
     if not isinstance(PROTOCOLS.find(group.protocol), EvaluationProtocol):
         return group.protocol
     return wanted.protocol or (group.protocol if wanted.published else "plain")
 
 
-def split_for(cell: Cell, wanted: Wanted) -> str:
+def split_for(cell: Cell, wanted: TableRequest) -> str:
     """The split that is measured: test, or all of COCO's test images where the protocol takes them."""
     if wanted.split is not None:
         return wanted.split
@@ -106,10 +106,10 @@ def split_for(cell: Cell, wanted: Wanted) -> str:
 
 
 def check_cells(
-    table: Table,
-    rows: Sequence[Row],
+    table: PaperTable,
+    rows: Sequence[TableRow],
     cells: Sequence[Cell],
-    wanted: Wanted,
+    wanted: TableRequest,
     data: Mapping[str, str],
     to_build: Callable[[Cell], TrainingSettings | None],
 ) -> None:
@@ -137,7 +137,7 @@ def check_cells(
             _check_built(cell, settings, wanted)
 
 
-def _check_measured(cell: Cell, wanted: Wanted) -> None:
+def _check_measured(cell: Cell, wanted: TableRequest) -> None:
     """Whether the data can be measured under the group's protocol."""
     if cell.group.kind != "test":
         return
@@ -152,7 +152,7 @@ def _check_measured(cell: Cell, wanted: Wanted) -> None:
         check_captions(view, rules_of(protocol=name, judgements=judged))
 
 
-def _check_built(cell: Cell, settings: TrainingSettings, wanted: Wanted) -> None:
+def _check_built(cell: Cell, settings: TrainingSettings, wanted: TableRequest) -> None:
     """Whether the method can be built, trained and validated, and its measures read the split."""
     (training, validation), _ = noisy(training_splits(open_captions(cell.path)), settings.noise)
     method = RECIPES[cell.row.recipe].build(settings, training)

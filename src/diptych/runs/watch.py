@@ -9,7 +9,7 @@ from pathlib import Path
 
 from diptych.data.files import find_files
 from diptych.errors import DiptychError
-from diptych.index.ingest.works import Built
+from diptych.index.ingest.works import IndexingResult
 
 Seen = dict[str, tuple[int, int]]
 """Each file below a folder: its size and time."""
@@ -17,11 +17,11 @@ Seen = dict[str, tuple[int, int]]
 
 def watch_folder(
     folder: Path,
-    bring: Callable[[], Built],
+    bring: Callable[[], IndexingResult],
     *,
     interval: float,
     say: Callable[[str], None],
-    summary: Callable[[Built], str],
+    summary: Callable[[IndexingResult], str],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Index a folder, then again whenever its files have changed and rested for one interval; returns never.
@@ -72,7 +72,7 @@ def look(folder: Path) -> Seen | None:
     return seen if folder.is_dir() else None
 
 
-def _changed(built: Built) -> bool:
+def _changed(built: IndexingResult) -> bool:
     return bool(built.added or built.updated or built.removed or built.moved)
 
 

@@ -6,7 +6,7 @@
       config.json  model.safetensors  …     the model itself, for the workbench
       probes.safetensors                    a few pictures and texts with the model's own vectors
       runtime/
-        runtime.json                        what this page describes as ``Facts``
+        runtime.json                        what this page describes as ``RuntimeFacts``
         image.onnx                          pixels, or sets and their mask → vectors
         backbone.onnx                       pixels → the cells that image.onnx reads; only where a backbone is frozen
         text.onnx                           token ids and their mask → vectors
@@ -47,7 +47,7 @@ PIECE = 2**20  # bytes hashed at a time
 
 
 @dataclass(frozen=True)
-class Facts:
+class RuntimeFacts:
     """What ``runtime.json`` says.
 
     ``fingerprint`` and ``dimension`` are the model's. ``images`` describes the ``ImageInput``; ``texts`` says how texts
@@ -115,7 +115,7 @@ def has_pair_scorer(place: str | Path) -> bool:
         return False
 
 
-def read_facts(home: Path) -> Facts:
+def read_facts(home: Path) -> RuntimeFacts:
     """``runtime.json`` of a model folder, once its files have been found to be whole."""
     folder, file = home / FOLDER, home / FOLDER / FACTS
     recover_folder(folder)
@@ -125,7 +125,7 @@ def read_facts(home: Path) -> Facts:
             raise RuntimeFault(
                 f"{folder} has runtime format {found['format']!r:.20}, this version runs {FORMAT}: {advice(home)}."
             )
-        facts = Facts(**found)
+        facts = RuntimeFacts(**found)
         _check_types(facts)
     except FileNotFoundError:
         raise RuntimeFault(
@@ -152,7 +152,7 @@ def file_facts(file: Path) -> list[Any]:
     return [file.stat().st_size, digest.hexdigest()]
 
 
-def _check_types(facts: Facts) -> None:
+def _check_types(facts: RuntimeFacts) -> None:
     labels = facts.labels
     fine = (
         isinstance(facts.fingerprint, str)
@@ -295,7 +295,7 @@ def compare(
 FATAL = 4  # what ONNX Runtime may print: errors are raised, and said once
 
 
-class Session:
+class OnnxSession:
     """A file of a runtime, with the inputs and outputs that belong to it; ``threads`` None: one for each core."""
 
     def __init__(

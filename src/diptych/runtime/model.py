@@ -22,9 +22,9 @@ from diptych.runtime.folder import (
     IMAGE,
     PROBES,
     TEXT,
-    Facts,
+    OnnxSession,
     Probes,
-    Session,
+    RuntimeFacts,
     advice,
     best_folder,
     compare,
@@ -63,11 +63,11 @@ class RuntimeModel:
     device = "cpu"
     precision = "no"
 
-    def __init__(self, folder: Path, facts: Facts, threads: int | None = None) -> None:
+    def __init__(self, folder: Path, facts: RuntimeFacts, threads: int | None = None) -> None:
         self.folder, self.home, self.facts, self.threads = folder, folder.parent, facts, threads
         self.notes: list[str] = []
         self._lock = threading.RLock()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, OnnxSession] = {}
         self._reader: TextInput | None = None
         if facts.images.get("part") not in READERS:
             raise _unprepared(folder, facts.images.get("part"))
@@ -323,8 +323,8 @@ class RuntimeModel:
             )
         return "labels", len(labels["names"])
 
-    def _session(self, name: str, inputs: list[str], outputs: list[str]) -> Session:
-        return Session(self.folder / name, inputs, outputs, self.threads)
+    def _session(self, name: str, inputs: list[str], outputs: list[str]) -> OnnxSession:
+        return OnnxSession(self.folder / name, inputs, outputs, self.threads)
 
 
 def _unprepared(folder: Path, reason: object) -> RuntimeFault:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diptych.cache.contents import content_name
 from diptych.cache.rows import RowFile
-from diptych.data.arrays import ArrayStore, Stored
+from diptych.data.arrays import ArrayStore, LazyArray
 from diptych.data.decode.pickles import NPY, open_pickle
 from diptych.errors import DataError
 from diptych.progress import track
@@ -99,7 +99,7 @@ def _matrix(store: ArrayStore, path: Path, count: int, project: int) -> ArraySto
     return store
 
 
-def _rows(path: Path, ids: Sequence[str]) -> list[Stored]:
+def _rows(path: Path, ids: Sequence[str]) -> list[LazyArray]:
     """The stored vectors of ``ids``, checked to be there and of one length."""
     found = open_pickle(path, MOST_STEPS)
     if not isinstance(found, dict):
@@ -125,11 +125,11 @@ def _rows(path: Path, ids: Sequence[str]) -> list[Stored]:
 
 def _width(row: Any) -> int:
     """The length of a vector (D,) or (1, D); 0 for anything else."""
-    shape = row.shape if isinstance(row, Stored) else ()
+    shape = row.shape if isinstance(row, LazyArray) else ()
     return int(shape[-1]) if len(shape) == 1 or (len(shape) == 2 and shape[0] == 1) else 0
 
 
-def _vector(path: Path, name: str, row: Stored) -> NDArray[np.float32]:
+def _vector(path: Path, name: str, row: LazyArray) -> NDArray[np.float32]:
     vector: NDArray[np.float32] = row.load().reshape(-1).astype(np.float32)
     if not np.isfinite(vector).all():
         raise DataError(

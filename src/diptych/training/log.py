@@ -106,7 +106,7 @@ COLLAPSE_STEPS = 200  # steps in a row near the collapsed loss that count as a c
 COLLAPSE_TOLERANCE = 0.01  # relative distance that counts as near
 
 
-class Health:
+class StepHealth:
     """Watches the terms of every step; ``report`` returns the sentences that concern the user."""
 
     def __init__(self, device: torch.device) -> None:

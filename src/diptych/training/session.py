@@ -22,7 +22,7 @@ from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.gradient_cache import CachedStep
 from diptych.training.loading import PairLoader
-from diptych.training.log import Health, Log, Meter, check_modes
+from diptych.training.log import Log, Meter, StepHealth, check_modes
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, freeze_for_epoch, schedule_of, set_rates, trainable
 from diptych.training.processes import in_one_piece, save_on_main, share, start
@@ -246,7 +246,7 @@ class Session:
         elif settings.micro_batch:
             self.run_step = CachedStep(self.step, settings.micro_batch)
         self.schedule = schedule_of(settings, steps)
-        self.health = Health(accelerator.device)
+        self.health = StepHealth(accelerator.device)
         self.clock = Clock(self.progress.step // steps, settings.epochs)
 
     def _agree(self) -> None:

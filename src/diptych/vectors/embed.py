@@ -19,15 +19,15 @@ import numpy as np
 
 from diptych.errors import DataError, SettingsError
 from diptych.index.ingest.collection_files import CollectionFiles
-from diptych.index.ingest.pipeline import Reader, take_in
-from diptych.index.ingest.works import ABSENT, NOT_FINITE, Encoder, Work
+from diptych.index.ingest.pipeline import PhotoReader, take_in
+from diptych.index.ingest.works import ABSENT, NOT_FINITE, BatchEncoder, Work
 from diptych.index.models import open_model
 from diptych.index.protocol import Item
 from diptych.machine import record_root
 from diptych.model.protocol import Model, picture_side
 from diptych.progress import track
 from diptych.vectors.files import ShardWriter, shard_writer
-from diptych.vectors.load import Opened, Sources, open_sources
+from diptych.vectors.load import ShardData, Sources, open_sources
 from diptych.vectors.manifest import (
     Manifest,
     Receipt,
@@ -49,7 +49,7 @@ TEXTS = 4096  # encoded together
 def embed_shard(
     model: Model,
     name: str,
-    opened: Opened,
+    opened: ShardData,
     out: Path,
     *,
     texts: bool = True,
@@ -64,8 +64,8 @@ def embed_shard(
     """
     with shard_writer(shard_file(out, name), model.dim) as writer:
         shard, files = ShardEnd(writer), CollectionFiles(opened.captions)
-        reader = Reader(opened.captions, files, shard, picture_side(model), thumbnails=thumbnails)
-        take_in(reader, Encoder(model, batch_size), shard)
+        reader = PhotoReader(opened.captions, files, shard, picture_side(model), thumbnails=thumbnails)
+        take_in(reader, BatchEncoder(model, batch_size), shard)
         if not shard.kept:
             id, reason = shard.unreadable[0] if shard.unreadable else (name, "it is empty.")
             raise DataError(
@@ -138,7 +138,7 @@ class ShardEnd:
 
 
 @dataclass
-class Embedded:
+class EmbedResult:
     """What ``embed`` did: receipts of the shards of this run, how many of these were there before, and failures."""
 
     receipts: list[Receipt] = field(default_factory=list)
@@ -179,7 +179,7 @@ def embed(
     retry: bool = False,
     run: Callable[[Sequence[str]], Iterable[Outcome]] | None = None,
     show_progress: bool = False,
-) -> Embedded:
+) -> EmbedResult:
     """Embed what is not there yet of part i of n of the shards, and write the manifest.
 
     A shard that fails leaves the others alone. ``retry`` embeds again what has unreadable pictures. ``run`` embeds
@@ -195,7 +195,7 @@ def embed(
         ),
     )  # fmt: skip
     options: dict[str, Any] = {"texts": texts, "thumbnails": thumbnails, "batch_size": batch_size}
-    done, missing = Embedded(), []
+    done, missing = EmbedResult(), []
     for name in sources.names[part[0] - 1 :: part[1]]:
         receipt = read_receipt(out, name)
         if receipt is None or not _is_there(out, receipt) or (retry and receipt.unreadable):
@@ -268,11 +268,11 @@ class Task:
 
 def embed_on(cluster: Cluster, task: Task, names: Sequence[str], show_progress: bool) -> Iterable[Outcome]:
     """Embed shards on a cluster."""
-    from diptych.vectors.on_ray import Lost
+    from diptych.vectors.on_ray import DeadWorker
 
     jobs = [(task, name) for name in names]
     for number, result in cluster.run(embed_shard_of, jobs, "embed", show_progress):
-        yield names[number], result.reason if isinstance(result, Lost) else result
+        yield names[number], result.reason if isinstance(result, DeadWorker) else result
 
 
 def embed_shard_of(task: Task, name: str) -> Receipt | str:

@@ -33,7 +33,7 @@ PATIENCE = 600.0  # seconds for which an index that another loader writes is wai
 
 
 @dataclass(slots=True)
-class Loaded:
+class LoadResult:
     """What ``load`` did: ``failed`` are (shard, reason), ``missing`` shards that are not embedded yet."""
 
     images: int = 0
@@ -55,7 +55,7 @@ def load(
     precision: Precision | None = None,
     approximate_above: int | None = APPROXIMATE_ABOVE,
     show_progress: bool = False,
-) -> Loaded:
+) -> LoadResult:
     """Fill an index from a folder of vectors, creating it if need be.
 
     ``part`` (i, n) takes each n-th shard from the i-th on. An index of another model is refused. Items keep the ids
@@ -69,7 +69,7 @@ def load(
         raise DataError(
             f"{folder.path} has no whole shard to load yet: run diptych embed to its end first, or wait for it."
         )
-    done, begin = Loaded(missing=len(folder.missing)), time.monotonic()
+    done, begin = LoadResult(missing=len(folder.missing)), time.monotonic()
     manifest = folder.manifest
     target = Target(place, manifest.dim, manifest.fingerprint, manifest.model, precision, PATIENCE)
     with target.ready():  # an index that cannot take these vectors is refused before a file is read
@@ -90,7 +90,7 @@ def _of_part(folder: VectorFolder, part: tuple[int, int]) -> list[Shard]:
     return [shard for shard in folder.shards if shard.name in names]
 
 
-def _batches(shards: list[Shard], target: Target, folder: VectorFolder, done: Loaded) -> Iterator[None]:
+def _batches(shards: list[Shard], target: Target, folder: VectorFolder, done: LoadResult) -> Iterator[None]:
     """Load shards, batch by batch; the index is held for one shard at a time."""
     for shard in shards:
         try:
@@ -128,7 +128,7 @@ ROWS = 10_000  # images of a shard where the data are not files of their own
 
 
 @dataclass(frozen=True)
-class Opened:
+class ShardData:
     """The data of one shard, the pictures it names that are not on disk, and the size of its file."""
 
     captions: Captions
@@ -156,7 +156,7 @@ class FileSources:
         file = self.files[self.names.index(name)]
         return file.stat().st_size if file.is_file() else None
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> ShardData:
         """The data of one shard."""
         file, absent = self.files[self.names.index(name)], Absent()
         size = self.size(name)
@@ -165,7 +165,7 @@ class FileSources:
         captions = open_captions(file, format=self.format, problems=absent, **self.options)
         if len(self.files) > 1:
             captions = replace(captions, image_ids=[f"{name}/{id}" for id in captions.image_ids])
-        return Opened(captions, absent.files, size)
+        return ShardData(captions, absent.files, size)
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,11 @@ class RowSources:
         """Blocks have no file of their own."""
         return 0
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> ShardData:
         """The data of one shard; pictures that are not on disk are listed with the first."""
         number = self.names.index(name)
         stop = min((number + 1) * self.rows, len(self.captions.images))
-        return Opened(
+        return ShardData(
             self.captions.subset(range(number * self.rows, stop)), self.absent if number == 0 else ()
         )
 

@@ -29,7 +29,7 @@ ANSWER = 5.0  # seconds in which a cluster takes a connection
 
 
 @dataclass(frozen=True)
-class Lost:
+class DeadWorker:
     """In the place of a result: the worker of a job died again and again."""
 
     reason: str
@@ -75,7 +75,7 @@ class Cluster:
         label: str,
         show_progress: bool = True,
     ) -> Iterator[tuple[int, Any]]:
-        """``function(*job)`` of every job on some worker: (its number, its result or ``Lost``), as they come.
+        """``function(*job)`` of every job on some worker: (its number, its result or ``DeadWorker``), as they come.
 
         An error of diptych is raised here. A GPU is asked for where the cluster has any.
         """
@@ -120,7 +120,7 @@ class Cluster:
                     )
                 if kind == "error":
                     raise _rebuilt(*value)
-                yield number, Lost(value) if kind == "lost" else value
+                yield number, DeadWorker(value) if kind == "lost" else value
 
     def _next(self, running: list[Any]) -> list[Any]:
         """Jobs that ended; the user is told when none does for a while."""

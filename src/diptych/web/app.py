@@ -34,7 +34,7 @@ from diptych.web.replies import (
     item_reply,
     search_reply,
 )
-from diptych.web.service import Asked, Service, Writer, check_kind, check_text, parse_items
+from diptych.web.service import SearchRequest, Service, Writer, check_kind, check_text, parse_items
 from diptych.web.uploads import Served
 
 FILES = Path(__file__).parent
@@ -195,10 +195,10 @@ def _without_arguments(send: Any) -> Any:
     return page
 
 
-def _answer(service: Service, asked: Asked) -> SearchReply:
+def _answer(service: Service, search: SearchRequest) -> SearchReply:
     start = time.perf_counter()
     with service.traffic.request(), service.limited():
-        hits, passing = service.search(asked), service.count_passing(asked.kind, asked.filter)
+        hits, passing = service.search(search), service.count_passing(search.kind, search.filter)
     seconds = time.perf_counter() - start
     service.metrics.search_seconds.observe(seconds)
     return search_reply(hits, seconds, passing)
@@ -221,10 +221,10 @@ def _add_search(app: FastAPI, service: Service) -> None:
         frames: Annotated[bool, Query(description="every frame of a video, not the best of each")] = False,
     ) -> SearchReply:
         """Terms given together are mixed; the ranking is that of their sum."""
-        asked = Asked(
+        search = SearchRequest(
             text, query, like, (), image_weight, k, check_kind(kind), filter, hybrid, rerank, frames
         )
-        return _answer(service, asked)
+        return _answer(service, search)
 
     @app.get("/api/browse", tags=["search"], summary="Items spread over the collection, without a query")
     def browse(k: int = 24, kind: str = "image", filter: str = "") -> SearchReply:
@@ -256,10 +256,10 @@ def _add_uploads(app: FastAPI, service: Service) -> None:
     ) -> SearchReply:
         """The same as GET, with files. Nothing that is uploaded is kept."""
         files = tuple((upload.file.read(), upload.filename) for upload in images)
-        asked = Asked(
+        search = SearchRequest(
             text, query, like, files, image_weight, k, check_kind(kind), filter, hybrid, rerank, frames
         )
-        return _answer(service, asked)
+        return _answer(service, search)
 
 
 def _add_items(app: FastAPI, service: Service, local: bool) -> None:

@@ -46,7 +46,7 @@ Writer = Callable[[], AbstractContextManager[Index]]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SearchRequest:
     """A search as a client asks it."""
 
     text: str = ""
@@ -127,16 +127,16 @@ class Service:
             with suppress(DiptychError), deadline.within(float("inf"), self._stopped):
                 warm()
 
-    def search(self, asked: Asked) -> Hits:
+    def search(self, request: SearchRequest) -> Hits:
         """The best items for what was asked."""
-        self._check(asked)
-        query = Query(self._terms(asked))
-        filter = asked.filter.strip() or None
+        self._check(request)
+        query = Query(self._terms(request))
+        filter = request.filter.strip() or None
         # more like an item: what is nearest, without asking whether it is near
         alone = all(term.kind == "item" for term in query.terms)
         return self._searcher.search(
-            query, asked.k, kind=asked.kind, filter=filter, hybrid=asked.hybrid, rerank=asked.rerank,
-            chance=None if alone else self.chance, frames=asked.frames,
+            query, request.k, kind=request.kind, filter=filter, hybrid=request.hybrid, rerank=request.rerank,
+            chance=None if alone else self.chance, frames=request.frames,
         )  # fmt: skip
 
     def count_passing(self, kind: Kind | None, filter: str) -> int | None:
@@ -148,7 +148,7 @@ class Service:
 
         Of each video one frame is shown.
         """
-        self._check(Asked(k=k, filter=filter))
+        self._check(SearchRequest(k=k, filter=filter))
         items = self.index.sample_items(kind, filter.strip() or None, k)
         return Hits(tuple(one_per_video(Hit(item, 0.0) for item in items)))
 
@@ -261,21 +261,21 @@ class Service:
         finally:
             self._writing.release()
 
-    def _check(self, asked: Asked) -> None:
-        if not 1 <= asked.k <= self.limits.k:
-            raise SettingsError(f"k must lie between 1 and {self.limits.k}, not {asked.k}.")
-        if not 0 <= asked.rerank <= self.limits.k:
-            raise SettingsError(f"rerank must lie between 0 and {self.limits.k}, not {asked.rerank}.")
-        self._check_images(len(asked.images))
-        if not 0.01 <= abs(asked.image_weight) <= 100:
+    def _check(self, request: SearchRequest) -> None:
+        if not 1 <= request.k <= self.limits.k:
+            raise SettingsError(f"k must lie between 1 and {self.limits.k}, not {request.k}.")
+        if not 0 <= request.rerank <= self.limits.k:
+            raise SettingsError(f"rerank must lie between 0 and {self.limits.k}, not {request.rerank}.")
+        self._check_images(len(request.images))
+        if not 0.01 <= abs(request.image_weight) <= 100:
             raise SettingsError(
-                f"image_weight must lie between 0.01 and 100 either side of 0, not {asked.image_weight}."
+                f"image_weight must lie between 0.01 and 100 either side of 0, not {request.image_weight}."
             )
         for value, limit, what in (
-            (asked.text, self.limits.query, "the text"),
-            (asked.query, self.limits.query, "the query"),
-            (asked.like, self.limits.query, "the id"),
-            (asked.filter, self.limits.filter, "the filter"),
+            (request.text, self.limits.query, "the text"),
+            (request.query, self.limits.query, "the query"),
+            (request.like, self.limits.query, "the id"),
+            (request.filter, self.limits.filter, "the filter"),
         ):
             check_text(value, limit, what)
 
@@ -303,22 +303,22 @@ class Service:
         for id in ids:
             check_text(id, self.limits.query, "the id")
 
-    def _terms(self, asked: Asked) -> tuple[Term, ...]:
+    def _terms(self, request: SearchRequest) -> tuple[Term, ...]:
         terms: list[Term] = []
-        if asked.text.strip():
-            terms.append(Term(asked.text.strip()))
-        if asked.query.strip():
-            parsed = parse_query(asked.query, paths=False).terms
+        if request.text.strip():
+            terms.append(Term(request.text.strip()))
+        if request.query.strip():
+            parsed = parse_query(request.query, paths=False).terms
             if self.allow_urls:
-                self._check_images(len(asked.images) + sum(_is_address(term) for term in parsed))
+                self._check_images(len(request.images) + sum(_is_address(term) for term in parsed))
             until = time.monotonic() + addresses.PATIENCE
             terms += [self._safe(term, until) for term in parsed]
-        for data, name in asked.images:
-            terms.append(Term(self.pictures.open_upload(data, name), "image", asked.image_weight))
-        if asked.like:
-            if self.index.get([asked.like]) == [None]:
-                raise QueryError(f"'{asked.like[:200]}' is not in the index: it may have been removed.")
-            terms.append(Term(asked.like, "item", asked.image_weight))
+        for data, name in request.images:
+            terms.append(Term(self.pictures.open_upload(data, name), "image", request.image_weight))
+        if request.like:
+            if self.index.get([request.like]) == [None]:
+                raise QueryError(f"'{request.like[:200]}' is not in the index: it may have been removed.")
+            terms.append(Term(request.like, "item", request.image_weight))
         if not terms:
             raise QueryError("the query is empty: give a text, an image, or the id of an item.")
         return tuple(terms)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from diptych.data.arrays import Span, Stored
+from diptych.data.arrays import LazyArray, Span
 from diptych.errors import DataError
 
 MOST_STEPS = 1_000_000  # instructions: bounds the memory of small values, of which a byte can make a hundred
@@ -53,7 +53,7 @@ def read_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
 
 
 def open_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
-    """As ``read_pickle``, but each array is ``Stored``: the bytes of large ones are still in the file.
+    """As ``read_pickle``, but each array is ``LazyArray``: the bytes of large ones are still in the file.
 
     An ``.npy`` file that holds one pickled object, as ``numpy.save`` writes a dict, is read as that object.
     """
@@ -254,7 +254,7 @@ class _Machine:
                 return {} if meaning == "dict" else b""
         raise RefusedError(f"it calls {meaning} in an unusual way")
 
-    def stored(self, source: Any, kind: Type, shape: Any, order: Any) -> Stored:
+    def stored(self, source: Any, kind: Type, shape: Any, order: Any) -> LazyArray:
         source = source.encode("latin1") if isinstance(source, str) else source  # the bytes of Python 2
         if kind.code == "O" or not isinstance(source, bytes | Span):
             raise RefusedError("an array of objects, or without bytes")
@@ -266,7 +266,7 @@ class _Machine:
         if len(source) != expected:
             raise RefusedError(f"{shape} of {dtype} needs {expected:,} bytes and has {len(source):,}")
         self.claim(expected)
-        return Stored(source, dtype if kind.order == "|" else dtype.newbyteorder(kind.order), shape, order)
+        return LazyArray(source, dtype if kind.order == "|" else dtype.newbyteorder(kind.order), shape, order)
 
     def build(self) -> None:
         state, target = self.pop(), self.top()
@@ -295,7 +295,7 @@ def _quoted(text: str) -> str:
 
 
 def _loaded(root: Any, load: bool) -> Any:
-    """The same lists and dicts with arrays in them, ``Stored`` or loaded; what occurs twice stays shared."""
+    """The same lists and dicts with arrays in them, ``LazyArray`` or loaded; what occurs twice stays shared."""
     done: dict[int, Any] = {}
 
     def walk(value: Any, depth: int) -> Any:
@@ -313,7 +313,7 @@ def _loaded(root: Any, load: bool) -> Any:
             case Span() | Name() | Type():
                 raise RefusedError("a value in it is neither a number, a text nor an array")
             case _:
-                found = value.load() if load and isinstance(value, Stored) else value
+                found = value.load() if load and isinstance(value, LazyArray) else value
         done[id(value)] = found
         return found
 

@@ -1,8 +1,8 @@
 """Several corpora at once: a JSON manifest that lists webdataset tars, or other data, with weights, for pre-training.
 
 Its fields (``Corpus``) are described in docs/data.md. Only headers and texts are read to start; samples that cannot be
-used are skipped and counted. The order in which an epoch shows the texts (``Mixture``) is a function of the seed and
-the epoch, with no state to lose.
+used are skipped and counted. The order in which an epoch shows the texts (``CorpusMixture``) is a function of the seed
+and the epoch, with no state to lose.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from diptych.data.captions import (
     UNSPLIT,
     Captions,
     ImageStore,
-    Joined,
+    StoreChain,
     canonical_split,
     first_of_each,
     split_in_name,
 )
 from diptych.data.files import head, read_json
 from diptych.data.formats import as_path, open_captions, split_options
-from diptych.data.problems import STOP, Found, Problem, Problems
+from diptych.data.problems import STOP, AllProblems, Problem, Problems
 from diptych.data.readers.pretraining import KIND, QUESTION
-from diptych.data.readers.webdataset import JSON_TEXTS, Shard, ShardImages, StringColumn, index_shard, tars
+from diptych.data.readers.webdataset import JSON_TEXTS, ShardImages, StringColumn, TarShard, index_shard, tars
 from diptych.errors import DataError
 from diptych.progress import echo, track
 
@@ -69,7 +69,7 @@ class Stream:
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class CorpusMixture:
     """Several corpora at once, each in its own order, mixed evenly over the epoch in proportion to their weights.
 
     A corpus is an endless sequence of passes, each in an order drawn from (seed, corpus, pass); epoch e takes the
@@ -92,7 +92,7 @@ class Mixture:
             order[corpus_at == corpus] = self._piece(seed, corpus, number)
         return order
 
-    def renumbered(self, new_row: Ints) -> Mixture:
+    def renumbered(self, new_row: Ints) -> CorpusMixture:
         """The same corpora without the texts that were left out; a corpus without texts disappears."""
         streams = []
         for stream in self.streams:
@@ -141,11 +141,11 @@ def matches(path: Path) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Piece:
+class _CorpusPiece:
     """A tar, or a data set of another format: its images by key, their names in the corpus, and their texts."""
 
     corpus: int
-    images: Shard | ImageStore
+    images: TarShard | ImageStore
     keys: Sequence[str]
     names: Sequence[str]
     splits: Sequence[str]
@@ -157,7 +157,7 @@ class _Piece:
 def read(path: Path, *, problems: Problems = STOP) -> Captions:
     """Read a manifest of corpora: one data set whose order passes over each corpus by its weight."""
     entries, window = _entries(path, problems)
-    pieces: list[_Piece] = []
+    pieces: list[_CorpusPiece] = []
     skipped: list[Problem] = []
     notes: list[str] = []
     listed = [(n, corpus, file) for n, corpus in enumerate(entries) for file in corpus.files or (None,)]
@@ -176,25 +176,25 @@ def read(path: Path, *, problems: Problems = STOP) -> Captions:
     return replace(_captions(path, entries, pieces, window), notes=notes)
 
 
-def _tar(number: int, corpus: Corpus, shard: Shard) -> _Piece:
+def _tar(number: int, corpus: Corpus, shard: TarShard) -> _CorpusPiece:
     stems = Counter(file.stem for file in corpus.files)
     stem = shard.path.stem if stems[shard.path.stem] == 1 else f"{shard.path.parent.name}/{shard.path.stem}"
     split, count = corpus.split or split_in_name(shard.path.name) or UNSPLIT, len(shard.offsets)
     kind = QUESTION if set(corpus.texts) <= {"question", "questions"} else None
     names = [f"{stem}/{key}" for key in shard.keys]
-    return _Piece(
+    return _CorpusPiece(
         number, shard, shard.keys, names, [split] * count, shard.texts, shard.image_of, [kind] * count
     )
 
 
-def _other(number: int, corpus: Corpus, found: Captions) -> _Piece:
+def _other(number: int, corpus: Corpus, found: Captions) -> _CorpusPiece:
     splits = found.splits if corpus.split is None else [corpus.split] * len(found.images)
     kinds = found.labels.get(KIND, [None] * len(found.images))
     ids, texts = found.image_ids, StringColumn.of(found.texts)
-    return _Piece(number, found.images, ids, ids, splits, texts, found.image_of, kinds)
+    return _CorpusPiece(number, found.images, ids, ids, splits, texts, found.image_of, kinds)
 
 
-def _captions(path: Path, entries: list[Corpus], pieces: list[_Piece], window: int) -> Captions:
+def _captions(path: Path, entries: list[Corpus], pieces: list[_CorpusPiece], window: int) -> Captions:
     ids, image_of, images = [], [np.empty(0, np.int64)], 0
     splits: list[str] = []
     pictures: list[Any] = []
@@ -227,19 +227,19 @@ def _captions(path: Path, entries: list[Corpus], pieces: list[_Piece], window: i
         splits=splits,
         labels={KIND: kinds} if any(kinds) else {},
         name=str(path),
-        order=Mixture(tuple(streams), window),
+        order=CorpusMixture(tuple(streams), window),
         unreadable="skip",
         picture_of=first_of_each(pictures) if pictures else None,
     )
 
 
-def _images(pieces: Sequence[_Piece]) -> ImageStore:
+def _images(pieces: Sequence[_CorpusPiece]) -> ImageStore:
     """The images of all pieces, one after the other; tars that follow one another are one store."""
     stores: list[ImageStore] = []
-    for packed, some in groupby(pieces, lambda piece: isinstance(piece.images, Shard)):
+    for packed, some in groupby(pieces, lambda piece: isinstance(piece.images, TarShard)):
         found = [piece.images for piece in some]
         stores += [ShardImages(found)] if packed else found  # type: ignore[arg-type]
-    return stores[0] if len(stores) == 1 else Joined(stores)
+    return stores[0] if len(stores) == 1 else StoreChain(stores)
 
 
 def _entries(path: Path, problems: Problems) -> tuple[list[Corpus], int]:
@@ -288,7 +288,7 @@ def _entry(path: Path, number: int, entry: Any) -> Corpus:
 
 def _report(path: Path, skipped: list[Problem], problems: Problems | None) -> None:
     """Tell a check every sample that was skipped; tell anyone else how many, and where to see which."""
-    if isinstance(problems, Found):
+    if isinstance(problems, AllProblems):
         for problem in skipped:
             problems.warn(problem.kind, problem.file, f"skipped: {problem.message}", problem.expected)
     elif skipped:

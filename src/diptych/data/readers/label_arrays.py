@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions, ImageStore, Joined, canonical_split
+from diptych.data.captions import Captions, ImageStore, StoreChain, canonical_split
 from diptych.data.decode.processes import limit_memory
 from diptych.data.files import read_lines
 from diptych.data.labels import COLUMN
@@ -125,7 +125,7 @@ def read(
     tags = _tags(path, problems)
     draft = Draft(str(path), problems)
     stores = [_add(draft, path, name, file, tags, regions, problems) for name, file in there.items()]
-    return draft.captions(lambda _: Joined(stores))
+    return draft.captions(lambda _: StoreChain(stores))
 
 
 def _add(

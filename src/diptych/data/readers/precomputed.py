@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions, ImageStore, Joined, StoreRows, canonical_split
+from diptych.data.captions import Captions, ImageStore, StoreChain, StoreRows, canonical_split
 from diptych.data.duplicates import groups
 from diptych.data.files import read_json, read_lines
 from diptych.data.problems import STOP, Problems
@@ -87,15 +87,15 @@ def read(
         if name == wanted or (wanted is None and not (name == "test" and "testall" in there)):
             k = texts_per_image or (1 if _caps(root, file).suffix == ".tsv" else TEXTS)
             limit = VAL_TEXTS // k if name == "val" and cut_val else None
-            stores += Part(root, file, name, k, limit).add(draft, ids[name], names)
+            stores += SplitFiles(root, file, name, k, limit).add(draft, ids[name], names)
     if names is not None:
         return with_files(draft, root, images)
     _compare_widths(stores, root, problems)
-    return draft.captions(lambda _: Joined(stores))
+    return draft.captions(lambda _: StoreChain(stores))
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitFiles:
     """The files of one split, and how many texts and images of it to take."""
 
     root: Path

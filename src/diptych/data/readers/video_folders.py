@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import SPLIT_NAMES, UNSPLIT, Captions, ImageStore, Joined, StoreRows
+from diptych.data.captions import SPLIT_NAMES, UNSPLIT, Captions, ImageStore, StoreChain, StoreRows
 from diptych.data.files import read_json, read_lines
 from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, Empty, Reader
@@ -77,7 +77,7 @@ def read_hgr(
             for text in texts.get(name, ()):
                 draft.text(row, text, f"{path / TEXTS}, '{name}'")
         stores.append(store)
-    return draft.captions(lambda _: Joined(stores))
+    return draft.captions(lambda _: StoreChain(stores))
 
 
 def _names(path: Path) -> list[str]:
@@ -138,7 +138,7 @@ def read_dual_encoding(
             for where, text in texts[video]:
                 draft.text(row, text, where)
         stores.append(FrameRows(store, [rows_of[video] for video in kept], frames))
-    return draft.captions(lambda _: Joined(stores))
+    return draft.captions(lambda _: StoreChain(stores))
 
 
 def _texts(path: Path) -> list[Path]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from diptych.data.captions import UNSPLIT, Captions, StoredImage, split_in_name
 from diptych.data.decode.opening import open_image
 from diptych.data.files import Member, content_hash, named_files
-from diptych.data.problems import STOP, Found, Problem, Problems
+from diptych.data.problems import STOP, AllProblems, Problem, Problems
 from diptych.data.readers.draft import Draft, Empty, add_texts
 from diptych.errors import DataError, StorageError
 from diptych.progress import track
@@ -243,7 +243,7 @@ class StringColumn(Sequence[str]):
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
+class TarShard:
     """What a tar holds: for each image its place and key, all texts, and the image of each text."""
 
     path: Path
@@ -268,7 +268,7 @@ class ShardImages:
 
     features = False
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    def __init__(self, shards: Sequence[TarShard]) -> None:
         self.paths = [shard.path for shard in shards]
         self.digests = [shard.digest() for shard in shards]
         counts = [len(shard.offsets) for shard in shards]
@@ -290,7 +290,7 @@ class ShardImages:
         return f"{self.digests[self.shard_of[index]]}@{self.offsets[index]}+{self.sizes[index]}"
 
 
-def index_shard(path: Path, names: Sequence[str], cache_dir: Path | None = None) -> Shard:
+def index_shard(path: Path, names: Sequence[str], cache_dir: Path | None = None) -> TarShard:
     """The index of a tar, from the cache folder or made again; ``names`` are the JSON fields that hold texts.
 
     A sample that cannot be used (no image, no text, broken JSON) is skipped and noted; a tar that is missing or
@@ -310,8 +310,8 @@ def index_shard(path: Path, names: Sequence[str], cache_dir: Path | None = None)
     return shard
 
 
-def _list(path: Path, names: Sequence[str]) -> Shard:
-    found = Found()
+def _list(path: Path, names: Sequence[str]) -> TarShard:
+    found = AllProblems()
     keys: list[str] = []
     offsets, sizes, texts, image_of = [], [], [], []
     for sample in scan(path, found):
@@ -332,7 +332,7 @@ def _list(path: Path, names: Sequence[str]) -> Shard:
     fatal = next((problem for problem in found.all if problem.kind in FATAL), None)
     if fatal is not None:
         raise DataError(str(fatal))
-    return Shard(
+    return TarShard(
         path,
         np.array(offsets, dtype=np.int64),
         np.array(sizes, dtype=np.int64),
@@ -351,7 +351,7 @@ def _texts(value: object) -> Iterator[str]:
             yield " ".join(text.split())
 
 
-def _packed(shard: Shard) -> bytes:
+def _packed(shard: TarShard) -> bytes:
     buffer = io.BytesIO()
     problems = json.dumps([problem.as_dict() for problem in shard.skipped]).encode()
     columns: dict[str, Any] = {"offsets": shard.offsets, "sizes": shard.sizes, "image_of": shard.image_of}
@@ -362,7 +362,7 @@ def _packed(shard: Shard) -> bytes:
     return buffer.getvalue()
 
 
-def _load(kept: Path, path: Path) -> Shard | None:
+def _load(kept: Path, path: Path) -> TarShard | None:
     """An index from the cache folder; None where there is none, or a damaged one."""
     try:
         with np.load(io.BytesIO(CACHE.read(kept)), allow_pickle=False) as data:
@@ -371,7 +371,7 @@ def _load(kept: Path, path: Path) -> Shard | None:
                 for name in ("keys", "texts")
             }
             skipped = tuple(Problem(**entry) for entry in parse_json(data["problems"].tobytes()))
-            return Shard(
+            return TarShard(
                 path, data["offsets"], data["sizes"], **columns, image_of=data["image_of"], skipped=skipped
             )
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):

@@ -20,7 +20,7 @@ from diptych.errors import DataError, DiptychError, SettingsError
 from diptych.index.base import Index
 from diptych.index.engines.opening import index_exists, open_index
 from diptych.index.ingest.collection_files import CollectionFiles, KeptVectors, own_name, settle
-from diptych.index.ingest.pipeline import Reader, take_in
+from diptych.index.ingest.pipeline import PhotoReader, take_in
 from diptych.index.ingest.target import (
     APPROXIMATE_ABOVE,
     Target,
@@ -33,8 +33,8 @@ from diptych.index.ingest.works import (
     ABSENT,
     NOT_FINITE,
     PREDICTED,
-    Built,
-    Encoder,
+    BatchEncoder,
+    IndexingResult,
     Labeller,
     SharedFeatures,
     Work,
@@ -62,7 +62,7 @@ def index_collection(
     exif: bool = True,
     cache: bool = True,
     show_progress: bool = False,
-) -> Built:
+) -> IndexingResult:
     """Bring an index in line with a collection, creating it if need be.
 
     New items are added, changed ones encoded again, those that vanished from the collection removed. Unreadable
@@ -85,22 +85,22 @@ def index_collection(
     labeller = _labeller(model, labels, bool(local_features))
     beside = features_place(place) if local_features is True and isinstance(place, str | Path) else None
     with _opened(model, place, model_name, precision) as index:
-        if beside is not None:
-            local_features = LocalFeatures(beside, model.fingerprint(), create=True)
         local = local_features if isinstance(local_features, LocalFeatures) else None
+        if beside is not None:
+            local = LocalFeatures(beside, model.fingerprint(), create=True)
         files = CollectionFiles(captions)
         end = IndexEnd(index, captions, files, model, name, labeller, local)
         shared = SharedFeatures.of(model, files.content) if cache else None
-        encoder = Encoder(model, batch_size, shared, labeller, None if local is None else pairs_of(model))
-        reader = Reader(
+        pairs = None if local is None else pairs_of(model)
+        encoder = BatchEncoder(model, batch_size, shared, labeller, pairs)
+        reader = PhotoReader(
             captions, files, end, picture_side(model), texts=texts, exif=exif,
             further=[PREDICTED] * bool(labeller), shared=shared,
         )  # fmt: skip
         take_in(reader, encoder, end, show_progress)
         built = end.close()
-        built.notes += reader.notes()
         add = partial(add_approximate, index, approximate_above, codes=codes, target_recall=target_recall)
-        built.notes += add(show_progress=show_progress)
+        built.notes += [*reader.notes(), *add(show_progress=show_progress)]
     built.skipped = [(file, ABSENT) for file in absent.files] + built.skipped
     built.notes += captions.notes
     return built
@@ -150,7 +150,7 @@ class IndexEnd:
         self.known = dict(index.contents(found.number))
         self.known_images = {id for id, _ in index.contents(found.number, "image")}
         self.seen: set[str] = set()
-        self.built = Built(notes=[note] if note else [])
+        self.built = IndexingResult(notes=[note] if note else [])
         plain = labeller is None and local is None  # nothing but the vector is made of a picture
         self.kept = KeptVectors(index, files, [(id, self.known[id]) for id in self.known_images if plain])
 
@@ -230,7 +230,7 @@ class IndexEnd:
         self.built.updated += updated
         self.built.added += len(good) - updated
 
-    def close(self) -> Built:
+    def close(self) -> IndexingResult:
         """Remove what is no longer in the collection; what was done in all."""
         built = self.built
         if built.images == 0:  # a drive that is not there, say: no reason to forget what it had

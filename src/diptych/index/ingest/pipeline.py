@@ -30,7 +30,7 @@ from diptych.index.ingest.collection_files import (
     text_items,
 )
 from diptych.index.ingest.photos import EXIF, Decoder, PhotoColumns, PhotoFile
-from diptych.index.ingest.works import Encoder, End, SharedFeatures, Work
+from diptych.index.ingest.works import BatchEncoder, End, SharedFeatures, Work
 from diptych.index.protocol import Item
 from diptych.progress import track
 
@@ -102,7 +102,7 @@ class Overlap(Generic[W, R]):
 NOT_UNICODE = "its name, texts or metadata are not valid Unicode: rename the file, or mend them."
 
 
-class Reader:
+class PhotoReader:
     """Reads the images of a collection for an end; several threads may call it at once.
 
     ``further`` names columns that follow from the picture, ``shared`` has features of pictures that need no decoding.
@@ -192,7 +192,7 @@ CHUNK = 256  # images committed together: a killed run may have to encode two ch
 PIXELS = 500_000  # decoded pixels per picture of a full batch; one batch is encoded while the next is read
 
 
-def take_in(reader: Reader, encoder: Encoder, end: End, show_progress: bool = False) -> None:
+def take_in(reader: PhotoReader, encoder: BatchEncoder, end: End, show_progress: bool = False) -> None:
     """Read every image of a collection, encode what the end wants, and let it write them chunk by chunk.
 
     A collection whose folder disappears meanwhile is an error, once what was read is written.

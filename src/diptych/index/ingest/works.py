@@ -85,7 +85,7 @@ class End(Protocol):
 
 
 @dataclass(slots=True)
-class Built:
+class IndexingResult:
     """What ``index_collection`` did.
 
     ``images`` and ``texts`` are those of the collection, ``total`` all images of the index; ``moved`` ones kept their
@@ -113,7 +113,7 @@ Labeller = Callable[..., Sequence[Mapping[str, float]]]
 """``predict_labels`` of a model: pictures to labels with their scores, best first."""
 
 
-class Encoder:
+class BatchEncoder:
     """Encodes the pictures of a batch, and lets go of them; ``batch_size`` None suits the device."""
 
     def __init__(

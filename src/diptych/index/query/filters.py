@@ -102,7 +102,7 @@ def parse_filter(text: str, columns: Mapping[str, Sequence[str]] | None = None) 
         raise QueryError(
             'the filter is empty: leave it out or write one such as price < 50 and color = "red".', 0
         )
-    tree = _Parser(text).parse()
+    tree = _FilterParser(text).parse()
     if columns is not None:
         check_columns(tree, columns)
     return tree
@@ -211,7 +211,7 @@ class _Token:
         return self.text.lower() if self.kind == "name" else ""
 
 
-class _Parser:
+class _FilterParser:
     """Recursive descent over the grammar at the top of this file."""
 
     def __init__(self, text: str) -> None:

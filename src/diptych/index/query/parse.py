@@ -31,7 +31,7 @@ _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _QueryToken:
     kind: Literal["operator", "quoted", "bare"]
     text: str
     position: int
@@ -69,12 +69,12 @@ def parse_query(text: str, *, paths: bool = True) -> Query:
     return Query(tuple(terms))
 
 
-def _mistake(piece: _Piece, sentence: str) -> QueryError:
+def _mistake(piece: _QueryToken, sentence: str) -> QueryError:
     """An error at a piece of the query; the sentence says its place at ``{}``."""
     return QueryError(sentence.format(f"character {piece.position + 1}"), piece.position)
 
 
-def _pieces(text: str) -> Iterator[_Piece]:
+def _pieces(text: str) -> Iterator[_QueryToken]:
     """The pieces in order, each character looked at a fixed number of times, whatever they are."""
     bare, weight = 0, _weight_end(text, 0)
     at = 0
@@ -93,23 +93,23 @@ def _pieces(text: str) -> Iterator[_Piece]:
                 )
             inner = re.sub(r"\\(.)", r"\1", quoted.group(1), flags=re.DOTALL)
             if weight == at:  # 2:"red shoe" is "2:red shoe"
-                yield _Piece("quoted", text[bare:at].strip() + inner, bare)
+                yield _QueryToken("quoted", text[bare:at].strip() + inner, bare)
             else:
                 yield from _bare(text[bare:at], bare)
-                yield _Piece("quoted", inner, at)
+                yield _QueryToken("quoted", inner, at)
             at = quoted.end()
         else:
             yield from _bare(text[bare:at], bare)
-            yield _Piece("operator", text[at], at)
+            yield _QueryToken("operator", text[at], at)
             at += 1
         bare, weight = at, _weight_end(text, at)
     yield from _bare(text[bare:], bare)
 
 
-def _bare(text: str, position: int) -> Iterator[_Piece]:
+def _bare(text: str, position: int) -> Iterator[_QueryToken]:
     stripped = text.strip()
     if stripped:
-        yield _Piece("bare", stripped, position + len(text) - len(text.lstrip()))
+        yield _QueryToken("bare", stripped, position + len(text) - len(text.lstrip()))
 
 
 def _weight_end(text: str, start: int) -> int:
@@ -118,7 +118,7 @@ def _weight_end(text: str, start: int) -> int:
     return -1 if found is None else found.end()
 
 
-def _term(piece: _Piece, sign: float, paths: bool, weighted: bool) -> Term:
+def _term(piece: _QueryToken, sign: float, paths: bool, weighted: bool) -> Term:
     text, weight = piece.text, 1.0
     found = _WEIGHT.match(text) if weighted else None
     if found is not None:

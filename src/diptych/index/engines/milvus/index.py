@@ -20,7 +20,15 @@ from diptych.index.capabilities import View
 from diptych.index.engines.milvus import facts, ranking
 from diptych.index.engines.milvus.address import read_address
 from diptych.index.engines.milvus.facts import IndexFacts, picture_rows
-from diptych.index.engines.milvus.pushdown import EVERY, KIND_NUMBERS, Parts, Selection, key_of, keys, select
+from diptych.index.engines.milvus.pushdown import (
+    EVERY,
+    KIND_NUMBERS,
+    MilvusSelection,
+    Parts,
+    key_of,
+    keys,
+    select,
+)
 from diptych.index.engines.milvus.ranking import Nearest, best_words, check_depth
 from diptych.index.engines.milvus.rows import Row, check_storable, item_of, row, vectors_of
 from diptych.index.engines.milvus.server import Server
@@ -289,7 +297,7 @@ class MilvusIndex(RemoteIndex):
             self._serial = first + count - 1
         return range(first, first + count)
 
-    def _selection(self, kind: Kind | None, filter: str | Filter | None) -> Selection:
+    def _selection(self, kind: Kind | None, filter: str | Filter | None) -> MilvusSelection:
         if filter is None:
             return select(kind, None, ())
         columns = self._whole.columns()

@@ -125,7 +125,7 @@ KIND_NUMBERS: dict[str, int] = {"image": 0, "text": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class MilvusSelection:
     """The items a search looks at: ``expression`` finds them, and where it finds more, ``tree`` decides."""
 
     expression: str
@@ -177,7 +177,7 @@ class Parts:
 
 def select(
     kind: Kind | None, tree: Filter | None, columns: Container[str], parts: Parts | None = None
-) -> Selection:
+) -> MilvusSelection:
     """The items of a kind that pass a filter.
 
     ``columns`` are the metadata columns the index knows: one hides an item's own column of the same name.
@@ -186,12 +186,12 @@ def select(
     hidden = frozenset(name for name in ITEM_COLUMNS if name in columns)
     is_exact = True
     if tree is not None:
-        writer = _Writer(hidden)
+        writer = _ExpressionWriter(hidden)
         tests.append(writer.expression(tree, loose=True))
         is_exact = not writer.loosened
     expression = " and ".join(f"({one})" for one in tests) or EVERY
     allowed = parts.asked(tree) if parts is not None and parts.count and tree is not None else ()
-    return Selection(expression, None if is_exact else tree, hidden, allowed)
+    return MilvusSelection(expression, None if is_exact else tree, hidden, allowed)
 
 
 def keys(field: str, digits: list[str]) -> str:
@@ -199,7 +199,7 @@ def keys(field: str, digits: list[str]) -> str:
     return f"{field} in {_listed(digits)}"
 
 
-class _Writer:
+class _ExpressionWriter:
     """Writes a tree; ``loosened`` says whether a test was replaced by one that lets more through."""
 
     def __init__(self, hidden: frozenset[str]) -> None:

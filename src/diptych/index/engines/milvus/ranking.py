@@ -13,7 +13,7 @@ import numpy as np
 from diptych.errors import SettingsError
 from diptych.index import deadline
 from diptych.index.capabilities import most_frequent, spread
-from diptych.index.engines.milvus.pushdown import EVERY, Selection, key_of, keys
+from diptych.index.engines.milvus.pushdown import EVERY, MilvusSelection, key_of, keys
 from diptych.index.engines.milvus.rows import Row, checksum, item_of, vectors_of
 from diptych.index.engines.milvus.table import MOST, PIECE, REQUEST, WHOLE, Table
 from diptych.index.protocol import Hit, Hits, Vectors
@@ -38,14 +38,14 @@ class Nearest:
     graph: str
     width: int
 
-    def __call__(self, queries: Vectors, k: int, selection: Selection) -> list[Hits]:
+    def __call__(self, queries: Vectors, k: int, selection: MilvusSelection) -> list[Hits]:
         """The k best of each query."""
         exact = self.graph == "flat"
         return best_hits(
             queries, k, lambda some, count: self._candidates(some, count, selection), exact, MOST
         )
 
-    def scan(self, queries: Vectors, k: int, selection: Selection) -> list[Hits]:
+    def scan(self, queries: Vectors, k: int, selection: MilvusSelection) -> list[Hits]:
         """The k best of each query without the approximate index: every vector is read and scored here."""
         wide = queries.astype(np.float64)
         best: list[list[tuple[float, int, int, str]]] = [[] for _ in queries]
@@ -61,7 +61,7 @@ class Nearest:
         whole = (self._whole([{"pk": one[-1]} for one in some]) for some in best)
         return [self._scored(query, rows).hits(k, True) for query, rows in zip(queries, whole, strict=True)]
 
-    def _candidates(self, queries: Vectors, count: int, selection: Selection) -> list[Candidates]:
+    def _candidates(self, queries: Vectors, count: int, selection: MilvusSelection) -> list[Candidates]:
         if not selection.is_exact:
             rows = [self._filtered(query, count, selection) for query in queries]
         else:
@@ -78,12 +78,12 @@ class Nearest:
         return [self._scored(query, some) for query, some in zip(queries, rows, strict=True)]
 
     def _search(
-        self, queries: Vectors, count: int, selection: Selection, fields: Sequence[str]
+        self, queries: Vectors, count: int, selection: MilvusSelection, fields: Sequence[str]
     ) -> list[list[Row]]:
         effort = _settings(self.graph, max(self.width, 2 * count))
         return self.table.search(queries, count, selection.expression, fields, effort, selection.parts)
 
-    def _filtered(self, query: Vectors, count: int, selection: Selection) -> list[Row]:
+    def _filtered(self, query: Vectors, count: int, selection: MilvusSelection) -> list[Row]:
         """The ``count`` best that pass a filter which the server knows only loosely."""
         for depth in LOOSE:
             deadline.check()
@@ -100,7 +100,7 @@ class Nearest:
         best: list[Row] = []
         for start in range(0, len(names), PIECE):
             deadline.check()
-            some = Selection(keys("pk", names[start : start + PIECE]), parts=selection.parts)
+            some = MilvusSelection(keys("pk", names[start : start + PIECE]), parts=selection.parts)
             best += self._search(query[None], count, some, [])[0]
             best = sorted(best, key=lambda row: -row["score"])[:count]
         return self._whole(best)
@@ -129,7 +129,7 @@ def check_depth(k: int) -> None:
         )
 
 
-def best_words(table: Table, text: str, k: int, selection: Selection) -> Hits:
+def best_words(table: Table, text: str, k: int, selection: MilvusSelection) -> Hits:
     """The k best items by the server's BM25; of equal scores images first, then in the order they were added."""
     for depth in (k + MARGIN, *(one for one in (*LOOSE, MOST) if one > k + MARGIN)):
         deadline.check()
@@ -153,20 +153,20 @@ def _settings(graph: str, effort: int) -> dict[str, Any]:
     return {"flat": {}, "hnsw": {"ef": effort}, "diskann": {"search_list": effort}}[graph]
 
 
-def count_items(table: Table, selection: Selection) -> int:
+def count_items(table: Table, selection: MilvusSelection) -> int:
     """How many items are selection."""
     if selection.is_exact:
         return table.count(selection.expression)
     return sum(1 for _ in _filtered_rows(table, selection))
 
 
-def _filtered_rows(table: Table, selection: Selection) -> Iterator[Row]:
+def _filtered_rows(table: Table, selection: MilvusSelection) -> Iterator[Row]:
     """The rows that pass where the server alone finds too many."""
     for piece in table.rows(selection.expression, ["serial", "item"], ITEM_BYTES):
         yield from (one for one in piece if selection.passes(item_of(one)))
 
 
-def spread_keys(table: Table, selection: Selection, size: int | None) -> list[str]:
+def spread_keys(table: Table, selection: MilvusSelection, size: int | None) -> list[str]:
     """Keys of up to ``size`` items, in the order they were added, the same for the same state; all without a size.
 
     Of up to ``MOST`` items they stand at even distances; of more, those with the lowest keys: a key is a digest of the

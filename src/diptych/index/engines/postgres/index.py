@@ -17,7 +17,7 @@ from diptych.index.capabilities import View
 from diptych.index.engines.coding import FACTOR, PROPOSALS
 from diptych.index.engines.postgres import ranking, tables
 from diptych.index.engines.postgres.database import Connection, Database, HalfVector, Vector
-from diptych.index.engines.postgres.ranking import CodeTables, Selection
+from diptych.index.engines.postgres.ranking import CodeTables, SqlSelection
 from diptych.index.engines.postgres.records import condition, item, records, rows_of, storable, storable_ids
 from diptych.index.engines.postgres.tables import Tables
 from diptych.index.engines.remote import RemoteIndex
@@ -283,14 +283,14 @@ class PostgresIndex(RemoteIndex):
     def _collections(self) -> tuple[Collection, ...]:
         return self._database.ask(self._tables.collections)
 
-    def _selection(self, db: Connection, kind: Kind | None, filter: str | Filter | None) -> Selection:
+    def _selection(self, db: Connection, kind: Kind | None, filter: str | Filter | None) -> SqlSelection:
         if filter is None:
-            return Selection(kind)
+            return SqlSelection(kind)
         columns = self._tables.columns(db)
-        return Selection(kind, *condition(self._parsed(filter, columns), columns))
+        return SqlSelection(kind, *condition(self._parsed(filter, columns), columns))
 
     def _best(
-        self, db: Connection, queries: Vectors, k: int, selection: Selection, approximate: bool
+        self, db: Connection, queries: Vectors, k: int, selection: SqlSelection, approximate: bool
     ) -> list[Hits]:
         cast = HalfVector if approximate and self._facts["precision"] == "float16" else Vector
 

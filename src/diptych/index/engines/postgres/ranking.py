@@ -25,7 +25,7 @@ from diptych.index.query.words import COMMON, COMMON_SHARE, K1, LEAST_IDF, B
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class SqlSelection:
     """The items a search looks at: of one kind or of all, and passing a condition over ``items``."""
 
     kind: Kind | None = None
@@ -39,7 +39,7 @@ class Selection:
 
 
 def nearest(
-    db: Connection, tables: Tables, query: Any, count: int, selection: Selection, approximate: bool
+    db: Connection, tables: Tables, query: Any, count: int, selection: SqlSelection, approximate: bool
 ) -> Any:
     """A cursor over (serial, vector, item …) of the ``count`` best by the server's arithmetic, unordered."""
     # a literal, one of KINDS: the planner must see it to take the approximate index of that kind
@@ -62,7 +62,7 @@ def nearest(
 
 
 def best_words(
-    db: Connection, tables: Tables, words: dict[str, int], k: int, selection: Selection
+    db: Connection, tables: Tables, words: dict[str, int], k: int, selection: SqlSelection
 ) -> list[tuple[float, int, Item]]:
     """(score, serial, item) of the k best of one kind by BM25; common words are left out while others remain."""
     statement = f"""
@@ -97,13 +97,13 @@ def best_words(
     return [(score, serial, item(rest)) for score, serial, *rest in rows]
 
 
-def count_items(db: Connection, tables: Tables, selection: Selection) -> int:
+def count_items(db: Connection, tables: Tables, selection: SqlSelection) -> int:
     """How many items are selection."""
     statement = f"SELECT count(*) FROM {{s}}.items WHERE {_condition(selection)}"
     return int(tables.run(db, statement, {**selection.values, "kind": selection.kind}).fetchone()[0])
 
 
-def spread_serials(db: Connection, tables: Tables, selection: Selection, size: int | None) -> list[int]:
+def spread_serials(db: Connection, tables: Tables, selection: SqlSelection, size: int | None) -> list[int]:
     """Serials of up to ``size`` items at even distances, in the order they were added; all without a size."""
     places = None if size is None else spread(count_items(db, tables, selection), size).tolist()
     statement = f"""
@@ -114,7 +114,7 @@ def spread_serials(db: Connection, tables: Tables, selection: Selection, size: i
     return [serial for (serial,) in tables.run(db, statement, given).fetchall()]
 
 
-def _condition(selection: Selection) -> str:
+def _condition(selection: SqlSelection) -> str:
     """What a row must satisfy to be selection."""
     return f"(%(kind)s::text IS NULL OR items.kind = %(kind)s) AND {selection.where}"
 

@@ -31,7 +31,7 @@ def condition(tree: Filter, columns: Container[str]) -> Condition_:
 
     ``columns`` are the metadata columns the index knows: one hides an item's own column of the same name.
     """
-    writer = _Writer(columns)
+    writer = _ConditionWriter(columns)
     return writer.expression(tree), writer.parameters
 
 
@@ -41,7 +41,7 @@ def folded(item: Item) -> dict[str, dict[str, str]]:
     return {"metadata": _lowered(item.metadata), "item": {name: v for name, v in _lowered(own).items() if v}}
 
 
-class _Writer:
+class _ConditionWriter:
     def __init__(self, columns: Container[str]) -> None:
         self.columns = columns
         self.parameters: dict[str, Any] = {}
