@@ -52,7 +52,12 @@ def _command(name: str, published: bool) -> click.Command:
     title = f"Tables of the {'paper' if name in papers() else 'recipe'} {name}.\n\n{listed}."
 
     @click.command(name, help=title)
-    @option("--table", "table of the paper (none: --vary alone)", type=click.Choice(list(tables)))
+    @option(
+        "--table",
+        "table of the paper (none: --vary alone)",
+        type=click.Choice(list(tables)),
+        callback=_needed,
+    )
     @_options
     @_flags(recipes)
     def command(
@@ -62,7 +67,7 @@ def _command(name: str, published: bool) -> click.Command:
         from diptych.runs.table_plan import TableRequest, data_by_name
 
         vary = dict(_varied(one) for one in options.pop("vary"))
-        chosen = tables[table] if table is not None else _sweep(name, tables, bool(vary))
+        chosen = tables[table] if table is not None else _sweep(name, tables)
         own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
         data, rows = data_by_name(options.pop("data")), options.pop("row")
         wanted = TableRequest(data, rows=rows, vary=vary, published=published, changes=given(options), **own)
@@ -125,14 +130,19 @@ def _varied(given: str) -> tuple[str, list[str]]:
     return name.replace("-", "_"), values.split(",")
 
 
-def _sweep(name: str, tables: dict[str, PaperTable], vary: bool) -> PaperTable:
+def _needed(ctx: click.Context, option: click.Parameter, table: str | None) -> str | None:
+    """The table; it may be left out where there is only one, or where a setting is varied."""
+    assert isinstance(option.type, click.Choice)
+    if table is None and len(option.type.choices) > 1 and not ctx.params.get("vary"):
+        raise click.MissingParameter(ctx=ctx, param=option)
+    return table
+
+
+def _sweep(name: str, tables: dict[str, PaperTable]) -> PaperTable:
     """A table of one row, the recipe as it is, for ``--vary`` without a table; a table by itself is the one meant."""
     first, *others = tables.values()
     if not others:
         return first
-    if not vary:
-        ctx = click.get_current_context()
-        raise click.MissingParameter(ctx=ctx, param=next(p for p in ctx.command.params if p.name == "table"))
     recipe = main_recipe(name) if name in papers() else name
     if not recipe:
         raise click.UsageError(f"--table is missing: choose one of {', '.join(tables)}.")
