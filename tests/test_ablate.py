@@ -261,6 +261,7 @@ def test_mistakes_are_named_before_anything_is_trained(
         np.save(tmp_path / "noise.npy", content)
         assert words in refused(*command, "--noise", tmp_path / "noise.npy")
     assert "no preset 'cnn'" in refused(*command, "--preset", "cnn")
+    assert "--table" in refused("ablate", "coder", "--data", data, "--output_dir", tmp_path / "runs")
     assert "named coco" in refused(*command, *("--data", f"coco={data}") * 2)
     with monkeypatch.context() as patch:
         for name in ("textblob", "textblob.taggers"):

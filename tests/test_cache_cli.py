@@ -95,7 +95,8 @@ def test_clear_by_age_size_backbone_and_version(folder: Path, monkeypatch: pytes
     assert not (folder / "images" / "aaaa").exists()
     wrong = run("clear", "--backbone", "vit")
     assert wrong.exit_code == 2
-    assert "error: no backbone in the cache is called 'vit': there are bbbb (resnet, 4×100)." in wrong.output
+    assert "'vit'" in wrong.output
+    assert "bbbb (resnet, 4×100)" in wrong.output
     assert "removed 8.0 kB" in run("clear").output
     assert not contents()
 

@@ -155,7 +155,6 @@ def test_every_command_parses(page: Path) -> None:
     "line",
     [
         "diptych train vse-infinity --data d --output_dir r --learning_rat 1",
-        "diptych ablate coder --data d --output_dir r",
         "diptych train vse-infinity --data d --output_dir r --precision fp8",
         "diptych train vse-infinty --data d --output_dir r",
         "diptych ablate coder --table 9 --data d --output_dir r",

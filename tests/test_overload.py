@@ -148,7 +148,7 @@ def test_a_file_of_any_size_is_sent_in_pieces(index: EmbeddedIndex, tmp_path: Pa
                 seen += sock.recv(1 << 20)
             assert b"content-length: 3000000000" in seen[:1000]
             assert memory() - before < 100_000_000  # while the rest is still to be sent
-        answer = httpx.get(f"{url}/api/thumbnail", params={"id": "large"})
+        answer = httpx.get(f"{url}/api/thumbnail", params={"id": "large"}, timeout=30)
         assert answer.status_code == 422  # no picture, and not read whole to find out
         assert memory() - before < 100_000_000
 

@@ -144,7 +144,7 @@ def _sweep(name: str, tables: dict[str, PaperTable]) -> PaperTable:
     if not others:
         return first
     recipe = main_recipe(name) if name in papers() else name
-    if not recipe:
+    if not (vary and recipe):
         raise click.UsageError(f"--table is missing: choose one of {', '.join(tables)}.")
     row = TableRow(recipe, recipe=recipe)
     return PaperTable(

@@ -64,16 +64,16 @@ def load_model(source: str | Path, config: Any, pretrained: bool) -> nn.Module:
     if type(config) not in MODEL_MAPPING:
         raise DataError(f"{name} holds a '{config.model_type}', no encoder of transformers: choose another.")
     known = inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
-    options: dict[str, Any] = {"dtype": torch.float32, "trust_remote_code": False}
+    options: dict[str, Any] = {"dtype": torch.float32}
     options |= {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
     model: nn.Module
     with asking(name):
         if not pretrained:
-            model = AutoModel.from_config(config, **options)
+            model = AutoModel.from_config(config, trust_remote_code=False, **options)
             return model
         try:
             model, report = AutoModel.from_pretrained(
-                name, config=config, output_loading_info=True, **options
+                name, config=config, output_loading_info=True, trust_remote_code=False, **options
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(_not_found(name, error)) from error
