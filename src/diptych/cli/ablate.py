@@ -52,12 +52,7 @@ def _command(name: str, published: bool) -> click.Command:
     title = f"Tables of the {'paper' if name in papers() else 'recipe'} {name}.\n\n{listed}."
 
     @click.command(name, help=title)
-    @option(
-        "--table",
-        "table of the paper (none: --vary alone)",
-        type=click.Choice(list(tables)),
-        callback=_needed,
-    )
+    @option("--table", "table of the paper (none: --vary alone)", type=click.Choice(list(tables)))
     @_options
     @_flags(recipes)
     def command(
@@ -67,7 +62,7 @@ def _command(name: str, published: bool) -> click.Command:
         from diptych.runs.table_plan import TableRequest, data_by_name
 
         vary = dict(_varied(one) for one in options.pop("vary"))
-        chosen = tables[table] if table is not None else _sweep(name, tables)
+        chosen = tables[table] if table is not None else _sweep(name, tables, bool(vary))
         own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
         data, rows = data_by_name(options.pop("data")), options.pop("row")
         wanted = TableRequest(data, rows=rows, vary=vary, published=published, changes=given(options), **own)
@@ -130,15 +125,7 @@ def _varied(given: str) -> tuple[str, list[str]]:
     return name.replace("-", "_"), values.split(",")
 
 
-def _needed(ctx: click.Context, option: click.Parameter, table: str | None) -> str | None:
-    """The table; it may be left out where there is only one, or where a setting is varied."""
-    assert isinstance(option.type, click.Choice)
-    if table is None and len(option.type.choices) > 1 and not ctx.params.get("vary"):
-        raise click.MissingParameter(ctx=ctx, param=option)
-    return table
-
-
-def _sweep(name: str, tables: dict[str, PaperTable]) -> PaperTable:
+def _sweep(name: str, tables: dict[str, PaperTable], vary: bool) -> PaperTable:
     """A table of one row, the recipe as it is, for ``--vary`` without a table; a table by itself is the one meant."""
     first, *others = tables.values()
     if not others:
