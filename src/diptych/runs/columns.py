@@ -20,6 +20,7 @@ from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.data.labels import COLUMN, class_names, class_sets
 from diptych.data.readers.hashing_lists import RANKED
+from diptych.evaluation.classes import is_class_list, open_class_list
 from diptych.evaluation.senteval import is_senteval, read_senteval
 from diptych.objectives.objective import after_step
 from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER
@@ -173,11 +174,16 @@ def _module(work: Callable[[], object]) -> dict[str, float]:
 
 
 def counts_of(path: str) -> dict[str, float]:
-    """Images, texts and classes of a data set by split; pairs of sentences of a SentEval folder."""
+    """Images, texts and classes of a data set by split; those of a list of classes; pairs of a SentEval folder."""
     if is_senteval(path):
         sets = read_senteval(path).sets
         found = {f"{one.name} {one.split}": float(len(one)) for one in sets}
         return found | {f"{split}_images": found.get(f"STS-B {split}", 0.0) for split in ("train", "test")}
+    if is_class_list(path):
+        listed = open_class_list(path, pictures=False)
+        sides = [side for side in (listed.classes, listed.gallery_classes) if side is not None]
+        classes = np.unique(np.concatenate(sides))
+        return {"images": float(len(listed.every)), "classes": float(len(classes))}
     captions = open_captions(path)
     found = {"images": float(len(captions.images)), "texts": float(len(captions.texts))}
     for split in sorted(set(captions.splits)):
