@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,15 +36,12 @@ def test_the_nearer_of_two_deadlines_counts() -> None:
             deadline.check()
 
 
-def slow(seconds: float) -> type:
-    class Slow:
-        def __init__(self, pattern: str) -> None: ...
+def slow(seconds: float) -> Callable[[str], Callable[[str], bool]]:
+    def fits(value: str) -> bool:
+        time.sleep(seconds)
+        return True
 
-        def __call__(self, value: str) -> bool:
-            time.sleep(seconds)
-            return True
-
-    return Slow
+    return lambda pattern: fits
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def index(tmp_path: Path) -> EmbeddedIndex:
 def test_a_slow_filter_is_given_up_and_delays_nobody(
     index: EmbeddedIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filters, "Like", slow(0.05))
+    monkeypatch.setattr(filters, "like_test", slow(0.05))
     app = create_app(index, ColourModel(), limits=Limits(seconds=1))
     with index, TestClient(app) as client, ThreadPoolExecutor(4) as pool:
         ask = {"text": "red", "filter": 'id like "%red%" and text like "a%"'}

@@ -219,12 +219,7 @@ sys.path[:0] = {path!r}
 from colours import ColourModel
 from diptych.index.query import filters
 from diptych.web import serve
-class Slow:
-    def __init__(self, pattern): pass
-    def __call__(self, value):
-        time.sleep(0.1)
-        return True
-filters.Like, serve.GRACE = Slow, 1
+filters.like_test, serve.GRACE = lambda pattern: lambda value: time.sleep(0.1) or True, 1
 serve.serve({place!r}, ColourModel(), port=0)
 """.format(path=[str(Path(__file__).parent)], place=str(tmp_path / "index"))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as service:

@@ -31,10 +31,10 @@ from typing import Any, NoReturn
 
 from diptych.errors import QueryError
 from diptych.index.protocol import kind_of
-from diptych.index.query.like import MAX_PATTERN, Like
 
 MAX_LENGTH = 10_000  # characters of a filter
 MAX_DIGITS = 300  # longest number: longer ones do not fit a float64
+MAX_PATTERN = 256  # characters of a pattern: what a text costs grows with them
 MAX_DEPTH = 50  # nested parentheses and nots: keeps the recursion far from Python's limit
 NAMED, SHOWN = 100, 100  # columns an error names, and the characters it shows of each
 ITEM_COLUMNS = ("id", "path", "text", "image_id")  # columns every item has, beside its metadata
@@ -59,8 +59,8 @@ class Condition:
         if self.operator == "null":
             return lambda value: value is None
         if self.operator == "like":
-            like = Like(str(self.values[0]).lower())
-            return lambda value: isinstance(value, str) and like(value.lower())
+            fits = like_test(str(self.values[0]).lower())
+            return lambda value: isinstance(value, str) and fits(value.lower())
         if self.operator == "contains":
             wanted = self.values[0]
             return lambda value: _contains(value, wanted)
@@ -169,6 +169,18 @@ def matches(tree: Filter, row: Mapping[str, Any]) -> bool:
     if isinstance(tree, And):
         return all(matches(part, row) for part in tree.all)
     return any(matches(part, row) for part in tree.any)
+
+
+def like_test(pattern: str) -> Callable[[str], bool]:
+    """SQL's LIKE as a test of whole texts: ``%`` is any characters, ``_`` one. Case matters: fold both sides before.
+
+    A piece between two ``%`` is looked for at the first place where it fits and never again (an atomic group): no
+    pattern makes the search go back over what it has passed.
+    """
+    head, *rest = ("".join("." if c == "_" else re.escape(c) for c in piece) for piece in pattern.split("%"))
+    middle = "".join(f"(?>.*?{piece})" for piece in rest[:-1])
+    whole = re.compile(head + middle + "".join(f".*{tail}" for tail in rest[-1:]), re.DOTALL)
+    return lambda text: whole.fullmatch(text) is not None
 
 
 def _ordered(value: Any, operator: str, limit: Value) -> bool:
