@@ -20,13 +20,12 @@ from diptych.errors import DiptychError, IndexFault
 from diptych.index.base import Index
 from diptych.index.capabilities import View, spread
 from diptych.index.protocol import (
-    KINDS,
     Collection,
     Hits,
     Item,
     Kind,
     Vectors,
-    check_column_count,
+    grown_columns,
     held_kinds,
     is_closed,
     kind_of,
@@ -68,7 +67,7 @@ class Held:
         found = [n for n, item in enumerate(self.all_items) if kind in (None, item.kind)]
         if filter is not None:
             known = {name: sorted(kinds) for name, kinds in self.columns.items()}
-            tree = parse_filter(filter, known) if isinstance(filter, str) else filter
+            tree = parse_filter(filter, known)
             found = [n for n in found if matches(tree, self.row(n))]
         return np.array(found, np.int64)[spread(len(found), size)]
 
@@ -169,10 +168,9 @@ class OneFileIndex(Index):
                     vector,
                 )
             )
-        held = {name for item in items for name in item.metadata}
+        held: dict[str, set[str]] = {name: set() for item in items for name in item.metadata}
         with self._writing() as db:
-            if held - self._moment().columns.keys():
-                check_column_count(len(held | self._moment().columns.keys()))
+            grown_columns(self._moment().columns, held)
             for item in items:
                 (there,) = db.execute("SELECT count(*) FROM items WHERE id = ?", (item.id,)).fetchone()
                 if there and not replace:
@@ -189,16 +187,19 @@ class OneFileIndex(Index):
                 db.execute("DELETE FROM items WHERE id = ? OR (image_id = ? AND image_id != '')", (id, id))
             return len(found)
 
-    def collection(self, name: str, root: str = "") -> Collection:
-        find = "SELECT number, name, root FROM collections WHERE name = ? AND root = ?"
+    def collections(self) -> tuple[Collection, ...]:
         with self._reading() as db:
-            row = db.execute(find, (name, root)).fetchone()
-        if row is None:
-            with self._writing() as db:
-                (number,) = db.execute("SELECT coalesce(max(number) + 1, 0) FROM collections").fetchone()
-                row = (number, name, root)
-                db.execute("INSERT INTO collections VALUES (?, ?, ?)", row)
-        return Collection(*row)
+            rows = db.execute("SELECT number, name, root FROM collections ORDER BY number").fetchall()
+        return tuple(Collection(*row) for row in rows)
+
+    def _add_collection(self, name: str, root: str) -> Collection:
+        with self._writing() as db:
+            for one in self.collections():  # another writer was quicker
+                if (one.name, one.root) == (name, root):
+                    return one
+            (number,) = db.execute("SELECT coalesce(max(number) + 1, 0) FROM collections").fetchone()
+            db.execute("INSERT INTO collections VALUES (?, ?, ?)", (number, name, root))
+        return Collection(number, name, root)
 
     def move_collection(self, number: int, name: str, root: str) -> None:
         with self._writing() as db:
@@ -213,14 +214,10 @@ class OneFileIndex(Index):
 
     def _about(self) -> dict[str, Any]:
         held = self._moment()
-        with self._reading() as db:
-            collections = db.execute("SELECT number, name, root FROM collections ORDER BY number").fetchall()
         columns = {name: tuple(sorted(kinds)) for name, kinds in sorted(held.columns.items())}
         return {
-            "counts": {kind: len(held.keys(kind, None)) for kind in KINDS},
             "size": _file(str(self.path)).stat().st_size,
             "columns": columns,
-            "collections": tuple(Collection(*row) for row in collections),
         }
 
     def count(self, kind: Kind | None = None, filter: str | Filter | None = None) -> int:

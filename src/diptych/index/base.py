@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -95,8 +94,12 @@ class Index(Capabilities):
         """``search_many`` of vectors that were checked."""
 
     @abstractmethod
-    def collection(self, name: str, root: str = "") -> Collection:
-        """The collection of this name and root, recorded if it is new."""
+    def collections(self) -> tuple[Collection, ...]:
+        """Where the items came from, in the order of the numbers."""
+
+    @abstractmethod
+    def _add_collection(self, name: str, root: str) -> Collection:
+        """Record a collection under a number of its own, unless another writer was quicker."""
 
     @abstractmethod
     def move_collection(self, number: int, name: str, root: str) -> None:
@@ -108,7 +111,7 @@ class Index(Capabilities):
 
     @abstractmethod
     def _about(self) -> dict[str, Any]:
-        """The changing fields of ``info``: size, columns, collections, and what else is not its default."""
+        """The changing fields of ``info``: size, columns, and what else is not its default."""
 
     @abstractmethod
     def close(self) -> None:
@@ -148,9 +151,12 @@ class Index(Capabilities):
         named: dict[str, Any] = {
             name: self._facts[name] for name in ("precision", "model", "fingerprint", "version", "created")
         }
-        about = self._about()
-        about.setdefault("counts", {kind: self.count(kind) for kind in KINDS})
-        return IndexInfo(path=str(self.path), engine=self.engine, dimension=self.dimension, **named, **about)
+        named |= {"counts": {kind: self.count(kind) for kind in KINDS}, **self._about()}
+        recall = {kind: self._kept_recall(kind) for kind in KINDS if kind in named.get("approximate", ())}
+        return IndexInfo(
+            path=str(self.path), engine=self.engine, dimension=self.dimension, collections=self.collections(),
+            recall={kind: found for kind, found in recall.items() if found is not None}, **named,
+        )  # fmt: skip
 
     @property
     def dimension(self) -> int:
@@ -192,9 +198,15 @@ class Index(Capabilities):
         check_k(k)
         return self._nearest(queries, k, kind, filter, exact)
 
+    def collection(self, name: str, root: str = "") -> Collection:
+        """The collection of this name and root, recorded if it is new."""
+        known = (one for one in self.collections() if (one.name, one.root) == (name, root))
+        return next(known, None) or self._add_collection(name, root)
+
     def file(self, item: Item) -> Path | None:
         """The file of an item here, None when it has none or when its path would leave the collection's root."""
-        root = self._root(item.collection) if item.path else ""
+        known = self.collections() if item.path else ()
+        root = next((one.root for one in known if one.number == item.collection), "")
         if not root:
             return None
         try:
@@ -229,15 +241,8 @@ class Index(Capabilities):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _root(self, collection: int) -> str:
-        """The folder of a collection, empty without one."""
-        known: Sequence[Collection] = self._about()["collections"]
-        return {one.number: one.root for one in known}.get(collection, "")
 
     def _check_writable(self) -> None:
         if not self._writable:

@@ -21,6 +21,7 @@ Kind = Literal["image", "text"]
 KINDS: tuple[Kind, ...] = ("image", "text")
 Precision = Literal["float32", "float16", "binary"]
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "binary")
+METADATA_KINDS = ("number", "text", "boolean", "list", "null")  # of values, as ``kind_of`` names them
 Vectors = NDArray[np.float32]
 MAX_WIDTH = 1_000_000  # candidates of a search in an approximate index, at most
 MAX_COLUMNS = 2_000  # largest number of columns of an index: every filter and every page reads their list
@@ -309,20 +310,26 @@ def check_storable(id: str, metadata: Mapping[str, Any]) -> None:
         plain(id, name, value)
 
 
-def check_column_count(count: int) -> None:
-    """Raise when an index would have more columns than one can be read in a moment."""
-    if count > MAX_COLUMNS:
-        raise DataError(
-            f"the index would have {count} metadata columns, the limit is {MAX_COLUMNS}: give items the same columns."
-        )
-
-
 def held_kinds(pairs: Iterable[tuple[str, str]]) -> dict[str, set[str]]:
     """The kinds of value in each column, from (name, kind) of values; null is none."""
     found: dict[str, set[str]] = {}
     for name, kind in pairs:
         found.setdefault(name, set()).update({kind} - {"null"})
     return found
+
+
+def grown_columns(known: Mapping[str, Iterable[str]], held: Mapping[str, set[str]]) -> dict[str, list[str]]:
+    """The columns that new items bring or bring new kinds of value to, with all their kinds.
+
+    Raises when an index would have more columns than can be read in a moment.
+    """
+    count = len(held.keys() | known.keys())
+    if count > max(MAX_COLUMNS, len(known)):
+        raise DataError(
+            f"the index would have {count} metadata columns, the limit is {MAX_COLUMNS}: give items the same columns."
+        )
+    whole = {name: kinds.union(known.get(name, ())) for name, kinds in held.items()}
+    return {n: sorted(kinds) for n, kinds in whole.items() if n not in known or kinds != set(known[n])}
 
 
 def record(item: Item) -> tuple[Any, ...]:

@@ -94,8 +94,13 @@ class Or:
 Filter = Condition | Not | And | Or
 
 
-def parse_filter(text: str, columns: Mapping[str, Sequence[str]] | None = None) -> Filter:
-    """Read a filter; with ``columns`` (name → kinds of value it holds) names and kinds are checked too."""
+def parse_filter(text: str | Filter, columns: Mapping[str, Sequence[str]] | None = None) -> Filter:
+    """Read a filter; with ``columns`` (name → kinds of value it holds) names and kinds are checked too.
+
+    One that was read before is taken as it is.
+    """
+    if not isinstance(text, str):
+        return text
     if len(text) > MAX_LENGTH:
         raise QueryError(f"the filter has {len(text)} characters, the limit is {MAX_LENGTH}: shorten it.")
     if not text.strip():

@@ -27,7 +27,16 @@ from diptych.index.engines.embedded.connections import (
     translating,
 )
 from diptych.index.engines.embedded.segments import FILES
-from diptych.index.protocol import Item, check_column_count, held_kinds, is_closed, kind_of, read_only, record
+from diptych.index.protocol import (
+    Item,
+    grown_columns,
+    held_kinds,
+    is_closed,
+    kind_of,
+    plain,
+    read_only,
+    record,
+)
 from diptych.storage import parse_json
 
 _KINDS = {  # kinds of metadata, by SQLite's names of JSON types
@@ -36,33 +45,21 @@ _KINDS = {  # kinds of metadata, by SQLite's names of JSON types
 }  # fmt: skip
 
 
-def record_columns(db: sqlite3.Connection, items: Sequence[Item]) -> None:
+def known_columns(db: sqlite3.Connection, folder: Path) -> dict[str, tuple[str, ...]]:
+    """The metadata columns and the kinds of value each has held."""
+    return {name: tuple(parse_json(kinds)) for name, kinds in connections.rows(db, folder, "columns")}
+
+
+def record_columns(db: sqlite3.Connection, folder: Path, items: Sequence[Item]) -> None:
     """Add the columns of new items to those that are known."""
-    values = ((str(name), value) for item in items for name, value in item.metadata.items())
-    bare = ((name, value.tolist() if hasattr(value, "tolist") else value) for name, value in values)
-    found = db.execute("SELECT name, kinds FROM columns").fetchall()
-    known = {name: set(column_kinds(kinds)) for name, kinds in found}
-    held = held_kinds((name, kind_of(value)) for name, value in bare)
-    if held.keys() - known.keys():
-        check_column_count(len(held.keys() | known.keys()))
-    for name, kinds in held.items():
-        kinds = kinds | known.get(name, set())
-        if name not in known or kinds != known[name]:
-            db.execute("INSERT OR REPLACE INTO columns VALUES (?, ?)", (name, json.dumps(sorted(kinds))))
-
-
-def column_kinds(kinds: str) -> list[str]:
-    """The kinds of value that a column has held, from their record."""
-    try:
-        found: Any = parse_json(kinds)
-    except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(kind in _KINDS.values() for kind in found):
-        raise IndexFault(
-            f"the record of a metadata column of the index is damaged ({kinds[:40]!a}): copy the whole index again, "
-            "or index the collection again."
-        )
-    return [str(kind) for kind in found]
+    held = held_kinds(
+        (str(name), kind_of(plain(item.id, name, value)))
+        for item in items
+        for name, value in item.metadata.items()
+    )
+    rows = grown_columns(known_columns(db, folder), held).items()
+    new = ((name, json.dumps(kinds)) for name, kinds in rows)
+    db.executemany("INSERT OR REPLACE INTO columns VALUES (?, ?)", new)
 
 
 def recount_columns(db: sqlite3.Connection) -> None:
@@ -248,7 +245,7 @@ def thumbnail_of(db: sqlite3.Connection, id: str) -> bytes | None:
 
 
 def insert_items(db: sqlite3.Connection, items: Sequence[Item], slots: Sequence[int]) -> None:
-    """Rows, words, thumbnails and column names of new items."""
+    """Rows, words and thumbnails of new items."""
     records = [record(item) for item in items]
     marks = ", ".join("?" * 11)
     db.executemany(
@@ -264,7 +261,6 @@ def insert_items(db: sqlite3.Connection, items: Sequence[Item], slots: Sequence[
         if i.thumbnail is not None
     )
     db.executemany("INSERT INTO thumbnails VALUES (?, ?, ?)", thumbnails)
-    record_columns(db, items)
 
 
 def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:

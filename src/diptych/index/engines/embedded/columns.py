@@ -12,6 +12,8 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import eq
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,16 +22,17 @@ from numpy.typing import NDArray
 from diptych.errors import IndexFault
 from diptych.index import deadline
 from diptych.index.capabilities import most_frequent
-from diptych.index.engines.embedded.catalog import COLUMNS, column_kinds, item_of, metadata_of
+from diptych.index.engines.embedded.catalog import COLUMNS, item_of, known_columns, metadata_of
 from diptych.index.engines.embedded.segments import slot_of
 from diptych.index.engines.embedded.state import Segment, Selection, State
-from diptych.index.protocol import EXACT_INTEGER, Kind
-from diptych.index.query.filters import ITEM_COLUMNS, And, Condition, Filter, Not, parse_filter
+from diptych.index.protocol import EXACT_INTEGER, Kind, kind_of
+from diptych.index.query.filters import ITEM_COLUMNS, ORDERS, And, Condition, Filter, Not, parse_filter
 from diptych.storage import parse_json
 
 MASKS = 32  # selections remembered
 PIECE = 20_000  # rows read from the catalog at once
 TESTED = 32  # values of a dictionary between two looks at the clock
+COMPARISONS = {**ORDERS, "=": eq, "in": eq}  # of numbers
 Mask = NDArray[np.bool_]
 Reader = Callable[[int, int], Iterator[tuple[int, Any]]]
 """Reads (row, value) of the rows of a segment from a first one up to another."""
@@ -56,9 +59,10 @@ class Cells:
                 deadline.check()
             table[code] = test(self.values[code])
         found: Mask = table[self.codes]
+        compare = COMPARISONS.get(condition.operator)
         for value in condition.values:
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                found |= _compare(self.numbers, condition.operator, float(value))
+            if compare is not None and kind_of(value) == "number":
+                found |= compare(self.numbers, float(value))
         return found
 
 
@@ -126,13 +130,14 @@ class _Snapshot:
     db: sqlite3.Connection
     generation: int
     epoch: int
-    known: dict[str, list[str]]  # the metadata columns
+    known: dict[str, tuple[str, ...]]  # the metadata columns
 
 
 class MetadataColumns:
     """The columns filters have asked for so far, and the selections they led to."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._lock = threading.Lock()
         self._epoch = -1
         self._columns: dict[tuple[str, bool], MetadataColumn] = {}  # (name, whether it is metadata)
@@ -147,8 +152,8 @@ class MetadataColumns:
             if key in self._selections:
                 self._selections.move_to_end(key)
                 return self._selections[key]
-        known = known_columns(db)
-        tree = parse_filter(filter, known) if isinstance(filter, str) else filter
+        known = known_columns(db, self._folder)
+        tree = parse_filter(filter, known)
         snapshot = _Snapshot(db, state.generation, state.epoch, known)
         selection: Selection = {}
         for segment in state.of_kind(kind):
@@ -165,7 +170,7 @@ class MetadataColumns:
         self, state: State, db: sqlite3.Connection, column: str, limit: int
     ) -> list[tuple[str | bool, int]]:
         """The most frequent texts and booleans of a metadata column."""
-        snapshot = _Snapshot(db, state.generation, state.epoch, known_columns(db))
+        snapshot = _Snapshot(db, state.generation, state.epoch, known_columns(db, self._folder))
         counts: Counter[str | bool] = Counter()
         for segment in state.segments if column in snapshot.known else ():
             cells = self._cells(column, segment, snapshot)
@@ -205,12 +210,6 @@ class MetadataColumns:
         return found or cast(Cells, MetadataColumn().cells(number, rows, snapshot.generation, read))
 
 
-def known_columns(db: sqlite3.Connection) -> dict[str, list[str]]:
-    """The metadata columns and the kinds of value each has held."""
-    found = db.execute("SELECT name, kinds FROM columns").fetchall()
-    return {name: column_kinds(kinds) for name, kinds in found}
-
-
 def _cells(
     db: sqlite3.Connection, name: str, metadata: bool, segment: int, start: int, stop: int
 ) -> Iterator[tuple[int, Any]]:
@@ -230,17 +229,3 @@ def _cells(
         yield from ((row[0] - first, one.get(name)) for row, one in zip(piece, parsed, strict=True))
     else:
         yield from ((row[0] - first, getattr(item_of(row), name) or None) for row in piece)
-
-
-def _compare(numbers: NDArray[np.float64], operator: str, value: float) -> Mask:
-    if operator in ("=", "in"):
-        return np.asarray(numbers == value)
-    if operator == "<":
-        return np.asarray(numbers < value)
-    if operator == "<=":
-        return np.asarray(numbers <= value)
-    if operator == ">":
-        return np.asarray(numbers > value)
-    if operator == ">=":
-        return np.asarray(numbers >= value)
-    return np.zeros(len(numbers), bool)

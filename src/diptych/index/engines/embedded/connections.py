@@ -20,7 +20,8 @@ from diptych.errors import IndexFault, StorageError
 from diptych.index import deadline
 from diptych.index.engines.embedded import checksums
 from diptych.index.engines.embedded.checksums import damaged
-from diptych.index.protocol import KINDS, PRECISIONS, other_format
+from diptych.index.protocol import KINDS, METADATA_KINDS, PRECISIONS, other_format
+from diptych.storage import parse_json
 
 FORMAT = 2  # version of the index folder; raised when an old folder can no longer be read
 _TABLES = """
@@ -113,6 +114,15 @@ def kind(value: Any) -> bool:
     return value in KINDS
 
 
+def kinds_of_value(value: Any) -> bool:
+    """Whether a value is a list of kinds of metadata as JSON."""
+    try:
+        found = parse_json(value) if isinstance(value, str) else None
+    except ValueError:
+        return False
+    return isinstance(found, list) and all(one in METADATA_KINDS for one in found)
+
+
 _SIZE, _SUM, _COUNT = whole(0, (1 << 63) - 1), whole(0, (1 << 32) - 1), whole(0, MAX_ROWS)
 ITEM: tuple[Test, ...] = (_SIZE, text, kind, text, text, text, text, text, _COUNT, _SUM, _SUM)
 _ROWS: dict[str, tuple[str, tuple[Test, ...]]] = {
@@ -135,7 +145,7 @@ _ROWS: dict[str, tuple[str, tuple[Test, ...]]] = {
         (kind, lambda value: True, _SIZE, _SIZE, text, _SUM),
     ),
     "collections": ("SELECT number, name, root FROM collections ORDER BY number", (_COUNT, text, text)),
-    "columns": ("SELECT name, kinds FROM columns ORDER BY name", (text, text)),
+    "columns": ("SELECT name, kinds FROM columns ORDER BY name", (text, kinds_of_value)),
     "dead": ("SELECT slot FROM dead WHERE serial > ?", (_SIZE,)),
 }
 

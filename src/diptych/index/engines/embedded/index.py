@@ -50,7 +50,7 @@ class EmbeddedIndex(Index):
     def _columns(self) -> MetadataColumns:
         from diptych.index.engines.embedded.columns import MetadataColumns
 
-        return MetadataColumns()
+        return MetadataColumns(self.path)
 
     @cached_property
     def _words(self) -> Words:
@@ -73,19 +73,14 @@ class EmbeddedIndex(Index):
         return (Path(place) / "index.db").is_file()
 
     def _about(self) -> dict[str, Any]:
-        tables = ("columns", "collections")
-        state, (columns, collections) = self._read(
-            lambda state, db: (state, [connections.rows(db, self.path, table) for table in tables])
-        )
+        state, columns = self._read(lambda state, db: (state, catalog.known_columns(db, self.path)))
         return {
             "counts": {kind: state.count(kind) for kind in KINDS},
             "deleted": sum(len(s.gone) for s in state.segments),
             "size": self._store.size(),
-            "columns": {name: tuple(catalog.column_kinds(kinds)) for name, kinds in columns},
-            "collections": tuple(Collection(*row) for row in collections),
+            "columns": columns,
             "approximate": {graph.kind: graph.rows for graph in state.graphs},
             "coded": tuple(graph.kind for graph in state.graphs if graph.is_codes),
-            "recall": {graph.kind: graph.recall for graph in state.graphs if graph.recall is not None},
         }
 
     @property
@@ -153,15 +148,15 @@ class EmbeddedIndex(Index):
     def _graph(self, kind: Kind) -> Graph | None:
         return self._read(lambda state, db: next((g for g in state.graphs if g.kind == kind), None))
 
-    def collection(self, name: str, root: str = "") -> Collection:
-        find = "SELECT number, name, root FROM collections WHERE name = ? AND root = ?"
-        found = self._read(lambda state, db: db.execute(find, (name, root)).fetchone())
-        if found is None:
-            with self._store.writing() as db:
-                number = db.execute("SELECT coalesce(max(number) + 1, 0) FROM collections").fetchone()[0]
-                db.execute("INSERT INTO collections VALUES (?, ?, ?)", (number, name, root))
-                found = (number, name, root)
-        return Collection(*found)
+    def collections(self) -> tuple[Collection, ...]:
+        rows = self._read(lambda state, db: connections.rows(db, self.path, "collections"))
+        return tuple(Collection(*row) for row in rows)
+
+    def _add_collection(self, name: str, root: str) -> Collection:
+        with self._store.writing() as db:
+            number = db.execute("SELECT coalesce(max(number) + 1, 0) FROM collections").fetchone()[0]
+            db.execute("INSERT INTO collections VALUES (?, ?, ?)", (number, name, root))
+        return Collection(number, name, root)
 
     def move_collection(self, number: int, name: str, root: str) -> None:
         with self._store.writing() as db:
@@ -255,11 +250,6 @@ class EmbeddedIndex(Index):
                 raise self._already(next(iter(present)))
             catalog.remove_slots(db, present.values())
             store.insert(db, self.path, self._layout, items, rows)
-
-    def _root(self, collection: int) -> str:
-        query = "SELECT root FROM collections WHERE number = ?"
-        row = self._read(lambda state, db: db.execute(query, (collection,)).fetchone())
-        return "" if row is None else str(row[0])
 
     def _selection(
         self, state: State, db: Any, filter: str | Filter | None, kind: Kind | None

@@ -216,6 +216,7 @@ def insert(
             packed = layout.pack(rows[places])
             slots = [slot for piece in _append(db, folder, layout, kind, packed) for slot in piece]
             catalog.insert_items(db, [items[n] for n in places], slots)
+    catalog.record_columns(db, folder, items)
 
 
 def remove(db: sqlite3.Connection, ids: Sequence[str]) -> int:

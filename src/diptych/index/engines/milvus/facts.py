@@ -22,7 +22,7 @@ from diptych.index.engines.milvus.rows import Row, fact_fields, item_fields
 from diptych.index.engines.milvus.server import OLDEST, MilvusClient, Server
 from diptych.index.engines.milvus.table import STRONG, Table
 from diptych.index.engines.remote import INCOMPLETE, OTHER, TAKEN
-from diptych.index.protocol import Collection, Recall, check_column_count, other_format
+from diptych.index.protocol import Collection, Recall, grown_columns, other_format
 
 PICTURE_BYTES = 48_000  # bytes of a thumbnail in one row: 64,000 characters as text
 _CLAIM = "collection_"
@@ -60,16 +60,8 @@ class IndexFacts:
 
     def record_columns(self, held: Mapping[str, set[str]]) -> None:
         """Add columns and kinds of value that are not known yet."""
-        known = self.columns(STRONG)
-        if held.keys() - known.keys():
-            check_column_count(len(held.keys() | known.keys()))
-        new = [
-            (name, kind)
-            for name, kinds in held.items()
-            for kind in kinds or {""}
-            if name not in known or (kind and kind not in known[name])
-        ]
-        self._put([_column(name, kind) for name, kind in new])
+        new = grown_columns(self.columns(STRONG), held)
+        self._put([_column(name, kind) for name, kinds in new.items() for kind in kinds or {""}])
 
     def keep_columns(self, held: Mapping[str, set[str]]) -> None:
         """Forget what is known of columns beyond these."""
@@ -83,10 +75,6 @@ class IndexFacts:
         """Where the items came from."""
         found = (Collection(*json.loads(value)) for value in self._values("collection", level))
         return tuple(sorted(found, key=lambda one: one.number))
-
-    def find_collection(self, name: str, root: str, level: str | None = None) -> Collection | None:
-        """The collection of this name and root."""
-        return next((one for one in self.collections(level) if (one.name, one.root) == (name, root)), None)
 
     def add_collection(self, name: str, root: str) -> Collection:
         """Record a collection; writers that do so at once agree on its number, and no other has it."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from diptych.errors import SettingsError
+from diptych.index.base import Index
 from diptych.index.capabilities import View
 from diptych.index.engines.milvus import facts, ranking
 from diptych.index.engines.milvus.address import read_address
@@ -33,19 +34,22 @@ from diptych.index.engines.milvus.ranking import Nearest, best_words, check_dept
 from diptych.index.engines.milvus.rows import Row, check_storable, item_of, row, vectors_of
 from diptych.index.engines.milvus.server import Server
 from diptych.index.engines.milvus.table import MOST, STRONG, drop_quietly
-from diptych.index.engines.remote import RemoteIndex
 from diptych.index.protocol import KINDS, Collection, Hits, Item, Kind, Recall, Vectors, held_kinds, kind_of
-from diptych.index.query.filters import Filter
+from diptych.index.query.filters import Filter, parse_filter
 from diptych.index.query.words import words_of
 from diptych.progress import track
 
 T = TypeVar("T")
 
 
-class MilvusIndex(RemoteIndex):
-    """An index in Milvus: many writers, many readers."""
+class MilvusIndex(Index):
+    """An index in Milvus: many writers, many readers. Safe to share between threads.
+
+    A server that goes away makes requests fail with ``Unavailable``; the first one after it is back works again.
+    """
 
     engine = "milvus"
+    path: str
 
     def __init__(self, url: str, *, writable: bool = False) -> None:
         self._address = read_address(url)
@@ -89,13 +93,8 @@ class MilvusIndex(RemoteIndex):
             "counts": counts,
             "size": 4 * self.dimension * sum(counts.values()),
             "columns": self._whole.columns(),
-            "collections": self._collections(),
-            "recall": {} if self._graph == "flat" else self._recalls(KINDS),
             "approximate": {} if self._graph == "flat" else {kind: n for kind, n in counts.items() if n},
         }
-
-    def _collections(self) -> tuple[Collection, ...]:
-        return self._whole.collections()
 
     @property
     def generation(self) -> int:
@@ -121,12 +120,12 @@ class MilvusIndex(RemoteIndex):
                 self._whole.remove_pictures(_owners(gone.values()))
         return len(found)
 
-    def collection(self, name: str, root: str = "") -> Collection:
-        found = self._whole.find_collection(name, root, STRONG)
-        if found is None:
-            with self._changing():
-                found = self._whole.add_collection(name, root)
-        return found
+    def collections(self) -> tuple[Collection, ...]:
+        return self._whole.collections()
+
+    def _add_collection(self, name: str, root: str) -> Collection:
+        with self._changing():
+            return self._whole.add_collection(name, root)
 
     def move_collection(self, number: int, name: str, root: str) -> None:
         with self._changing():
@@ -301,7 +300,7 @@ class MilvusIndex(RemoteIndex):
         if filter is None:
             return select(kind, None, ())
         columns = self._whole.columns()
-        return select(kind, self._parsed(filter, columns), columns, self._parts)
+        return select(kind, parse_filter(filter, columns), columns, self._parts)
 
 
 @dataclass(frozen=True)

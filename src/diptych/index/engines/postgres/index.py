@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from diptych.index.base import Index
 from diptych.index.capabilities import View
 from diptych.index.engines.coding import FACTOR, PROPOSALS
 from diptych.index.engines.postgres import ranking, tables
@@ -20,9 +21,8 @@ from diptych.index.engines.postgres.database import Connection, Database, HalfVe
 from diptych.index.engines.postgres.ranking import CodeTables, SqlSelection
 from diptych.index.engines.postgres.records import condition, item, records, rows_of, storable, storable_ids
 from diptych.index.engines.postgres.tables import Tables
-from diptych.index.engines.remote import RemoteIndex
 from diptych.index.protocol import KINDS, Collection, Hit, Hits, Item, Kind, Recall, Vectors
-from diptych.index.query.filters import Filter
+from diptych.index.query.filters import Filter, parse_filter
 from diptych.index.query.words import Tokenizer
 from diptych.index.scoring import MARGIN, Candidates, best_hits
 from diptych.progress import track
@@ -32,10 +32,14 @@ _GROW = "UPDATE {s}.meta SET value = (value::bigint + 1)::text WHERE key = 'gene
 LEAST_EF, MAX_EF = 250, 1000  # candidates an HNSW search keeps; the second is pgvector's limit
 
 
-class PostgresIndex(RemoteIndex):
-    """An index in a schema of a PostgreSQL database: many writers, many readers."""
+class PostgresIndex(Index):
+    """An index in a schema of a PostgreSQL database: many writers, many readers. Safe to share between threads.
+
+    A server that goes away makes requests fail with ``Unavailable``; the first one after it is back works again.
+    """
 
     engine = "postgresql"
+    path: str
 
     def __init__(self, url: str, *, writable: bool = False) -> None:
         self._database, self._writable = Database(url), writable
@@ -70,10 +74,8 @@ class PostgresIndex(RemoteIndex):
                 "counts": t.counts(db),
                 "size": t.size(db),
                 "columns": t.columns(db),
-                "collections": t.collections(db),
                 "approximate": self._approximate(db),
                 "coded": tuple(self._codes.kinds(db)),
-                "recall": self._recalls(self._approximate(db)),
             }
         )
 
@@ -94,11 +96,11 @@ class PostgresIndex(RemoteIndex):
     def delete(self, ids: Sequence[str]) -> int:
         return int(self._change(lambda db: self._tables.remove(db, storable_ids(ids), with_texts=True)))
 
-    def collection(self, name: str, root: str = "") -> Collection:
-        found = self._database.ask(lambda db: self._tables.find_collection(db, name, root))
-        if found is None:
-            found = self._change(lambda db: self._tables.add_collection(db, name, root))
-        return found
+    def collections(self) -> tuple[Collection, ...]:
+        return self._database.ask(self._tables.collections)
+
+    def _add_collection(self, name: str, root: str) -> Collection:
+        return cast(Collection, self._change(lambda db: self._tables.add_collection(db, name, root)))
 
     def move_collection(self, number: int, name: str, root: str) -> None:
         query = "UPDATE {s}.collections SET name = %s, root = %s WHERE number = %s"
@@ -280,14 +282,11 @@ class PostgresIndex(RemoteIndex):
         counts = self._tables.counts(db)
         return {**graphs, **{kind: counts[kind] for kind in self._codes.kinds(db)}}
 
-    def _collections(self) -> tuple[Collection, ...]:
-        return self._database.ask(self._tables.collections)
-
     def _selection(self, db: Connection, kind: Kind | None, filter: str | Filter | None) -> SqlSelection:
         if filter is None:
             return SqlSelection(kind)
         columns = self._tables.columns(db)
-        return SqlSelection(kind, *condition(self._parsed(filter, columns), columns))
+        return SqlSelection(kind, *condition(parse_filter(filter, columns), columns))
 
     def _best(
         self, db: Connection, queries: Vectors, k: int, selection: SqlSelection, approximate: bool

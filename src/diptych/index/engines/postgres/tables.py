@@ -18,7 +18,7 @@ from diptych.index.protocol import (
     Collection,
     Item,
     Kind,
-    check_column_count,
+    grown_columns,
     held_kinds,
     kind_of,
     other_format,
@@ -194,13 +194,13 @@ class Tables:
 
     def add_collection(self, db: Connection, name: str, root: str) -> Collection:
         """Record a collection, unless another writer was quicker."""
-        found = self.find_collection(db, name, root)
-        if found is None:
-            query = "SELECT coalesce(max(number) + 1, 0) FROM {s}.collections"
-            found = Collection(self.run(db, query).fetchone()[0], name, root)
-            row = (found.number, name, root)
-            self.run(db, "INSERT INTO {s}.collections VALUES (%s, %s, %s)", row)
-        return found
+        known = self.collections(db)
+        for one in known:
+            if (one.name, one.root) == (name, root):
+                return one
+        new = Collection(known[-1].number + 1 if known else 0, name, root)
+        self.run(db, "INSERT INTO {s}.collections VALUES (%s, %s, %s)", (new.number, name, root))
+        return new
 
     def build_graph(self, db: Connection, kind: Kind) -> None:
         """Make the HNSW index of a kind, by inner product."""
@@ -238,12 +238,6 @@ class Tables:
         """The stored vectors of serials that ascend."""
         query = "SELECT vector FROM {s}.vectors WHERE serial = ANY(%s) ORDER BY serial"
         return [vector for (vector,) in self.run(db, query, (list(serials),), binary=True).fetchall()]
-
-    def find_collection(self, db: Connection, name: str, root: str) -> Collection | None:
-        """The collection of this name and root."""
-        query = "SELECT number, name, root FROM {s}.collections WHERE name = %s AND root = %s"
-        row = self.run(db, query, (name, root)).fetchone()
-        return None if row is None else Collection(*row)
 
     def verify(self, db: Connection, show_progress: bool = False) -> list[str]:
         """One sentence per fault."""
@@ -292,17 +286,12 @@ class Tables:
 
     def _record_columns(self, db: Connection, records: Sequence[Record]) -> None:
         values = (pair for record in records for pair in record.metadata.items())
-        known = self.columns(db)
+        held = held_kinds((name, kind_of(value)) for name, value in values)
         upsert = (
             "INSERT INTO {s}.columns VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET kinds = excluded.kinds"
         )
-        held = held_kinds((name, kind_of(value)) for name, value in values)
-        if held.keys() - known.keys():
-            check_column_count(len(held.keys() | known.keys()))
-        for name, kinds in held.items():
-            kinds = kinds | set(known.get(name, ()))
-            if name not in known or kinds != set(known[name]):
-                self.run(db, upsert, (name, sorted(kinds)))
+        for column in grown_columns(self.columns(db), held).items():
+            self.run(db, upsert, column)
 
 
 def check_storable(dimension: int, precision: str) -> None:
