@@ -34,7 +34,7 @@ from diptych.web.replies import (
     item_reply,
     search_reply,
 )
-from diptych.web.service import SearchRequest, Service, Writer, check_kind, check_text, parse_items
+from diptych.web.service import ImageSearchRequest, SearchRequest, Service, Writer, check_text, parse_items
 from diptych.web.uploads import Served
 
 FILES = Path(__file__).parent
@@ -160,7 +160,6 @@ def _add_routes(app: FastAPI, service: Service, local: bool, writable: bool) -> 
     add_handlers(app)
     _add_page(app)
     _add_search(app, service)
-    _add_uploads(app, service)
     _add_items(app, service, local)
     _add_pictures(app, service)
     _add_state(app, service, writable)
@@ -206,60 +205,23 @@ def _answer(service: Service, search: SearchRequest) -> SearchReply:
 
 def _add_search(app: FastAPI, service: Service) -> None:
     @app.get("/api/search", tags=["search"], summary="Search by text, expression or item")
-    def search(
-        text: Annotated[str, Query(description="plain text")] = "",
-        query: Annotated[str, Query(description='an expression: "2:red shoe" - "sneaker"')] = "",
-        like: Annotated[str, Query(description="the id of an item: more like this")] = "",
-        image_weight: Annotated[float, Query(description="weight of the item; below 0, away from it")] = 1.0,
-        k: Annotated[int, Query(description="hits wanted")] = 24,
-        kind: Annotated[str, Query(description="image, text or any")] = "image",
-        filter: Annotated[str, Query(description='a filter: price < 50 and color = "red"')] = "",
-        hybrid: Annotated[bool, Query(description="fuse with full-text search")] = False,
-        rerank: Annotated[
-            int, Query(description="re-rank this many of the top hits with the pair scorer")
-        ] = 0,
-        frames: Annotated[bool, Query(description="every frame of a video, not the best of each")] = False,
-    ) -> SearchReply:
+    def search(request: Annotated[SearchRequest, Query()]) -> SearchReply:
         """Terms given together are mixed; the ranking is that of their sum."""
-        search = SearchRequest(
-            text, query, like, (), image_weight, k, check_kind(kind), filter, hybrid, rerank, frames
-        )
-        return _answer(service, search)
+        return _answer(service, request)
+
+    @app.post("/api/search", tags=["search"], summary="Search with uploaded images, alone or mixed with text")
+    @Turns(UPLOADING, WAITING)
+    def search_with_images(request: Annotated[ImageSearchRequest, File()]) -> SearchReply:
+        """The same as GET, with files. Nothing that is uploaded is kept."""
+        return _answer(service, request)
 
     @app.get("/api/browse", tags=["search"], summary="Items spread over the collection, without a query")
     def browse(k: int = 24, kind: str = "image", filter: str = "") -> SearchReply:
         """A look at the collection, or at what a filter leaves of it. Scores are 0."""
         start = time.perf_counter()
         with service.limited():
-            hits = service.browse(k, check_kind(kind), filter)
-            passing = service.count_passing(check_kind(kind), filter)
+            hits, passing = service.browse(k, kind, filter), service.count_passing(kind, filter)
         return search_reply(hits, time.perf_counter() - start, passing)
-
-
-def _add_uploads(app: FastAPI, service: Service) -> None:
-    @app.post("/api/search", tags=["search"], summary="Search with uploaded images, alone or mixed with text")
-    @Turns(UPLOADING, WAITING)
-    def search_with_images(
-        images: Annotated[list[UploadFile], File(description="image files")] = [],  # noqa: B006
-        text: Annotated[str, Form()] = "",
-        query: Annotated[str, Form()] = "",
-        like: Annotated[str, Form()] = "",
-        image_weight: Annotated[
-            float, Form(description="weight of the images and the item; below 0, away from them")
-        ] = 1.0,
-        k: Annotated[int, Form()] = 24,
-        kind: Annotated[str, Form()] = "image",
-        filter: Annotated[str, Form()] = "",
-        hybrid: Annotated[bool, Form()] = False,
-        rerank: Annotated[int, Form()] = 0,
-        frames: Annotated[bool, Form()] = False,
-    ) -> SearchReply:
-        """The same as GET, with files. Nothing that is uploaded is kept."""
-        files = tuple((upload.file.read(), upload.filename) for upload in images)
-        search = SearchRequest(
-            text, query, like, files, image_weight, k, check_kind(kind), filter, hybrid, rerank, frames
-        )
-        return _answer(service, search)
 
 
 def _add_items(app: FastAPI, service: Service, local: bool) -> None:

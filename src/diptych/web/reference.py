@@ -36,10 +36,11 @@ def reference_page(schema: Schema) -> str:
         for method, operation in methods.items()
     ]
     models: Schema = schema.get("components", {}).get("schemas", {})
+    asked = {str(operation.get("requestBody")) for _, _, operation in routes}
     replies = {
         name: model
         for name, model in models.items()
-        if not name.startswith(("Body_", "HTTPValid", "Validation"))
+        if not name.startswith(("HTTPValid", "Validation")) and not any(f"/{name}'" in one for one in asked)
     }
     parts = [
         HEAD,

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
+from fastapi import UploadFile
 from PIL import Image
+from pydantic import BaseModel, Field
 
 from diptych import addresses
 from diptych.data.decode.opening import make_thumbnail
@@ -45,21 +47,27 @@ Writer = Callable[[], AbstractContextManager[Index]]
 """Opens the index for one change: the service reads all the time, but holds the writer's lock only then."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchRequest:
+class SearchRequest(BaseModel):
     """A search as a client asks it."""
 
-    text: str = ""
-    query: str = ""
-    like: str = ""
-    images: tuple[tuple[bytes, str | None], ...] = ()
-    image_weight: float = 1.0
-    k: int = 24
-    kind: Kind | None = "image"
-    filter: str = ""
-    hybrid: bool = False
-    rerank: int = 0
-    frames: bool = False
+    text: str = Field(default="", description="plain text")
+    query: str = Field(default="", description='an expression: "2:red shoe" - "sneaker"')
+    like: str = Field(default="", description="the id of an item: more like this")
+    image_weight: float = Field(
+        default=1.0, description="weight of images and the item; below 0, away from them"
+    )
+    k: int = Field(default=24, description="hits wanted")
+    kind: str = Field(default="image", description="image, text or any")
+    filter: str = Field(default="", description='a filter: price < 50 and color = "red"')
+    hybrid: bool = Field(default=False, description="fuse with full-text search")
+    rerank: int = Field(default=0, description="re-rank this many of the top hits with the pair scorer")
+    frames: bool = Field(default=False, description="every frame of a video, not the best of each")
+
+
+class ImageSearchRequest(SearchRequest):
+    """The same with uploaded images."""
+
+    images: list[UploadFile] = Field(default=[], description="image files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,26 +138,30 @@ class Service:
     def search(self, request: SearchRequest) -> Hits:
         """The best items for what was asked."""
         self._check(request)
-        query = Query(self._terms(request))
+        kind, images = (
+            check_kind(request.kind),
+            request.images if isinstance(request, ImageSearchRequest) else [],
+        )
+        query = Query(self._terms(request, images))
         filter = request.filter.strip() or None
         # more like an item: what is nearest, without asking whether it is near
         alone = all(term.kind == "item" for term in query.terms)
         return self._searcher.search(
-            query, request.k, kind=request.kind, filter=filter, hybrid=request.hybrid, rerank=request.rerank,
+            query, request.k, kind=kind, filter=filter, hybrid=request.hybrid, rerank=request.rerank,
             chance=None if alone else self.chance, frames=request.frames,
         )  # fmt: skip
 
-    def count_passing(self, kind: Kind | None, filter: str) -> int | None:
+    def count_passing(self, kind: str, filter: str) -> int | None:
         """How many items of a kind pass a filter; None where there is no filter."""
-        return self.index.count(kind, filter) if filter.strip() else None
+        return self.index.count(check_kind(kind), filter) if filter.strip() else None
 
-    def browse(self, k: int, kind: Kind | None, filter: str) -> Hits:
+    def browse(self, k: int, kind: str, filter: str) -> Hits:
         """Items spread evenly over the collection, for a page without a query; their scores mean nothing.
 
         Of each video one frame is shown.
         """
         self._check(SearchRequest(k=k, filter=filter))
-        items = self.index.sample_items(kind, filter.strip() or None, k)
+        items = self.index.sample_items(check_kind(kind), filter.strip() or None, k)
         return Hits(tuple(one_per_video(Hit(item, 0.0) for item in items)))
 
     def add(self, new: Sequence[NewItem], uploads: dict[str, bytes]) -> int:
@@ -266,7 +278,6 @@ class Service:
             raise SettingsError(f"k must lie between 1 and {self.limits.k}, not {request.k}.")
         if not 0 <= request.rerank <= self.limits.k:
             raise SettingsError(f"rerank must lie between 0 and {self.limits.k}, not {request.rerank}.")
-        self._check_images(len(request.images))
         if not 0.01 <= abs(request.image_weight) <= 100:
             raise SettingsError(
                 f"image_weight must lie between 0.01 and 100 either side of 0, not {request.image_weight}."
@@ -303,18 +314,20 @@ class Service:
         for id in ids:
             check_text(id, self.limits.query, "the id")
 
-    def _terms(self, request: SearchRequest) -> tuple[Term, ...]:
+    def _terms(self, request: SearchRequest, images: Sequence[UploadFile]) -> tuple[Term, ...]:
+        self._check_images(len(images))
         terms: list[Term] = []
         if request.text.strip():
             terms.append(Term(request.text.strip()))
         if request.query.strip():
             parsed = parse_query(request.query, paths=False).terms
             if self.allow_urls:
-                self._check_images(len(request.images) + sum(_is_address(term) for term in parsed))
+                self._check_images(len(images) + sum(_is_address(term) for term in parsed))
             until = time.monotonic() + addresses.PATIENCE
             terms += [self._safe(term, until) for term in parsed]
-        for data, name in request.images:
-            terms.append(Term(self.pictures.open_upload(data, name), "image", request.image_weight))
+        for one in images:
+            picture = self.pictures.open_upload(one.file.read(), one.filename)
+            terms.append(Term(picture, "image", request.image_weight))
         if request.like:
             if self.index.get([request.like]) == [None]:
                 raise QueryError(f"'{request.like[:200]}' is not in the index: it may have been removed.")
