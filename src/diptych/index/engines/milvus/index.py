@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from diptych.errors import SettingsError
+from diptych.errors import IndexFault, SettingsError
 from diptych.index.base import Index
 from diptych.index.capabilities import View
 from diptych.index.engines.milvus import facts, ranking
@@ -33,7 +33,7 @@ from diptych.index.engines.milvus.pushdown import (
 from diptych.index.engines.milvus.ranking import Nearest, best_words, check_depth
 from diptych.index.engines.milvus.rows import Row, check_storable, item_of, row, vectors_of
 from diptych.index.engines.milvus.server import Server
-from diptych.index.engines.milvus.table import MOST, STRONG, drop_quietly
+from diptych.index.engines.milvus.table import MOST, STRONG
 from diptych.index.protocol import KINDS, Collection, Hits, Item, Kind, Recall, Vectors, held_kinds, kind_of
 from diptych.index.query.filters import Filter, parse_filter
 from diptych.index.query.words import words_of
@@ -78,7 +78,8 @@ class MilvusIndex(Index):
                 cls(place, writable=True).close()
             except SettingsError:  # options that this server cannot meet: leave nothing behind
                 for table in facts.tables(server):
-                    drop_quietly(table)
+                    with suppress(IndexFault):  # whatever state it is in
+                        table.drop()
                 raise
 
     @staticmethod

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from diptych.errors import SettingsError
-from diptych.index import deadline
 from diptych.index.capabilities import most_frequent, spread
 from diptych.index.engines.milvus.pushdown import EVERY, MilvusSelection, key_of, keys
 from diptych.index.engines.milvus.rows import Row, checksum, item_of, vectors_of
@@ -51,7 +50,6 @@ class Nearest:
         best: list[list[tuple[float, int, int, str]]] = [[] for _ in queries]
         fields = [*FIELDS, "vector"] if not selection.is_exact else ["serial", "kind", "vector"]
         for piece in self.table.rows(selection.expression, fields, 4 * self.dimension + ROW):
-            deadline.check()
             rows = [row for row in piece if selection.is_exact or selection.passes(item_of(row))]
             scores = -(wide @ vectors_of(rows, self.dimension).astype(np.float64).T)
             orders = [(int(row["kind"]), int(row["serial"]), str(row["pk"])) for row in rows]
@@ -69,7 +67,6 @@ class Nearest:
             size = count * (4 * self.dimension + ROW)
             step = max(1, REQUEST // size)
             for start in range(0, len(queries), step):
-                deadline.check()
                 some = queries[start : start + step]
                 if size <= REQUEST:
                     rows += self._search(some, count, selection, [*FIELDS, "vector"])
@@ -86,20 +83,18 @@ class Nearest:
     def _filtered(self, query: Vectors, count: int, selection: MilvusSelection) -> list[Row]:
         """The ``count`` best that pass a filter which the server knows only loosely."""
         for depth in LOOSE:
-            deadline.check()
             (rows,) = self._search(query[None], max(depth, count), selection, FIELDS)
             found = [row for row in rows if selection.passes(item_of(row))]
             if len(found) >= count or len(rows) < max(depth, count):
-                return self._with_vectors(found[:count])
+                return self._whole(found[:count])
         names = [
             row["pk"]
             for piece in self.table.rows(selection.expression, ["item"])
-            for row in _checked(piece)
+            for row in piece
             if selection.passes(item_of(row))
         ]
         best: list[Row] = []
         for start in range(0, len(names), PIECE):
-            deadline.check()
             some = MilvusSelection(keys("pk", names[start : start + PIECE]), parts=selection.parts)
             best += self._search(query[None], count, some, [])[0]
             best = sorted(best, key=lambda row: -row["score"])[:count]
@@ -109,10 +104,6 @@ class Nearest:
         """Rows with everything they hold; one that was removed a moment ago is left out."""
         found = self.table.pick([row["pk"] for row in rows], [*FIELDS, "vector"])
         return [found[row["pk"]] for row in rows if row["pk"] in found]
-
-    def _with_vectors(self, rows: Sequence[Row]) -> list[Row]:
-        found = self.table.pick([row["pk"] for row in rows], ["vector"])
-        return [{**row, **found[row["pk"]]} for row in rows if row["pk"] in found]
 
     def _scored(self, query: Vectors, rows: list[Row]) -> Candidates:
         rows = list({row["pk"]: row for row in sorted(rows, key=lambda row: row["serial"])}.values())
@@ -132,7 +123,6 @@ def check_depth(k: int) -> None:
 def best_words(table: Table, text: str, k: int, selection: MilvusSelection) -> Hits:
     """The k best items by the server's BM25; of equal scores images first, then in the order they were added."""
     for depth in (k + MARGIN, *(one for one in (*LOOSE, MOST) if one > k + MARGIN)):
-        deadline.check()
         rows = table.search_words(text, depth, selection.expression, FIELDS, selection.parts)
         found = [(row, item) for row in rows if selection.passes(item := item_of(row))]
         if selection.is_exact or len(found) >= k or len(rows) < depth:
@@ -140,11 +130,6 @@ def best_words(table: Table, text: str, k: int, selection: MilvusSelection) -> H
     # a better score is a larger one; milvus-lite gives it below zero, as a distance
     best = sorted(found, key=lambda one: (-abs(one[0]["score"]), one[1].kind == "text", one[0]["serial"]))[:k]
     return Hits(tuple(Hit(item, abs(float(row["score"]))) for row, item in best))
-
-
-def _checked(piece: list[Row]) -> list[Row]:
-    deadline.check()
-    return piece
 
 
 def _settings(graph: str, effort: int) -> dict[str, Any]:
@@ -179,7 +164,6 @@ def spread_keys(table: Table, selection: MilvusSelection, size: int | None) -> l
         return _even(table.all_rows(selection.expression, ["serial"]), size)
     share = 1.0 if size is None else min(1.0, SPARE * size / total)
     while True:
-        deadline.check()
         below = "" if share >= 1 else f' and pk < "{max(1, int(share * WHOLE)):0{MARK}x}"'
         found = [one for piece in table.rows(f"({selection.expression}){below}", ["serial"]) for one in piece]
         if share >= 1 or len(found) >= (size or 0):
@@ -199,7 +183,6 @@ def common_values(table: Table, column: str, limit: int) -> list[tuple[str | boo
     counts: Counter[str | bool] = Counter()
     seen = 0
     for piece in table.rows(f"({EVERY}){below}", ["item"], ITEM_BYTES):
-        deadline.check()
         seen += len(piece)
         values = (item_of(one).metadata.get(column) for one in piece)
         counts.update(value for value in values if isinstance(value, str | bool))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 from diptych.errors import DiptychError, IndexFault, SettingsError
@@ -237,12 +236,6 @@ class Table:
         return list(
             self._do("query", filter=expression, output_fields=fields, consistency_level=level, **limit)
         )
-
-
-def drop_quietly(table: Table) -> None:
-    """Remove a Milvus collection that was being made, whatever state it is in."""
-    with suppress(IndexFault):
-        table.drop()
 
 
 def _pieces(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
