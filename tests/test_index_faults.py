@@ -152,7 +152,7 @@ def test_the_name_of_a_file_is_synced_until_rows_of_it_are_committed(
     for committed, count in ((0, 1), (0, 2), (5, 2)):  # the second: the first was not committed either
         segments.append(path, layout, committed, rows(5))
         assert synced == [tmp_path] * count
-    np.testing.assert_array_equal(segments.attach(path, layout, 10).rows, np.tile(rows(5), (2, 1)))
+    np.testing.assert_array_equal(segments.attach(path, layout, 10).stored, np.tile(rows(5), (2, 1)))
 
 
 @pytest.mark.parametrize("act", [EmbeddedIndex.close, EmbeddedIndex.compact])

@@ -15,7 +15,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from diptych.index.engines.embedded import scan
-from diptych.index.engines.embedded.segments import ROW_BITS, Blocks, Mapped, RowLayout
+from diptych.index.engines.embedded.segments import ROW_BITS, RowLayout, Rows
 from diptych.index.engines.embedded.state import RowNumbers, Segment, Selection
 from diptych.index.protocol import PRECISIONS, Precision, Vectors
 from diptych.index.scoring import rescore
@@ -79,10 +79,9 @@ def make(
     for number, size in enumerate(sizes):
         removed = np.flatnonzero(rng.random(size) < gone)
         stored = layout.pack(drawn(rng, size, layout.dimension, style))
-        mapped = Mapped(stored, None)
-        blocks = Blocks(Path("segment"), layout, mapped)
-        blocks.extend([(0, size, zlib.crc32(stored))] if size else [])
-        segments.append(Segment(2 * number + 1, "image", "", layout, mapped, blocks, removed))
+        rows = Rows(Path("segment"), stored)
+        rows.extend([(0, size, zlib.crc32(stored))] if size else [])
+        segments.append(Segment(2 * number + 1, "image", "", layout, rows, removed))
     queries = drawn(rng, int(rng.integers(1, 4)), layout.dimension, str(rng.choice(["", "whole", "zero"])))
     selection = None
     if share is not None:

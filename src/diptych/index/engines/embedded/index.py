@@ -226,7 +226,7 @@ class EmbeddedIndex(Index):
     def warm(self) -> None:
         """Compare every block of vectors with its checksum now, not when the first search needs it."""
         for segment in self._read(lambda state, db: state.segments):
-            segment.blocks.check(0, len(segment))
+            segment.rows.check(0, len(segment))
 
     def verify(self, *, show_progress: bool = False) -> list[str]:
         from diptych.index.engines.embedded.verify import verify

@@ -64,7 +64,7 @@ def fetch(segments: Sequence[Segment], layout: RowLayout, slots: RowNumbers) -> 
     for segment in segments:
         here = np.flatnonzero(numbers == segment.number)
         if len(here):
-            out[here] = layout.unpack(segment.take(rows[here]))
+            out[here] = layout.unpack(segment.rows.take(rows[here]))
     return out
 
 
@@ -85,7 +85,7 @@ def _blocks(
     for start in range(0, count, step):
         deadline.check()
         stop = min(start + step, count)
-        scores = _product(_floats(segment.layout, segment.between(start, stop)), queries)
+        scores = _product(_floats(segment.layout, segment.rows.between(start, stop)), queries)
         wanted = gone if subset is None else subset
         inside = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, stop)]
         if subset is not None:
@@ -106,7 +106,7 @@ def _gathered(segment: Segment, queries: Vectors, rows: RowNumbers) -> RowScores
         deadline.check()
         piece = rows[start : start + step]
         stored = place[: len(piece)]
-        segment.take(piece, out=stored)
+        segment.rows.take(piece, out=stored)
         out[:, start : start + len(piece)] = _product(_floats(layout, stored), queries)
     return out
 

@@ -122,10 +122,10 @@ def append(path: Path, layout: RowLayout, committed: int, rows: NDArray[Any]) ->
     return zlib.crc32(data)
 
 
-def attach(path: Path, layout: RowLayout, rows: int) -> Mapped:
+def attach(path: Path, layout: RowLayout, rows: int, before: Rows | None = None) -> Rows:
     """The committed rows of a segment, memory-mapped: nothing is read until it is used."""
     if rows == 0:
-        return Mapped(np.zeros((0, layout.width), layout.dtype), None)
+        return Rows(path, np.zeros((0, layout.width), layout.dtype))
     try:
         # measured and mapped through one handle: compaction may unlink the name meanwhile
         handle = FILES.open(path)
@@ -140,36 +140,47 @@ def attach(path: Path, layout: RowLayout, rows: int) -> Mapped:
             raise cut_short(path, size, rows * layout.row_bytes)
         # private pages of a file opened for reading: torch wants writable memory, the file stays untouched
         mapped = mmap.mmap(file.fileno(), rows * layout.row_bytes, access=mmap.ACCESS_COPY)
-    return Mapped(np.frombuffer(mapped, layout.dtype).reshape(rows, layout.width), mapped)
+    return Rows(path, np.frombuffer(mapped, layout.dtype).reshape(rows, layout.width), mapped, before)
 
 
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """Rows (rows, width) of a file in memory, and the mapping, which knows how large the file is now."""
-
-    rows: NDArray[Any]
-    file: mmap.mmap | None
-
-
-class Blocks:
-    """The checksums of a segment's blocks; each block is compared with its own before it is used the first time.
+class Rows:
+    """The rows of a segment; each block of them is compared with its checksum before it is used the first time.
 
     Touching memory behind the end of a file that was cut short ends the process, so the size of the file is looked at
-    before every use. Safe to share between threads: two may compare the same block, and find the same.
+    before every use: the mapping knows it. Safe to share between threads: two may compare the same block, and find the
+    same. What is known of the rows ``before`` more were added is kept.
     """
 
-    def __init__(self, path: Path, layout: RowLayout, mapped: Mapped, before: Blocks | None = None) -> None:
-        self.path, self._layout, self._mapped = path, layout, mapped
+    def __init__(
+        self, path: Path, stored: NDArray[Any], file: mmap.mmap | None = None, before: Rows | None = None
+    ) -> None:
+        self.path, self.stored, self._file = path, stored, file
         self.known: list[tuple[int, int, int]] = [] if before is None else list(before.known)
         self._sound: set[int] = set() if before is None else set(before._sound)
         self._ends = np.zeros(0, np.int64)
         self._all = False
 
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def between(self, start: int, stop: int) -> NDArray[Any]:
+        """Stored rows (stop − start, width), memory-mapped, as they were written or an error."""
+        self.check(start, stop)
+        return self.stored[start:stop]
+
+    def take(self, rows: NDArray[np.int64], out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Stored rows (n, width), copied, as they were written or an error."""
+        self._check_size()
+        if not self._all and len(rows):
+            self._compare(np.unique(np.searchsorted(self._ends, rows, side="right")).tolist())
+        # to say "raise" would copy twice; rows are those of this segment
+        return np.take(self.stored, rows, axis=0, out=out, mode="clip")
+
     def extend(self, blocks: Iterable[tuple[int, int, int]]) -> None:
         """Note (start, rows, checksum) of blocks behind those that are known."""
         for start, count, crc in blocks:
             have = self.known[-1][0] + self.known[-1][1] if self.known else 0
-            if start != have or start + count > len(self._mapped.rows):
+            if start != have or start + count > len(self):
                 raise IndexFault(f"{self.path} has no checksum for some of its rows: {_ANEW}")
             self.known.append((start, count, crc))
         self._ends = np.array([start + count for start, count, _ in self.known], np.int64)
@@ -182,12 +193,6 @@ class Blocks:
             self._compare(range(first, last + 1))
             self._all = len(self._sound) == len(self.known)
 
-    def check_rows(self, rows: NDArray[np.int64]) -> None:
-        """Raise when some rows are not what was written."""
-        self._check_size()
-        if not self._all and len(rows):
-            self._compare(np.unique(np.searchsorted(self._ends, rows, side="right")).tolist())
-
     def _compare(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             if number in self._sound:
@@ -196,17 +201,13 @@ class Blocks:
             if number >= len(self.known):
                 raise IndexFault(f"{self.path} has no checksum for some of its rows: {_ANEW}")
             start, count, expected = self.known[number]
-            if (
-                start + count > len(self._mapped.rows)
-                or zlib.crc32(self._mapped.rows[start : start + count].data) != expected
-            ):
+            if zlib.crc32(self.stored[start : start + count].data) != expected:
                 raise IndexFault(f"{self.path} is damaged between rows {start} and {start + count}: {_ANEW}")
             self._sound.add(number)
 
     def _check_size(self) -> None:
-        file, wanted = self._mapped.file, self._mapped.rows.nbytes
-        if file is not None and (size := file.size()) < wanted:
-            raise cut_short(self.path, size, wanted)
+        if self._file is not None and (size := self._file.size()) < self.stored.nbytes:
+            raise cut_short(self.path, size, self.stored.nbytes)
 
 
 def cut_short(path: Path, size: int, wanted: int) -> IndexFault:

@@ -6,7 +6,6 @@ import sqlite3
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from diptych.index.engines.embedded import connections
 from diptych.index.engines.embedded.catalog import replaced
 from diptych.index.engines.embedded.checksums import damaged, slot_sum, small_digest
-from diptych.index.engines.embedded.segments import FILES, ROW_BITS, Blocks, Mapped, RowLayout, attach
+from diptych.index.engines.embedded.segments import FILES, ROW_BITS, RowLayout, Rows, attach
 from diptych.index.protocol import Kind, Recall
 from diptych.storage import parse_json
 
@@ -34,34 +33,22 @@ class Segment:
     kind: Kind
     file: str
     layout: RowLayout
-    mapped: Mapped
-    blocks: Blocks
+    rows: Rows
     gone: RowNumbers
 
     def __len__(self) -> int:
-        return len(self.mapped.rows)
+        return len(self.rows)
 
     @property
     def alive(self) -> int:
         """Rows that are not removed."""
         return len(self) - len(self.gone)
 
-    def between(self, start: int, stop: int) -> NDArray[Any]:
-        """Stored rows (stop − start, width), memory-mapped, as they were written or an error."""
-        self.blocks.check(start, stop)
-        return self.mapped.rows[start:stop]
-
-    def take(self, rows: RowNumbers, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Stored rows (n, width), copied, as they were written or an error."""
-        self.blocks.check_rows(rows)
-        # to say "raise" would copy twice; rows are those of this segment
-        return np.take(self.mapped.rows, rows, axis=0, out=out, mode="clip")
-
     @cached_property
     def length(self) -> float:
         """How long the rows are: the longest of a few, spread evenly."""
         rows = np.arange(0, len(self), max(1, -(-len(self) // SAMPLED)), dtype=np.int64)
-        some = self.layout.unpack(self.take(rows))
+        some = self.layout.unpack(self.rows.take(rows))
         return float(np.linalg.norm(some, axis=1).max()) if len(some) else 0.0
 
     @cached_property
@@ -160,28 +147,27 @@ def _segment(
     dead: RowNumbers,
 ) -> Segment:
     """A segment as the catalog has it now, and what is known of it; ``dead`` are the slots removed since."""
-    number, kind, rows, file = row
+    number, kind, count, file = row
     path = FILES.path(folder, file)
     if file != layout.file(number, kind):  # two would share a file, or read one of other rows
         raise damaged(folder, f"its segment {number} claims the file {file}")
-    whole = old is not None and len(old) == rows
-    if old is not None and len(old) > rows:
+    have = 0 if old is None else len(old)
+    if have > count:
         raise damaged(folder, f"its segment {number} has lost rows")
-    mapped = old.mapped if old is not None and whole else attach(path, layout, rows)
+    if old is not None and have == count:
+        rows = old.rows
+    else:
+        rows = attach(path, layout, count, None if old is None else old.rows)
+        rows.extend(connections.rows(db, folder, "blocks", (number, have)))
     fresh = dead[dead >> ROW_BITS == number] & ((1 << ROW_BITS) - 1)
-    if len(fresh) and fresh.max() >= rows:
+    if len(fresh) and fresh.max() >= count:
         raise damaged(folder, f"its segment {number} has fewer rows than were removed")
     gone = old.gone if old is not None else fresh[:0]
     if len(fresh):
         gone = np.union1d(gone, fresh)
-    if old is not None and mapped is old.mapped and gone is old.gone:
+    if old is not None and rows is old.rows and gone is old.gone:
         return old
-    blocks = old.blocks if old is not None and whole else None
-    if blocks is None:
-        blocks = Blocks(path, layout, mapped, None if old is None else old.blocks)
-        have = 0 if old is None else len(old)
-        blocks.extend(connections.rows(db, folder, "blocks", (number, have)))
-    return Segment(number, kind, file, layout, mapped, blocks, gone)
+    return Segment(number, kind, file, layout, rows, gone)
 
 
 def _read_graphs(db: sqlite3.Connection, folder: Path) -> tuple[Graph, ...]:

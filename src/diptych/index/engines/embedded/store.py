@@ -267,7 +267,9 @@ def _move(db: sqlite3.Connection, folder: Path, layout: RowLayout, segment: Segm
     live = segment.live_rows
     for start in range(0, len(live), step):
         rows = live[start : start + step]
-        slots = [s for piece in _append(db, folder, layout, segment.kind, segment.take(rows)) for s in piece]
+        slots = [
+            s for piece in _append(db, folder, layout, segment.kind, segment.rows.take(rows)) for s in piece
+        ]
         pairs = list(zip(slots, (rows + (segment.number << ROW_BITS)).tolist(), strict=True))
         checksums.move(db, pairs)
         yield np.array(pairs, np.int64)
