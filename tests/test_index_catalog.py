@@ -97,10 +97,10 @@ def test_the_schema_is_not_trusted(folder: Path) -> None:
 def test_a_statement_has_an_end(folder: Path, writable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STEPS_ALLOWED", 20_000_000)
     with EmbeddedIndex.open(folder, writable=writable) as index:
-        catalog = index._store._catalog
+        store = index._store
         with (
             pytest.raises(IndexFault, match="index"),
-            catalog.writing() if writable else catalog.reading() as db,
+            store.writing() if writable else store.reading() as db,
         ):
             db.execute(f"{ENDLESS} x FROM n WHERE x < 0").fetchone()
         assert index.search(VECTORS[0], 1).ids == ["image 0"]

@@ -511,14 +511,14 @@ def test_a_full_disk_leaves_the_index_intact(index: EmbeddedIndex, monkeypatch: 
             index.add(images(5, 80), unit_rows(5))
     assert len(index) == 50
     assert index.verify() == []
-    assert index._store._catalog._writer is not None
-    pages = index._store._catalog._writer.execute("PRAGMA page_count").fetchone()[0]
-    index._store._catalog._writer.execute(f"PRAGMA max_page_count = {pages}")  # how SQLite meets a full disk
+    assert index._store._writer is not None
+    pages = index._store._writer.execute("PRAGMA page_count").fetchone()[0]
+    index._store._writer.execute(f"PRAGMA max_page_count = {pages}")  # how SQLite meets a full disk
     with pytest.raises(StorageError, match=r"x\.index"):
         index.add(images(2000, 1000), unit_rows(2000))
     assert index.verify() == []
     count = len(index)
-    index._store._catalog._writer.execute("PRAGMA max_page_count = 1000000")
+    index._store._writer.execute("PRAGMA max_page_count = 1000000")
     index.add(images(5, 80), unit_rows(5))
     assert len(index) == count + 5
     assert index.verify() == []

@@ -350,7 +350,7 @@ def test_compaction_keeps_the_order_of_equal_scores(tmp_path: Path, monkeypatch:
 
 
 def test_a_filter_of_an_older_snapshot_sees_what_was_there_then(index: EmbeddedIndex) -> None:
-    with index._store._catalog.reading() as db:
+    with index._store.reading() as db:
         old = index._store.state
         db.execute("SELECT 1 FROM meta").fetchone()  # the snapshot begins
         index.delete(["i7"])
@@ -387,9 +387,9 @@ def test_an_index_made_anew_is_not_taken_for_the_one_that_was_open(
         first.add(items(50), rows(50))
     with EmbeddedIndex.open(path) as reader:
         if not asked_before:  # then the reader has no connection to the old files left
-            for db in reader._store._catalog._idle:
+            for db in reader._store._idle:
                 db.close()
-            reader._store._catalog._idle.clear()
+            reader._store._idle.clear()
         rebuild(path, seed=1)
         with pytest.raises(IndexFault, match=r"x\.index"):
             reader.search(rows(1)[0], 1)

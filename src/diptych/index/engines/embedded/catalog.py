@@ -1,16 +1,10 @@
-"""The SQLite side of the embedded index: items, full text, metadata columns, which rows are committed, which are gone.
-
-A change is committed when its SQLite transaction is: vectors are written and synced before the rows that
-refer to them. Write-ahead logging gives each reader a snapshot that no writer disturbs.
-"""
+"""The rows of the catalog: items with their full text and thumbnails, metadata columns, which rows are gone."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +12,14 @@ from diptych.errors import IndexFault
 from diptych.index.engines.embedded import checksums, connections
 from diptych.index.engines.embedded.connections import (
     FILE,
-    PATIENCE,
-    Frozen,
-    connect,
-    connect_checked,
-    connect_reader,
-    limited,
-    translating,
 )
 from diptych.index.engines.embedded.segments import FILES
 from diptych.index.protocol import (
     Item,
     grown_columns,
     held_kinds,
-    is_closed,
     kind_of,
     plain,
-    read_only,
     record,
 )
 from diptych.storage import parse_json
@@ -75,119 +60,6 @@ _ANEW = "copy the whole index again, or index the collection again."
 COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection, checksum, metadata_checksum"
 
 
-class Catalog:
-    """Connections to one index's database: a pool of readers, and one writer when opened for writing."""
-
-    def __init__(self, folder: Path, writable: bool) -> None:
-        self.folder, self.path = folder, folder / FILE
-        check_present(folder)
-        checksums.check_length(self.path)
-        self._file = _identity(self.path)
-        self._idle: list[sqlite3.Connection] = []
-        self._lock = threading.Lock()
-        self._closed = False
-        self._writer: sqlite3.Connection | None = None
-        try:
-            with translating(self.folder):
-                if writable:
-                    self._writer = connect_checked(self.path, "rw")
-                    self._writer.execute("PRAGMA synchronous = FULL")
-        except BaseException:
-            self.close()
-            raise
-
-    @staticmethod
-    def create(folder: Path, meta: dict[str, str]) -> None:
-        """Write an empty database with its ``meta`` rows."""
-        base = {"format": str(connections.FORMAT), "next_segment": "1"}
-        base |= dict.fromkeys(("generation", "epoch", "dead_sum"), "0")
-        with translating(folder), closing(connect(folder / FILE, "rwc")) as db:
-            db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(f"BEGIN IMMEDIATE; {connections.SCRIPT}")
-            db.executemany("INSERT INTO meta VALUES (?, ?)", ({**base, **meta}).items())
-            checksums.seal(db)
-            db.execute("COMMIT")
-
-    @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection inside a read transaction: everything it answers is of one moment."""
-        with translating(self.folder):
-            db = self._borrow()
-            try:
-                with limited(db, self.path):
-                    try:
-                        db.execute("BEGIN")
-                        yield db
-                    finally:
-                        if db.in_transaction:  # SQLite ends it by itself on some failures
-                            db.execute("ROLLBACK")
-            finally:
-                self._give_back(db)
-
-    @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """The writer's connection in a transaction that commits at the end, or leaves no trace."""
-        if self._writer is None:
-            raise read_only(self.folder)
-        db = self._writer
-        if _identity(self.path) != self._file:  # what this connection writes is no longer what lies there
-            raise replaced(self.folder)
-        with translating(self.folder), limited(db, self.path):
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
-                checksums.seal(db)
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
-
-    def shrink(self) -> None:
-        """Give pages that hold nothing any more back to the file system, and empty the log if nobody reads it."""
-        if self._writer is not None:
-            with translating(self.folder):
-                self._writer.execute("VACUUM")
-                _fold_log(self._writer)
-
-    def close(self) -> None:
-        """Close every connection; a writer folds the log into the database as far as its readers allow."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-            writer, self._writer = self._writer, None
-        for db in idle:
-            db.close()
-        if writer is not None:
-            try:
-                _fold_log(writer)
-            except sqlite3.Error:  # a full disk, say: what was acknowledged is safe in the log
-                pass
-            finally:
-                writer.close()
-
-    def _borrow(self) -> sqlite3.Connection:
-        with self._lock:
-            if self._closed:
-                raise is_closed(self.folder)
-            old: list[sqlite3.Connection] = []
-            if _identity(self.path) not in (self._file, None):  # they read a file that lies there no more
-                old, self._idle = self._idle, []
-            if self._idle:
-                return self._idle.pop()
-        for db in old:
-            db.close()
-        return connect_reader(self.path)
-
-    def _give_back(self, db: sqlite3.Connection) -> None:
-        with self._lock:
-            if not self._closed and not isinstance(db, Frozen):
-                self._idle.append(db)
-                return
-        db.close()
-
-
 def check_present(folder: Path) -> None:
     """Raise when a folder is not an index at all, or its database is not plain files."""
     if not (folder / FILE).is_file():
@@ -207,7 +79,7 @@ def replaced(folder: Path) -> IndexFault:
     )
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def identity(path: Path) -> tuple[int, int] | None:
     """What tells a file from another that was put in its place; None when there is none."""
     try:
         stat = path.stat()
@@ -319,12 +191,3 @@ def jpeg_of(row: tuple[int, bytes, int]) -> bytes:
 def _sums(slot: int, record: tuple[Any, ...]) -> tuple[int, int]:
     """The checksums of an item, of all but its metadata and of that."""
     return checksums.sum_of(slot, *record[:5], *record[6:]), checksums.sum_of(slot, record[5])
-
-
-def _fold_log(writer: sqlite3.Connection) -> None:
-    """Move the log into the database as far as its readers allow; whoever reads is not waited for."""
-    writer.execute("PRAGMA busy_timeout = 0")
-    try:
-        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    finally:
-        writer.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")

@@ -1,7 +1,4 @@
-"""The folder of an embedded index: its lock, its catalog, the state readers share, and changes.
-
-Each change is one catalog transaction: vectors first, then what names them.
-"""
+"""The folder of an embedded index: its lock, the connections to its catalog, the state readers share, and changes."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,11 +19,19 @@ from filelock import FileLock, Timeout
 
 from diptych.errors import DiptychError, IndexFault, SettingsError, StorageError
 from diptych.index.engines.embedded import catalog, checksums, connections
-from diptych.index.engines.embedded.catalog import Catalog
-from diptych.index.engines.embedded.connections import FILE, translating
+from diptych.index.engines.embedded.connections import (
+    FILE,
+    PATIENCE,
+    Frozen,
+    connect,
+    connect_checked,
+    connect_reader,
+    limited,
+    translating,
+)
 from diptych.index.engines.embedded.segments import FILES, ROW_BITS, RowLayout, append, slot_of
 from diptych.index.engines.embedded.state import RowNumbers, Segment, State, read_state
-from diptych.index.protocol import KINDS, PRECISIONS, Item, Kind, Vectors
+from diptych.index.protocol import KINDS, PRECISIONS, Item, Kind, Vectors, is_closed, read_only
 from diptych.progress import track
 from diptych.storage import create_folder, storing
 
@@ -37,19 +42,31 @@ T = TypeVar("T")
 
 
 class Store:
-    """Reading within a snapshot, writing within a transaction, one writer at a time."""
+    """Reading within a snapshot, writing within a transaction: a pool of readers, one writer at a time.
+
+    A change is committed when its SQLite transaction is: vectors are written and synced before the rows that refer to
+    them. Write-ahead logging gives each reader a snapshot that no writer disturbs.
+    """
 
     def __init__(self, path: Path, writable: bool) -> None:
-        self.path = path
+        self.path, self._file = path, path / FILE
         self._mutex = threading.RLock()  # one write at a time within the process
+        self._pool = threading.Lock()
+        self._idle: list[sqlite3.Connection] = []
+        self._closed = False
+        self._lock: FileLock | None = None
+        self._writer: sqlite3.Connection | None = None
         self._state: State | None = None
-        with translating(path), ExitStack() as opened:
-            self._lock = _take_lock(path) if writable else None
-            if self._lock is not None:
-                opened.callback(self._lock.release)
-            self._catalog = Catalog(path, writable)
-            opened.callback(self._catalog.close)
-            with self._catalog.reading() as db:
+        try:
+            with translating(path):
+                self._lock = _take_lock(path) if writable else None
+                catalog.check_present(path)
+                checksums.check_length(self._file)
+                self._identity = catalog.identity(self._file)
+                if writable:
+                    self._writer = connect_checked(self._file, "rw")
+                    self._writer.execute("PRAGMA synchronous = FULL")
+            with self.reading() as db:
                 self.meta = connections.facts(db, path)
                 if self.meta["digest"] != checksums.small_digest(db):
                     raise checksums.damaged(path)
@@ -60,7 +77,9 @@ class Store:
             state = self.state  # a half-copied index is refused here, not at the first query
             if writable:
                 self._remove_remains(state)
-            opened.pop_all()
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def create(path: Path, facts: dict[str, str]) -> None:
@@ -73,9 +92,15 @@ class Store:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             what = "is already an index" if (path / FILE).is_file() else "exists and is not empty"
             raise IndexFault(f"{path} {what}: open it, or choose another folder.")
+        base = {"format": str(connections.FORMAT), "next_segment": "1", "id": uuid4().hex}
+        base |= dict.fromkeys(("generation", "epoch", "dead_sum"), "0")
         try:
-            with create_folder(path) as new:
-                Catalog.create(new, {**facts, "id": uuid4().hex})
+            with create_folder(path) as new, translating(new), closing(connect(new / FILE, "rwc")) as db:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.executescript(f"BEGIN IMMEDIATE; {connections.SCRIPT}")
+                db.executemany("INSERT INTO meta VALUES (?, ?)", ({**base, **facts}).items())
+                checksums.seal(db)
+                db.execute("COMMIT")
         except FileExistsError:
             raise IndexFault(f"{path} was made by another process just now: open it.") from None
 
@@ -87,7 +112,7 @@ class Store:
     def read(self, answer: Callable[[State, Any], T]) -> T:
         """Ask within one snapshot; again when compaction took a file away between snapshot and mapping."""
         for attempt in range(ATTEMPTS):
-            with self._catalog.reading() as db:
+            with self.reading() as db:
                 try:
                     state = read_state(db, self.path, self.layout, self._id, self._state)
                 except IndexFault:
@@ -99,13 +124,41 @@ class Store:
         raise AssertionError("unreachable")
 
     @contextmanager
-    def writing(self) -> Iterator[Any]:
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection inside a read transaction: everything it answers is of one moment."""
+        with translating(self.path):
+            db = self._borrow()
+            try:
+                with limited(db, self._file):
+                    try:
+                        db.execute("BEGIN")
+                        yield db
+                    finally:
+                        if db.in_transaction:  # SQLite ends it by itself on some failures
+                            db.execute("ROLLBACK")
+            finally:
+                self._give_back(db)
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that commits at the end, or leaves no trace, not even on a full disk."""
         with self._mutex:
+            db = self._writer
+            if db is None:
+                raise read_only(self.path)
+            if catalog.identity(self._file) != self._identity:  # it writes what no longer lies there
+                raise catalog.replaced(self.path)
             try:
-                with self._catalog.writing() as db:
+                with translating(self.path), limited(db, self._file):
+                    db.execute("BEGIN IMMEDIATE")
                     yield db
+                    db.execute("UPDATE meta SET value = value + 1 WHERE key = 'generation'")
+                    checksums.seal(db)
+                    db.execute("COMMIT")
             except BaseException:
+                if db.in_transaction:
+                    with translating(self.path):
+                        db.execute("ROLLBACK")
                 with suppress(OSError, DiptychError):  # what happened is more telling
                     self._remove_remains(self.state)
                 raise
@@ -124,9 +177,11 @@ class Store:
                 FILES.remove(FILES.path(self.path, name))
 
     def shrink(self) -> None:
-        """Give the space of removed rows in the catalog back to the file system."""
-        with self._mutex:
-            self._catalog.shrink()
+        """Give pages that hold nothing any more back to the file system, and empty the log if nobody reads it."""
+        with self._mutex, translating(self.path):
+            if self._writer is not None:
+                self._writer.execute("VACUUM")
+                _fold_log(self._writer)
 
     def size(self) -> int:
         """Bytes of vectors and catalog; SQLite's log comes and goes."""
@@ -138,15 +193,48 @@ class Store:
         return total
 
     def close(self) -> None:
-        """Release files and locks; idempotent."""
+        """Release files and locks; idempotent. A writer folds the log into the database as far as its readers allow."""
+        with self._pool:
+            self._closed, self._state = True, None
+            idle, self._idle = self._idle, []
+            writer, self._writer = self._writer, None
+            lock, self._lock = self._lock, None
         try:
-            self._catalog.close()
+            for db in idle:
+                db.close()
+            if writer is not None:
+                with (
+                    closing(writer),
+                    suppress(sqlite3.Error),
+                ):  # a full disk, say: the log has what was acknowledged
+                    _fold_log(writer)
         finally:
-            self._state = None
-            if self._lock is not None:
+            if lock is not None:
                 with translating(self.path):
-                    self._lock.release()
-                self._lock = None
+                    lock.release()
+
+    def _borrow(self) -> sqlite3.Connection:
+        with self._pool:
+            if self._closed:
+                raise is_closed(self.path)
+            old: list[sqlite3.Connection] = []
+            if catalog.identity(self._file) not in (
+                self._identity,
+                None,
+            ):  # they read what lies there no more
+                old, self._idle = self._idle, []
+            if self._idle:
+                return self._idle.pop()
+        for db in old:
+            db.close()
+        return connect_reader(self._file)
+
+    def _give_back(self, db: sqlite3.Connection) -> None:
+        with self._pool:
+            if not self._closed and not isinstance(db, Frozen):
+                self._idle.append(db)
+                return
+        db.close()
 
     def _remove_remains(self, state: State) -> None:
         """Delete files and rows that no committed state refers to: the remains of an unfinished operation."""
@@ -198,6 +286,15 @@ def _take_lock(path: Path) -> FileLock:
                 "each other: choose a folder on another one."
             ) from error
     return lock
+
+
+def _fold_log(writer: sqlite3.Connection) -> None:
+    """Move the log into the database as far as its readers allow; whoever reads is not waited for."""
+    writer.execute("PRAGMA busy_timeout = 0")
+    try:
+        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    finally:
+        writer.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000}")
 
 
 PIECE = 1 << 25  # bytes copied at once while compacting
