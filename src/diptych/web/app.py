@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from diptych.errors import DiptychError
 from diptych.index.base import Index
 from diptych.index.query.search import HitScorer
 from diptych.model.protocol import Model
-from diptych.web.bodies import Access, BodyLimit, form_route
+from diptych.web.bodies import PAGE, REFERENCE, Access, BodyLimit, form_route
 from diptych.web.limits import Limits, Turns
 from diptych.web.monitoring import CountRequests
 from diptych.web.reference import reference_page
@@ -41,12 +42,6 @@ FILES = Path(__file__).parent
 UPLOADING, CHANGING, SHOWING, DESCRIBING, WATCHING = 4, 2, 8, 2, 4  # threads for each sort of request
 ADDING = 30  # times the seconds of a request: it may encode hundreds of images
 WAITING = 32  # requests of a sort that may wait for one
-PAGE = {
-    "/": ("index.html", "text/html"),
-    "/app.js": ("app.js", "text/javascript"),
-    "/style.css": ("style.css", "text/css"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-}
 DESCRIPTION = (
     "Search a collection of images and texts with the model it was indexed with. Every refusal is one "
     'sentence: `{"error": "…"}`. Ids travel as query parameters, since they may hold any character.'
@@ -139,8 +134,7 @@ def create_app(
     )  # fmt: skip
     app.state.service = service
     app.router.route_class = form_route(limits)
-    _add_routes(app, service, local, token is not None)
-    _add_audit(app, audit)
+    _add_routes(app, service, local, token is not None, audit)
     # the last one added sees a request first
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(
@@ -156,42 +150,32 @@ def create_app(
     return app
 
 
-def _add_routes(app: FastAPI, service: Service, local: bool, writable: bool) -> None:
+def _add_routes(
+    app: FastAPI, service: Service, local: bool, writable: bool, audit: tuple[bytes, str] | None
+) -> None:
     add_handlers(app)
-    _add_page(app)
+    _add_page(app, audit)
     _add_search(app, service)
     _add_items(app, service, local)
     _add_pictures(app, service)
     _add_state(app, service, writable)
 
 
-def _add_page(app: FastAPI) -> None:
+def _add_page(app: FastAPI, audit: tuple[bytes, str] | None) -> None:
     for path, (name, media_type) in PAGE.items():
-        content = (FILES / name).read_bytes()
-
-        def send(content: bytes = content, media_type: str = media_type) -> Response:
-            return Response(content, media_type=media_type, headers={"Cache-Control": "no-cache"})
-
-        app.add_api_route(path, _without_arguments(send), include_in_schema=False)
-    app.add_api_route(
-        "/docs",
-        _without_arguments(lambda: HTMLResponse(reference_page(app.openapi()))),
-        include_in_schema=False,
-    )
-
-
-def _add_audit(app: FastAPI, audit: tuple[bytes, str] | None) -> None:
+        content, headers = (FILES / name).read_bytes(), {"Cache-Control": "no-cache"}
+        _add_document(app, path, partial(Response, content, media_type=media_type, headers=headers))
+    _add_document(app, REFERENCE, lambda: HTMLResponse(reference_page(app.openapi())))
     if audit is not None:
-        page = HTMLResponse(audit[0], headers={"Content-Security-Policy": audit[1]})
-        app.add_api_route("/audit", _without_arguments(lambda: page), include_in_schema=False)
+        policy = {"Content-Security-Policy": audit[1]}
+        _add_document(app, "/audit", partial(HTMLResponse, audit[0], headers=policy))
 
 
-def _without_arguments(send: Any) -> Any:
-    async def page() -> Response:
-        answer: Response = send()
-        return answer
+def _add_document(app: FastAPI, path: str, make: Callable[[], Response]) -> None:
+    async def document() -> Response:
+        return make()
 
-    return page
+    app.add_api_route(path, document, include_in_schema=False)
 
 
 def _answer(service: Service, search: SearchRequest) -> SearchReply:

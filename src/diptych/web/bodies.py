@@ -145,13 +145,13 @@ def form_route(limits: Limits) -> type[APIRoute]:
 SHORTEST_TOKEN = 8  # characters
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # the page itself holds no data: it asks for the token
-PAGE = (
-    "/",
-    "/docs",
-    "/app.js",
-    "/style.css",
-    "/icon.svg",
-)
+PAGE = {
+    "/": ("index.html", "text/html"),
+    "/app.js": ("app.js", "text/javascript"),
+    "/style.css": ("style.css", "text/css"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+REFERENCE = "/docs"
 READING = ("GET", "HEAD", "OPTIONS")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
@@ -238,7 +238,7 @@ class Access:
             return 403, "this request comes from the page of another site: allow that site with --cors."
         path: str = scope["path"]
         writes = scope["method"] not in READING and path != "/api/search"
-        if path in PAGE or not (writes or self.private):
+        if path in PAGE or path == REFERENCE or not (writes or self.private):
             return None
         if self.digest is None:
             return 403, "this service takes no changes: start it with a token to allow them."

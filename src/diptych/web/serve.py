@@ -34,9 +34,8 @@ except ModuleNotFoundError as missing:
         raise
     raise MissingExtra(str(missing.name), "serve", "The search service") from missing
 
-GRACE = (
-    8  # seconds that requests being answered have to finish at shutdown; what goes on then is told to stop
-)
+# seconds that requests being answered have to finish at shutdown; what goes on then is told to stop
+GRACE = 8
 ADDRESS_BYTES = 65_536  # largest first line and headers of a request
 
 

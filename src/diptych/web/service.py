@@ -32,9 +32,8 @@ from diptych.web.limits import Limits
 from diptych.web.monitoring import Metrics
 from diptych.web.uploads import Pictures
 
-UPLOADS = (
-    "uploads"  # the collection of items that came through the service: no re-index of a folder removes them
-)
+# the collection of items that came through the service: no re-index of a folder removes them
+UPLOADS = "uploads"
 PIXELS = 16_000_000  # decoded pixels that one request holds at once
 VALUES = 50  # largest number of values of a column that the page offers
 COLUMNS = 100  # largest number of columns whose values the page offers

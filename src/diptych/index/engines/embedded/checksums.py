@@ -40,8 +40,7 @@ def damaged(folder: Path, what: str = "its catalog") -> IndexFault:
 
 def check_length(path: Path) -> None:
     """Raise when a database that nobody writes is shorter than its first page says: SQLite fills up with zeros."""
-    log = path.with_name(path.name + "-wal")
-    if log.exists() and log.stat().st_size:
+    if has_log(path):
         return
     with os.fdopen(FILES.open(path), "rb") as file:
         head = file.read(100)
@@ -53,6 +52,17 @@ def check_length(path: Path) -> None:
             f"{path} is damaged or half copied (it has only {size} bytes): copy the whole index again, or index the "
             "collection again."
         )
+
+
+def log_of(path: Path) -> Path:
+    """The file of SQLite's log."""
+    return path.with_name(path.name + "-wal")
+
+
+def has_log(path: Path) -> bool:
+    """Whether something was written that is not in the database yet."""
+    log = log_of(path)
+    return log.exists() and log.stat().st_size > 0
 
 
 def sum_of(slot: int, *fields: object) -> int:

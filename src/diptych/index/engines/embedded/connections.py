@@ -129,12 +129,8 @@ _ROWS: dict[str, tuple[str, tuple[Test, ...]]] = {
     "meta": ("SELECT key, value FROM meta", (text, text)),
     "segments": (
         "SELECT number, kind, rows, file FROM segments ORDER BY number",
-        (
-            whole(0, MAX_SEGMENT),
-            kind,
-            _COUNT,
-            lambda value: True,
-        ),  # the name is checked with its own sentence
+        # the name is checked with its own sentence
+        (whole(0, MAX_SEGMENT), kind, _COUNT, lambda value: True),
     ),
     "blocks": (
         "SELECT start, rows, checksum FROM blocks WHERE segment = ? AND start >= ? ORDER BY start",
@@ -195,10 +191,9 @@ FILE = "index.db"
 # steps of SQLite's machine between two looks at the clock, each of which waits for the interpreter
 STEPS = 1_000_000
 PATIENCE = 30  # seconds that a connection waits for a lock
-STEPS_ALLOWED = (
-    5_000_000_000  # of one transaction, at some 50 million a second, whatever the size of the catalog ...
-)
-STEPS_PER_BYTE = 1000  # ... and for each byte of it: pages that lead in circles would be read for ever
+# steps of one transaction, at some 50 million a second, whatever the size of the catalog, and for each byte of it:
+# pages that lead in circles would be read for ever
+STEPS_ALLOWED, STEPS_PER_BYTE = 5_000_000_000, 1000
 
 
 class Frozen(sqlite3.Connection):
@@ -247,8 +242,7 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         if not _name(error).startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_IOERR", "SQLITE_FULL")):
             raise
-    log = path.with_name(path.name + "-wal")
-    if log.exists() and log.stat().st_size:
+    if checksums.has_log(path):
         raise IndexFault(
             f"{path.parent} was not closed by its last writer and cannot be written here: "
             "open it once where it is writable, or copy it to such a folder."
@@ -285,16 +279,11 @@ def _counter(path: Path, limit: deadline.Deadline | None) -> Callable[[], bool]:
         nonlocal turns, most
         turns += 1
         if turns * STEPS > most:  # a catalog grows while it is written
-            size = sum(file.stat().st_size for file in (path, log_of(path)) if file.exists())
+            size = sum(file.stat().st_size for file in (path, checksums.log_of(path)) if file.exists())
             most = STEPS_ALLOWED + STEPS_PER_BYTE * size
         return turns * STEPS > most or (limit is not None and limit.passed)
 
     return ended
-
-
-def log_of(path: Path) -> Path:
-    """The file of SQLite's log."""
-    return path.with_name(path.name + "-wal")
 
 
 @contextmanager

@@ -80,9 +80,8 @@ class IndexFacts:
         """Record a collection; writers that do so at once agree on its number, and no other has it."""
         others = {one.number for one in self.collections(STRONG) if (one.name, one.root) != (name, root)}
         turn = 0
-        while (
-            number := self._claim(name, root, turn)
-        ) in others:  # of a collection that was here and moved on
+        # a number may be that of a collection that was here and moved on
+        while (number := self._claim(name, root, turn)) in others:
             turn += 1
         self.move_collection(number, name, root)
         return Collection(number, name, root)
@@ -179,9 +178,8 @@ def _column(name: str, kind: str) -> tuple[str, str, str]:
     return f"{column_of(name, False)}:{kind}:column", "column", json.dumps([name, kind])
 
 
-FORMAT = (
-    "diptych index 1"  # at the beginning of a collection's description; raised when old ones cannot be read
-)
+# at the beginning of a collection's description; raised when old ones cannot be read
+FORMAT = "diptych index 1"
 WORDS = (2, 5)  # the version of Milvus that has full-text search
 BUILD: dict[str, dict[str, Any]] = {"flat": {}, "hnsw": {"M": 16, "efConstruction": 200}, "diskann": {}}
 
