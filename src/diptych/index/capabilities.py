@@ -158,9 +158,8 @@ class Capabilities(ABC):
         raise SettingsError(f"the engine of {self.path} has no approximate index: search exactly.")
 
     def recall(self, kind: Kind) -> Recall:
-        """The recall of the approximate index of a kind, measured now."""
-
-        return measure(self, kind)
+        """The recall of the approximate index of a kind as it is searched now."""
+        return Exam(self, kind).recall(self.width(kind))
 
     def widths(self, kind: Kind) -> tuple[int, int]:
         """The usual width of a search in the approximate index of a kind, and the largest."""
@@ -275,19 +274,17 @@ class Exam:
         depth = K + bool(self.own)
         answers = self.index.search_many(self.queries, depth, kind=self.kind, exact=exact)
         own = self.own or [""] * len(answers)
-        return [_others(hits, id) for hits, id in zip(answers, own, strict=True)]
+        return [
+            [hit.score for hit in hits if hit.item.id != id][:K]
+            for hits, id in zip(answers, own, strict=True)
+        ]
 
 
-def measure(index: Any, kind: Kind) -> Recall:
-    """The recall of the approximate index of a kind as it is searched now."""
-    return Exam(index, kind).recall(index.width(kind))
-
-
-def widen(index: Any, kind: Kind, target: float | None = None) -> Recall:
+def widen(index: Capabilities, kind: Kind, target: float | None = None) -> Recall:
     """Measure the recall of a new approximate index; with a target, at the smallest width that reaches it."""
-    exam, (usual, most) = Exam(index, kind), index.widths(kind)
     if target is None:
-        return exam.recall(index.width(kind))
+        return index.recall(kind)
+    exam, (usual, most) = Exam(index, kind), index.widths(kind)
     width = min(most, max(1, usual // LESS))
     while True:
         with index.searched_at(kind, width):
@@ -295,7 +292,3 @@ def widen(index: Any, kind: Kind, target: float | None = None) -> Recall:
         if found.value >= target or width >= min(most, MORE * usual):
             return found
         width = min(most, 2 * width)
-
-
-def _others(hits: Hits, id: str) -> list[float]:
-    return [hit.score for hit in hits if hit.item.id != id][:K]

@@ -124,11 +124,8 @@ def _term(piece: _QueryToken, sign: float, paths: bool, weighted: bool) -> Term:
     if found is not None:
         weight, text = float(found.group(1)), text[found.end() :].strip()
         if weight == 0 or not math.isfinite(weight):
-            raise QueryError(
-                f"the weight {found.group(1)} at character {piece.position + 1} of the query has no effect: "
-                "use a number above 0, or leave the term out.",
-                piece.position,
-            )
+            sentence = f"the weight {found.group(1)} at {{}} of the query has no effect: "
+            raise _mistake(piece, f"{sentence}use a number above 0, or leave the term out.")
     if not text.strip():
         raise _mistake(piece, "the query has an empty term at {}: put a text or an image there.")
     if _URL.match(text):

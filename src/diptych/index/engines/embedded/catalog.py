@@ -56,7 +56,6 @@ def recount_columns(db: sqlite3.Connection) -> None:
     db.executemany("INSERT INTO columns VALUES (?, ?)", rows)
 
 
-_ANEW = "copy the whole index again, or index the collection again."
 COLUMNS = "slot, id, kind, path, text, image_id, metadata, content, collection, checksum, metadata_checksum"
 
 
@@ -142,7 +141,7 @@ def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
     for slot in slots:
         kind, text = db.execute("SELECT kind, text FROM items WHERE slot = ?", (slot,)).fetchone()
         if not connections.kind(kind) or not connections.text(text):
-            raise IndexFault(f"an item of the index (slot {slot}) is damaged: {_ANEW}")
+            raise checksums.damaged(f"an item of the index (slot {slot})", "")
         db.execute(
             f"INSERT INTO {kind}_words({kind}_words, rowid, text) VALUES ('delete', ?, ?)", (slot, text)
         )
@@ -165,10 +164,10 @@ def item_of(row: tuple[Any, ...]) -> Item:
     """The item of a row of ``COLUMNS``, compared with its checksums."""
     slot, id, kind, path, text, image_id, metadata, content, collection = row[:9]
     if not connections.fits(row, connections.ITEM) or _sums(slot, row[1:9]) != row[9:]:
-        raise IndexFault(f"the item {str(id)[:200]!a} of the index is damaged: {_ANEW}")
+        raise checksums.damaged(f"the item {str(id)[:200]!a} of the index", "")
     columns = parse_json(metadata)
     if not isinstance(columns, dict):
-        raise IndexFault(f"the metadata of '{id}' of the index is damaged: {_ANEW}")
+        raise checksums.damaged(f"the metadata of '{id}' of the index", "")
     return Item(id, kind, path, text, image_id, columns, content, collection)
 
 
@@ -176,7 +175,7 @@ def metadata_of(slot: int, metadata: str, checksum: int) -> str:
     """The metadata of a slot as JSON, compared with its checksum."""
     # a JSON object, so that several of them make a list of as many
     if not isinstance(metadata, str) or checksums.sum_of(slot, metadata) != checksum or metadata[:1] != "{":
-        raise IndexFault(f"the metadata of an item of the index (slot {slot}) is damaged: {_ANEW}")
+        raise checksums.damaged(f"the metadata of an item of the index (slot {slot})", "")
     return metadata
 
 
@@ -184,7 +183,7 @@ def jpeg_of(row: tuple[int, bytes, int]) -> bytes:
     """The thumbnail of (slot, bytes, checksum)."""
     slot, data, checksum = row
     if not isinstance(data, bytes) or checksums.sum_of_bytes(slot, data) != checksum:  # bytes(n) allocates n
-        raise IndexFault(f"a thumbnail of the index (slot {slot}) is damaged: {_ANEW}")
+        raise checksums.damaged(f"a thumbnail of the index (slot {slot})", "")
     return data
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.errors import IndexFault
-from diptych.index.engines.embedded.segments import FILES
+from diptych.index.engines.embedded.segments import ANEW, FILES
 
 _SMALL = (
     "SELECT * FROM meta WHERE key NOT IN ('digest', 'columns_digest') ORDER BY key",
@@ -31,11 +31,9 @@ _LOW = 0xFFFFFFFF
 _XOR = "({0} | :both) - ({0} & :both)"  # SQLite has no operator for it
 
 
-def damaged(folder: Path, what: str = "its catalog") -> IndexFault:
-    """The refusal of something that is not what was written."""
-    return IndexFault(
-        f"{folder} is damaged ({what}): copy the whole index again, or index the collection again."
-    )
+def damaged(what: str | Path, why: str = "its catalog") -> IndexFault:
+    """The refusal of something that is not what was written; ``why`` may be empty."""
+    return IndexFault(f"{what} is damaged{f' ({why})' * bool(why)}: {ANEW}")
 
 
 def check_length(path: Path) -> None:
@@ -48,10 +46,7 @@ def check_length(path: Path) -> None:
     page = int.from_bytes(head[16:18], "big")
     page = 65_536 if page == 1 else page
     if len(head) == 100 and head[24:28] == head[92:96] and size < page * int.from_bytes(head[28:32], "big"):
-        raise IndexFault(
-            f"{path} is damaged or half copied (it has only {size} bytes): copy the whole index again, or index the "
-            "collection again."
-        )
+        raise IndexFault(f"{path} is damaged or half copied (it has only {size} bytes): {ANEW}")
 
 
 def log_of(path: Path) -> Path:

@@ -19,10 +19,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.errors import IndexFault
 from diptych.index import deadline
 from diptych.index.capabilities import most_frequent
 from diptych.index.engines.embedded.catalog import COLUMNS, item_of, known_columns, metadata_of
+from diptych.index.engines.embedded.checksums import damaged
 from diptych.index.engines.embedded.segments import slot_of
 from diptych.index.engines.embedded.state import Segment, Selection, State
 from diptych.index.protocol import EXACT_INTEGER, Kind, kind_of
@@ -222,10 +222,7 @@ def _cells(
     if metadata:  # one parse for the piece: several times faster than one for each row
         parsed = parse_json(f"[{','.join(metadata_of(*row) for row in piece)}]")
         if len(parsed) != len(piece) or not all(isinstance(one, dict) for one in parsed):
-            raise IndexFault(
-                "the metadata of some items of the index is damaged: copy the whole index again, or index the "
-                "collection again."
-            )
+            raise damaged("the metadata of some items of the index", "")
         yield from ((row[0] - first, one.get(name)) for row, one in zip(piece, parsed, strict=True))
     else:
         yield from ((row[0] - first, getattr(item_of(row), name) or None) for row in piece)

@@ -20,6 +20,7 @@ from diptych.errors import IndexFault, StorageError
 from diptych.index import deadline
 from diptych.index.engines.embedded import checksums
 from diptych.index.engines.embedded.checksums import damaged
+from diptych.index.engines.embedded.segments import ANEW
 from diptych.index.protocol import KINDS, METADATA_KINDS, PRECISIONS, other_format
 from diptych.storage import parse_json
 
@@ -262,9 +263,7 @@ def limited(db: sqlite3.Connection, path: Path) -> Iterator[None]:
         if _name(error) == "SQLITE_INTERRUPT":
             if limit is not None and limit.passed:
                 limit.check()
-            raise checksums.damaged(
-                path.parent, "reading its catalog takes longer than its size explains"
-            ) from error
+            raise damaged(path.parent, "reading its catalog takes longer than its size explains") from error
         raise
     finally:
         db.set_progress_handler(None, 0)
@@ -297,10 +296,10 @@ def translating(folder: Path) -> Iterator[None]:
             "what was saved is intact."
         ) from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise checksums.damaged(folder, str(error)) from error
+        raise damaged(folder, str(error)) from error
     except sqlite3.IntegrityError as error:
         # ids are compared before they are written: two rows claim one place
-        raise checksums.damaged(folder, str(error)) from error
+        raise damaged(folder, str(error)) from error
     except sqlite3.Error as error:
         name = _name(error)
         if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")):
@@ -318,10 +317,7 @@ def translating(folder: Path) -> Iterator[None]:
             ) from error
         if isinstance(error, sqlite3.ProgrammingError):
             raise
-        raise IndexFault(
-            f"{folder / FILE} is damaged or half copied ({error}): copy the whole index again, "
-            "or index the collection again."
-        ) from error
+        raise IndexFault(f"{folder / FILE} is damaged or half copied ({error}): {ANEW}") from error
 
 
 def _name(error: sqlite3.Error) -> str:

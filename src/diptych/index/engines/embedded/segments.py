@@ -26,14 +26,14 @@ from diptych.storage import Entries, storing, sync
 
 ROW_BITS = 32  # a slot is segment number << ROW_BITS | row
 SEGMENT_BYTES = 1 << 29  # a full segment: half a gigabyte, so that compaction rewrites little at a time
-_ANEW = "copy the whole index again, or index the collection again."
+ANEW = "copy the whole index again, or index the collection again."
 _SUFFIX = {"float32": "f32", "float16": "f16", "binary": "b1"}
 FILES = Entries(  # every name that an index has ever given a file of vectors or an approximate index
     re.compile(
         r"vectors-[0-9]{6,19}-(image|text)\.(f32|f16|b1)|graph-[0-9]{6,19}-(image|text)\.(usearch|codes)"
     ),
     IndexFault,
-    "do not use this index unless you know who changed it; copy the whole index again, or index the collection again.",
+    f"do not use this index unless you know who changed it; {ANEW}",
 )
 _STORED: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
@@ -130,10 +130,7 @@ def attach(path: Path, layout: RowLayout, rows: int, before: Rows | None = None)
         # measured and mapped through one handle: compaction may unlink the name meanwhile
         handle = FILES.open(path)
     except FileNotFoundError:
-        raise IndexFault(
-            f"{path.parent} is incomplete: {path.name} is missing; copy the whole index again, "
-            "or index the collection again."
-        ) from None
+        raise IndexFault(f"{path.parent} is incomplete: {path.name} is missing; {ANEW}") from None
     with os.fdopen(handle, "rb") as file:
         size = os.fstat(handle).st_size
         if size < rows * layout.row_bytes:
@@ -181,7 +178,7 @@ class Rows:
         for start, count, crc in blocks:
             have = self.known[-1][0] + self.known[-1][1] if self.known else 0
             if start != have or start + count > len(self):
-                raise IndexFault(f"{self.path} has no checksum for some of its rows: {_ANEW}")
+                raise IndexFault(f"{self.path} has no checksum for some of its rows: {ANEW}")
             self.known.append((start, count, crc))
         self._ends = np.array([start + count for start, count, _ in self.known], np.int64)
 
@@ -199,10 +196,10 @@ class Rows:
                 continue
             deadline.check()
             if number >= len(self.known):
-                raise IndexFault(f"{self.path} has no checksum for some of its rows: {_ANEW}")
+                raise IndexFault(f"{self.path} has no checksum for some of its rows: {ANEW}")
             start, count, expected = self.known[number]
             if zlib.crc32(self.stored[start : start + count].data) != expected:
-                raise IndexFault(f"{self.path} is damaged between rows {start} and {start + count}: {_ANEW}")
+                raise IndexFault(f"{self.path} is damaged between rows {start} and {start + count}: {ANEW}")
             self._sound.add(number)
 
     def _check_size(self) -> None:
@@ -212,7 +209,7 @@ class Rows:
 
 def cut_short(path: Path, size: int, wanted: int) -> IndexFault:
     """The refusal of a file that lacks its end."""
-    return IndexFault(f"{path.parent} is incomplete: {path.name} has {size} of {wanted} bytes; {_ANEW}")
+    return IndexFault(f"{path.parent} is incomplete: {path.name} has {size} of {wanted} bytes; {ANEW}")
 
 
 def checksum(path: Path, start: int, size: int, beside: Hashing | None = None) -> int | None:
