@@ -331,7 +331,7 @@ def test_a_reader_outlives_compaction(index: EmbeddedIndex) -> None:
         state = reader._store._state
         index.compact()
         assert state is not None
-        assert len(state.segments[0].between(0, 1)[0]) == D
+        assert len(state.segments[0].rows.between(0, 1)[0]) == D
         assert reader.search(query, 10).ids == expected
 
 
