@@ -186,7 +186,8 @@ def test_the_command_line_reranks(photos: Path, model: Retriever, tmp_path: Path
 
 def test_the_service_reranks(place: Path, photos: Path, model: Retriever) -> None:
     from diptych.web.limits import Limits
-    from diptych.web.service import SearchRequest, Service
+    from diptych.web.replies import SearchRequest
+    from diptych.web.service import Service
 
     with open_index(place) as index:
         service = Service(

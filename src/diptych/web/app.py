@@ -27,15 +27,17 @@ from diptych.web.monitoring import CountRequests
 from diptych.web.reference import reference_page
 from diptych.web.replies import (
     Failure,
+    ImageSearchRequest,
     PlacedReply,
     SearchReply,
+    SearchRequest,
     SentFile,
     add_handlers,
     failure,
     item_reply,
     search_reply,
 )
-from diptych.web.service import ImageSearchRequest, SearchRequest, Service, Writer, check_text, parse_items
+from diptych.web.service import Service, Writer, check_text, parse_items
 from diptych.web.uploads import Served
 
 FILES = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""What the service answers: hits and items as JSON, and every failure as one sentence."""
+"""What a search asks in its fields, and what the service answers: hits and items as JSON, failures as one sentence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
@@ -35,6 +35,29 @@ STATUSES = (  # the first that fits
     (Unavailable, 503), (StorageError, 507), (IndexFault, 409), (AddressError, 400),
     ((QueryError, DataError, SettingsError), 422),
 )  # fmt: skip
+
+
+class SearchRequest(BaseModel):
+    """A search as a client asks it."""
+
+    text: str = Field(default="", description="plain text")
+    query: str = Field(default="", description='an expression: "2:red shoe" - "sneaker"')
+    like: str = Field(default="", description="the id of an item: more like this")
+    image_weight: float = Field(
+        default=1.0, description="weight of images and the item; below 0, away from them"
+    )
+    k: int = Field(default=24, description="hits wanted")
+    kind: str = Field(default="image", description="image, text or any")
+    filter: str = Field(default="", description='a filter: price < 50 and color = "red"')
+    hybrid: bool = Field(default=False, description="fuse with full-text search")
+    rerank: int = Field(default=0, description="re-rank this many of the top hits with the pair scorer")
+    frames: bool = Field(default=False, description="every frame of a video, not the best of each")
+
+
+class ImageSearchRequest(SearchRequest):
+    """The same with uploaded images."""
+
+    images: list[UploadFile] = Field(default=[], description="image files")
 
 
 class Failure(BaseModel):

@@ -15,7 +15,6 @@ from typing import Any, Literal, cast
 import numpy as np
 from fastapi import UploadFile
 from PIL import Image
-from pydantic import BaseModel, Field
 
 from diptych import addresses
 from diptych.data.decode.opening import make_thumbnail
@@ -30,6 +29,7 @@ from diptych.model.protocol import Model
 from diptych.web.batching import BatchedIndex, BatchedModel, Traffic
 from diptych.web.limits import Limits
 from diptych.web.monitoring import Metrics
+from diptych.web.replies import ImageSearchRequest, SearchRequest
 from diptych.web.uploads import Pictures
 
 # the collection of items that came through the service: no re-index of a folder removes them
@@ -44,29 +44,6 @@ _ADDRESS = re.compile(r"https?://", re.IGNORECASE)
 
 Writer = Callable[[], AbstractContextManager[Index]]
 """Opens the index for one change: the service reads all the time, but holds the writer's lock only then."""
-
-
-class SearchRequest(BaseModel):
-    """A search as a client asks it."""
-
-    text: str = Field(default="", description="plain text")
-    query: str = Field(default="", description='an expression: "2:red shoe" - "sneaker"')
-    like: str = Field(default="", description="the id of an item: more like this")
-    image_weight: float = Field(
-        default=1.0, description="weight of images and the item; below 0, away from them"
-    )
-    k: int = Field(default=24, description="hits wanted")
-    kind: str = Field(default="image", description="image, text or any")
-    filter: str = Field(default="", description='a filter: price < 50 and color = "red"')
-    hybrid: bool = Field(default=False, description="fuse with full-text search")
-    rerank: int = Field(default=0, description="re-rank this many of the top hits with the pair scorer")
-    frames: bool = Field(default=False, description="every frame of a video, not the best of each")
-
-
-class ImageSearchRequest(SearchRequest):
-    """The same with uploaded images."""
-
-    images: list[UploadFile] = Field(default=[], description="image files")
 
 
 @dataclass(frozen=True, slots=True)
