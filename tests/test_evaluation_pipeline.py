@@ -146,10 +146,11 @@ def test_judgements_of_a_file_are_those_of_the_pairs(tmp_path: Path) -> None:
         ("i0#0 Q0 i1 1 0.5", "line 1"),
         ("i0#0 Q0 i1 1 best x", "line 1"),
         ("i0#0 Q0 i1 1 nan x", "line 1"),
+        ("i0#0 Q0 i1 1 inf x", "line 1"),
         ("i0#0 Q0 i1 1 0.5 x\ni0#0 Q0 i1 2 0.4 x", "line 2"),
         ("i0#0 Q0 i1 1 0.5 x", "'i0#0'"),
     ],
-    ids=["unknown item", "five words", "no number", "NaN", "twice", "too short"],
+    ids=["unknown item", "five words", "no number", "NaN", "infinity", "twice", "too short"],
 )
 def test_runs_that_cannot_be_ranked(line: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "bad.run").write_text(line)

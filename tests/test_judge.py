@@ -173,6 +173,8 @@ def test_vectors_and_runs_give_the_same_numbers(data: Path, tmp_path: Path) -> N
     read = diptych("judge", *runs, *asked).output
     assert read.splitlines()[1].split() == matrix.splitlines()[1].split()
     assert "do not list every pair" in read
+    diptych("judge", *runs, *asked, "--trec", tmp_path / "again")  # what no run lists is not written
+    assert "inf" not in (tmp_path / "again" / "text_to_image.run").read_text()
     assert len((tmp_path / "trec" / "text_to_image.qrels").read_text().splitlines()) == len(OWNER)
 
 

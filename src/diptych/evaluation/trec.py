@@ -42,7 +42,7 @@ def write_run(
     depth: int = 100,
     tag: str = "diptych",
 ) -> None:
-    """Write the first ``depth`` items of each query of one side; ties rank by index."""
+    """Write the first ``depth`` items of each query of one side; ties rank by index, items at −∞ are left out."""
     names = _names(captions)
     ranked = names["texts" if queries == "images" else "images"]
     lines: list[str] = []
@@ -58,6 +58,7 @@ def write_run(
             lines += [
                 f"{query} Q0 {ranked[item]} {place} {score!r} {tag}\n"
                 for place, (item, score) in enumerate(zip(row, values, strict=True), 1)
+                if score > -math.inf
             ]
     write_text(Path(path), "".join(lines))
 
@@ -94,7 +95,7 @@ def read_runs(
             f"{image_to_text or text_to_image} lists some of the pairs, and both directions are ranked: give a run of "
             "each direction, or one that lists every pair."
         )
-    scores = MatrixScores(np.nan_to_num(matrix, nan=-np.inf, neginf=-np.inf, posinf=np.inf))
+    scores = MatrixScores(np.where(np.isnan(matrix), -np.inf, matrix))
     scores.kind = "run"
     return scores
 
@@ -157,9 +158,9 @@ def _pairs(
             score = float(words[value]) if len(words) == fields else math.nan
         except ValueError:
             score = math.nan
-        if math.isnan(score):
+        if not math.isfinite(score):
             raise DataError(
-                f"{where} is not {fields} words with a number at place {value + 1}: correct the line."
+                f"{where} is not {fields} words with a finite number at place {value + 1}: correct the line."
             )
         for side, id in ((query, words[0]), (item, words[2])):
             if id not in rows[side]:
