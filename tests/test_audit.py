@@ -284,8 +284,9 @@ def written(folder: Path, rows, data: str) -> Path:
 def test_corrections_leave_wrong_pairs_out_behind_the_reader(photos: Path):
     whole = open_captions(photos)
     every = [("p03.png", f"p03.png#{n}", "wrong") for n in range(PER)]
-    rows = [("p00.png", "p00.png#1", "wrong"), ("p01.png", "p01.png#0", "keep"), *every]
-    file = written(photos.parent, [*rows, ("p02.png", "p00.png#0", "matches")], data_hash(whole))
+    rows = [("p00.png", "p00.png#1", "wrong"), ("p01.png", "p01.png#0", "keep")]
+    rows += [("p02.png", "p00.png#0", "matches"), ("p05.png", "p00.png#0", "unsure")]  # both of another image
+    file = written(photos.parent, [*rows, *every], data_hash(whole))
     fixed = open_captions(f"{photos}?corrections={file}")
     assert len(fixed.texts) == 300 - 6
     assert "picture 0 said 1 <b>" not in fixed.texts

@@ -1,8 +1,8 @@
 """Corrections and noise: pairs that are taken out or mixed up behind the reader; the files of the data stay.
 
-``corrections.csv`` has the columns ``image_id,text_id,verdict,by,data``. The verdicts ``keep``, ``wrong`` and
-``unsure`` are about a pair of the data, ``matches`` says that a text is also right for another image. ``data`` is the
-hash of the data set that was looked at (``data_hash``). A text without an id of its own is called IMAGE#N, the N-th
+``corrections.csv`` has the columns ``image_id,text_id,verdict,by,data``. The verdicts ``keep`` and ``wrong`` are about
+a pair of the data, ``matches`` says that a text is also right for another image, ``unsure`` is about either. ``data``
+is the hash of the data set that was looked at (``data_hash``). A text without an id of its own is called IMAGE#N, the N-th
 text of its image from 0.
 
 Noise gives training texts the images of others: by a file that other programs use too (``.npy``, the image row of each
@@ -116,11 +116,11 @@ def check_ids(corrections: Iterable[Correction], captions: Captions, path: str |
                     "this data."
                 )
         own = int(captions.image_of[row_of[one.text_id]]) == image_rows[one.image_id]
-        if own == (one.verdict == "matches"):
+        if one.verdict in (("matches",) if own else ("keep", "wrong")):
             kind = "a pair" if own else "no pair"
             raise DataError(
                 f"{path} says '{one.verdict}' of image '{one.image_id}' and text '{one.text_id}', which are {kind} "
-                f"of {captions.name}: 'matches' is for other images, the rest for pairs."
+                f"of {captions.name}: 'keep' and 'wrong' are for pairs, 'matches' is for other images."
             )
     return row_of
 
