@@ -2,8 +2,8 @@
 
 ``corrections.csv`` has the columns ``image_id,text_id,verdict,by,data``. The verdicts ``keep`` and ``wrong`` are about
 a pair of the data, ``matches`` says that a text is also right for another image, ``unsure`` is about either. ``data``
-is the hash of the data set that was looked at (``data_hash``). A text without an id of its own is called IMAGE#N, the N-th
-text of its image from 0.
+is the hash of the data set that was looked at (``data_hash``). A text without an id of its own is called IMAGE#N, the
+N-th text of its image from 0.
 
 Noise gives training texts the images of others: by a file that other programs use too (``.npy``, the image row of each
 text, or of each image for all its texts), or drawn as published code draws it, by text or by image.
