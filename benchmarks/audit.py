@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.audit.findings import lost_order, missing_positives, near_pictures
-from diptych.audit.fit import find_wrong, fitted
+from diptych.audit.fit import find_wrong, fit_features
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
 from diptych.runs.audit import _vectors, place_of
@@ -68,7 +68,7 @@ def row(
         source = plant(image_of, share, np.random.default_rng(seed))
         bad = image_of[source] != image_of
         began = time.process_time()
-        wrong = find_wrong(fitted(x, v[source], image_of))
+        wrong = find_wrong(fit_features(x, v[source], image_of))
         seconds.append(time.process_time() - began)
         order = np.lexsort((wrong.z, -wrong.probability))
         areas.append(auc(wrong.probability, bad))
@@ -90,7 +90,7 @@ def shard(captions: Captions, x: NDArray[np.float32], v: NDArray[np.float32]) ->
     rows = np.flatnonzero(np.array(places) == name)
     owner = np.arange(len(places))
     owner[rows] = np.random.default_rng(0).permutation(rows)
-    fit = fitted(x, v[texts_of(owner, len(v))], captions.image_of)
+    fit = fit_features(x, v[texts_of(owner, len(v))], captions.image_of)
     found = [
         f"rows {one.first} to {one.last} ({'/'.join(dict.fromkeys(places[one.first : one.last + 1]))}), "
         f"shift {one.shift}, inside {one.inside}"
@@ -122,7 +122,7 @@ def main() -> None:
     part = captions.split("train")
     x, v = every_x[splits == "train"], every_v[splits[captions.image_of] == "train"]
     began = time.process_time()
-    fit = fitted(x, v, part.image_of)
+    fit = fit_features(x, v, part.image_of)
     wrong = find_wrong(fit)
     missing, _ = missing_positives(fit, wrong)
     near_pictures(x)

@@ -41,7 +41,7 @@ def published_loop(model: Fusion, quick: EmbeddingScores, images: Ragged, texts:
 def collection(count: int, dim: int, sizes: Tensor) -> Ragged:
     """Random tokens, as float16."""
     mask = torch.arange(int(sizes.max())) < sizes[:, None]
-    return Ragged.joined([Features(torch.randn(count, mask.shape[1], dim), mask)])
+    return Ragged.join([Features(torch.randn(count, mask.shape[1], dim), mask)])
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from commands import refused
 from PIL import Image
 
 from diptych.audit import findings
-from diptych.audit.fit import find_wrong, fitted
+from diptych.audit.fit import find_wrong, fit_features
 from diptych.audit.mixture import Mixture
 from diptych.cli import main
 from diptych.data.arrays import ArrayStore
@@ -27,7 +27,7 @@ from diptych.evaluation.judgements import judge_scores, with_matches
 from diptych.evaluation.retrieval import evaluate_scores
 from diptych.model.scores import EmbeddingScores
 from diptych.runs import audit as runs_audit
-from diptych.runs.audit import audit, judged
+from diptych.runs.audit import audit, audit_vectors
 from diptych.settings import TrainingSettings
 from diptych.training.checkpoint import RunCard
 from diptych.training.ridge import NormalEquations
@@ -63,16 +63,16 @@ def test_a_solve_gives_the_weights_of_the_eigendecomposition():
     whole.add(x.astype(float), v.astype(float), image_of)
     first.add(x[:20].astype(float), v[:100].astype(float), image_of[:100])
     rest.add(x[20:].astype(float), v[100:].astype(float), image_of[100:] - 20)
-    np.testing.assert_allclose(whole.weights(0.3), whole.solved().weights(0.3), atol=1e-9)
+    np.testing.assert_allclose(whole.weights(0.3), whole.solve().weights(0.3), atol=1e-9)
     np.testing.assert_allclose(whole.without(first).weights(0.3), rest.weights(0.3), atol=1e-9)
 
 
 def test_an_image_is_predicted_without_its_own_fold():
     x, v, image_of = made(100)
-    before = fitted(x, v, image_of)
+    before = fit_features(x, v, image_of)
     changed = v.copy()
     changed[:PER] = -50.0  # the texts of image 0
-    after = fitted(x, changed, image_of)
+    after = fit_features(x, changed, image_of)
     same = before.fold_of == before.fold_of[0]
     np.testing.assert_allclose(before.pictures.one.rows[same], after.pictures.one.rows[same], atol=1e-5)
     assert not np.allclose(before.pictures.one.rows[~same], after.pictures.one.rows[~same], atol=1e-3)
@@ -80,7 +80,7 @@ def test_an_image_is_predicted_without_its_own_fold():
 
 def test_z_of_a_block_and_of_pairs_agree_with_their_definition():
     x, v, image_of = made(60)
-    fit = fitted(x, v, image_of)
+    fit = fit_features(x, v, image_of)
     p, u = fit.pictures.one.rows, fit.pictures.text.rows
     scores = p @ u.T
     z = (scores - scores.mean(1, keepdims=True)) / scores.std(1, keepdims=True) / 2
@@ -96,7 +96,7 @@ def test_single_texts_that_were_exchanged_are_found_and_counted():
     source = np.arange(len(v))
     source[rows] = np.roll(rows, 1)
     bad = image_of[source] != image_of
-    found = find_wrong(fitted(x, v[source], image_of))
+    found = find_wrong(fit_features(x, v[source], image_of))
     assert auc(found.probability, bad) > 0.97
     assert found.low <= bad.sum() <= found.high
 
@@ -108,7 +108,7 @@ def test_images_with_the_texts_of_others_are_found_and_counted():
     owner[rows] = np.roll(rows, 1)
     source = (owner[:, None] * PER + np.arange(PER)).ravel()
     bad = np.repeat(owner != np.arange(N), PER)
-    found = find_wrong(fitted(x, v[source], image_of))
+    found = find_wrong(fit_features(x, v[source], image_of))
     assert auc(found.probability, bad) > 0.95
     assert found.low <= bad.sum() <= found.high
 
@@ -135,7 +135,7 @@ def test_the_share_of_a_mixture_lies_in_its_interval(share: float):
 
 def test_right_pairs_are_not_called_wrong():
     x, v, image_of = made()
-    found = find_wrong(fitted(x, v, image_of))
+    found = find_wrong(fit_features(x, v, image_of))
     assert found.low == 0
     assert found.expected < 0.01 * len(v)
     assert (found.probability > 0.5).mean() < 0.005
@@ -148,7 +148,7 @@ def test_a_shard_whose_order_was_lost_is_found_and_explained(shift):
     owner = np.arange(N)
     owner[rows] = np.random.default_rng(3).permutation(rows) if shift is None else np.roll(rows, shift)
     source = (owner[:, None] * PER + np.arange(PER)).ravel()
-    fit = fitted(x, v[source], image_of)
+    fit = fit_features(x, v[source], image_of)
     (lost,) = findings.lost_order(fit, find_wrong(fit))
     assert abs(lost.first - 200) <= 3
     assert abs(lost.last - 319) <= 3
@@ -160,20 +160,22 @@ def test_scattered_errors_are_no_lost_order():
     rows = np.random.default_rng(1).choice(N, 160, replace=False)
     owner = np.arange(N)
     owner[rows] = np.roll(rows, 1)
-    fit = fitted(x, v[(owner[:, None] * PER + np.arange(PER)).ravel()], image_of)
+    fit = fit_features(x, v[(owner[:, None] * PER + np.arange(PER)).ravel()], image_of)
     assert findings.lost_order(fit, find_wrong(fit)) == []
 
 
 def test_a_shift_of_all_texts_is_named():
     x, v, image_of = made(300)
-    moved = judged(captions_of((image_of + 1) % 300, 300, text_ids=[f"t{n}" for n in range(1500)]), x, v, "h")
+    moved = audit_vectors(
+        captions_of((image_of + 1) % 300, 300, text_ids=[f"t{n}" for n in range(1500)]), x, v, "h"
+    )
     assert any("1 before" in note for note in moved.notes)
 
 
 def test_a_text_that_fits_another_image_is_a_missing_positive():
     x, v, image_of = made()
     x[700], v[3500:3505] = x[30], v[150:155]  # image 700 shows what image 30 shows
-    fit = fitted(x, v, image_of)
+    fit = fit_features(x, v, image_of)
     found, tried = findings.missing_positives(fit, find_wrong(fit))
     assert tried == len(v)
     first = {(one.image, one.text // PER) for one in found[:10]}
@@ -256,7 +258,7 @@ def test_an_audit_names_texts_as_corrections_do(photos: Path):
 
 def test_one_text_per_image_is_said_and_goes_on():
     x, v, image_of = made(400, per=1)
-    found = judged(captions_of(image_of, 400, text_ids=[f"t{n}" for n in range(400)]), x, v, "h")
+    found = audit_vectors(captions_of(image_of, 400, text_ids=[f"t{n}" for n in range(400)]), x, v, "h")
     assert found.wrong.agreement is None
     assert any("cannot vote" in note for note in found.notes)
 

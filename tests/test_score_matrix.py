@@ -34,7 +34,7 @@ def ragged(count: int, seed: int) -> Ragged:
     torch.manual_seed(seed)
     sizes = torch.arange(count) % 3 + 2
     mask = torch.arange(int(sizes.max())) < sizes[:, None]
-    return Ragged.joined([Features(F.normalize(torch.randn(*mask.shape, DIM), dim=-1), mask)])
+    return Ragged.join([Features(F.normalize(torch.randn(*mask.shape, DIM), dim=-1), mask)])
 
 
 def scores_of(

@@ -20,7 +20,7 @@ from diptych.evaluation.significance import (
     Spread,
     contributions,
     holm,
-    paired,
+    paired_difference,
     student_quantile,
     student_tails,
 )
@@ -75,7 +75,7 @@ def test_the_interval_is_that_of_a_paired_bootstrap(folds: int) -> None:
     protocol = EvaluationProtocol("some", folds=folds)
     a, b = (outcomes(report(seed, boost, protocol=protocol)) for seed, boost in ((0, 1.5), (1, 1.9)))
     metric = "text_to_image_recall@5"
-    found = paired([a], [b], draws=3000)[metric]
+    found = paired_difference([a], [b], draws=3000)[metric]
     rng, draws = np.random.default_rng(77), []
     for _ in range(400):  # by loops, with other draws
         images = [
@@ -87,7 +87,7 @@ def test_the_interval_is_that_of_a_paired_bootstrap(folds: int) -> None:
     assert found.low == pytest.approx(low, abs=0.15 * width)
     assert found.high == pytest.approx(high, abs=0.15 * width)
     # unpaired, the interval would be wider: what is hard for both cancels
-    unpaired = paired([a], [outcomes(report(1, 1.9, protocol=protocol))], draws=3000)[metric]
+    unpaired = paired_difference([a], [outcomes(report(1, 1.9, protocol=protocol))], draws=3000)[metric]
     assert unpaired == found
 
 
@@ -108,15 +108,15 @@ def test_p_is_that_of_every_exchange() -> None:
         abs(sum((1 if mask >> n & 1 else -1) * change[n] for n in range(8))) >= abs(change.sum()) - 1e-9
         for mask in range(256)
     ]
-    p = paired([sides[0]], [sides[1]], draws=20_000)[metric].p
+    p = paired_difference([sides[0]], [sides[1]], draws=20_000)[metric].p
     assert p == pytest.approx(np.mean(far), abs=0.015)
     assert p != pytest.approx(stats.ttest_ind(*each).pvalue, abs=0.01)  # another test gives another answer
 
 
 def test_no_difference_is_told_of_equal_sides_and_a_large_one_is() -> None:
-    same = paired([outcomes(report(0))], [outcomes(report(0))], draws=500)
+    same = paired_difference([outcomes(report(0))], [outcomes(report(0))], draws=500)
     assert all((one.low, one.high, one.p) == (0, 0, 1) for one in same.values())
-    better = paired([outcomes(report(0, 1.0))], [outcomes(report(0, 3.0))], draws=2000)
+    better = paired_difference([outcomes(report(0, 1.0))], [outcomes(report(0, 3.0))], draws=2000)
     assert better["rsum"].low > 0
     assert better["rsum"].p < 0.002
     assert better["text_to_image_mean_rank"].high < 0
@@ -125,7 +125,7 @@ def test_no_difference_is_told_of_equal_sides_and_a_large_one_is() -> None:
 def test_under_no_difference_p_is_uniform() -> None:
     """Two models of the same kind: p below 0.1 in about a tenth of the cases."""
     found = [
-        paired([outcomes(report(n))], [outcomes(report(n + 500))], draws=300)["mean_recall"].p
+        paired_difference([outcomes(report(n))], [outcomes(report(n + 500))], draws=300)["mean_recall"].p
         for n in range(60)
     ]
     assert 1 <= sum(p < 0.1 for p in found) <= 14

@@ -67,13 +67,13 @@ def is_public(address: str) -> bool:
         return False
     if isinstance(ip, ipaddress.IPv4Address):
         return not any(ip in network for network in RESERVED_4)
-    inner = _embedded(ip)
+    inner = _inner_address(ip)
     if inner is not None:
         return is_public(str(inner))
     return ip in UNICAST_6 and not any(ip in network for network in RESERVED_6)
 
 
-def _embedded(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+def _inner_address(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """The IPv4 address that a translator would reach for an IPv6 one."""
     number = int(ip)
     if ip.ipv4_mapped is not None:

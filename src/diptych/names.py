@@ -142,7 +142,7 @@ class Registry:
                 f"the packages {packages} both have a {self.kind} '{name}': uninstall one of them"
                 + (f", or write {points[0].value}." if self.typed else ".")
             )
-        return _loaded(points[0]) if points else self._typed(name)
+        return _load(points[0]) if points else self._typed(name)
 
     def get(self, name: str) -> Any | None:
         """What a name stands for, or None where neither this package nor a plugin has it."""
@@ -240,7 +240,7 @@ def import_plugins() -> None:
                 "the module, or put its folder on PYTHONPATH."
             ) from error
     for point in _points(PLUGINS):
-        _loaded(point)
+        _load(point)
 
 
 def import_declared(module: str) -> None:
@@ -278,7 +278,7 @@ def _all_points(path: tuple[str, ...]) -> list[EntryPoint]:
     return [point for group in groups for point in found.select(group=group)]
 
 
-def _loaded(point: EntryPoint) -> Any:
+def _load(point: EntryPoint) -> Any:
     try:
         return point.load()
     except (Exception, SystemExit) as error:

@@ -109,7 +109,7 @@ class Ragged:
         return Ragged(self.values[at], torch.cat([torch.zeros(1, dtype=torch.int64), ends]))
 
     @staticmethod
-    def joined(parts: Sequence[Features]) -> Ragged:
+    def join(parts: Sequence[Features]) -> Ragged:
         """The valid elements of several batches, end to end, in float16 on the CPU."""
         values = [part.values[part.mask].to("cpu", torch.float16) for part in parts]
         sizes = [part.sizes.cpu() for part in parts]

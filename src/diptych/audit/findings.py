@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.audit.fit import CHUNK, VOTERS, Fit, Matrix, Rows, Wrong, fitted
+from diptych.audit.fit import CHUNK, VOTERS, Fit, Matrix, Rows, Wrong, fit_features
 from diptych.data.duplicates import across, groups, normal_text
 
 MOST_PAIRS = 1_000_000_000  # texts × images that are compared for missing positives
@@ -171,7 +171,7 @@ def whole_shift(x: NDArray[Any], v: NDArray[Any], image_of: Rows) -> tuple[int |
     found = {}
     for shift in (-3, -2, -1, 1, 2, 3):
         owner = (image_of + shift) % len(x)
-        fit = fitted(x, v, owner)
+        fit = fit_features(x, v, owner)
         found[shift] = float(fit.pictures.pairs(owner, np.arange(len(owner))).mean())
     best = max(found, key=lambda shift: found[shift])
     return (best if found[best] >= NO_FIT else None), found[best]

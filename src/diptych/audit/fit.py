@@ -120,7 +120,7 @@ class Fit:
         return np.asarray(found, np.float32)
 
 
-def fitted(x: NDArray[Any], v: NDArray[Any], image_of: Rows, *, seed: int = 0) -> Fit:
+def fit_features(x: NDArray[Any], v: NDArray[Any], image_of: Rows, *, seed: int = 0) -> Fit:
     """The fit of features of images (N, C) and vectors of texts (M, D) by ridge regression in folds."""
     fold_of = np.random.default_rng(seed).permutation(len(x)) % FOLDS
     parts = [NormalEquations(x.shape[1], v.shape[1]) for _ in range(FOLDS)]

@@ -89,10 +89,10 @@ class UniModalHeads(Branch):
         self.text_head = _head(text_dim or dim, dim, layer_norm)
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        return _seen(self.image_head, self.image_aggregator, vector, features)
+        return _view_of(self.image_head, self.image_aggregator, vector, features)
 
     def text(self, vector: Tensor, features: Features) -> Tensor:
-        return _seen(self.text_head, self.text_aggregator, vector, features)
+        return _view_of(self.text_head, self.text_aggregator, vector, features)
 
 
 class _Head(nn.Linear):
@@ -102,7 +102,7 @@ class _Head(nn.Linear):
         return linear(x, self.weight) + self.bias
 
 
-def _seen(head: nn.Module, aggregator: Aggregator | None, vector: Tensor, features: Features) -> Tensor:
+def _view_of(head: nn.Module, aggregator: Aggregator | None, vector: Tensor, features: Features) -> Tensor:
     seen = vector if aggregator is None else aggregator(features)
     return ops.unit(head(seen).float())
 

@@ -130,13 +130,13 @@ class ConsensusBranch(ConceptBranch):
         text = self._side(seen.text, self._text_weights(seen.text, seen.text_features, y), y)
         names = (FUSED, CONCEPT, WEIGHTS)
         views = {name: Embeddings(a, b) for name, a, b in zip(names, image, text, strict=True)}
-        return Embeddings(self._joined(*image[:2]), self._joined(*text[:2]), views=views)
+        return Embeddings(self._join(*image[:2]), self._join(*text[:2]), views=views)
 
     def _image(self, vector: Tensor, features: Features, y: Tensor) -> Tensor:
-        return self._joined(*self._side(vector, self._image_weights(vector, y), y)[:2])
+        return self._join(*self._side(vector, self._image_weights(vector, y), y)[:2])
 
     def _text(self, vector: Tensor, features: Features, y: Tensor) -> Tensor:
-        return self._joined(*self._side(vector, self._text_weights(vector, features, y), y)[:2])
+        return self._join(*self._side(vector, self._text_weights(vector, features, y), y)[:2])
 
     def _image_weights(self, vector: Tensor, y: Tensor) -> Tensor:
         return torch.softmax(self.attention * self.image_attention(self.image_query(vector), y), dim=1)
@@ -156,5 +156,5 @@ class ConsensusBranch(ConceptBranch):
         fused = ops.unit(self.instance_share * vector + (1 - self.instance_share) * concept)
         return fused, concept, weights
 
-    def _joined(self, fused: Tensor, concept: Tensor) -> Tensor:
+    def _join(self, fused: Tensor, concept: Tensor) -> Tensor:
         return torch.cat([self.fused_share**0.5 * fused, (1 - self.fused_share) ** 0.5 * concept], dim=1)

@@ -90,11 +90,11 @@ def select(
             raise SettingsError(f"no cached backbone is called '{backbone}': {', '.join(known) or 'none'}.")
     if older_than is not None:
         what = "an age: write hours, days or weeks, such as 12h, 30d or 8w"
-        days = _counted(older_than, DAYS, "([hdwmy])[a-z]*", what)
+        days = _parse_count(older_than, DAYS, "([hdwmy])[a-z]*", what)
         before = (time.time() if now is None else now) - 86_400 * days
         left = [entry for entry in left if entry.used < before]
     if keep is not None:
-        room = _counted(keep, UNITS, "([kmgt]?)b?", "a size: write it such as 500MB or 10GB")
+        room = _parse_count(keep, UNITS, "([kmgt]?)b?", "a size: write it such as 500MB or 10GB")
         leaving = []
         for entry in sorted(left, key=lambda entry: entry.used, reverse=True):
             room -= entry.bytes
@@ -143,7 +143,7 @@ def _remove(path: Path) -> bool:
     return True
 
 
-def _counted(text: str, units: Mapping[str, float], unit: str, what: str) -> float:
+def _parse_count(text: str, units: Mapping[str, float], unit: str, what: str) -> float:
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*{unit}", text.strip().lower())
     if found is None:
         raise SettingsError(f"'{text}' is not {what}.")
@@ -171,7 +171,7 @@ class PackedCells:
         self.pack, self.cells = pack, cells
         self.pack.hold()
 
-    def known(self, key: str) -> NDArray[Any] | None:
+    def find(self, key: str) -> NDArray[Any] | None:
         """The cells (R, C) float16 of the picture of this key, None where they were never computed."""
         places = self.pack.find([key])
         if places[0] == MISSING:

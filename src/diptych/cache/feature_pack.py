@@ -113,7 +113,7 @@ class FeaturePack:
                 out[start] = 0
             else:
                 into = flat[start * size : end * size]
-                self._opened(int(files[start])).read_at(int(within[start]) * size, into)
+                self._open(int(files[start])).read_at(int(within[start]) * size, into)
 
     def hold(self) -> None:
         """Keep ``remove`` away from this pack while this object lives; then read what is in it."""
@@ -316,7 +316,7 @@ class FeaturePack:
     def _appending(self) -> FileLock:
         return FileLock(self._path("append.lock"))
 
-    def _opened(self, number: int) -> ArrayStore:
+    def _open(self, number: int) -> ArrayStore:
         if number not in self._files:
             path = self._rows_file(number)
             if not path.exists():

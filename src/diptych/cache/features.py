@@ -174,14 +174,14 @@ def cache_image_features(
     pack = picture_pack(backbone, image_input, folder)
     keys, unreadable = _keys_of(store, skip)
     pack.hold()
-    missing = _missing(pack, keys)
+    missing = _find_missing(pack, keys)
     if missing:
         if show_progress:
             say_old_caches(folder)
         lock = pack.work_lock(_hash_of(keys.values()))
-        with waiting(lock.acquire, show_progress):
+        with hold(lock.acquire, show_progress):
             pack.hold()
-            missing = _missing(pack, keys)  # another process may have computed them meanwhile
+            missing = _find_missing(pack, keys)  # another process may have computed them meanwhile
             left = StoreRows(store, np.array(missing, dtype=np.int64))
             done = 0
             how |= {"skip": skip, "show_progress": show_progress}
@@ -208,7 +208,7 @@ def cached_image_features(
         return None
     pack.hold()
     keys, unreadable = _keys_of(store, True)
-    if unreadable or _missing(pack, keys):
+    if unreadable or _find_missing(pack, keys):
         return None
     places = pack.find(keys[row] for row in range(len(store)))
     pack.note_use(places)
@@ -257,7 +257,7 @@ def _keys_of(store: ImageStore, skip: bool) -> tuple[dict[int, str], dict[int, s
     return keys, unreadable
 
 
-def _missing(pack: FeaturePack, keys: Mapping[int, str]) -> list[int]:
+def _find_missing(pack: FeaturePack, keys: Mapping[int, str]) -> list[int]:
     """The images, one for each content, that a pack does not have."""
     first: dict[str, int] = {}
     for (row, key), place in zip(keys.items(), pack.find(keys.values()), strict=True):
@@ -330,7 +330,7 @@ def say_old_caches(folder: str | Path | None = None) -> None:
 
 
 @contextmanager
-def waiting(acquire: Callable[..., Any], show_progress: bool) -> Iterator[None]:
+def hold(acquire: Callable[..., Any], show_progress: bool) -> Iterator[None]:
     """Hold a lock; say so where another process has it."""
     try:
         held = acquire(timeout=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import PATH, Command, given, option, settings_flags, together
+from diptych.cli.flags import PATH, Command, option, settings_flags, together, user_flags
 from diptych.progress import echo
 from diptych.registries import RECIPES
 from diptych.settings import setting_names
@@ -65,7 +65,9 @@ def _command(name: str, published: bool) -> click.Command:
         chosen = tables[table] if table is not None else _sweep(name, tables, bool(vary))
         own = {key: options.pop(key) for key in ("split", "protocol", "judgements", "seeds", "preset")}
         data, rows = data_by_name(options.pop("data")), options.pop("row")
-        wanted = TableRequest(data, rows=rows, vary=vary, published=published, changes=given(options), **own)
+        wanted = TableRequest(
+            data, rows=rows, vary=vary, published=published, changes=user_flags(options), **own
+        )
         folder = output_dir or Path("runs") / f"{name}-{chosen.name}"
         if dry_run:
             echo(runner.plan(chosen, folder, wanted))
@@ -118,10 +120,10 @@ def _flags(recipes: list[str]) -> Callable[[Command], Command]:
     return decorate
 
 
-def _varied(given: str) -> tuple[str, list[str]]:
-    name, mark, values = given.partition("=")
+def _varied(text: str) -> tuple[str, list[str]]:
+    name, mark, values = text.partition("=")
     if not mark or not name or not all(values.split(",")):
-        raise click.UsageError(f"--vary {given}: give a setting and its values, as in epsilon=0.05,0.1,0.2.")
+        raise click.UsageError(f"--vary {text}: give a setting and its values, as in epsilon=0.05,0.1,0.2.")
     return name.replace("-", "_"), values.split(",")
 
 

@@ -124,7 +124,7 @@ def say_device(device: Any) -> None:
     echo(f"device: {name}", err=True)
 
 
-def given(values: dict[str, Any]) -> dict[str, Any]:
+def user_flags(values: dict[str, Any]) -> dict[str, Any]:
     """The flags the user really gave."""
     return {name: value for name, value in values.items() if value is not None}
 
@@ -212,7 +212,7 @@ def advice(error: click.UsageError) -> str:
         )
     command, name = error.ctx.command, error.option_name
     known = options_of(command)
-    found = meant(name, known)
+    found = nearest_options(name, known)
     if found:
         return f"there is no option {name}: did you mean {' or '.join(found)}?"
     below = _first_with(command, name)
@@ -222,7 +222,7 @@ def advice(error: click.UsageError) -> str:
     return f"there is no option {name} here: choose among those of the help page."
 
 
-def meant(name: str, known: list[str]) -> list[str]:
+def nearest_options(name: str, known: list[str]) -> list[str]:
     """The options among those known that a wrong one stands for, in words or in letters; at most two."""
     bare = plain(name)
     by_name = {plain(option): option for option in known}

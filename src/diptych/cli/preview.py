@@ -40,7 +40,7 @@ def show_pictures(index: Index, hits: Sequence[Hit], roots: Sequence[Path] = ())
     pairs = [
         (picture_of(index, hit.item, roots), f"{hit.score:.3f} {name_of(index, hit.item)}") for hit in hits
     ]
-    found = [(_fitted(picture), caption) for picture, caption in pairs if picture is not None]
+    found = [(_fit(picture), caption) for picture, caption in pairs if picture is not None]
     across = max(1, (_width() + GAP) // (COLUMNS + GAP))
     for start in range(0, len(found), across):
         row = found[start : start + across]
@@ -60,7 +60,7 @@ def _width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def _fitted(picture: Image.Image) -> Image.Image:
+def _fit(picture: Image.Image) -> Image.Image:
     """A picture as large as its cells allow, its proportions kept."""
     from PIL import ImageOps
 

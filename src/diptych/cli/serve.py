@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from diptych.cli.collection import pictures_of, say, summary
-from diptych.cli.flags import PATH, Command, backend_flags, given, index_flag, option, root_flag
+from diptych.cli.flags import PATH, Command, backend_flags, index_flag, option, root_flag, user_flags
 from diptych.progress import echo
 from diptych.web.limits import Limits
 
@@ -115,7 +115,7 @@ def serve(
         place, served, model_name=model, host=host, port=port, token=token, private=private,
         allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None, rerankers=rerankers,
         chance=chance, audit=read_page(audit) if audit else None,
-        limits=Limits(**{name.removeprefix("max_"): value for name, value in given(limits).items()}),
+        limits=Limits(**{name.removeprefix("max_"): value for name, value in user_flags(limits).items()}),
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def _count(default: int, help: str, least: int = 1) -> Command:
     return option("--count", help, default, type=click.IntRange(least))
 
 
-def _drawn(function: str, output: str, help: str, *flags: Command, module: str = "show") -> None:
+def _add_chart(function: str, output: str, help: str, *flags: Command, module: str = "show") -> None:
     """A command that calls ``show_NAME`` of a module of ``runs`` with its flags, and prints what it says."""
     name = function.removeprefix("show_")
 
@@ -46,7 +46,7 @@ def _sizes(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
         raise click.UsageError(f"--sizes {value}: give whole numbers with commas, as in 4,12,36.") from None
 
 
-_drawn(
+_add_chart(
     "show_space",
     "space.png",
     "t-SNE of the joint space, before and after training.\n\n"
@@ -56,7 +56,7 @@ _drawn(
     _count(200, "images drawn, with all their texts", 2),
     click.option("--untrained", is_flag=True, help="also the first run's model as it was before training"),
 )
-_drawn(
+_add_chart(
     "show_grids",
     "grids.html",
     "Write the answers of one run, or of two, as one page.",
@@ -70,14 +70,14 @@ _drawn(
     ),
     _count(12, "queries of each direction"),
 )
-_drawn(
+_add_chart(
     "show_pooling",
     "pooling.png",
     "What GPO has learned, beside mean and max pooling.",
     RUNS,
     option("--sizes", "set sizes, with commas", "4,12,36", callback=_sizes),
 )
-_drawn(
+_add_chart(
     "show_augmentation",
     "augmentation.png",
     "Pictures and texts after every step of augmentation.",
@@ -87,7 +87,7 @@ _drawn(
     option("--draws", "rows for each picture", 2, type=click.IntRange(1)),
     option("--seed", "seed of the random choice of items", 0, type=SEED),
 )
-_drawn(
+_add_chart(
     "show_attention",
     "attention.png",
     "Cells and words that transformers look at.\n\nA column per run, for the same pairs.",
@@ -96,7 +96,7 @@ _drawn(
     _count(4, "pairs drawn"),
     module="show_attention",
 )
-_drawn(
+_add_chart(
     "show_knowledge",
     "knowledge.png",
     "How alike two sentences are, and what each finds.",
@@ -107,7 +107,7 @@ _drawn(
     _count(4, "pictures for each sentence"),
     module="show_attention",
 )
-_drawn(
+_add_chart(
     "show_speed",
     "speed.png",
     "Time per query by gallery, and recall by speed.\n\n"
@@ -126,7 +126,7 @@ _drawn(
     device_flags,
     module="show_speed",
 )
-_drawn(
+_add_chart(
     "show_confusions",
     "confusions.html",
     "Labels a label-wise model confuses, with examples.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, Command, column_flags, given, option, settings_flags, with_columns
+from diptych.cli.flags import PATH, Command, column_flags, option, settings_flags, user_flags, with_columns
 from diptych.names import import_plugins
 from diptych.progress import echo
 from diptych.registries import RECIPES
@@ -72,11 +72,11 @@ def _train_command(recipe: Recipe) -> click.Command:
             if preset:
                 raise click.UsageError("a resumed run has its settings: leave out --preset.")
             folder, resume = resume_from_checkpoint, True
-            settings = resumed_settings(recipe, folder, given(flags))
+            settings = resumed_settings(recipe, folder, user_flags(flags))
             data = data or str(read_run(folder)["data"])
         elif data is not None and output_dir is not None:
             folder, resume = output_dir, False
-            values = {**(preset_of(recipe.name, preset) if preset else {}), **given(flags)}
+            values = {**(preset_of(recipe.name, preset) if preset else {}), **user_flags(flags)}
             settings = recipe.settings(**inherited(recipe.settings, values))
             data = with_columns(data, image_column, text_column)
         else:

@@ -103,7 +103,7 @@ class ArrayStore:
             return out
         view = out.reshape(-1).view(np.uint8).data
         at = 0
-        for start, size in _joined(starts, sizes):  # what lies side by side is read at once
+        for start, size in _join(starts, sizes):  # what lies side by side is read at once
             length = size * self._row_bytes
             self.read_at(self._start + start * self._row_bytes, view[at : at + length])
             at += length
@@ -126,7 +126,7 @@ class ArrayStore:
 
     def read_at(self, offset: int, into: memoryview) -> None:
         """Fill ``into`` with the bytes of the file from ``offset`` on."""
-        file = self._opened()
+        file = self._open()
         done = 0
         while done < len(into):
             count = os.preadv(file, [into[done:]], offset + done)
@@ -136,14 +136,14 @@ class ArrayStore:
 
     def _mapped(self) -> NDArray[Any]:
         assert self.path is not None
-        if os.fstat(self._opened()).st_size < self._start + len(self) * self._row_bytes:
+        if os.fstat(self._open()).st_size < self._start + len(self) * self._row_bytes:
             raise self._shorter()  # reading on would kill the process
         if self._map is None:
-            pages = mmap.mmap(self._opened(), 0, access=mmap.ACCESS_READ)
+            pages = mmap.mmap(self._open(), 0, access=mmap.ACCESS_READ)
             self._map = np.ndarray(self.shape, self.dtype, pages, self._start)
         return self._map
 
-    def _opened(self) -> int:
+    def _open(self) -> int:
         if self._file is None:
             assert self.path is not None
             self._file = os.open(self.path, os.O_RDONLY)
@@ -231,7 +231,7 @@ def flat_index(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[n
     return np.asarray(steps + np.repeat(starts - (ends - sizes), sizes))
 
 
-def _joined(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[tuple[int, int]]:
+def _join(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Start and size of the runs, those that follow one another made one."""
     if not len(starts):
         return []

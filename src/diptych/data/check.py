@@ -75,15 +75,15 @@ class CheckReport:
             lines.append(f"  {'split':10} {'images':>9} {'texts':>9}   texts per image")
         for name, split in self.splits.items():
             lines.append(f"  {name:10} {split.images:>9,} {split.texts:>9,}   {split.per_image}")
-        lines += self._listed(self.warnings, limit)
-        lines += self._listed(self.errors, None)  # last, where they are seen
+        lines += self._list(self.warnings, limit)
+        lines += self._list(self.errors, None)  # last, where they are seen
         counts = f"{counted(len(self.errors), 'error')}, {counted(len(self.warnings), 'warning')}"
         textless = self.splits and not any(split.texts for split in self.splits.values())
         fit = "ok to index, without texts to train on" if textless else "ok"
         lines.append(f"{fit if self.ok else 'not ok'}: {counts}")
         return "\n".join(lines)
 
-    def _listed(self, problems: Sequence[Problem], limit: int | None) -> Iterator[str]:
+    def _list(self, problems: Sequence[Problem], limit: int | None) -> Iterator[str]:
         for kind, count in Counter(problem.kind for problem in problems).items():
             of_kind = [problem for problem in problems if problem.kind == kind]
             yield f"{of_kind[0].severity}: {kind} ({count:,})"

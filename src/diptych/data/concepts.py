@@ -259,7 +259,7 @@ def _from_package(wanted: set[str]) -> dict[str, NDArray[np.float32]]:
 def _from_binary(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
     """Vectors in word2vec's binary form: "count dim", then for each word its letters, a space and the numbers."""
     found: dict[str, NDArray[np.float32]] = {}
-    with _opened(path) as file:
+    with _open_vectors(path) as file:
         header = file.readline(LONGEST_WORD).split()
         if len(header) != 2 or not all(part.isdigit() and int(part) > 0 for part in header):
             raise DataError(f"{path} is not word2vec's binary form: it does not begin with two numbers.")
@@ -278,7 +278,7 @@ def _from_binary(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]
     return found
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_vectors(path: Path) -> BinaryIO:
     if not path.is_file():
         raise DataError(f"{path} is no file of word vectors: give 'glove', or the path of glove.6B.300d.txt.")
     return path.open("rb")
@@ -287,7 +287,7 @@ def _opened(path: Path) -> BinaryIO:
 def _from_text(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
     found: dict[str, NDArray[np.float32]] = {}
     dim: int | None = None
-    with _opened(path) as file:
+    with _open_vectors(path) as file:
         for number, raw in enumerate(file, 1):
             try:
                 line = raw.decode("utf-8").rstrip()

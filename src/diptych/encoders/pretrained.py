@@ -49,7 +49,7 @@ def load_config(source: str | Path) -> Any:
 
     name = source_name(source)
     try:
-        with asking(name):
+        with quiet_lookup(name):
             return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(_not_found(name, error)) from error
@@ -67,7 +67,7 @@ def load_model(source: str | Path, config: Any, pretrained: bool) -> nn.Module:
     options: dict[str, Any] = {"dtype": torch.float32}
     options |= {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
     model: nn.Module
-    with asking(name):
+    with quiet_lookup(name):
         if not pretrained:
             model = AutoModel.from_config(config, trust_remote_code=False, **options)
             return model
@@ -89,7 +89,7 @@ def read_json(source: str | Path, filename: str) -> dict[str, Any] | None:
 
     name = source_name(source)
     try:
-        with asking(name):
+        with quiet_lookup(name):
             path = cached_file(name, filename, _raise_exceptions_for_missing_entries=False)
         found = None if path is None else parse_json(MODEL.read(Path(path)))
     except (OSError, ValueError) as error:
@@ -146,14 +146,14 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def asking(name: str) -> Iterator[None]:
+def quiet_lookup(name: str) -> Iterator[None]:
     """Quietly, and for a hub id without a network at once: only what was downloaded before is looked at.
 
     Links of a folder or of a snapshot that lead elsewhere are refused before transformers follows them.
     """
     from huggingface_hub import constants, try_to_load_from_cache
 
-    found = None if Path(name).is_dir() else _cached(try_to_load_from_cache, name)
+    found = None if Path(name).is_dir() else _find_snapshot(try_to_load_from_cache, name)
     MODEL.check_below(Path(name) if found is None else found)
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or not (Path(name).is_dir() or _hub_answers(constants.ENDPOINT))
@@ -164,7 +164,7 @@ def asking(name: str) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _cached(find: Callable[[str, str], Any], name: str) -> Path | None:
+def _find_snapshot(find: Callable[[str, str], Any], name: str) -> Path | None:
     """The snapshot of a hub id in the cache; None where there is none."""
     try:
         found = find(name, "config.json")

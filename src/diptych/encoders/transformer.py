@@ -85,7 +85,7 @@ def attend(qkv: Tensor, starts: Tensor, seed: Tensor, heads: int, longest: int, 
 
         return kernel.forward(qkv, starts, seed, heads, longest, dropout)
     _, _, value, weights, keep = _plain(qkv, starts, seed, heads, dropout)
-    return _joined((weights * keep) @ value)
+    return _join((weights * keep) @ value)
 
 
 @torch.library.custom_op("diptych::attend_backward", mutates_args=())
@@ -104,7 +104,7 @@ def attend_backward(
         weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True)) * query.shape[-1] ** -0.5
     )
     found = (of_scores @ key, of_scores.mT @ query, (weights * keep).mT @ g)
-    return torch.cat([_joined(part) for part in found], dim=1)
+    return torch.cat([_join(part) for part in found], dim=1)
 
 
 @attend.register_fake
@@ -155,7 +155,7 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
     return x.view(len(x), heads, -1).transpose(0, 1)
 
 
-def _joined(x: Tensor) -> Tensor:
+def _join(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1).contiguous()
 
 

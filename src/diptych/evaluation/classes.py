@@ -54,7 +54,7 @@ class ClassList:
 
 def is_class_list(folder: str | Path) -> bool:
     """Whether a folder is one of the four."""
-    return Path(folder).is_dir() and _found(Path(folder)) is not None
+    return Path(folder).is_dir() and _find_reader(Path(folder)) is not None
 
 
 def open_class_list(folder: str | Path, *, pictures: bool = True) -> ClassList:
@@ -62,7 +62,7 @@ def open_class_list(folder: str | Path, *, pictures: bool = True) -> ClassList:
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: give the folder of CUB, SOP, In-Shop or iNaturalist.")
-    found = _found(folder)
+    found = _find_reader(folder)
     if found is None:
         names = ", ".join(_READERS)
         raise DataError(f"{folder} is not a known list of classes (none of {names}): give its own folder.")
@@ -107,7 +107,7 @@ def _row(row_of: Mapping[str, int], folder: Path, path: Path) -> int | None:
     return next((row_of[end] for end in ends if end in row_of), None)
 
 
-def _found(folder: Path) -> tuple[Callable[[Path], ClassList], Path] | None:
+def _find_reader(folder: Path) -> tuple[Callable[[Path], ClassList], Path] | None:
     """The reader, and the folder that its marker lies in: this one or one inside it."""
     roots = (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))
     for marker, read in _READERS.items():

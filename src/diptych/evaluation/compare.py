@@ -14,7 +14,7 @@ from diptych import notebook
 from diptych.errors import SettingsError
 from diptych.evaluation.cards import Card, noise_words
 from diptych.evaluation.report import Group, Outcomes, Report, aligned_rows, markdown_rows
-from diptych.evaluation.significance import MOST_SEEDS, Doubt, Spread, contributions, holm, paired
+from diptych.evaluation.significance import MOST_SEEDS, Doubt, Spread, contributions, holm, paired_difference
 from diptych.progress import counted
 
 
@@ -154,7 +154,7 @@ def _shared_groups(sides: Sequence[Sequence[Report]], allow: Collection[str]) ->
 
 def _differences(first: Sequence[Group], second: Sequence[Group], draws: int, seed: int) -> list[Difference]:
     outcomes, protocol = _outcomes([first, second]), _prefix(first[0])
-    doubts = paired(*outcomes, draws=draws, seed=seed) if outcomes and draws else {}
+    doubts = paired_difference(*outcomes, draws=draws, seed=seed) if outcomes and draws else {}
     spreads = _spreads(outcomes)
     rows = []
     for name in first[0].metrics:
@@ -247,7 +247,7 @@ def rank(
     doubts = [
         spreads[bare, one, other].doubt()
         if seeded
-        else paired(outcomes[one], outcomes[other], draws=draws, seed=seed)[bare]
+        else paired_difference(outcomes[one], outcomes[other], draws=draws, seed=seed)[bare]
         for one, other in pairs
     ]
     corrected = holm([doubt.p for doubt in doubts])

@@ -67,7 +67,7 @@ def hashing_map(
     (HashNet). Queries without a label are left out. Numbers are binarised at 0: h ≥ 0 is +1. With
     ``leave_one_out`` the queries are the database itself, and none is ranked for itself.
     """
-    values, labels = _checked(query, database, query_labels, database_labels, top, missing)
+    values, labels = _check(query, database, query_labels, database_labels, top, missing)
     if leave_one_out and (len(values[0]) != len(values[1]) or len(values[1]) < 2):
         raise DataError(
             f"leaving one out needs the same two or more items on both sides, not {len(values[0])} queries and "
@@ -146,7 +146,7 @@ class _Ranking:
         return float((share * (before[block] + 1 + others) / self.ranks).sum() / expected)
 
 
-def _checked(
+def _check(
     query: ArrayLike,
     database: ArrayLike,
     query_labels: ArrayLike,

@@ -77,7 +77,7 @@ class LabelRetrieval:
             "text": model.encode_text(data.texts, view=name, show_progress=show_progress),
         }
         scores = self._scores(model, view, data, predicted, show_progress)
-        metrics, intervals = self._ranked(scores, data, labels, rules, view.merge_texts)
+        metrics, intervals = self._rank(scores, data, labels, rules, view.merge_texts)
         choose = set(captions.splits) == {"val"} if self.choose is None else self.choose
         for place, side in enumerate(SIDES):
             if choose:
@@ -108,7 +108,7 @@ class LabelRetrieval:
             return EmbeddingScores(ops.unit(predicted["image"]), ops.unit(predicted["text"]))
         return data.scores_of(model, show_progress)
 
-    def _ranked(
+    def _rank(
         self,
         scores: Scores,
         data: Prepared,

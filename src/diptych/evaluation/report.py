@@ -39,7 +39,7 @@ class Outcomes:
     images: Mapping[str, Sequence[int]]
     folds: Sequence[int]
 
-    def written(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The same as JSON, each list in one line."""
         return {
             "ranks": {way: " ".join(f"{rank:g}" for rank in ranks) for way, ranks in self.ranks.items()},
@@ -244,7 +244,7 @@ class Report:
             {
                 **asdict(replace(group, outcomes=None)),
                 "kind": type(group.card).__name__,
-                "outcomes": None if group.outcomes is None else group.outcomes.written(),
+                "outcomes": None if group.outcomes is None else group.outcomes.to_json(),
             }
             for group in self.groups
         ]

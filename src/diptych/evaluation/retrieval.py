@@ -199,7 +199,7 @@ def _group(scored: PreparedScores, source: _Source, rules: Rules) -> Group:
     began = time.perf_counter()
     sides = [Timed(one) for one in scored.directions or (scored.scores,)]
 
-    def ranked(images: NDArray[np.int64], texts: NDArray[np.int64]) -> Ranks:
+    def rank(images: NDArray[np.int64], texts: NDArray[np.int64]) -> Ranks:
         image_of, found = source.image_of[texts] - images[0], []
         for side in sides:
             part = rules.protocol.part(side, images, texts)
@@ -214,8 +214,8 @@ def _group(scored: PreparedScores, source: _Source, rules: Rules) -> Group:
         pairs = {"thousand_pairs_per_second": clock.pairs / clock.seconds / 1000} if clock.pairs else {}
         return {**scored.encoding, **pairs, "seconds": scored.seconds + time.perf_counter() - began}
 
-    judged = _judged(sides, source)
-    return _measured(ranked, judged, source, rules, score=sides[0].kind, model=scored.model, speed=speed)
+    judged = _judge(sides, source)
+    return _measure(rank, judged, source, rules, score=sides[0].kind, model=scored.model, speed=speed)
 
 
 def evaluate_ranks(
@@ -236,12 +236,12 @@ def evaluate_ranks(
     rules.protocol.check(image_of, images)
     source = _Source(image_of, images, data, split, data_hash)
     return Report(
-        (_measured(lambda *_: ranks, {}, source, rules, score=score, model=model, speed=lambda: speed or {}),)
+        (_measure(lambda *_: ranks, {}, source, rules, score=score, model=model, speed=lambda: speed or {}),)
     )
 
 
-def _measured(
-    ranked: Callable[[NDArray[np.int64], NDArray[np.int64]], Ranks],
+def _measure(
+    ranks_of_fold: Callable[[NDArray[np.int64], NDArray[np.int64]], Ranks],
     judged: dict[str, Queries],
     source: _Source,
     rules: Rules,
@@ -258,7 +258,7 @@ def _measured(
     images_of: dict[str, list[int]] = {way: [] for way in DIRECTIONS}
     folds: list[int] = []
     for number, (images, texts) in enumerate(rules.protocol.split(source.image_of, source.images)):
-        image_of, ranks = source.image_of[texts] - images[0], ranked(images, texts)
+        image_of, ranks = source.image_of[texts] - images[0], ranks_of_fold(images, texts)
         metrics, queries = summary(ranks, rules.ties), recall_queries(ranks, image_of, rules.ties) | judged
         metrics |= {name: float(one.values.mean()) for name, one in judged.items()}
         for way, placement in ranks:
@@ -302,7 +302,7 @@ def _measured(
     return Group("retrieval", averaged, "rsum", card, intervals, speed(), tables, outcomes=outcomes)
 
 
-def _judged(sides: Sequence[Scores], source: _Source) -> dict[str, Queries]:
+def _judge(sides: Sequence[Scores], source: _Source) -> dict[str, Queries]:
     """Many-to-many metrics, query by query, as ``eccv_image_to_text_map@r``; ``sides`` are one, or one a direction."""
     queries: dict[str, Queries] = {}
     for one, names in zip(source.judgements, source.ids, strict=True):

@@ -110,7 +110,7 @@ class Doubt:
     p: float
 
 
-def paired(
+def paired_difference(
     first: Sequence[Outcomes], second: Sequence[Outcomes], *, draws: int = 10_000, seed: int = 0
 ) -> dict[str, Doubt]:
     """Second minus first over the same queries: d_q = mean over seeds of the second − mean over seeds of the first.

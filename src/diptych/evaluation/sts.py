@@ -56,7 +56,7 @@ FEWEST = 3  # items that have an order of neighbours
 
 def pearson(similarities: ArrayLike, gold: ArrayLike) -> float:
     """Pearson's r; 0 with a warning where one side is constant."""
-    a, b = _checked(similarities, gold)
+    a, b = _check(similarities, gold)
     a, b = a - a.mean(), b - b.mean()
     size = float(np.sqrt((a * a).sum() * (b * b).sum()))
     if not size or not np.isfinite(size):
@@ -67,7 +67,7 @@ def pearson(similarities: ArrayLike, gold: ArrayLike) -> float:
 
 def spearman(similarities: ArrayLike, gold: ArrayLike) -> float:
     """Spearman's ρ: Pearson's r of the ranks, where equal values share their mean rank."""
-    a, b = _checked(similarities, gold)
+    a, b = _check(similarities, gold)
     return pearson(average_ranks(a), average_ranks(b))
 
 
@@ -97,7 +97,7 @@ def agreement(files: Sequence[tuple[ArrayLike, ArrayLike]]) -> dict[str, float]:
     return found
 
 
-def _checked(similarities: ArrayLike, gold: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _check(similarities: ArrayLike, gold: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     a, b = np.asarray(similarities, dtype=np.float64), np.asarray(gold, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1 or not len(a):
         raise DataError(

@@ -165,11 +165,11 @@ class Index(Capabilities):
 
     def add(self, items: Sequence[Item], vectors: Any) -> None:
         """Add new items with their vectors (len(items), dimension); an id that is present is refused."""
-        self._write_checked(items, self._checked(vectors, "the vectors to add"), replace=False)
+        self._write_checked(items, self._check_rows(vectors, "the vectors to add"), replace=False)
 
     def update(self, items: Sequence[Item], vectors: Any) -> None:
         """Add items, replacing those whose id is present."""
-        self._write_checked(items, self._checked(vectors, "the vectors to update"), replace=True)
+        self._write_checked(items, self._check_rows(vectors, "the vectors to update"), replace=True)
 
     def search(
         self,
@@ -194,7 +194,7 @@ class Index(Capabilities):
         exact: bool | None = None,
     ) -> list[Hits]:
         """``search`` for each row of (queries, dimension), in one pass over the vectors."""
-        queries = self._checked(vectors, "the query")
+        queries = self._check_rows(vectors, "the query")
         check_k(k)
         return self._nearest(queries, k, kind, filter, exact)
 
@@ -253,7 +253,7 @@ class Index(Capabilities):
         if items:
             self._write(items, rows, replace)
 
-    def _checked(self, vectors: Any, what: str) -> Vectors:
+    def _check_rows(self, vectors: Any, what: str) -> Vectors:
         """Rows (n, dimension) of finite numbers that can be scored, or an error that says what else they are."""
         array = np.asarray(vectors)
         if array.dtype.kind not in "fiub":

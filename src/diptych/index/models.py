@@ -68,7 +68,7 @@ def open_model(
         return _torch_model(place, device, precision)
     home = find_runtime(place, fingerprint)
     if home is None and make and has_torch():
-        home = _made(place, say)
+        home = _write_runtime(place, say)
     if home is None:
         if backend is None and has_torch():
             return _torch_model(place, device, precision)
@@ -162,7 +162,7 @@ def _torch_model(place: str | Path, device: str | None, precision: str) -> Opene
     return TorchModel(Retriever.from_pretrained(place, device, precision))
 
 
-def _made(place: str | Path, say: Say) -> Path | None:
+def _write_runtime(place: str | Path, say: Say) -> Path | None:
     """Write the runtime of a model; where it has none, the model is as good as before."""
     from diptych.model.runtime_export import place_runtime
 

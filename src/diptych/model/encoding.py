@@ -106,7 +106,7 @@ def image_batches(
     if isinstance(store, list | tuple) and len({id(item) for item in store}) < len(store):
         threads = min(threads, 1)  # Pillow must not load one picture in two threads
     found = read_ahead(jobs, read, threads, device)
-    yield from _moved(track(found, "encode images", len(jobs), show_progress), device)
+    yield from _to_device(track(found, "encode images", len(jobs), show_progress), device)
 
 
 def text_batches(
@@ -142,7 +142,7 @@ def text_batches(
 
     found = read_ahead(jobs, read, _threads(len(jobs), device, TEXT_THREADS), device)
     parts = (part for parts in track(found, "encode texts", len(jobs), show_progress) for part in parts)
-    yield from _moved(parts, device)
+    yield from _to_device(parts, device)
 
 
 def collect(found: Iterable[tuple[slice | RowNumbers, Tensor]], out: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def _pin(inputs: I, pinned: bool) -> I:
     return inputs.pin_memory() if isinstance(inputs, Tensor) else inputs.map(Tensor.pin_memory)
 
 
-def _moved(batches: Iterable[tuple[K, I]], device: torch.device) -> Iterator[tuple[K, I]]:
+def _to_device(batches: Iterable[tuple[K, I]], device: torch.device) -> Iterator[tuple[K, I]]:
     """Batches on the device; to a GPU they are copied on a stream of their own, beside what it computes."""
     if device.type != "cuda":
         for key, inputs in batches:

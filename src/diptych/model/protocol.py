@@ -78,7 +78,7 @@ class CellCache(Protocol):
     cells: Callable[[Sequence[StoredImage]], Rows]
     """Computes the cells (n, R, C) of pictures."""
 
-    def known(self, key: str) -> Local | None:
+    def find(self, key: str) -> Local | None:
         """The cells of the picture with this content key, None where they were never computed."""
         ...
 

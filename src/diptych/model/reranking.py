@@ -53,7 +53,7 @@ class RerankedScores:
 
     def tile(self, images: Where, texts: Where) -> Tensor:
         """Judged scores where there is one, −100 elsewhere."""
-        bounds, columns, values = self.judged()
+        bounds, columns, values = self.candidate_scores()
         rows = torch.arange(self.shape[0])[images.cpu() if isinstance(images, Tensor) else images]
         starts, sizes = bounds[rows], bounds[rows + 1] - bounds[rows]
         inside = torch.arange(int(sizes.sum())) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
@@ -62,7 +62,7 @@ class RerankedScores:
         out[torch.arange(len(rows)).repeat_interleave(sizes), columns[at]] = values[at]
         return out[:, texts.cpu() if isinstance(texts, Tensor) else texts].to(self.device)
 
-    def judged(self) -> tuple[Tensor, Tensor, Tensor]:
+    def candidate_scores(self) -> tuple[Tensor, Tensor, Tensor]:
         """Every candidate with its score: image i's lie at bounds[i]…bounds[i + 1] of ``columns`` and ``values``."""
         if self._judged is None:
             rows, columns = candidates(self.quick, self.k)

@@ -227,7 +227,7 @@ class Retriever(nn.Module):
         parts = encoded_images(
             self, images, lambda inputs: _halved(self.image(inputs)[1]), batch_size, show_progress
         )
-        return Ragged.joined([found for _, found in parts])
+        return Ragged.join([found for _, found in parts])
 
     def encode_text_features(
         self, texts: Sequence[str] | TextStore, *, batch_size: int | None = None, show_progress: bool = False
@@ -240,7 +240,7 @@ class Retriever(nn.Module):
         ):
             order += rows
             parts.append(found)
-        return Ragged.joined(parts).permuted(torch.tensor(order, dtype=torch.int64).argsort())
+        return Ragged.join(parts).permuted(torch.tensor(order, dtype=torch.int64).argsort())
 
     def scores(
         self,
@@ -302,7 +302,7 @@ class Retriever(nn.Module):
         """
         place = pick_device(device)
         picked = pick_precision(precision, place)
-        model = _loaded(folder).to(place).eval()
+        model = _load_cpu(folder).to(place).eval()
         model.precision = picked
         return model
 
@@ -378,7 +378,7 @@ def _halved(features: Features) -> Features:
     return Features(features.values.to("cpu", torch.float16), features.mask.cpu())
 
 
-def _loaded(folder: str | Path) -> Retriever:
+def _load_cpu(folder: str | Path) -> Retriever:
     """The model of a folder or of a name, on the CPU."""
     if is_dual_encoder(folder):
         dual = load_dual(folder)

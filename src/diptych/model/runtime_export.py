@@ -104,7 +104,7 @@ def export_runtime(model: Retriever, home: Path, source: Path | None = None) -> 
                 described = write_texts(model.text_input, new)
             except SettingsError as error:
                 raise SettingsError(_refusal(str(error))) from error
-            lines = [_written(part, new, home / FOLDER) for part in _parts(model, probes, largest)]
+            lines = [_write_part(part, new, home / FOLDER) for part in _parts(model, probes, largest)]
             facts = _facts(model, probes.fingerprint, described, largest)
             _compare_whole(model, RuntimeModel(new, facts), probes)
             found = {file.name: file_facts(file) for file in sorted(new.iterdir())}
@@ -313,7 +313,7 @@ def _text_batches(model: Retriever, probes: Probes, largest: int | None) -> list
     return [(one.values[:, :largest], one.mask[:, :largest]) for one in batches]
 
 
-def _written(part: OnnxPart, folder: Path, target: Path) -> str:
+def _write_part(part: OnnxPart, folder: Path, target: Path) -> str:
     """Write one file, and compare it with torch on every batch."""
     file, example = folder / part.name, part.batches[0]
     free = {name: {0: "batch"} if len(example) == 1 else {0: "batch", 1: "length"} for name in part.inputs}

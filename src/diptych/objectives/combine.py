@@ -63,16 +63,16 @@ class On(Combined):
         return tuple(name for name in (self.first, self.second) if "." in name)
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
-        return self.objective(self._seen(embeddings), batch)
+        return self.objective(self._look(embeddings), batch)
 
-    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
-        return [(self.objective, self._seen(embeddings))]
+    def participants(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+        return [(self.objective, self._look(embeddings))]
 
     def collapsed_value(self, pairs: int) -> float | None:
         """The objective's own."""
         return collapsed_value(self.objective, pairs)
 
-    def _seen(self, embeddings: Embeddings) -> Embeddings:
+    def _look(self, embeddings: Embeddings) -> Embeddings:
         first, image_features = _rows(embeddings, self.first)
         second, text_features = _rows(embeddings, self.second)
         whole = (self.first, self.second) == ("image", "text")
@@ -99,7 +99,7 @@ class SwitchAt(Combined):
         """The objective in force."""
         return self.then if self.switched else self.first
 
-    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+    def participants(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
         return [(self.current, embeddings)]
 
     def start_epoch(self, epoch: int) -> None:
@@ -136,7 +136,7 @@ class Parted(Combined):
         ]
         return {name: torch.stack([terms[name] for terms in found]).mean() for name in found[0]}
 
-    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+    def participants(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
         """None after a step: an objective that keeps rows sees the whole batch."""
         return []
 

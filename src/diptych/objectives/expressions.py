@@ -56,7 +56,7 @@ def parse_objective(text: str, own: Objective, settings: Any, **host: Any) -> Ob
             _refuse(
                 text, term.at, "own is the recipe's loss and takes no argument: change the recipe's settings."
             )
-        made = own if term.name == OWN else _made(text, term, settings, host)
+        made = own if term.name == OWN else _make(text, term, settings, host)
         members[_label(term, members)] = made, term.weight
     if len(members) == 1:
         ((objective, weight),) = members.values()
@@ -164,7 +164,7 @@ def _value(kind: str, written: str) -> Value:
     return {"true": True, "false": False}.get(written.lower(), written)
 
 
-def _made(text: str, term: LossTerm, settings: Any, host: Mapping[str, Any]) -> Objective:
+def _make(text: str, term: LossTerm, settings: Any, host: Mapping[str, Any]) -> Objective:
     """The objective of a term, with the arguments that its class or function has."""
     try:
         target = OBJECTIVES.find(term.name)

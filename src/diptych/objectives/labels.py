@@ -197,7 +197,7 @@ class Alternate(Combined):
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         return self.current(embeddings, batch)
 
-    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+    def participants(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
         return [(self.current, embeddings)]
 
     def start_epoch(self, epoch: int) -> None:

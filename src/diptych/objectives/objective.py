@@ -79,7 +79,7 @@ class Combined(Objective):
 
     takes_turns = False  # whether a step may leave parameters without a gradient
 
-    def asked(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
+    def participants(self, embeddings: Embeddings) -> Iterable[tuple[Objective, Embeddings]]:
         """The members that a step asks, each with its rows; by default all of them with the same rows."""
         return [(member, embeddings) for member in members_of(self)]
 
@@ -136,7 +136,7 @@ def start_epoch(objective: Objective, epoch: int) -> None:
 def after_step(objective: Objective, embeddings: Embeddings, batch: Batch) -> None:
     """Tell those inside an objective that the step asked, then the objective itself, that the step is done."""
     same_rows = ((member, embeddings) for member in members_of(objective))
-    for member, rows in objective.asked(embeddings) if isinstance(objective, Combined) else same_rows:
+    for member, rows in objective.participants(embeddings) if isinstance(objective, Combined) else same_rows:
         after_step(member, rows, batch)
     objective.after_step(embeddings, batch)
 

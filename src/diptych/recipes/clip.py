@@ -23,7 +23,7 @@ from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import joined
+from diptych.recipes.towers import join_towers
 from diptych.settings import HostSettings, defaults, setting
 from diptych.training.method import Method
 
@@ -113,7 +113,7 @@ def retriever(settings: Settings, dual: DualEncoder, branches: dict[str, Branch]
         crossed = settings.cross_head and isinstance(pooling, First)
         return Head(encoder.dim, encoder.dim) if crossed else pooling
 
-    return joined(settings, dual.image, dual.text, dual.image_input, texts, branches, head=head)
+    return join_towers(settings, dual.image, dual.text, dual.image_input, texts, branches, head=head)
 
 
 def info_nce(settings: Settings, dual: DualEncoder) -> InfoNCE:

@@ -24,7 +24,7 @@ from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import TowerSettings, joined
+from diptych.recipes.towers import TowerSettings, join_towers
 from diptych.registries import TEXT_ENCODERS
 from diptych.settings import defaults, setting
 from diptych.training.method import Method
@@ -109,7 +109,7 @@ def towers(settings: Towers, captions: Captions, word_rate: float = 0.0, augment
     text, text_input = named.text_side(settings, captions, drop=word_rate)
     if isinstance(image_input, PixelInput) and isinstance(image, Grid) and not augment:
         image_input = PixelInput(**image.backbone.pixel_format, crop_ratio=(1.0, 1.0), flip=0.0)
-    return joined(settings, image, text, image_input, text_input)
+    return join_towers(settings, image, text, image_input, text_input)
 
 
 def objective(settings: Settings) -> Objective:

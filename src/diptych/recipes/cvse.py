@@ -21,7 +21,14 @@ from diptych.objectives.soft_labels import Agreement
 from diptych.objectives.triplet import triplet
 from diptych.recipes import sgraf
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import ConceptSettings, HingeSettings, TowerSettings, concepts_of, joined, method
+from diptych.recipes.towers import (
+    ConceptSettings,
+    HingeSettings,
+    TowerSettings,
+    concepts_of,
+    join_towers,
+    method,
+)
 from diptych.registries import IMAGE_ENCODERS
 from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method
@@ -73,7 +80,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     branch = consensus(settings, captions)
     numbers = {word: number for number, word in enumerate(branch.words)}
     concept_of = [numbers.get(word, -1) for word in text_input.words]
-    retriever = joined(
+    retriever = join_towers(
         settings,
         SelfAttended(image, seeing),
         ConceptWords(SelfAttended(text, reading), concept_of, len(numbers)),

@@ -26,7 +26,7 @@ from diptych.objectives.combine import Sum
 from diptych.objectives.contrastive import ITC, ITM
 from diptych.objectives.soft_labels import UNI
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import joined
+from diptych.recipes.towers import join_towers
 from diptych.settings import HostSettings, defaults, setting
 from diptych.training.method import Method
 
@@ -145,7 +145,7 @@ def retriever(
         **image.backbone.pixel_format, crop_ratio=window, augmentation=settings.augmentation
     )
     texts = CleanedInput(words, "x-vlm") if settings.clean_captions else words
-    return joined(settings, image, text, pictures, texts, branches, scorer, head)
+    return join_towers(settings, image, text, pictures, texts, branches, scorer, head)
 
 
 RECIPE = Recipe("fusion", "Fusion re-ranker as in X2-VLM (ITC and ITM)", Settings, build)

@@ -119,7 +119,7 @@ class Settings(EncoderSettings, TeacherSettings):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
-    settings = _checked(settings, captions)
+    settings = _check(settings, captions)
     labels = Labels.of(captions, settings.columns)
     image, image_input = named.image_side(settings, captions, drop=0.0)
     text, text_input = named.text_side(settings, captions, drop=0.0, max_length=settings.max_tokens)
@@ -250,7 +250,7 @@ def _special_words(words: TextInput) -> tuple[int, list[int]]:
     return int(mask), [int(number) for number in words.tokenizer.all_special_ids]
 
 
-def _checked(settings: Settings, captions: Captions) -> Settings:
+def _check(settings: Settings, captions: Captions) -> Settings:
     """The settings with the image encoder named; combinations that cannot work are refused."""
     if not settings.columns:
         raise SettingsError("--label_columns is empty: name the columns that hold the labels.")

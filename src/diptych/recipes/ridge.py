@@ -23,7 +23,7 @@ from diptych.errors import SettingsError
 from diptych.model import named
 from diptych.objectives.contrastive import InfoNCE
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import joined
+from diptych.recipes.towers import join_towers
 from diptych.registries import BACKBONES
 from diptych.settings import HostSettings, defaults, setting
 from diptych.training.method import Method
@@ -83,7 +83,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     dim = int(load_config(source).hidden_size)
     image, image_input = image_side(settings, captions, dim)
     text = TransformerText(source, dim, trainable=False)
-    retriever = joined(settings, image, text, image_input, WordPieceInput(source, augment=0.0))
+    retriever = join_towers(settings, image, text, image_input, WordPieceInput(source, augment=0.0))
     return Method(retriever, InfoNCE(settings.temperature, learned=True), solver=_solver(settings))
 
 

@@ -16,7 +16,7 @@ from diptych.interaction.scan import SCAN, Direction, Pooling
 from diptych.model import named
 from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import HingeSettings, TowerSettings, joined, method
+from diptych.recipes.towers import HingeSettings, TowerSettings, join_towers, method
 from diptych.registries import IMAGE_ENCODERS
 from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method
@@ -60,7 +60,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     # one linear layer on stored regions, which is what 'grid' does
     image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
     text, text_input = named.text_side(settings, captions, drop=0.0)
-    retriever = joined(settings, image, text, image_input, text_input, scorer=scorer(settings))
+    retriever = join_towers(settings, image, text, image_input, text_input, scorer=scorer(settings))
     return method(retriever, triplet(settings), settings)
 
 

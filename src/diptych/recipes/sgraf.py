@@ -27,7 +27,7 @@ from diptych.model import named
 from diptych.model.retriever import Retriever
 from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import HingeSettings, TowerSettings, joined, method
+from diptych.recipes.towers import HingeSettings, TowerSettings, join_towers, method
 from diptych.registries import IMAGE_ENCODERS
 from diptych.settings import GRID_HELP, defaults, setting
 from diptych.training.method import Method
@@ -90,7 +90,7 @@ def host(
         else SAF(dim, settings.similarity_dim, settings.sharpness)
     )
     sides = SelfAttended(image, seeing), SelfAttended(text, reading)
-    return joined(settings, *sides, image_input, text_input, branches, scorer)
+    return join_towers(settings, *sides, image_input, text_input, branches, scorer)
 
 
 def regions_of(encoder: Encoder, captions: Captions, size: int) -> int:

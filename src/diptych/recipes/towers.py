@@ -83,10 +83,10 @@ def towers(
     """Both sides by their names; ``drop`` is the share of elements that training leaves out at random."""
     image, image_input = named.image_side(settings, captions, drop=image_drop)
     text, text_input = named.text_side(settings, captions, drop=text_drop)
-    return joined(settings, image, text, image_input, text_input)
+    return join_towers(settings, image, text, image_input, text_input)
 
 
-def joined(
+def join_towers(
     settings: HostSettings,
     image: Encoder,
     text: Encoder,
@@ -210,7 +210,7 @@ def start_from(retriever: Retriever, init: str) -> str:
             fresh.append(f"{side} {name}")
     if not taken:
         raise CheckpointError(
-            f"--init {init} shares no part with this model: its parts are {_listed(there)}, this model's are "
+            f"--init {init} shares no part with this model: its parts are {_listing(there)}, this model's are "
             f"{', '.join(fresh)}. Give a run whose parts fit, or the settings of its shape, such as --dim."
         )
     return f"started from {init}: {', '.join(taken)}; fresh: {', '.join(fresh) or 'nothing'}"
@@ -256,5 +256,5 @@ def _same_words(retriever: Retriever, source: Retriever, part: nn.Module) -> boo
     return theirs is not None and list(mine) == list(theirs)
 
 
-def _listed(parts: dict[tuple[str, str], nn.Module]) -> str:
+def _listing(parts: dict[tuple[str, str], nn.Module]) -> str:
     return ", ".join(" ".join(key) for key in parts)

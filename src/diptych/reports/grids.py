@@ -105,7 +105,7 @@ def chosen_queries(
     """
     if where not in WHERE:
         raise SettingsError(f"where='{where}' is unknown: choose one of {', '.join(WHERE)}.")
-    order = drawn(len(a), seed)
+    order = random_order(len(a), seed)
     if where == "differs":  # a stable sort of the draw: equal changes in random order
         change = np.abs(np.log((a[order] + 1) / (b[order] + 1)))
         order = order[np.argsort(-change, kind="stable")]
@@ -114,7 +114,7 @@ def chosen_queries(
     return places
 
 
-def drawn(count: int, seed: int = 0) -> NDArray[np.int64]:
+def random_order(count: int, seed: int = 0) -> NDArray[np.int64]:
     """0 … count − 1 in a random order that the seed fixes, so that nobody chose what is shown."""
     return np.random.default_rng(seed).permutation(count)
 

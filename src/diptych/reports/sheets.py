@@ -173,7 +173,7 @@ def contact_sheet(
             for column, name in enumerate(COLUMNS):
                 left = STEP_GAP + column * (CELL + STEP_GAP)
                 if name in done:
-                    sheet.paste(_fitted(done[name]), (left, top))
+                    sheet.paste(_fit(done[name]), (left, top))
                 else:
                     ink.text((left + CELL // 2 - 4, top + CELL // 2 - 8), "-", FAINT, font)
             others = [other for other in texts if other != text]
@@ -183,7 +183,7 @@ def contact_sheet(
     return sheet
 
 
-def _fitted(picture: Image.Image) -> Image.Image:
+def _fit(picture: Image.Image) -> Image.Image:
     """The picture in a cell, its aspect ratio kept, centred on grey."""
     cell = Image.new("RGB", (CELL, CELL), (235, 235, 235))
     ratio = CELL / max(picture.size)

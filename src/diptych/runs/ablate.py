@@ -32,7 +32,7 @@ from diptych.runs.table_plan import (
     split_for,
     table_data,
 )
-from diptych.runs.train import inherited, opened, resumed_settings, run_recipe
+from diptych.runs.train import inherited, open_run, resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json, parse_value, setting_names, to_json
 from diptych.storage import MODEL, parse_json, write_text
 from diptych.tables import PaperTable, TableGroup, TableRow, preset, slug
@@ -56,12 +56,12 @@ class Job:
 
 def plan(table: PaperTable, folder: Path, wanted: TableRequest) -> str:
     """What ``ablate`` would do, in words."""
-    return _checked(table, folder, wanted).plan()
+    return _check(table, folder, wanted).plan()
 
 
 def ablate(table: PaperTable, folder: Path, wanted: TableRequest) -> TableResults:
     """Train and measure a table; what was trained or measured before is used again, broken runs go on."""
-    runner = _checked(table, folder, wanted)
+    runner = _check(table, folder, wanted)
     results = runner.results()
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / f"table-{table.name}"
@@ -73,7 +73,7 @@ def ablate(table: PaperTable, folder: Path, wanted: TableRequest) -> TableResult
     return results
 
 
-def _checked(table: PaperTable, folder: Path, wanted: TableRequest) -> Runner:
+def _check(table: PaperTable, folder: Path, wanted: TableRequest) -> Runner:
     runner = Runner(table, folder, wanted)
     if table.figure is not None:
         figure_class()  # without the extra that draws, nothing is run
@@ -185,7 +185,7 @@ class Runner:
             return name
         return slug(Path(self.data[name].split("?")[0]).name) or name
 
-    def trained(self) -> list[tuple[Cell, Job]]:
+    def distinct_runs(self) -> list[tuple[Cell, Job]]:
         """Each run that the table needs, once."""
         found: dict[str, tuple[Cell, Job]] = {}
         for cell in self.cells():
@@ -209,7 +209,7 @@ class Runner:
         """What would be trained and measured, and how long the training would take, from a few measured steps."""
         rows = [["run", "recipe", "steps", "seconds a step", "hours"]]
         total, costs = 0.0, dict[str, columns.Cost]()
-        for _, job in self.trained():
+        for _, job in self.distinct_runs():
             run = self.place(job)
             if self._finished(job):
                 rows.append([job.folder, job.recipe.name, "finished", "", ""])
@@ -234,10 +234,10 @@ class Runner:
     def results(self) -> TableResults:
         """Train what is missing, measure what was not measured yet."""
         measured: dict[str, dict[str, Sequence[Metrics]]] = {}
-        for _, job in self.trained():
+        for _, job in self.distinct_runs():
             self._train(job)
         for cell in self.cells():
-            measured.setdefault(cell.row.name, {})[cell.group.name] = self._measured(cell)
+            measured.setdefault(cell.row.name, {})[cell.group.name] = self._measure(cell)
         groups = [
             group
             for group in self.table.groups
@@ -250,10 +250,10 @@ class Runner:
             self.table, groups, self.rows, measured, self._conditions(), notes, self.histories
         )
 
-    def _measured(self, cell: Cell) -> list[Metrics]:
+    def _measure(self, cell: Cell) -> list[Metrics]:
         kind, seeds, show = cell.group.kind, range(self.wanted.seeds), self.wanted.show_progress
         if kind == "test":
-            return [self._tested(cell, seed) for seed in seeds]
+            return [self._test(cell, seed) for seed in seeds]
         if kind == "pooling":
             return list(columns.pooling_errors(cell.row.module, self.wanted.seeds, show_progress=show))
         if kind == "counts":
@@ -276,7 +276,7 @@ class Runner:
         if self._finished(job):
             same = (job.data, job.settings.noise, job.settings.strict_images)
             if same not in self.prints:
-                self.prints[same] = opened(job.recipe, job.settings, job.data)[-1].data_fingerprint
+                self.prints[same] = open_run(job.recipe, job.settings, job.data)[-1].data_fingerprint
             check_resumable(run, RunCard(job.recipe.name, job.settings, job.data, self.prints[same]))
             return
         if self.wanted.show_progress:
@@ -309,7 +309,7 @@ class Runner:
         settings = resumed_settings(recipe, run, {})
         return Job(recipe, settings, content["data"], "").key
 
-    def _tested(self, cell: Cell, seed: int) -> Metrics:
+    def _test(self, cell: Cell, seed: int) -> Metrics:
         """The metrics of a run, or of the mean of several, and of the epochs of its training."""
         jobs = self.jobs(cell, seed)
         runs = [self.place(job) for job in jobs]

@@ -23,7 +23,7 @@ from diptych.audit.findings import (
     near_pictures,
     whole_shift,
 )
-from diptych.audit.fit import VOTERS, Fit, Wrong, compared, find_wrong, fitted
+from diptych.audit.fit import VOTERS, Fit, Wrong, compared, find_wrong, fit_features
 from diptych.data.captions import Captions, ImageStore, StoreRows, canonical_split
 from diptych.data.corrections import COLUMNS, data_hash, text_names
 from diptych.data.formats import open_captions, split_options
@@ -115,7 +115,7 @@ class Audit:
                 for row in rows
             ],
             "missing_positives": [
-                {**self._named(one.image, one.text), "score": one.score, "own": one.own} for one in self.missing[:MOST]
+                {**self._ids(one.image, one.text), "score": one.score, "own": one.own} for one in self.missing[:MOST]
             ],
             "near_pictures": [
                 {"images": [ids[one], ids[two]], "splits": [self.captions.splits[row] for row in (one, two)],
@@ -160,16 +160,16 @@ class Audit:
                   for one in self.missing[:LISTED]]  # fmt: skip
         return [
             Question(
-                **self._named(image, text), why=why, matches=matches, picture=picture_of(self.captions.images, image),
+                **self._ids(image, text), why=why, matches=matches, picture=picture_of(self.captions.images, image),
                 others=[self.captions.texts[row] for row in texts_of[image].tolist() if row != text],
             )
             for image, text, why, matches in pairs
         ]  # fmt: skip
 
     def _pair(self, text: int) -> dict[str, str]:
-        return self._named(int(self.captions.image_of[text]), text)
+        return self._ids(int(self.captions.image_of[text]), text)
 
-    def _named(self, image: int, text: int) -> dict[str, str]:
+    def _ids(self, image: int, text: int) -> dict[str, str]:
         assert self.captions.text_ids is not None
         return {"image_id": self.captions.image_ids[image], "text_id": self.captions.text_ids[text],
                 "text": self.captions.texts[text]}  # fmt: skip
@@ -209,10 +209,10 @@ def audit(
         captions = left_out.add(captions, undecodable(captions.images, show_progress=show_progress))
         x, v = _vectors(captions, model, image_size, device, show_progress)
     left_out.tell(len(captions.images) + len(left_out.reasons), advice=False)
-    return judged(captions, x, v, whole, model=model, seed=seed)
+    return audit_vectors(captions, x, v, whole, model=model, seed=seed)
 
 
-def judged(
+def audit_vectors(
     captions: Captions,
     x: NDArray[Any],
     v: NDArray[Any],
@@ -259,7 +259,7 @@ def place_of(store: ImageStore, row: int) -> str:
 
 def _fit(x: NDArray[Any], v: NDArray[Any], captions: Captions, model: str | None, seed: int) -> Fit:
     if model is None:
-        return fitted(x, v, captions.image_of, seed=seed)
+        return fit_features(x, v, captions.image_of, seed=seed)
     fold_of = np.random.default_rng(seed).permutation(len(x)) % 5
     image, text = (np.asarray(side, np.float32) for side in (x, v))
     return compared(image - image.mean(axis=0), text - text.mean(axis=0), captions.image_of, fold_of)

@@ -91,7 +91,7 @@ def _read(sides: Sequence[Sequence[Result]], options: dict[str, Any]) -> list[Si
     twice = next((one for one, place in zip(paths, places, strict=True) if places.count(place) > 1), None)
     if twice is not None:
         raise SettingsError(f"{twice} is given twice: give different runs.")
-    found = [[_opened(one, options) for one in side] for side in sides]
+    found = [[_open_report(one, options) for one in side] for side in sides]
     for side in found:
         systems = [_system(report) for _, report in side]
         other = next((n for n, one in enumerate(systems) if one and systems[0] and one != systems[0]), None)
@@ -115,7 +115,7 @@ def _by_system(results: Side) -> list[Side]:
     return list(sides.values())
 
 
-def _opened(result: Result, options: dict[str, Any]) -> tuple[str, Report]:
+def _open_report(result: Result, options: dict[str, Any]) -> tuple[str, Report]:
     """A report with the folder of its run: as given, as the report says, or else the report's own name."""
     if not isinstance(result, Report) and (place := Path(result)).is_dir():
         return str(place), evaluate_runs([place], bootstrap=1000, **options)

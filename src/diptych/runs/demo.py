@@ -26,7 +26,7 @@ from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import add_runtime
 from diptych.progress import counted, echo
 from diptych.recipes import RECIPES
-from diptych.reports.grids import Showcase, drawn
+from diptych.reports.grids import Showcase, random_order
 from diptych.reports.page import Answer, QueryCard, Section, page
 from diptych.runs.train import resumed_settings, run_recipe
 from diptych.runtime.folder import find_runtime
@@ -75,9 +75,9 @@ def run_demo(folder: Path, data: str = "emoji", **changes: Any) -> None:
         "other concepts are held out"
     )
     _step(1, "photos, the recipe for small collections: train and evaluate")
-    best = _trained("photos", folder / "photos", data, held_out, {**PHOTOS, **changes})
+    best = _train_model("photos", folder / "photos", data, held_out, {**PHOTOS, **changes})
     _step(2, "VSE∞, the method of a paper, on the same features: train and evaluate")
-    paper = _trained("vse-infinity", folder / "run", data, held_out, {**VSE_INFINITY, **changes})
+    paper = _train_model("vse-infinity", folder / "run", data, held_out, {**VSE_INFINITY, **changes})
     models = [best, paper]
     for model in models:
         model.report.save(folder / f"report-{model.name}.json")
@@ -98,7 +98,7 @@ def _step(number: int, what: str) -> None:
     echo(f"\n[{number}/3] {what}")
 
 
-def _trained(name: str, run: Path, data: str, held_out: Captions, wanted: dict[str, Any]) -> DemoModel:
+def _train_model(name: str, run: Path, data: str, held_out: Captions, wanted: dict[str, Any]) -> DemoModel:
     """A model by its recipe's name: trained, or taken up where an earlier demonstration stopped."""
     recipe = RECIPES[name]
     known = {field.name for field in dataclasses.fields(recipe.settings)}
@@ -211,7 +211,7 @@ def _misses(shown: Showcase, direction: str, scores: torch.Tensor) -> Section:
     ``scores`` has a row for each query.
     """
     data, of_text, missed = shown.data, direction == "text_to_image", []
-    for row in drawn(len(scores)).tolist():
+    for row in random_order(len(scores)).tolist():
         answers = shown.answers(direction, row, scores[row], ANSWERS)
         if not any(answer.right for answer in answers):
             name = data.texts[row] if of_text else shown.name(row)

@@ -201,7 +201,7 @@ def export_vectors(index: Index, folder: Path, kind: Kind = "image") -> int:
             }
             for name in columns:
                 values = [item.metadata.get(name) for item in items]
-                table.setdefault(name, values if _is_plain(values) else [_written(value) for value in values])
+                table.setdefault(name, values if _is_plain(values) else [_as_text(value) for value in values])
             np.save(folder / start / f"{start}_{number}.npy", vectors)
             files.write_table(arrow.table(table), folder / "metadata" / f"metadata_{number}.parquet")
             count += len(items)
@@ -350,7 +350,7 @@ def _is_plain(values: Sequence[Any]) -> bool:
     )
 
 
-def _written(value: Any) -> str | None:
+def _as_text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

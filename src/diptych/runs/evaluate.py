@@ -99,8 +99,8 @@ def _vectors(folders: Sequence[Path], request: EvaluationRequest) -> Report:
 def _models(runs: Sequence[Path], request: EvaluationRequest) -> Report:
     measures, data = measures_of(runs, request)
     every = [*runs, *request.reranker]
-    views, others = _opened(every, data, measures, request)
-    models = [_loaded(run, measures, request) for run in every]
+    views, others = _open_data(every, data, measures, request)
+    models = [_load_model(run, measures, request) for run in every]
     for run, model in zip(request.reranker, models[len(runs) :], strict=True):
         if model.scorer is None:
             raise SettingsError(
@@ -113,7 +113,7 @@ def _models(runs: Sequence[Path], request: EvaluationRequest) -> Report:
     prepared = _prepared(models, views, request)
     database = _prepared(models, others, request)
     groups: list[Group] = []
-    with _scored(models, prepared, len(runs), measures, request) as scored:
+    with _score(models, prepared, len(runs), measures, request) as scored:
         if request.hubness and scored is not None:
             scored = _rescored(models, scored, every, data, request)
         for one in measures:
@@ -129,7 +129,7 @@ def _models(runs: Sequence[Path], request: EvaluationRequest) -> Report:
 # --- open, load, leave out, prepare
 
 
-def _opened(
+def _open_data(
     runs: Sequence[Path], data: Sequence[str], measures: Sequence[Measure], request: EvaluationRequest
 ) -> tuple[Sequence[Captions], Sequence[Captions]]:
     """What each run reads of the split, and the other images of the data where an evaluator ranks them."""
@@ -149,7 +149,7 @@ def _opened(
     return views, others
 
 
-def _loaded(run: Path, measures: Sequence[Measure], request: EvaluationRequest) -> Any:
+def _load_model(run: Path, measures: Sequence[Measure], request: EvaluationRequest) -> Any:
     """The model; for text matching alone, a text encoder will do."""
     if all(isinstance(one.evaluator, Sts) for one in measures) and not _is_model(run):
         teacher = text_teacher(str(run))
@@ -192,7 +192,7 @@ def _prepared(
 
 
 @contextmanager
-def _scored(
+def _score(
     models: Sequence[Retriever],
     prepared: Sequence[Prepared],
     quick: int,

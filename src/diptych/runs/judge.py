@@ -177,7 +177,7 @@ class Subject:
         fold = Fold(self.scores, torch.from_numpy(images), torch.from_numpy(texts))
         return Subject(fold, image_of, [self.ids[row] for row in images])
 
-    def measured(self, name: str, folds: int, ties: str = "index") -> tuple[Reading, bool]:
+    def measure(self, name: str, folds: int, ties: str = "index") -> tuple[Reading, bool]:
         """A reading, by the evaluator of retrieval, and whether ties decide some of it."""
         protocol = EvaluationProtocol(name, folds=folds)
         group = evaluate_scores(self.scores, self.image_of, protocol=protocol, ties=ties, bootstrap=0).groups[
@@ -203,36 +203,36 @@ def readings(subject: Subject, fold: int = FOLD, *, complete: bool = True) -> It
         yield from _variants(right, name, folds, complete)
         for order, rows in lost:
             other = subject.part(rows[:count], texts, owner)
-            yield other.measured(f"{name}, {order}", folds)[0]
+            yield other.measure(f"{name}, {order}", folds)[0]
 
 
 def _variants(right: Subject, name: str, folds: int, complete: bool) -> Iterator[Reading]:
     """One gallery: as it is right, and with one mistake."""
-    reading, tied = right.measured(name, folds)
+    reading, tied = right.measure(name, folds)
     yield reading
     if tied:
         for ties, side in (("strict", "for"), ("pessimistic", "against")):
-            yield right.measured(f"{name}, ties broken {side} the model", folds, ties)[0]
+            yield right.measure(f"{name}, ties broken {side} the model", folds, ties)[0]
     yield reading.exchanged()
     owner, images = right.image_of, np.arange(right.scores.shape[0])
     counts = np.bincount(owner, minlength=len(images))
     described, first = np.unique(owner, return_index=True)
     if complete and counts.max() > 1:
         single = right.part(images, first, described)
-        yield single.measured(f"{name}, first text only", folds)[0]
+        yield single.measure(f"{name}, first text only", folds)[0]
         order = np.argsort(owner, kind="stable")
         repeated = right.part(owner[order], order, np.arange(len(order)))
         if len(order) % folds == 0:
             times = f"{counts.max()} times" if counts.min() == counts.max() else "once for each text"
             for ties, copies in (("strict", ""), ("index", ", copies before the own one count")):
-                yield repeated.measured(f"{name}, images repeated {times}{copies}", folds, ties)[0]
+                yield repeated.measure(f"{name}, images repeated {times}{copies}", folds, ties)[0]
     for assumed in ASSUMED if complete else ():
         count = min(len(images), len(owner) // assumed)
         pairs = np.repeat(np.arange(count), assumed)
         if count and count % folds == 0 and not np.array_equal(pairs, owner):
             texts = "1 text" if assumed == 1 else f"{assumed} texts"
             other = right.part(images[:count], np.arange(len(pairs)), pairs)
-            yield other.measured(f"{name}, {texts} per image assumed", folds)[0]
+            yield other.measure(f"{name}, {texts} per image assumed", folds)[0]
 
 
 # --- an order that was lost
@@ -246,9 +246,9 @@ def _orders(subject: Subject) -> Iterator[tuple[str, Rows]]:
         by_number = np.argsort([int(one[-1]) for one in numbers], kind="stable")
         orders["rows sorted by the number in their id"] = np.argsort(by_number)
     orders["row order lost: the order that fits best"] = _best_order(subject)
-    texts, usual = np.arange(len(subject.image_of)), subject.measured("", 1)[0].metrics["rsum"]
+    texts, usual = np.arange(len(subject.image_of)), subject.measure("", 1)[0].metrics["rsum"]
     for order, rows in orders.items():
-        other = subject.part(rows, texts, subject.image_of).measured("", 1)[0].metrics["rsum"]
+        other = subject.part(rows, texts, subject.image_of).measure("", 1)[0].metrics["rsum"]
         if other > BETTER * usual:
             yield order, rows
             return

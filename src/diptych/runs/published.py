@@ -156,7 +156,7 @@ def import_cusa(checkpoint: str | Path, *, model: str | None = None) -> Retrieve
         raise SettingsError(
             f"{source} holds weights of CLIP: say which it started from, --model hf:openai/clip-vit-base-patch32."
         )
-    state = _tensors(_loaded(source).get("model"), source)
+    state = _tensors(_load(source).get("model"), source)
     _need(state, "clip_model.visual.proj", "cross_image_projection.weight", source=source)
     place = source_name(model)
     images, texts = clip_inputs(place)
@@ -349,7 +349,7 @@ def _need(state: State, *names: str, source: Source) -> None:
 
 def _encoders(source: Source, count: int) -> list[State]:
     """The states of a checkpoint of several encoders that compare unit vectors."""
-    found = _loaded(source)
+    found = _load(source)
     model, options = found.get("model"), found.get("opt")
     if not (isinstance(model, list | tuple) and len(model) == count):
         raise source.error(f"no 'model' of {'two' if count == 2 else 'three'} encoders")
@@ -361,7 +361,7 @@ def _encoders(source: Source, count: int) -> list[State]:
     return [_tensors(one, source) for one in model]
 
 
-def _loaded(source: Source) -> dict[str, Any]:
+def _load(source: Source) -> dict[str, Any]:
     """The content; only tensors, plain values and the options' Namespace are allowed in the file."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():

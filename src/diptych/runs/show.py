@@ -113,12 +113,12 @@ def show_space(
     The same ``count`` images with all their texts are drawn in every panel; the numbers are over the whole split.
     """
     check_output(output)
-    names, models, views = opened(runs, data, split, show_progress)
+    names, models, views = open_runs(runs, data, split, show_progress)
     if untrained:
         models.insert(0, model_at_start(runs[0], data))
         names, views = [f"{names[0]}, before training", *names], [views[0], *views]
     spaces = [
-        Space.of(name, *encoded(model, view, show_progress), view.image_of)
+        Space.of(name, *encode_split(model, view, show_progress), view.image_of)
         for name, model, view in zip(names, models, views, strict=True)
     ]
     rows = drawn_images(spaces[0], count, seed)
@@ -155,9 +155,9 @@ def show_grids(
     """Write one page with what one or two runs answer to the same queries, and return how they do in all."""
     if len(runs) > 2:
         raise SettingsError(f"grids show one run or two, not {len(runs)}: diptych show grids RUN1 RUN2.")
-    names, models, views = opened(runs, data, split, show_progress)
+    names, models, views = open_runs(runs, data, split, show_progress)
     scores = {
-        name: EmbeddingScores(*encoded(model, view, show_progress))
+        name: EmbeddingScores(*encode_split(model, view, show_progress))
         for name, model, view in zip(names, models, views, strict=True)
     }
     view = next((view for view in views if has_pictures(view)), views[0])
@@ -168,7 +168,7 @@ def show_grids(
     grids: dict[str, tuple[str, Sequence[QueryCard | QueryComparison]]] = {}
     for way, title in ASKED.items():
         queries = compared.comparisons(way, count, where=where, seed=seed)
-        grids[title] = (_chosen(compared, way, len(queries), where, seed), queries)
+        grids[title] = (_choice_note(compared, way, len(queries), where, seed), queries)
     fingerprints = ", ".join(
         f"{name} is {model.fingerprint()}" for name, model in zip(names, models, strict=True)
     )
@@ -232,7 +232,7 @@ def names_of(runs: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run) for run in runs]
 
 
-def opened(
+def open_runs(
     runs: Sequence[Path],
     data: Sequence[str],
     split: str,
@@ -269,7 +269,7 @@ def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
     return recipe.build(settings, training).retriever.eval()
 
 
-def encoded(model: Retriever, view: Captions, show_progress: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_split(model: Retriever, view: Captions, show_progress: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """The vectors of every image (N, D) and text (M, D) of a split, as evaluation makes them."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ready = prepare(model.to(device), view, device=device, show_progress=show_progress)
@@ -286,7 +286,7 @@ def _sentence(one: Closeness) -> str:
     )
 
 
-def _chosen(compared: Compared, way: str, count: int, where: str, seed: int) -> str:
+def _choice_note(compared: Compared, way: str, count: int, where: str, seed: int) -> str:
     first, second, equal = compared.counts(way)
     names, total = list(compared.scores), first + second + equal
     how = {
@@ -315,7 +315,7 @@ def show_confusions(
     show_progress: bool = True,
 ) -> str:
     """Write a page with the ``count`` most confused label pairs, and return the table of them."""
-    _, (model,), (captions,) = opened([run], data, split, show_progress, "auto")
+    _, (model,), (captions,) = open_runs([run], data, split, show_progress, "auto")
     _, view = label_view(model.branches.items())
     rows = view.labels.rows_of(captions)
     ready = prepare(model, captions, device=model.device.type, show_progress=show_progress)

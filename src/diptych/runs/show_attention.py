@@ -20,7 +20,7 @@ from diptych.evaluation.report import aligned_rows
 from diptych.model.retriever import Retriever, Tower
 from diptych.reports.sheets import Attended, attention_sheet, check_png, recalled_sheet, write_png
 from diptych.runs.reading import views_of
-from diptych.runs.show import drawn_pictures, encoded, names_of, opened, picture_of
+from diptych.runs.show import drawn_pictures, encode_split, names_of, open_runs, picture_of
 from diptych.types import Inputs, as_inputs
 
 SCALE = 5.0  # STS scores run from 0 to 5
@@ -86,7 +86,7 @@ def show_knowledge(
     check_png(output)
     if not all(text.strip() for text in texts):
         raise SettingsError("a text is empty: give two sentences.")
-    names, models, views = opened(runs, data, split, show_progress)
+    names, models, views = open_runs(runs, data, split, show_progress)
     view = views[0]
     picture_of(view, 0)
     sets = [set(tokenize(text.lower())) for text in texts]
@@ -96,7 +96,7 @@ def show_knowledge(
     found = []
     for name, model in zip(names, models, strict=True):
         vectors = model.encode_text(list(texts))
-        images, _ = encoded(model, view, show_progress)
+        images, _ = encode_split(model, view, show_progress)
         scores = ops.cosine_scores(images, vectors)  # (N, 2)
         tops = [torch.topk(scores[:, side], min(count, len(scores))) for side in (0, 1)]
         table.append([name, f"{SCALE * max(0.0, float(vectors[0] @ vectors[1])):.2f}"])

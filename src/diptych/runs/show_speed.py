@@ -27,7 +27,7 @@ from diptych.reports.charts import (
     picture_of_recall,
     save_picture,
 )
-from diptych.runs.show import opened
+from diptych.runs.show import open_runs
 from diptych.training.prepare import prepare
 from diptych.types import Features, Ragged
 
@@ -61,14 +61,14 @@ def show_speed(
     extrapolated. RSUM is over the first ``count`` images drawn with ``seed``, with all their texts.
     """
     check_output(output)
-    names, models, views = opened(
+    names, models, views = open_runs(
         runs,
         data,
         split,
         show_progress,
         device,
         compute_precision,
-        cut=lambda view: _drawn(view, count, seed),
+        cut=lambda view: _draw_sample(view, count, seed),
     )
     ready = [
         prepare(model, view, device=str(model.device), show_progress=show_progress)
@@ -207,7 +207,7 @@ def _seconds(query: Query, text: str, images: int) -> float:
     return time.perf_counter() - start
 
 
-def _drawn(captions: Captions, count: int, seed: int) -> Captions:
+def _draw_sample(captions: Captions, count: int, seed: int) -> Captions:
     """At most ``count`` images of a split with their texts."""
     if count >= len(captions.images):
         return captions

@@ -66,8 +66,8 @@ def header(
     )
     steps = len(training.texts) // settings.batch_size
     lines = [
-        f"data: {training.name}: {_counted(training)} to train on, {_counted(validation)} to validate",
-        f"model: {recipe.name}, images by {_named(retriever.image.encoder)}, texts by {_named(retriever.text.encoder)}",
+        f"data: {training.name}: {_count(training)} to train on, {_count(validation)} to validate",
+        f"model: {recipe.name}, images by {_part(retriever.image.encoder)}, texts by {_part(retriever.text.encoder)}",
         f"parameters: {moving:,} trained of {every:,}",
         f"device: {describe_device(torch.device(device))}",
         *method.notes,
@@ -82,11 +82,11 @@ def header(
     return "\n".join(lines)
 
 
-def _counted(captions: Captions) -> str:
+def _count(captions: Captions) -> str:
     return f"{len(captions.images):,} images with {len(captions.texts):,} texts"
 
 
-def _named(encoder: Encoder) -> str:
+def _part(encoder: Encoder) -> str:
     """An encoder by its part, and what in it is frozen."""
     frozen: nn.Module | None = encoder.frozen_part()
     name = type(encoder).__name__
@@ -149,11 +149,11 @@ def _run(
             f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
             "or choose another --output_dir."
         )
-    captions, parts, left_out, card = opened(recipe, settings, data)
+    captions, parts, left_out, card = open_run(recipe, settings, data)
     strict = settings.strict_images
     if resume:
         checkpoint.check_resumable(folder, card)
-    method, device = _built(recipe, settings, parts, given, where)
+    method, device = _build(recipe, settings, parts, given, where)
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     how: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "show_progress": show_progress}
@@ -182,7 +182,7 @@ def _run(
     )  # fmt: skip
 
 
-def opened(
+def open_run(
     recipe: Recipe, settings: TrainingSettings, data: str | Captions
 ) -> tuple[Captions, Splits, LeftOut, RunCard]:
     """The data, their splits with noise and without what cannot be opened, what was left out, and the run's card."""
@@ -208,7 +208,7 @@ def noisy(parts: Splits, noise: str) -> tuple[Splits, Noise | None]:
     return (training, parts[1]), about
 
 
-def _built(
+def _build(
     recipe: Recipe, settings: TrainingSettings, parts: Splits, given: Objective | None, where: str
 ) -> tuple[Method, str]:
     """The method and its device, with everything refused that can be before what takes time."""

@@ -101,7 +101,7 @@ class Resident:
         for name, column in columns.items():
             column.check(name, captions.name, len(captions.images), len(captions.texts))
         self.matrices: dict[str, tuple[Tensor, Of]] = {
-            name: (_loaded(column, device), column.of) for name, column in columns.items()
+            name: (_load(column, device), column.of) for name, column in columns.items()
         }
         if columns:
             self.image_of = torch.from_numpy(np.asarray(captions.image_of, np.int64)).to(device)
@@ -126,7 +126,7 @@ def divide(
     return Resident(files, captions, device), rest
 
 
-def _loaded(column: Column, device: torch.device) -> Tensor:
+def _load(column: Column, device: torch.device) -> Tensor:
     """All rows on the device, without a second copy of them in the host's memory."""
     count, found = len(column.values), None
     for start in range(0, count, BLOCK):

@@ -58,7 +58,7 @@ def ridge_baseline(
     if reason:
         return Baseline(None, reason)
     image_input = method.retriever.image_input
-    solutions = accumulate(training, image_input, names, show_progress=show_progress).solved()
+    solutions = accumulate(training, image_input, names, show_progress=show_progress).solve()
     return Baseline(choose(solutions, validation, image_input, names).rsum)
 
 

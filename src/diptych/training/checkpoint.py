@@ -311,14 +311,14 @@ def _random_tensors() -> dict[str, Tensor]:
     assert isinstance(state, dict)
     numbers = {"torch": torch.get_rng_state()}
     for name, value in {"python": random.getstate(), "numpy": state}.items():
-        text = json.dumps(value, default=_listed)
+        text = json.dumps(value, default=_as_list)
         numbers[name] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     if torch.cuda.is_available():
         numbers["cuda"] = torch.cuda.get_rng_state()
     return numbers
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else list(value)
 
 

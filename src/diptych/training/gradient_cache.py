@@ -60,8 +60,8 @@ class CachedStep:
                 looked = step.method.retriever(moved)
                 keys += [] if twin is None else [_vectors(twin(moved, looked))]
             seen.append(_vectors(looked))
-        own = _joined(seen).map_rows(lambda t: t.requires_grad_())
-        everything = own if twin is None else replace(own, views={**own.views, "twin": _joined(keys)})
+        own = _join(seen).map_rows(lambda t: t.requires_grad_())
+        everything = own if twin is None else replace(own, views={**own.views, "twin": _join(keys)})
         whole = step.seen_by_objective(_without_inputs(batch).to(self.device))
         embeddings = gather(everything)
         terms = step.method.objective(embeddings, whole)
@@ -126,7 +126,7 @@ def _tensors(embeddings: Embeddings) -> list[Tensor]:
     return found
 
 
-def _joined(pieces: Sequence[Embeddings]) -> Embeddings:
+def _join(pieces: Sequence[Embeddings]) -> Embeddings:
     """The rows of all pieces, one after the other."""
     columns = iter([torch.cat(rows) for rows in zip(*map(_tensors, pieces), strict=True)])
     return pieces[0].map_rows(lambda _: next(columns))

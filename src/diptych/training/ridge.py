@@ -111,7 +111,7 @@ class NormalEquations:
         for name in ("x", "v", "xx", "xv", "vv", "named"):
             setattr(self, name, getattr(self, name) + sign * getattr(part, name))
 
-    def solved(self) -> Solutions:
+    def solve(self) -> Solutions:
         """The solutions for every λ and μ."""
         if self.images < 2:
             raise DataError(
@@ -225,7 +225,7 @@ def choose(
     named = None if names is None else names(x) - solutions.named
     rotated = (x - solutions.x) @ solutions.directions  # (n, C)
 
-    def judged(shrinkage: float, flooring: float, share: float) -> Choice:
+    def choice(shrinkage: float, flooring: float, share: float) -> Choice:
         metric = solutions.metric(flooring)
         image = _unit(rotated * solutions.shrunk(shrinkage) @ (solutions.crossed @ metric))
         if named is not None:
@@ -236,7 +236,7 @@ def choose(
         return Choice(shrinkage, flooring, share, rsum)
 
     def best(shrinkages: Sequence[float], floorings: Sequence[float], shares: Sequence[float]) -> Choice:
-        tried = (judged(*values) for values in itertools.product(shrinkages, floorings, shares))
+        tried = (choice(*values) for values in itertools.product(shrinkages, floorings, shares))
         return max(tried, key=lambda found: found.rsum)
 
     every = SHRINKAGES if shrinkage is None else (shrinkage,)
@@ -272,7 +272,7 @@ class Ridge:
         """Set the layers ``linear`` of both encoders; returns λ, μ and the share of names."""
         image, text = retriever.image.encoder, retriever.text.encoder
         names = names_of(image) if isinstance(image, NamedGrid) else None
-        solutions = accumulate(training, retriever.image_input, names, show_progress=show_progress).solved()
+        solutions = accumulate(training, retriever.image_input, names, show_progress=show_progress).solve()
         if validation is not None:
             choice = choose(
                 solutions, validation, retriever.image_input, names,

@@ -41,16 +41,16 @@ def beside(method: Method, step: object) -> Iterator[None]:
     """Around the recording of a step of this method: its independent parts run beside each other."""
     with ExitStack() as places:
         for holder in (method.retriever, method.twin):
-            for retriever in _found(holder, Retriever):
+            for retriever in _find_parts(holder, Retriever):
                 whole = Whole()
                 places.enter_context(replaced(retriever, "forward", whole.around))
                 # autocast casts a shared weight once: it must not be used on two streams
                 towers = [retriever.image, retriever.text] if _apart(retriever.image, retriever.text) else []
                 for tower in towers:
                     places.enter_context(replaced(tower, "forward", whole.part))
-                for pooling in _found(retriever, GPO):
+                for pooling in _find_parts(retriever, GPO):
                     places.enter_context(replaced(pooling, "rows_of_every_size", whole.part))
-        for total in _found(method.objective, Sum):
+        for total in _find_parts(method.objective, Sum):
             whole = Whole()
             places.enter_context(replaced(total, "forward", whole.around))
             for member in members_of(total):
@@ -157,7 +157,7 @@ def cosines_of(targets: Whole) -> Callable[[Callable[..., Any]], Callable[..., A
     return wrap
 
 
-def _found(holder: nn.Module | None, kind: type[Part]) -> Sequence[Part]:
+def _find_parts(holder: nn.Module | None, kind: type[Part]) -> Sequence[Part]:
     return [] if holder is None else [part for part in holder.modules() if isinstance(part, kind)]
 
 

@@ -46,7 +46,7 @@ def connected(address: str, cpus: int = 1) -> Iterator[Cluster]:
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="diptych")
     except (RuntimeError, ConnectionError, ValueError, OSError, TimeoutError) as error:
-        raise _refused(ray, address, error) from error
+        raise _refusal(ray, address, error) from error
     try:
         yield Cluster(ray, address, cpus)
     finally:
@@ -184,7 +184,7 @@ def _check_answer(address: str) -> None:
         raise _unreachable(address, error) from error
 
 
-def _refused(ray: Any, address: str, error: Exception) -> DiptychError:
+def _refusal(ray: Any, address: str, error: Exception) -> DiptychError:
     """Why a cluster that listens cannot be joined: Ray names another version only where it is close to its own."""
     here, there = (ray.__version__, platform.python_version()), _versions(ray, address)
     if there is not None and there != here:

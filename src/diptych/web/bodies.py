@@ -80,7 +80,7 @@ class BodyLimit:
             return
         self._active += 1
         try:
-            await self.app(scope, _counted(receive, most, sentence), send)
+            await self.app(scope, _limit_body(receive, most, sentence), send)
         finally:
             self._active -= 1
             self._give_back(size)
@@ -98,7 +98,7 @@ class BodyLimit:
         self._held -= size if size > SMALL else 0
 
 
-def _counted(receive: Receive, most: int, sentence: str) -> Receive:
+def _limit_body(receive: Receive, most: int, sentence: str) -> Receive:
     """The body as it comes, within the limits of bytes and seconds."""
     seen, until, whole = 0, time.monotonic() + PATIENCE, False
 
@@ -232,7 +232,7 @@ class Access:
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = dict(scope["headers"])
-        if self.hosts is not None and _without_port(_named(headers, b"host")) not in self.hosts:
+        if self.hosts is not None and _without_port(_header(headers, b"host")) not in self.hosts:
             return 421, "this service does not answer to that host name: use the address it was started with."
         if scope["method"] not in READING and self._is_foreign(headers):
             return 403, "this request comes from the page of another site: allow that site with --cors."
@@ -256,19 +256,19 @@ class Access:
         A page can send forms and files anywhere without asking, though not read the answer. Browsers tell
         where it is from in Sec-Fetch-Site or, the old ones and those on plain http, in Origin alone.
         """
-        origin, site = _named(headers, b"origin"), _named(headers, b"sec-fetch-site")
+        origin, site = _header(headers, b"origin"), _header(headers, b"sec-fetch-site")
         if origin in self.origins or "*" in self.origins or site in ("same-origin", "none"):
             return False
         if site or not origin:
             return bool(site)
         own = origin.partition("://")[2]  # empty for the origin 'null'
-        if own and own == _named(headers, b"host"):
+        if own and own == _header(headers, b"host"):
             return False
         # a proxy may forward with another host than the one it is asked for
         return is_loopback(_without_port(own)) or _without_port(own) not in (self.hosts or ())
 
 
-def _named(headers: dict[bytes, bytes], name: bytes) -> str:
+def _header(headers: dict[bytes, bytes], name: bytes) -> str:
     return headers.get(name, b"").decode("latin-1").lower()
 
 

@@ -49,7 +49,7 @@ class RefusedError(Exception):
 
 def read_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
     """The content of a pickle of numbers, texts, lists, dicts and arrays; nothing in it is run."""
-    return _loaded(open_pickle(path, most_steps), load=True)
+    return _load_arrays(open_pickle(path, most_steps), load=True)
 
 
 def open_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
@@ -61,7 +61,7 @@ def open_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
     try:
         with path.open("rb") as file:
             _skip_npy_header(file)
-            return _loaded(_Machine(file, path).run(most_steps), load=False)
+            return _load_arrays(_Machine(file, path).run(most_steps), load=False)
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path.") from error
     except (RefusedError, OSError, ValueError, OverflowError, MemoryError) as error:
@@ -107,7 +107,7 @@ class Array:
             case (_, (), Type("O"), _, list() as items) if len(items) == 1:
                 self.built = items[0]
             case (_, shape, Type() as kind, by_columns, source):
-                self.built = machine.stored(source, kind, shape, "F" if by_columns is True else "C")
+                self.built = machine.lazy_array(source, kind, shape, "F" if by_columns is True else "C")
             case _:
                 raise RefusedError("an array is described in an unknown way")
 
@@ -186,7 +186,7 @@ class _Machine:
     def last(self, count: int) -> tuple[Any, ...]:
         return tuple(self.pop() for _ in range(count))[::-1]
 
-    def marked(self) -> list[Any]:
+    def pop_mark(self) -> list[Any]:
         """The values above the last mark, taken off with it."""
         for at in range(len(self.stack) - 1, -1, -1):
             if self.stack[at] is _MARK:
@@ -211,7 +211,7 @@ class _Machine:
             target[key] = value
 
     def new_dict(self) -> None:
-        items = self.marked()
+        items = self.pop_mark()
         self.stack.append({})
         self.set_items(items)
 
@@ -244,9 +244,9 @@ class _Machine:
             case "dtype", (code, *_):
                 raise RefusedError(f"an array of type {str(code)[:20]!r}, not of numbers")
             case "_frombuffer", (source, Type() as kind, shape, "C" | "F" as order, *rest) if not any(rest):
-                return self.stored(source, kind, shape, order)
+                return self.lazy_array(source, kind, shape, order)
             case "scalar", (Type() as kind, source):
-                return self.stored(source, kind, (), "C").load().item()
+                return self.lazy_array(source, kind, (), "C").load().item()
             case "encode", (str(text), "latin1"):  # how protocol 2 of Python 3 writes bytes
                 self.claim(len(text))
                 return text.encode("latin1")
@@ -254,7 +254,7 @@ class _Machine:
                 return {} if meaning == "dict" else b""
         raise RefusedError(f"it calls {meaning} in an unusual way")
 
-    def stored(self, source: Any, kind: Type, shape: Any, order: Any) -> LazyArray:
+    def lazy_array(self, source: Any, kind: Type, shape: Any, order: Any) -> LazyArray:
         source = source.encode("latin1") if isinstance(source, str) else source  # the bytes of Python 2
         if kind.code == "O" or not isinstance(source, bytes | Span):
             raise RefusedError("an array of objects, or without bytes")
@@ -294,7 +294,7 @@ def _quoted(text: str) -> str:
     return codecs.escape_decode(text[1:-1].encode("latin1"))[0].decode("latin1")
 
 
-def _loaded(root: Any, load: bool) -> Any:
+def _load_arrays(root: Any, load: bool) -> Any:
     """The same lists and dicts with arrays in them, ``LazyArray`` or loaded; what occurs twice stays shared."""
     done: dict[int, Any] = {}
 
@@ -355,7 +355,7 @@ _STEPS: dict[bytes, Callable[[_Machine, Any], Any]] = {
     **dict.fromkeys(b"q r".split(), _Machine.put),
     b"(": lambda m, _: m.stack.append(_MARK),
     b"0": lambda m, _: m.pop(),
-    b"1": lambda m, _: m.marked(),
+    b"1": lambda m, _: m.pop_mark(),
     b"2": lambda m, _: m.stack.append(m.top()),
     b"N": lambda m, _: m.stack.append(None),
     b"\x88": lambda m, _: m.stack.append(True),
@@ -367,18 +367,18 @@ _STEPS: dict[bytes, Callable[[_Machine, Any], Any]] = {
     b"S": lambda m, text: m.stack.append(_quoted(text)),
     b"V": lambda m, text: m.stack.append(text.encode("latin1").decode("raw-unicode-escape")),
     b"]": lambda m, _: m.stack.append([]),
-    b"l": lambda m, _: m.stack.append(m.marked()),
+    b"l": lambda m, _: m.stack.append(m.pop_mark()),
     b"a": lambda m, _: m.append([m.pop()]),
-    b"e": lambda m, _: m.append(m.marked()),
+    b"e": lambda m, _: m.append(m.pop_mark()),
     b")": lambda m, _: m.stack.append(()),
-    b"t": lambda m, _: m.stack.append(tuple(m.marked())),
+    b"t": lambda m, _: m.stack.append(tuple(m.pop_mark())),
     b"\x85": lambda m, _: m.stack.append(m.last(1)),
     b"\x86": lambda m, _: m.stack.append(m.last(2)),
     b"\x87": lambda m, _: m.stack.append(m.last(3)),
     b"}": lambda m, _: m.stack.append({}),
     b"d": lambda m, _: m.new_dict(),
     b"s": lambda m, _: m.set_items(m.last(2)),
-    b"u": lambda m, _: m.set_items(m.marked()),
+    b"u": lambda m, _: m.set_items(m.pop_mark()),
     b"g": lambda m, text: m.get(_whole(text)),
     b"p": lambda m, text: m.put(_whole(text)),
     b"\x94": lambda m, _: m.put(len(m.memo)),

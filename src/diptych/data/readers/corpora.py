@@ -221,9 +221,9 @@ def _captions(path: Path, entries: list[Corpus], pieces: list[_CorpusPiece], win
             streams.append(Stream(corpus.name, rows, [int(sizes[i]) for i in own], corpus.weight))
     return Captions(
         images=_images(pieces),
-        texts=StringColumn.joined([piece.texts for piece in pieces]),
+        texts=StringColumn.join([piece.texts for piece in pieces]),
         image_of=np.concatenate(image_of),
-        image_ids=StringColumn.joined(ids),
+        image_ids=StringColumn.join(ids),
         splits=splits,
         labels={KIND: kinds} if any(kinds) else {},
         name=str(path),

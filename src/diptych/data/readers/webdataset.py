@@ -221,7 +221,7 @@ class StringColumn(Sequence[str]):
         return StringColumn(b"".join(encoded), np.cumsum([len(one) for one in encoded], dtype=np.int64))
 
     @staticmethod
-    def joined(columns: Sequence[StringColumn]) -> StringColumn:
+    def join(columns: Sequence[StringColumn]) -> StringColumn:
         """Columns one after the other."""
         starts = np.cumsum([0, *(len(column.blob) for column in columns)])
         ends = [column.ends + start for column, start in zip(columns, starts[:-1], strict=True)]
@@ -275,7 +275,7 @@ class ShardImages:
         self.shard_of = np.repeat(np.arange(len(shards), dtype=np.int32), counts)
         self.offsets = np.concatenate([np.empty(0, np.int64), *(shard.offsets for shard in shards)])
         self.sizes = np.concatenate([np.empty(0, np.int64), *(shard.sizes for shard in shards)])
-        self.names = StringColumn.joined([shard.keys for shard in shards])
+        self.names = StringColumn.join([shard.keys for shard in shards])
 
     def __len__(self) -> int:
         return len(self.offsets)

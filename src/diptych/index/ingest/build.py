@@ -84,7 +84,7 @@ def index_collection(
         raise DataError(f"{captions.name} has no images: an index needs at least one.")
     labeller = _labeller(model, labels, bool(local_features))
     beside = features_place(place) if local_features is True and isinstance(place, str | Path) else None
-    with _opened(model, place, model_name, precision) as index:
+    with _open_target(model, place, model_name, precision) as index:
         local = local_features if isinstance(local_features, LocalFeatures) else None
         if beside is not None:
             local = LocalFeatures(beside, model.fingerprint(), create=True)
@@ -106,7 +106,7 @@ def index_collection(
     return built
 
 
-def _opened(
+def _open_target(
     model: Model, place: str | Path | Index, model_name: str, precision: Precision | None
 ) -> AbstractContextManager[Index]:
     if not isinstance(place, str | Path):

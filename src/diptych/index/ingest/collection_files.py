@@ -40,13 +40,13 @@ class CollectionFiles:
         """Where an image lies; None when the collection has no files."""
         if not self.root:
             return None
-        return Path(self.store.path(self._stored(row)))
+        return Path(self.store.path(self._row_in_store(row)))
 
     def open(self, row: int) -> AbstractContextManager[PhotoFile | None]:
         """The file or the member of a tar that an image is all of; None for images that have none of their own."""
         photo: Path | Member | None = self.path(row)
         if photo is None and self.has_photos:
-            photo = self.store.member(self._stored(row))
+            photo = self.store.member(self._row_in_store(row))
         return nullcontext() if photo is None or is_video(photo.name) else PhotoFile(photo)
 
     @property
@@ -54,7 +54,7 @@ class CollectionFiles:
         """Whether images have bytes of their own, in files or in tars."""
         return bool(self.root) or hasattr(self.store, "member")
 
-    def _stored(self, row: int) -> int:
+    def _row_in_store(self, row: int) -> int:
         return row if self.rows is None else int(self.rows[row])
 
     def relative(self, row: int) -> str:

@@ -136,14 +136,14 @@ class PhotoFile:
 
     def content(self) -> str:
         """The hash of its bytes."""
-        handle, suffix = self._opened(), os.path.splitext(self.photo.name)[1]
+        handle, suffix = self._open(), os.path.splitext(self.photo.name)[1]
         if isinstance(self.photo, Member):
             return content_hash(handle, self.photo.offset, self.photo.size, suffix)
         return content_hash(handle, 0, os.fstat(handle.fileno()).st_size, suffix)
 
     def stream(self) -> BinaryIO:
         """Its bytes from the first one on."""
-        handle = self._opened()
+        handle = self._open()
         if isinstance(self.photo, Path):
             self._bytes = handle
         elif self._bytes is None:
@@ -152,7 +152,7 @@ class PhotoFile:
         self._bytes.seek(0)
         return self._bytes
 
-    def _opened(self) -> BinaryIO:
+    def _open(self) -> BinaryIO:
         if self._handle is None:
             try:
                 path = self.photo if isinstance(self.photo, Path) else self.photo.tar

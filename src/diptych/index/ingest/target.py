@@ -44,7 +44,7 @@ class Target:
     @contextmanager
     def ready(self) -> Iterator[Index]:
         """The index, open for writing, made if there is none; one made here that stays empty is removed."""
-        index, made = self._opened()
+        index, made = self._open()
         try:
             with index:
                 self._check(index)
@@ -54,7 +54,7 @@ class Target:
                 _discard_empty(self.place)
             raise
 
-    def _opened(self) -> tuple[Index, bool]:
+    def _open(self) -> tuple[Index, bool]:
         """The index, and whether it was made just now."""
         until = time.monotonic() + self.patience
         while True:

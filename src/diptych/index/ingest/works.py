@@ -169,7 +169,7 @@ class SharedFeatures:
     def cells_of(self, key: str) -> NDArray[Any] | None:
         """The cells of a picture that some command has computed."""
         try:
-            return self.cache.known(key)
+            return self.cache.find(key)
         except DataError:  # it was cleared meanwhile
             return None
 

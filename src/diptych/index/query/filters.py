@@ -289,7 +289,7 @@ class _FilterParser:
         negative = self.take_word("not")
         token = self.next()
         if token.word == "in":
-            return _negated(Condition(column, "in", self.listed(), name.position), negative)
+            return _negated(Condition(column, "in", self.value_list(), name.position), negative)
         if token.word in ("like", "contains"):
             place = self.peek()
             value = self.value()
@@ -318,7 +318,7 @@ class _FilterParser:
             self.fail(place, "a number or a text (true and false have no order)")
         return _negated(Condition(column, "=" if negative else operator, (value,), position), negative)
 
-    def listed(self) -> tuple[Value, ...]:
+    def value_list(self) -> tuple[Value, ...]:
         if not self.take("mark", "("):
             self.fail(self.peek(), "'(' and a list of values")
         values: list[Value] = []

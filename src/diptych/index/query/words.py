@@ -66,7 +66,7 @@ class Tokenizer:
                 for row, word, count in self._db.execute(
                     "SELECT doc, term, count(*) FROM words GROUP BY doc, term"
                 ):
-                    counts[row][_stored(word)] = count
+                    counts[row][_stored_form(word)] = count
             finally:
                 self._db.execute("ROLLBACK")
         return counts
@@ -99,6 +99,6 @@ def bm25(texts: Sequence[str], query: str) -> dict[int, float]:
     return scores
 
 
-def _stored(word: str) -> str:
+def _stored_form(word: str) -> str:
     data = word.encode()
     return word if len(data) <= LONGEST else f"#{hashlib.blake2b(data, digest_size=16).hexdigest()}"

@@ -177,7 +177,7 @@ class Graphs:
         if old is not None and old.is_codes != codes:
             old = None
         segments = state.of_kind(kind)
-        graph = self._loaded(old, codes)
+        graph = self._load(old, codes)
         _keep(graph, _present(segments, _keys(graph)))
         for rows in track(_pieces(segments, old), "approximate index", None, show_progress):
             vectors = fetch(segments, self.layout, rows)
@@ -199,7 +199,7 @@ class Graphs:
                 continue
             stay = tuple(s for s in state.of_kind(kind) if all(s is not one for one in gone))
             covered, covers = _covered(old, pairs)
-            graph = self._loaded(old, old.is_codes)
+            graph = self._load(old, old.is_codes)
             _keep(graph, np.concatenate([_present(stay, _keys(graph)), covered[:, 1]]))
             graph.rename(covered[:, 1].astype(np.uint64), covered[:, 0].astype(np.uint64))
             if len(graph):
@@ -243,7 +243,7 @@ class Graphs:
                 if graph.file not in self._open:
                     view, fault = None, _fault(graph, path)
                     if not fault:
-                        view = _opened(path, self.layout.dimension)
+                        view = _open_graph(path, self.layout.dimension)
                     else:
                         LOG.warning(
                             "%s %s: every item is scanned until 'diptych index' builds it again", path, fault
@@ -254,7 +254,7 @@ class Graphs:
                 return None
             return self._open[graph.file]
 
-    def _loaded(self, graph: Graph | None, codes: bool) -> Any:
+    def _load(self, graph: Graph | None, codes: bool) -> Any:
         """A graph in memory, to be changed; an empty one for None."""
         loaded = CodeTable(self.layout.dimension) if codes else _new_graph(self.layout.dimension)
         if graph is not None:
@@ -305,7 +305,7 @@ def signed(path: Path, size: int, key: bytes | None) -> tuple[int | None, str]:
     return checksum(path, 0, size, signing), signing.hexdigest()
 
 
-def _opened(path: Path, dimension: int) -> Any:
+def _open_graph(path: Path, dimension: int) -> Any:
     """A graph on disk, to be searched."""
     if path.name.endswith(CODES):
         table = CodeTable(dimension)

@@ -102,7 +102,7 @@ def items_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Item]:
 def slots_of(db: sqlite3.Connection, ids: Sequence[str]) -> dict[str, int]:
     """id → slot of those ids that are present."""
     query = "SELECT id, slot FROM items WHERE id IN (SELECT value FROM json_each(?))"
-    return dict(db.execute(query, (_listed(ids),)).fetchall())
+    return dict(db.execute(query, (_key_list(ids),)).fetchall())
 
 
 def thumbnail_of(db: sqlite3.Connection, id: str) -> bytes | None:
@@ -111,7 +111,7 @@ def thumbnail_of(db: sqlite3.Connection, id: str) -> bytes | None:
         "SELECT slot, jpeg, thumbnails.checksum FROM thumbnails JOIN items USING (slot) "
         "WHERE id IN (SELECT value FROM json_each(?))"
     )
-    row = db.execute(query, (_listed([id]),)).fetchone()
+    row = db.execute(query, (_key_list([id]),)).fetchone()
     return None if row is None else jpeg_of(row)
 
 
@@ -152,10 +152,10 @@ def remove_slots(db: sqlite3.Connection, slots: Iterable[int]) -> None:
 
 def _select(db: sqlite3.Connection, column: str, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
     query = f"SELECT {COLUMNS} FROM items WHERE {column} IN (SELECT value FROM json_each(?))"
-    return db.execute(query, (_listed(keys),)).fetchall()
+    return db.execute(query, (_key_list(keys),)).fetchall()
 
 
-def _listed(keys: Sequence[Any]) -> str:
+def _key_list(keys: Sequence[Any]) -> str:
     """Keys as JSON; one with a NUL, at which SQLite would cut it off and find another, is in no index."""
     return json.dumps([key for key in keys if not isinstance(key, str) or "\x00" not in key])
 

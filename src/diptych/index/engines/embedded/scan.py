@@ -50,10 +50,10 @@ def scan(
                 continue
             picked.append((base + rows, scores))
             if sum(part.size for _, part in picked) > SCORES:
-                choose(*_joined(picked))
+                choose(*_join(picked))
                 picked = []
     if picked:
-        choose(*_joined(picked))
+        choose(*_join(picked))
     return [_merge(parts, k, ties[n : n + 1]) for n, parts in enumerate(found)]
 
 
@@ -79,7 +79,7 @@ def _blocks(
     if subset is not None and len(subset) < GATHER * count:
         for start in range(0, len(subset), limit):
             rows = subset[start : start + limit]
-            yield rows, _gathered(segment, queries, rows)
+            yield rows, _gather(segment, queries, rows)
         return
     step = limit if segment.layout.precision == "float32" else min(limit, UNPACKED)
     for start in range(0, count, step):
@@ -96,7 +96,7 @@ def _blocks(
         yield start, scores
 
 
-def _gathered(segment: Segment, queries: Vectors, rows: RowNumbers) -> RowScores:
+def _gather(segment: Segment, queries: Vectors, rows: RowNumbers) -> RowScores:
     """Scores (Q, rows) of some rows, which are copied a piece at a time to a place that stays in the cache."""
     layout = segment.layout
     out = np.empty((len(queries), len(rows)), np.float32)
@@ -121,7 +121,7 @@ def _product(rows: Vectors, queries: Vectors) -> RowScores:
     return scores
 
 
-def _joined(parts: list[tuple[RowNumbers, RowScores]]) -> tuple[RowNumbers, RowScores]:
+def _join(parts: list[tuple[RowNumbers, RowScores]]) -> tuple[RowNumbers, RowScores]:
     """Slots (N,) and scores (Q, N) of several blocks."""
     return np.concatenate([slots for slots, _ in parts]), np.concatenate([part for _, part in parts], axis=1)
 

@@ -44,7 +44,7 @@ class Words:
             telling = [word for word in words if not self._is_common(state, db, one, word)]
             # quoted: nothing a user wrote is read as an operator
             expression = " OR ".join(f'"{word}"' for word in telling or words)
-            found = _ranked(db, expression, k, one, selection) if expression else ()
+            found = _rank(db, expression, k, one, selection) if expression else ()
             best += sorted(found, key=lambda pair: (-pair[1], pair[0]))
         return sorted(best, key=lambda pair: -pair[1])[:k]  # of equal ones the images first
 
@@ -67,7 +67,7 @@ class Words:
         return bool(count > most)
 
 
-def _ranked(
+def _rank(
     db: sqlite3.Connection, expression: str, k: int, kind: Kind, selection: Selection | None
 ) -> Iterator[tuple[int, float]]:
     table = f"{kind}_words"

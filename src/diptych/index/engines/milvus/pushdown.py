@@ -162,7 +162,7 @@ class Parts:
         """The partition of an item; empty where the index is not divided."""
         return self._of_value(metadata.get(self.column)) if self.count else ""
 
-    def asked(self, tree: Filter) -> tuple[str, ...]:
+    def of_filter(self, tree: Filter) -> tuple[str, ...]:
         """The partitions that a filter allows, where it names values (= or in, alone or with and); empty for all."""
         for part in tree.all if isinstance(tree, And) else (tree,):
             if isinstance(part, Condition) and part.column == self.column and part.operator in ("=", "in"):
@@ -190,13 +190,13 @@ def select(
         tests.append(writer.expression(tree, loose=True))
         is_exact = not writer.loosened
     expression = " and ".join(f"({one})" for one in tests) or EVERY
-    allowed = parts.asked(tree) if parts is not None and parts.count and tree is not None else ()
+    allowed = parts.of_filter(tree) if parts is not None and parts.count and tree is not None else ()
     return MilvusSelection(expression, None if is_exact else tree, hidden, allowed)
 
 
 def keys(field: str, digits: list[str]) -> str:
     """The expression of rows whose ``field`` is one of some digits."""
-    return f"{field} in {_listed(digits)}"
+    return f"{field} in {_key_list(digits)}"
 
 
 class _ExpressionWriter:
@@ -224,7 +224,7 @@ class _ExpressionWriter:
         if test.operator == "null":
             return f'not ((exists cells["e{column}"]) or (exists cells["l{column}"]))'
         if test.operator in ("=", "in"):
-            return f'cells["e{column}"] in {_listed([digest_of(value) for value in test.values])}'
+            return f'cells["e{column}"] in {_key_list([digest_of(value) for value in test.values])}'
         value = test.values[0]
         if test.operator == "contains" and not isinstance(value, str):
             return f'json_contains(cells["l{column}"], "{digest_of(value)}")'
@@ -237,5 +237,5 @@ class _ExpressionWriter:
         return f'cells["n{column}"] {test.operator} "{ordered_number(value)}"'
 
 
-def _listed(digits: list[str]) -> str:
+def _key_list(digits: list[str]) -> str:
     return "[" + ", ".join(f'"{one}"' for one in digits) + "]"

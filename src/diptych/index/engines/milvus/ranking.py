@@ -57,7 +57,7 @@ class Nearest:
                 near = [(score, *order) for score, order in zip(found, orders, strict=True)]
                 best[n] = heapq.nsmallest(k + MARGIN, [*best[n], *near])
         whole = (self._whole([{"pk": one[-1]} for one in some]) for some in best)
-        return [self._scored(query, rows).hits(k, True) for query, rows in zip(queries, whole, strict=True)]
+        return [self._score(query, rows).hits(k, True) for query, rows in zip(queries, whole, strict=True)]
 
     def _candidates(self, queries: Vectors, count: int, selection: MilvusSelection) -> list[Candidates]:
         if not selection.is_exact:
@@ -72,7 +72,7 @@ class Nearest:
                     rows += self._search(some, count, selection, [*FIELDS, "vector"])
                 else:  # too much for one answer: first which rows, then what they hold
                     rows += [self._whole(one) for one in self._search(some, count, selection, [])]
-        return [self._scored(query, some) for query, some in zip(queries, rows, strict=True)]
+        return [self._score(query, some) for query, some in zip(queries, rows, strict=True)]
 
     def _search(
         self, queries: Vectors, count: int, selection: MilvusSelection, fields: Sequence[str]
@@ -105,7 +105,7 @@ class Nearest:
         found = self.table.pick([row["pk"] for row in rows], [*FIELDS, "vector"])
         return [found[row["pk"]] for row in rows if row["pk"] in found]
 
-    def _scored(self, query: Vectors, rows: list[Row]) -> Candidates:
+    def _score(self, query: Vectors, rows: list[Row]) -> Candidates:
         rows = list({row["pk"]: row for row in sorted(rows, key=lambda row: row["serial"])}.values())
         stored = vectors_of(rows, self.dimension)
         return Candidates.of([item_of(row) for row in rows], [row["serial"] for row in rows], stored, query)

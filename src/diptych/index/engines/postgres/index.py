@@ -202,7 +202,7 @@ class PostgresIndex(Index):
                 cursors = self._codes.nearest(
                     db, kind, queries, max(width or PROPOSALS, FACTOR * (k + MARGIN))
                 )
-                found = [one.hits(k, False) for one in self._scored(queries, cursors)]
+                found = [one.hits(k, False) for one in self._score(queries, cursors)]
             else:
                 effort = min(MAX_EF, max(width or LEAST_EF, 2 * (k + MARGIN)))
                 db.execute("SELECT set_config('hnsw.ef_search', %s, true)", (str(effort),))
@@ -299,11 +299,11 @@ class PostgresIndex(Index):
                     ranking.nearest(db, self._tables, cast(query), count, selection, approximate)
                     for query in some
                 ]
-            return self._scored(some, cursors)
+            return self._score(some, cursors)
 
         return best_hits(queries, k, find, not approximate)
 
-    def _scored(self, queries: Vectors, cursors: Sequence[Any]) -> list[Candidates]:
+    def _score(self, queries: Vectors, cursors: Sequence[Any]) -> list[Candidates]:
         """What the cursors over (serial, vector, item …) of some queries found, with its scores."""
         out = []
         for query, cursor in zip(queries, cursors, strict=True):

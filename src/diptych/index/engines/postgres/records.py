@@ -149,7 +149,7 @@ class Record:
 
 def records(items: Sequence[Item], vectors: Vectors, precision: str, tokenizer: Tokenizer) -> list[Record]:
     """Items ready to be written; raises for one PostgreSQL cannot hold."""
-    plain = [_checked(one) for one in items]
+    plain = [_check(one) for one in items]
     words = tokenizer.words([one.text for one in items])
     out = []
     for one, metadata, counts, row in zip(items, plain, words, vectors, strict=True):
@@ -182,7 +182,7 @@ def rows_of(vectors: Sequence[Any], dimension: int) -> Vectors:
     return out
 
 
-def _checked(one: Item) -> dict[str, Any]:
+def _check(one: Item) -> dict[str, Any]:
     data = record(one)[5]
     metadata = {name: exact(value) for name, value in json.loads(data).items()}
     if (
