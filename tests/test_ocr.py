@@ -11,6 +11,7 @@ import pytest
 from colours import ColourModel
 from commands import refused
 from PIL import Image, ImageDraw, ImageFont
+from sklearn.datasets import load_sample_image
 
 from diptych.index.engines.embedded.index import EmbeddedIndex
 from diptych.index.ingest import ocr
@@ -27,18 +28,11 @@ FOUND = 0.8
 
 
 def scene(number: int) -> Image.Image:
-    """A coloured, uneven ground with some shapes and the noise of a camera."""
+    """A part of one of the two photographs that come with scikit-learn: a temple in China, and a flower."""
     rng = np.random.default_rng(number)
-    y, x = np.mgrid[:360, :520]
-    waves = [
-        120 + 60 * np.sin(x / (50 + 17 * c) + number) + 40 * np.cos(y / (40 + 5 * number)) for c in range(3)
-    ]
-    picture = Image.fromarray(np.clip(np.stack(waves, -1), 0, 255).astype(np.uint8))
-    draw = ImageDraw.Draw(picture)
-    for left, top, side in rng.integers((0, 0, 20), (480, 320, 120), (6, 3)).tolist():
-        draw.ellipse((left, top, left + side, top + side), fill=tuple(rng.integers(0, 255, 3).tolist()))
-    noise = rng.normal(0, 8, (360, 520, 3))
-    return Image.fromarray(np.clip(np.asarray(picture) + noise, 0, 255).astype(np.uint8))
+    photo = load_sample_image(("china.jpg", "flower.jpg")[number % 2])
+    top, left = rng.integers((photo.shape[0] - 360, photo.shape[1] - 520)).tolist()
+    return Image.fromarray(photo[top : top + 360, left : left + 520])
 
 
 def write(picture: Image.Image, text: str, size: int, number: int) -> None:
@@ -77,10 +71,8 @@ def signs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedIndex]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_most_strings_are_found(signs: EmbeddedIndex, size: int) -> None:
-    words, parts = (
-        set(),
-        set(),
-    )  # small letters lose the spaces between words: then a part of one still finds them
+    # small letters lose the spaces between words: then a part of one still finds them
+    words, parts = set[int](), set[int]()
     for number, text in enumerate(WRITTEN):
         id = f"{number}-{size}.jpg"
         words |= {number} if id in signs.search_words(text, 3).ids else set()
@@ -89,7 +81,7 @@ def test_most_strings_are_found(signs: EmbeddedIndex, size: int) -> None:
         parts |= {number} if id in [item.id for item in found] else set()
     print(f"{size} pixels: by words {len(words)}, by a part {len(parts)}, either {len(words | parts)}")
     assert len(words | parts) >= FOUND * len(WRITTEN)
-    assert len(words) >= 0.7 * len(WRITTEN)
+    assert len(words) >= (0.5 if size == min(SIZES) else FOUND) * len(WRITTEN)
 
 
 def test_words_are_marked_and_everything_else_stays(signs: EmbeddedIndex) -> None:
