@@ -22,6 +22,8 @@ from commands import diptych, process, refused
 from disks import fill, make_read_only, small_disk
 from PIL import Image
 
+from diptych import create_index
+from diptych.cli.answers import print_hits
 from diptych.data.formats import open_captions
 from diptych.index.engines.opening import empty_index, open_index
 from diptych.model.retriever import Retriever
@@ -234,6 +236,21 @@ def test_a_table_on_a_terminal(made: Path) -> None:
     assert re.search(r"score\s+item\s+text\s+made of", shown)
     assert re.search(r"0\.\d{3}\s.*thing number 17\s+similarity", shown)
     assert re.search(r"2 of 3 are below the cut-off of 0\.\d{3} and dimmed\.", shown)
+
+
+@pytest.mark.parametrize(("texts", "heads"), [(None, "score item"), (["a cup", ""], "score item text")])
+def test_a_table_has_no_empty_column(
+    texts: list[str] | None,
+    heads: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")
+    with create_index(tmp_path / "own.index", np.eye(2, 3), texts=texts) as index:
+        print_hits(index, index.search(np.array([1.0, 0.5, 0])), everything=True)
+    assert capsys.readouterr().out.splitlines()[1].split() == heads.split()
 
 
 # ---------------------------------------------------------------------- upkeep

@@ -30,12 +30,10 @@ def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
             echo("\t".join([*cells, *([] if hit.item.id in passed else [BELOW])]))
     else:
         passed = {hit.item.id for hit in hits.matches}
-        heads = ["score", "item", "text", *(["made of"] if any(hit.details for hit in hits) else [])]
         rows = [
-            (_row(index, hit, len(heads)), "" if hit.item.id in passed else "dim")
-            for hit in selection(hits, everything)
+            (_row(index, hit), "" if hit.item.id in passed else "dim") for hit in selection(hits, everything)
         ]
-        _table(heads, rows)
+        _table(["score", "item", "text", "made of"], rows)
     _print_rest(index, hits, everything)
 
 
@@ -185,12 +183,13 @@ def _print_rest(index: Index, hits: Hits, everything: bool) -> None:
         )
 
 
-def _row(index: Index, hit: Hit, cells: int) -> tuple[str, ...]:
+def _row(index: Index, hit: Hit) -> tuple[str, ...]:
     made = ", ".join(f"{name} {value:.3g}" for name, value in hit.details.items())
-    return (f"{hit.score:.3f}", name_of(index, hit.item), _text(hit.item), made)[:cells]
+    return f"{hit.score:.3f}", name_of(index, hit.item), _text(hit.item), made
 
 
 def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> None:
+    """Print rows with their styles; a column without a word is left out."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -199,13 +198,14 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], str]]) -> N
     if not rows:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
+    kept = [n for n in range(len(heads)) if any(cells[n] for cells, _ in rows)]
+    for head in (heads[n] for n in kept):
         numeric = head == "score"
         table.add_column(
             head, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold", min_width=5
         )
     for cells, style in rows:
-        table.add_row(*(Text(cell) for cell in cells), style=style)  # Text: no brackets are read as markup
+        table.add_row(*(Text(cells[n]) for n in kept), style=style)  # Text: no brackets are read as markup
     Console().print(table)
 
 
