@@ -474,6 +474,20 @@ def test_every_extra_is_listed_with_its_size() -> None:
     assert {name for name, _ in rows} == set(project()["optional-dependencies"]) - {"test"}
 
 
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("README.md", "CPU build of torch"),
+        ("docs/install.md", "CPU build of torch"),
+        ("docs/install.md", "home folder that cannot be written"),
+        ("docs/quickstart.md", "This is work for a GPU"),
+        ("docs/search.md", "--like ID` needs no model"),
+    ],
+)
+def test_what_new_users_missed_is_said(page: str, words: str) -> None:
+    assert words in (ROOT / page).read_text("utf-8")
+
+
 @pages
 def test_no_command_needs_a_release(page: Path) -> None:
     """There is none yet: what pip is asked for is the clone, or a package of somebody else."""
