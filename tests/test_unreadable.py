@@ -17,7 +17,7 @@ from diptych.data.text import TextInput, WordInput, WordPieceInput
 from diptych.data.vocabulary import build_vocabulary
 from diptych.index.protocol import Query, Term
 from diptych.index.query import readable
-from diptych.index.query.readable import PROBES, Readable, english, only_english, pieces
+from diptych.index.query.readable import PROBES, Readable, english, only_english, whole
 from diptych.index.query.search import Searcher
 from diptych.runtime.texts import Pieces
 from diptych.web.app import create_app
@@ -71,7 +71,7 @@ def test_other_scripts_are_found_and_what_has_no_words_is_not() -> None:
 def test_an_english_tokenizer_warns_and_a_multilingual_one_never_does(tmp_path: Path) -> None:
     reads = minilm()
     assert only_english(reads)
-    assert pieces(reads, ["dog", "zwischen"]).tolist() == [1, 3]
+    assert whole(reads, ["dog", "zwischen"]) == 0.5
     assert "reads English" in reading(reads).warning(asked("Ein Hund läuft über die Wiese"))
     assert reading(reads).warning(asked("a dog runs across the meadow")) == ""
     several = multilingual(tmp_path)
@@ -82,6 +82,23 @@ def test_an_english_tokenizer_warns_and_a_multilingual_one_never_does(tmp_path: 
     assert (
         reading(None).warning(asked("Ein Hund läuft über die Wiese")) == ""
     )  # nothing is known of the model
+
+
+def test_a_chinese_tokenizer_never_warns(tmp_path: Path) -> None:
+    """It has the letters one by one, as an English one has those it knows; the others are one unknown token there."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    texts = ["一只狗在草地上奔跑", "两个孩子在海滩上玩耍", PROBES["Chinese"]]
+    letters = sorted({letter for text in texts for letter in text if letter != " "})
+    vocabulary = {one: n for n, one in enumerate(["[PAD]", "[UNK]", "dog", *letters])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    reads = Pieces(tmp_path / "tokenizer.json", 64)
+    assert not only_english(reads)
+    assert reading(reads).warning(asked(texts[0])) == ""
+    assert whole(minilm(), PROBES["Chinese"].split()) < 0.5
+    assert "reads English" in reading(minilm()).warning(asked(texts[0]))
 
 
 def test_a_vocabulary_of_words_warns_where_it_has_none_of_them() -> None:
