@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from commands import diptych, refused
 from numpy.typing import NDArray
 from small import precomputed
 
 from diptych.data.formats import open_captions
-from diptych.runs.judge import judge
+from diptych.model.scores import MatrixScores
+from diptych.runs.judge import Subject, judge, readings
 
 IMAGES, TEXTS, FOLD = 60, 5, 20
 Matrix = NDArray[np.float32]
@@ -145,6 +147,18 @@ def test_a_lost_order_of_rows_is_named(
     matrix = scores(noise=0.7)
     np.save(tmp_path / "scores.npy", matrix[order])
     assert given(tmp_path / "scores.npy", data, recalls(matrix, OWNER)) == [f"all 60 images, {said}"]
+
+
+def test_five_texts_assumed_where_an_image_has_six() -> None:
+    rng = np.random.default_rng(3)
+    owner = np.repeat(np.arange(20), 6)
+    matrix = (rng.standard_normal((20, 120)) + 2 * (owner == np.arange(20)[:, None])).astype(np.float32)
+    subject = Subject(MatrixScores(torch.from_numpy(matrix)), owner, [f"i{row}" for row in range(20)])
+    found = {reading.name: reading for reading in readings(subject)}
+    metrics = found["all 20 images, 5 texts per image assumed"].metrics
+    expected = recalls(matrix[:, :100], np.repeat(np.arange(20), 5))
+    assert [metrics[name] for name in METRICS] == pytest.approx(expected)
+    assert metrics != found["all 20 images"].metrics
 
 
 def test_a_number_of_no_protocol_is_said_to_be_of_none(data: Path, tmp_path: Path) -> None:
