@@ -296,8 +296,8 @@ _RECIPES = (
     "vse-plus-plus vse_infinity PLUS_PLUS", "coder", "coder-literal coder LITERAL", "scan", "cvse",
     "sgr sgraf SGR_RECIPE", "saf sgraf SAF_RECIPE", "labelwise", "vse-infinity-video vse_infinity VIDEO",
     "vse-plus-plus-video vse_infinity MEAN_VIDEO", "cookie", "cookie-match", "cookie-video cookie_match VIDEO",
-    "cookie-hash", "clip", "fusion", "cusa-vse-infinity cusa", "cusa-clip", "cusa-fusion",
-    "cusa-sgr cusa_sgraf SGR_RECIPE", "cusa-saf cusa_sgraf SAF_RECIPE",
+    "cookie-hash", "clip", "fusion", "cusa-vse-infinity cusa", "cusa-clip cusa CLIP",
+    "cusa-fusion cusa FUSION", "cusa-sgr cusa SGR", "cusa-saf cusa SAF",
 )  # fmt: skip
 RECIPES = Registry("recipe", "recipes", [_recipe(*words.split()) for words in _RECIPES], typed=False)
 """Recipes; only the one that is used is imported. A plugin adds its own: ``RECIPES["mine"] = Recipe(...)``."""

@@ -88,7 +88,8 @@ def _heads(method: Method, settings: Any, captions: Captions) -> Method:
     from diptych.branches.branch import UniModalHeads
 
     model = method.retriever
-    heads = UniModalHeads(model.image.dim, model.image.dim, model.text.dim)
+    image, text = model.image.dim, model.text.dim
+    heads = UniModalHeads(image) if image == text else UniModalHeads(image, image, text)
     return replace(method, retriever=with_branch(model, "uni", heads))
 
 
