@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from diptych.data.vocabulary import build_vocabulary
 from diptych.encoders.bigru import BiGRU
 from diptych.encoders.regions import Regions
 from diptych.model.retriever import Retriever, Tower
-from diptych.model.twin import Momentum
+from diptych.model.twin import Twin
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrast import CoupledQueue
 from diptych.objectives.diversity import DiversityContrast, MomentumContrast
@@ -66,7 +67,7 @@ class Run:
                 "dcl": (DiversityContrast(bank=queue), 3.0),
                 "m_dcl": (MomentumContrast(queue), 1.0),
             }
-            momentum = Momentum(precision="same" if "float32" in parts else "auto")
+            momentum = partial(Twin, precision="same" if "float32" in parts else "auto")
             queue.count.fill_(options.queue)  # full from the start: only the time is looked at
         if "concepts" in parts:
             members["concept"] = (On(DiversityContrast(), "concept"), 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from diptych.encoders.regions import Regions
 from diptych.encoders.shared import Contextual, TokenTransformer
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever, Tower
-from diptych.model.twin import Momentum
+from diptych.model.twin import Twin
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
 from diptych.objectives.triplet import Triplet
@@ -61,7 +62,7 @@ def stepper(objective: Objective, *, dropout: float = 0.0, twin: bool = False) -
         WordInput(WORDS, augment=0),
     ).double()
     method = Method(
-        retriever.train(), objective.double(), momentum=Momentum(precision="same") if twin else None
+        retriever.train(), objective.double(), momentum=partial(Twin, precision="same") if twin else None
     )
     accelerator = Accelerator(cpu=True)
     parameters = [*retriever.parameters(), *objective.parameters()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -18,18 +18,6 @@ from diptych.types import Batch, Embeddings, Features
 from diptych.weights import whole_tensor
 
 KeyPrecision = Literal["auto", "same", "bf16"]
-
-
-@dataclass(frozen=True)
-class Momentum:
-    """The arguments of a twin whose retriever is not final yet."""
-
-    momentum: float = 0.995
-    precision: KeyPrecision = "auto"
-
-    def twin_of(self, retriever: nn.Module) -> Twin:
-        """The twin of a retriever as it is now."""
-        return Twin(retriever, self.momentum, self.precision)
 
 
 class Twin(nn.Module):

@@ -15,14 +15,14 @@ from diptych.data.captions import Captions
 from diptych.data.concepts import SHARES as CVSE_SHARES
 from diptych.errors import SettingsError
 from diptych.model import named
-from diptych.model.twin import KeyPrecision, Momentum
+from diptych.model.twin import KeyPrecision
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrast import Contrast, CoupledQueue, Diversity, Positive
 from diptych.objectives.diversity import DiversityContrast, Enqueue, MomentumContrast
 from diptych.objectives.objective import Objective
 from diptych.objectives.prototypes import PrototypeClassification
 from diptych.recipes import vse_infinity
-from diptych.recipes.provide import with_branch
+from diptych.recipes.provide import provided, with_branch
 from diptych.recipes.recipe import Recipe
 from diptych.recipes.towers import ConceptSettings, concept_branch
 from diptych.settings import defaults, setting
@@ -144,12 +144,7 @@ def build(settings: Settings, captions: Captions) -> Method:
             seed=settings.seed,
         )
         members["prototypes"] = classify, 1.0
-    return replace(
-        base,
-        retriever=sides,
-        objective=Sum(members),
-        momentum=None if queue is None else Momentum(settings.momentum, precision=settings.twin_precision),
-    )
+    return provided(replace(base, retriever=sides, objective=Sum(members)), settings, captions)
 
 
 def check(settings: Settings, captions: Captions) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diptych.data.augmentation import PictureAugmentation, WordAugmentation
 from diptych.data.captions import Captions
 from diptych.data.images import PixelInput
 from diptych.encoders.cnn import Grid
@@ -23,12 +22,12 @@ from diptych.model.retriever import Retriever
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrastive import InfoNCE
 from diptych.objectives.objective import Objective
+from diptych.recipes.provide import provided
 from diptych.recipes.recipe import Recipe
 from diptych.recipes.towers import TowerSettings, join_towers
 from diptych.registries import TEXT_ENCODERS
 from diptych.settings import defaults, setting
 from diptych.training.method import Method
-from diptych.training.views import Augmented
 
 STS_HELP = "SentEval folder: also measure text matching (STS) after each epoch"
 
@@ -90,12 +89,8 @@ class Settings(Towers):
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
     retriever = towers(settings, captions)
-    return Method(
-        retriever,
-        objective(settings),
-        multipliers=named.multipliers(retriever, settings),
-        views=views(settings, retriever),
-    )
+    host = Method(retriever, objective(settings), multipliers=named.multipliers(retriever, settings))
+    return provided(host, settings, captions)
 
 
 def evaluators(settings: Settings) -> tuple[Evaluator, ...]:
@@ -127,19 +122,6 @@ def objective(settings: Settings) -> Objective:
     if not members:
         raise SettingsError("all three objectives have weight 0: give at least one of them a weight.")
     return Sum(members)
-
-
-def views(settings: Settings, retriever: Retriever) -> dict[str, Augmented]:
-    """The augmented look, of the sides whose objective is used."""
-    pictures = PictureAugmentation() if settings.visual_weight else None
-    words: WordAugmentation | None = None
-    if settings.textual_weight:
-        words = retriever.text_input.augmentation(settings.word_rate, keep_a_word=True)
-    if pictures is None and words is None:
-        return {}
-    return {
-        "augmented": Augmented(pictures, words, drop=settings.cell_drop, copies=settings.augmented_copies)
-    }
 
 
 RECIPE = Recipe("cookie", "COOKIE: contrastive pre-training", Settings, build, evaluators=evaluators)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from diptych.branches.branch import Branch
@@ -48,8 +49,7 @@ def _brings(method: Method, need: str) -> bool:
         return any(isinstance(source, Teachers) for source in method.targets)
     if need == "augmented" and need in method.views:
         sides = {"image": "pictures", "text": "words"}
-        look = method.views[need]
-        return all(getattr(look, sides[side], True) is not None for side in _augmented_sides(method))
+        return all(getattr(method.views[need], sides[side]) is not None for side in _augmented_sides(method))
     return need in method.retriever.branches or need in method.views
 
 
@@ -67,11 +67,11 @@ def _provider(method: Method, need: str) -> Provider:
 
 def _twin(method: Method, settings: Any, captions: Captions) -> Method:
     """A momentum twin (CODER)."""
-    from diptych.model.twin import Momentum
+    from diptych.model.twin import Twin
 
-    moves = getattr(settings, "momentum", Momentum.momentum)
-    precision = getattr(settings, "twin_precision", Momentum.precision)
-    return replace(method, momentum=Momentum(moves, precision=precision))
+    names = {"momentum": "momentum", "precision": "twin_precision"}
+    given = {argument: getattr(settings, name) for argument, name in names.items() if hasattr(settings, name)}
+    return replace(method, momentum=partial(Twin, **given))
 
 
 def _teachers(method: Method, settings: Any, captions: Captions) -> Method:

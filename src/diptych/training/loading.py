@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -16,22 +15,8 @@ from diptych.data.text import TextStore
 from diptych.encoders.transformer import pack
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.targets.columns import Column
-from diptych.types import Batch, Sides, as_inputs
-
-
-class ViewMaker(Protocol):
-    """Makes further inputs of the rows of a batch: augmented pictures, perturbed texts."""
-
-    def __call__(
-        self,
-        items: Items,
-        texts: Sequence[int],
-        image_input: ImageInput,
-        text_store: TextStore,
-        rng: np.random.Generator,
-    ) -> Sides:
-        """Inputs of the images ``items`` and of the texts of these rows, drawn with ``rng``."""
-        ...
+from diptych.training.views import Augmented
+from diptych.types import Batch, as_inputs
 
 
 class PairLoader:
@@ -59,7 +44,7 @@ class PairLoader:
         world_size: int = 1,
         workers: int = 0,
         targets: Mapping[str, Column] | None = None,
-        views: Mapping[str, ViewMaker] | None = None,
+        views: Mapping[str, Augmented] | None = None,
         pin_memory: bool | None = None,
         pack_texts: bool = False,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -12,10 +12,10 @@ from torch import nn
 from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
-from diptych.model.twin import Momentum, Twin
+from diptych.model.twin import Twin
 from diptych.objectives.objective import Objective
 from diptych.targets.columns import TargetSource
-from diptych.training.loading import ViewMaker
+from diptych.training.views import Augmented
 
 
 class Solver(Protocol):
@@ -42,7 +42,7 @@ class Method:
 
     ``multipliers`` maps a prefix of parameter names to the factor on the learning rate (0.1 for a pretrained text
     encoder); ``train_from`` maps a prefix to the epoch from which those parameters move (a CNN that waits one epoch).
-    The longest matching prefix counts. ``momentum`` asks for a twin, which makes the momentum view of each batch.
+    The longest matching prefix counts. ``momentum`` makes a twin, which makes the momentum view of each batch.
     ``solver`` sets weights in closed form before the first step: what it finds is measured and kept like an epoch, and
     may be all there is. ``betas`` are Adam's. ``notes`` are sentences about how it was made.
     """
@@ -51,9 +51,9 @@ class Method:
     objective: Objective
     multipliers: Mapping[str, float] = field(default_factory=dict)
     train_from: Mapping[str, int] = field(default_factory=dict)
-    momentum: Momentum | None = None
+    momentum: Callable[[Retriever], Twin] | None = None
     targets: Sequence[TargetSource] = ()
-    views: Mapping[str, ViewMaker] = field(default_factory=dict)
+    views: Mapping[str, Augmented] = field(default_factory=dict)
     evaluators: Sequence[Evaluator] = (Retrieval(),)
     solver: Solver | None = None
     betas: tuple[float, float] = (0.9, 0.999)
@@ -65,7 +65,7 @@ class Method:
 
         Until then the parts of the retriever may be replaced.
         """
-        return None if self.momentum is None else self.momentum.twin_of(self.retriever)
+        return None if self.momentum is None else self.momentum(self.retriever)
 
     def modules(self) -> dict[str, nn.Module]:
         """Everything whose state belongs in a checkpoint."""

@@ -13,7 +13,6 @@ from diptych.data.problems import undecodable
 from diptych.encoders.transformer import TransformerText
 from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
-from diptych.training.loading import ViewMaker
 from diptych.training.method import Method
 from diptych.training.views import Augmented
 
@@ -70,19 +69,18 @@ def ready_views(
     device: str = "cpu",
     cache_dir: Path | None = None,
     show_progress: bool = True,
-) -> Mapping[str, ViewMaker]:
+) -> Mapping[str, Augmented]:
     """The view makers of a method, where a frozen backbone reads pictures: with copies that it has read once."""
     retriever, skip = method.retriever, captions.unreadable == "skip"
     found = dict(method.views)
     if retriever.image.encoder.frozen_backbone() is None or not holds_pictures(captions.images):
         return found
     for name, maker in method.views.items():
-        if isinstance(maker, Augmented):
-            copies = (
-                _features(retriever, copy, skip, device, cache_dir, show_progress)
-                for copy in maker.copies_of(captions.images)
-            )
-            found[name] = maker.with_copies([copy for copy in copies if copy is not None], captions.image_of)
+        copies = (
+            _features(retriever, copy, skip, device, cache_dir, show_progress)
+            for copy in maker.copies_of(captions.images)
+        )
+        found[name] = maker.with_copies([copy for copy in copies if copy is not None], captions.image_of)
     return found
 
 
