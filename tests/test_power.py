@@ -1,9 +1,9 @@
 """Power loss: every state that a disk may be left in opens as the state before a change, or as the one after it.
 
 A recording layer stands in front of the calls by which files are synced, renamed and removed. At each of them, and at
-the end, it asks what a disk may hold if the power goes now: of what was written and not synced nothing, half or all is
-there, and a name that was not synced with its folder has not come or has not gone yet. SQLite syncs its
-own files, so they are taken as they are.
+the end, it asks what a disk may hold if the power goes now: of what was written and not synced every prefix of whole
+sectors, or all but one byte, is there, and a name that was not synced with its folder has not come or has not gone yet.
+Here the files of SQLite are taken as they are; test_power_calls.py reads its system calls, too.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from diptych.model.retriever import Retriever, Tower
 from diptych.storage import parse_json
 from diptych.training.checkpoint import Progress, has_state, save_state
 
+SECTOR = 512  # bytes that a disk writes whole
 SQLITE = ("index.db", "index.db-wal", "index.db-shm")
 Names = dict[str, int | None]
 """What lies below a folder: the inodes of files by name, None for folders."""
@@ -102,9 +103,9 @@ class Disk:
                 new_bytes, old_bytes = whole[name] or b"", old[name] or b""
                 pairs = enumerate(zip(new_bytes, old_bytes, strict=False))
                 same = next((n for n, (a, b) in pairs if a != b), min(len(new_bytes), len(old_bytes)))
-                half = same + (len(new_bytes) - same) // 2
-                self.add({**whole, name: new_bytes[:half] + old_bytes[half:]})
-                self.add({**whole, name: old_bytes})
+                first = same + SECTOR - same % SECTOR
+                for cut in (0, *range(first, len(new_bytes), SECTOR), max(same, len(new_bytes) - 1)):
+                    self.add({**whole, name: new_bytes[:cut] + old_bytes[cut:]})
 
     def _old(self, number: int) -> bytes:
         return self.synced.get(number, b"")
@@ -132,7 +133,7 @@ def answers(folder: Path) -> Any:
     with EmbeddedIndex.open(folder, writable=True):
         pass
     with EmbeddedIndex.open(folder) as index:
-        index.verify()
+        assert index.verify() == []
         ids = sorted(index.contents(0)) if hasattr(index, "contents") else []
         hits = [index.search(row, 40, exact=True) for row in VECTORS[:3]]
         return ids, [[(hit.item.id, hit.item.text, round(hit.score, 5)) for hit in one] for one in hits]

@@ -53,8 +53,8 @@ def strace_works() -> bool:
     return found is not None and subprocess.run([found, "-o", os.devnull, "true"]).returncode == 0
 
 
-def injected(work: Work, place: Path, fault: str, log: Path) -> int:
-    """Do some work in a process whose system calls fail as ``fault`` says; its status, negative for a signal."""
+def traced(work: Work, place: Path, options: list[str], log: Path) -> int:
+    """Do some work in a process under ``strace``; its status, negative for a signal, and its traceback in ``log``."""
     waiting, go = os.pipe()
     pid = os.fork()
     if not pid:
@@ -72,8 +72,7 @@ def injected(work: Work, place: Path, fault: str, log: Path) -> int:
         finally:
             os._exit(status)
     os.close(waiting)
-    command = ["strace", "-f", "-o", os.devnull, "-p", str(pid), "-e", f"inject={fault}"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as tracer:
+    with subprocess.Popen(["strace", "-p", str(pid), *options], stderr=subprocess.PIPE) as tracer:
         assert tracer.stderr is not None
         said = tracer.stderr.readline()
         if b"attached" not in said:
@@ -106,7 +105,7 @@ def attack(folder: Path, make: Work, works: dict[str, Work], state: Callable[[Pa
         how = "signal=SIGKILL" if kind < 0.4 else f"error={draw.choice(ERRORS[call])}"
         fault = f"?{call}:{how}:when={number}{'+' if kind > 0.9 else ''}"
         log.unlink(missing_ok=True)
-        status = injected(works[name], place, fault, log)
+        status = traced(works[name], place, ["-f", "-o", os.devnull, "-e", f"inject={fault}"], log)
         said = log.read_text() if log.exists() else ""
         assert status in (DONE, REFUSED, -signal.SIGKILL), (name, fault, status, said[-1500:])
         found = state(place)
