@@ -4,7 +4,8 @@
 
 The service runs in a process of its own. Sixteen clients attack it as fast as it takes their bytes; meanwhile one
 bystander asks for ``/api/health`` and for a search in turn. Its slowest answers are the measure: above ``LATE`` seconds
-is a finding, and so is an answer that is not 200, or a service that has grown by more than ``GROWTH`` bytes.
+is a finding, and so is an answer that is not 200, or a service that has grown by more than ``GROWTH`` bytes. Seconds in
+which the event loop was ready and got no core, for what else the machine does, are counted apart.
 """
 
 from __future__ import annotations
@@ -104,10 +105,11 @@ def attack(port: int, name: str, over: threading.Event) -> None:
 
 @dataclass
 class Seen:
-    """The bystander's seconds for each answer, how many were not 200, and the growth of the service in bytes."""
+    """The bystander's seconds for each answer, those without a core among them, and what else it noticed."""
 
     seconds: list[float]
-    failed: int = 0
+    starved: list[float]
+    failed: int = 0  # answers that were not 200
     growth: int = 0
 
     def quantile(self, share: float) -> float:
@@ -117,16 +119,17 @@ class Seen:
     @property
     def finding(self) -> bool:
         """Whether another client suffered."""
-        return bool(self.failed) or max(self.seconds) > LATE or self.growth > GROWTH
+        own = max(all - without for all, without in zip(self.seconds, self.starved, strict=True))
+        return bool(self.failed) or own > LATE or self.growth > GROWTH
 
 
-def bystander(port: int, seconds: float) -> Seen:
+def bystander(port: int, pid: int, seconds: float) -> Seen:
     """Ask in turn for the state and for a search."""
-    seen, until = Seen([]), time.monotonic() + seconds
+    seen, until = Seen([], []), time.monotonic() + seconds
     paths = ("/api/health", "/api/search?text=red")
     while time.monotonic() < until:
         for path in paths:
-            start = time.monotonic()
+            before, start = threads(pid), time.monotonic()
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             try:
                 connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -138,6 +141,7 @@ def bystander(port: int, seconds: float) -> Seen:
             finally:
                 connection.close()
             seen.seconds.append(time.monotonic() - start)
+            seen.starved.append(without_core(pid, before))
         time.sleep(0.02)
     return seen
 
@@ -177,7 +181,7 @@ def attacked(name: str, port: int, pid: int, seconds: float, clients: int = CLIE
     attackers = subprocess.Popen([*command, "--seconds", str(seconds + 60)])
     try:
         time.sleep(1.0)  # all are at it
-        seen = bystander(port, seconds)
+        seen = bystander(port, pid, seconds)
         seen.growth = memory(pid) - before
     finally:
         over.set()
@@ -189,6 +193,25 @@ def attacked(name: str, port: int, pid: int, seconds: float, clients: int = CLIE
 def memory(pid: int) -> int:
     """Resident bytes of a process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def threads(pid: int | str) -> dict[str, tuple[int, int]]:
+    """Nanoseconds that each thread has run, and those in which it was ready to run and had no core."""
+    found = {}
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # it has ended
+            ran, waited, _ = map(int, file.read_text().split())
+            found[file.parent.name] = ran, waited
+    return found
+
+
+def without_core(pid: int, before: dict[str, tuple[int, int]]) -> float:
+    """Seconds since then in which the thread that ran most was ready and had no core: under attack, the event loop."""
+    since = [
+        (ran - before.get(thread, (0, 0))[0], waited - before.get(thread, (0, 0))[1])
+        for thread, (ran, waited) in threads(pid).items()
+    ]
+    return max(since)[1] / 1e9
 
 
 def rush(name: str, port: int, clients: int, seconds: float) -> None:
@@ -218,19 +241,20 @@ def main() -> None:
     if options.attack:
         rush(options.attack, options.port, options.clients, options.seconds)
         return
-    lines = ["| attack of 16 clients | bystander p50 s | p99 s | slowest s | answers | growth MB |"]
-    lines.append("|---|---|---|---|---|---|")
+    head = "| attack of 16 clients | bystander p50 s | p99 s | slowest s | of it without a core | answers | growth MB |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
     print("\n".join(lines), flush=True)
     findings = []
     for name in [name for name in ATTACKS if options.only in name]:
         with service() as (port, pid):
-            bystander(port, 0.5)
+            bystander(port, pid, 0.5)
             seen = attacked(name, port, pid, options.seconds, options.clients)
         if seen.finding:
             findings.append(name)
         failed = f" ({seen.failed} failed)" if seen.failed else ""
         lines.append(
             f"| {name} | {seen.quantile(0.5):.2f} | {seen.quantile(0.99):.2f} | {max(seen.seconds):.2f} "
+            f"| {seen.starved[seen.seconds.index(max(seen.seconds))]:.2f} "
             f"| {len(seen.seconds)}{failed} | {seen.growth / 1e6:.0f} |"
         )
         print(lines[-1], flush=True)
