@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import numpy as np
@@ -114,6 +115,19 @@ def test_a_png_of_many_profiles() -> None:
     with pytest.raises(ImageError, match=r"1,?000"):
         open_image(profiles(1000))
     assert open_image(profiles(1)).size == (16, 16)
+
+
+def test_a_png_of_many_empty_chunks(tmp_path: Path) -> None:
+    """Three gigabytes of zeros, a few kilobytes on the disk, kept a core busy for more than ten minutes."""
+    large = tmp_path / "large.png"
+    with large.open("wb") as file:
+        file.write(b"\x89PNG\r\n\x1a\n")
+        file.truncate(3_000_000_000)
+    start = time.process_time()
+    with pytest.raises(ImageError, match="10,000 chunks"):
+        open_image(large)
+    assert time.process_time() - start < 1
+    assert open_image(profiles(9_000, b"tEXt", 1)).size == (16, 16)
 
 
 def test_raw_is_developed(tmp_path: Path) -> None:

@@ -143,6 +143,30 @@ def test_a_forged_graph_with_the_right_checksum_does_not_end_the_process(home: P
         assert "not made by you" in done.stderr
 
 
+@pytest.mark.parametrize("change", ["compact", "build"])
+def test_codes_that_can_no_longer_be_read_are_left_out(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk failed between two reads of their file; a Python error came out of both."""
+
+    def fails(self: CodeTable, path: str) -> None:
+        monkeypatch.undo()  # once
+        raise RuntimeError(f"{path} holds no codes (seeking file failed)")
+
+    with EmbeddedIndex.open(make(tmp_path / "index"), writable=True) as index:
+        assert not index.search(VECTORS[0], 3, kind="image").exact
+        index.add([Item(f"new {n}") for n in range(32)], VECTORS[:32])
+        monkeypatch.setattr(CodeTable, "load", fails)
+        if change == "compact":
+            index.compact()
+        else:
+            index.build_graph("image", codes=True)
+        assert CodeTable.load is not fails
+        assert index.search(VECTORS[0], 3, kind="image").exact == (change == "compact")
+        assert index.search(VECTORS[0], 1, kind="image").ids == ["image 0"]
+        assert index.verify() == []
+
+
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_codes_of_other_shapes_are_no_codes(place: int, tmp_path: Path) -> None:
     table = CodeTable(D)

@@ -123,6 +123,7 @@ def test_text_is_written_in_one_piece(tmp_path: Path, monkeypatch: pytest.Monkey
         (OSError(errno.EROFS, "read only"), "Read-only file system"),
         (SafetensorError("I/O error: Permission denied (os error 13)"), "Permission denied"),
         (FileExistsError(errno.EEXIST, "there"), "in the way"),
+        (OSError("obtaining file position failed"), "check the disk"),  # numpy's, of EIO
     ],
 )
 def test_failures_are_one_sentence(error: Exception, said: str) -> None:

@@ -373,10 +373,9 @@ def storing(target: Path, but: type[OSError] | None = None) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         if but is not None and isinstance(error, but):
             raise
-        number = error.errno if isinstance(error, OSError) else _rust_number(error)
-        if number is None:
-            raise
-        if (said := _sentence(target, number)) is None:
+        # numpy gives no number with what the system refuses it
+        number = (error.errno or errno.EIO) if isinstance(error, OSError) else _rust_number(error)
+        if number is None or (said := _sentence(target, number)) is None:
             raise
         raise StorageError(said) from error
 

@@ -87,7 +87,10 @@ def packed(draw: Random) -> tuple[str, bytes]:
         name = draw.choice((b"iCCP", b"zTXt", b"iTXt", b"eXIf"))
         return "a.png", profiles(draw.choice((1, 2, 60)), name, draw.choice((1_000, 1_000_000, 4_000_000)))
     if kind < 0.7:
-        return "a.png", profiles(1, b"tEXt", 10) + chunk(b"IDAT", bytes(5)) * 1_000
+        name, count = draw.choice((b"IDAT", b"tEXt", b"aaAa", b"\0\0\0\0")), draw.choice((1_000, 300_000))
+        before = chunk(name, bytes(draw.choice((0, 5)))) * count
+        whole = profiles(1, b"tEXt", 10)
+        return "a.png", whole[:33] + before + whole[33:] if draw.random() < 0.5 else whole + before
     if kind < 0.8:
         return "a.tif", tile_bomb(draw.choice((64, 1_500, 9_000)))
     return "a.jpg", many_scans(draw.choice((2, 90, 3_000)), side=512)

@@ -60,7 +60,8 @@ def traced(work: Work, place: Path, options: list[str], log: Path) -> int:
     if not pid:
         status = RAISED
         try:
-            os.close(go)
+            with suppress(OSError):  # strace may be there before these calls, which are not of the work
+                os.close(go)
             with suppress(OSError):
                 os.read(waiting, 1)
             work(place)

@@ -16,6 +16,7 @@ from diptych.data.decode.extra_formats import HEIC, is_heif, open_extra, registe
 from diptych.errors import ImageError
 
 MAX_PIXELS = 100_000_000  # a picture that claims more is refused before it is decoded
+MAX_CHUNKS = 10_000  # of a PNG before its pixels: each costs the same, however small; photos have a dozen
 MAX_SCANS = 100  # of a progressive JPEG, each a pass over the whole picture: cameras write about ten
 # Pillow has more: some of them decode before they tell the size (ICO, ICNS), one starts a program (EPS). Pillow opens
 # MPO as JPEG. The suffixes of files in these formats are IMAGE_SUFFIXES in extra_formats.py.
@@ -125,15 +126,18 @@ def open_header(stream: BinaryIO, label: str) -> Image.Image:
 
 
 def _check_profiles(stream: BinaryIO, head: bytes, label: str) -> None:
-    """Raise for a PNG with more than one colour profile: Pillow decompresses every one."""
-    found, at = 0, 8
+    """Raise for a PNG with many chunks, or more than one colour profile: Pillow reads, and decompresses, every one."""
+    found, at, chunks = 0, 8, 0
     while head.startswith(b"\x89PNG"):
         stream.seek(at)
         start = stream.read(8)
         found += start[4:] == b"iCCP"
         at += 12 + int.from_bytes(start[:4])
+        chunks += 1
         if len(start) < 8 or start[4:] == b"IDAT":
             break
+        if chunks > MAX_CHUNKS:
+            raise ImageError(f"{label} is a PNG of more than {MAX_CHUNKS:,} chunks: save it again.")
     stream.seek(0)
     if found > 1:
         raise ImageError(f"{label} is a PNG of {found:,} colour profiles, and may have one: save it again.")

@@ -177,7 +177,9 @@ class Graphs:
         if old is not None and old.is_codes != codes:
             old = None
         segments = state.of_kind(kind)
-        graph = self._load(old, codes)
+        graph = None if old is None else self._load(old)
+        if graph is None:
+            old, graph = None, self._empty(codes)
         _keep(graph, _present(segments, _keys(graph)))
         for rows in track(_pieces(segments, old), "approximate index", None, show_progress):
             vectors = fetch(segments, self.layout, rows)
@@ -195,11 +197,11 @@ class Graphs:
             db.execute("DELETE FROM graphs WHERE kind = ?", (kind,))
             out += known
             old = self.find(state, kind)
-            if old is None:  # none, or damaged
+            graph = None if old is None else self._load(old)
+            if old is None or graph is None:  # none, or damaged
                 continue
             stay = tuple(s for s in state.of_kind(kind) if all(s is not one for one in gone))
             covered, covers = _covered(old, pairs)
-            graph = self._load(old, old.is_codes)
             _keep(graph, np.concatenate([_present(stay, _keys(graph)), covered[:, 1]]))
             graph.rename(covered[:, 1].astype(np.uint64), covered[:, 0].astype(np.uint64))
             if len(graph):
@@ -254,11 +256,16 @@ class Graphs:
                 return None
             return self._open[graph.file]
 
-    def _load(self, graph: Graph | None, codes: bool) -> Any:
-        """A graph in memory, to be changed; an empty one for None."""
-        loaded = CodeTable(self.layout.dimension) if codes else _new_graph(self.layout.dimension)
-        if graph is not None:
+    def _empty(self, codes: bool) -> Any:
+        return CodeTable(self.layout.dimension) if codes else _new_graph(self.layout.dimension)
+
+    def _load(self, graph: Graph) -> Any:
+        """A graph in memory, to be changed; None when its file cannot be read."""
+        loaded = self._empty(graph.is_codes)
+        try:
             loaded.load(str(FILES.path(self.folder, graph.file)))
+        except (OSError, RuntimeError):
+            return None
         return loaded
 
     def _saved(self, graph: Any, state: State, kind: Kind, covers: dict[int, int]) -> Graph:
