@@ -39,6 +39,8 @@ the flags; the tables themselves are the files in `src/diptych/papers/`.
 Each `--data NAME=PATH` is one data set. A table measures the columns whose data are given, and names those that are
 missing. `-grid` and `-pictures` are other forms of the same images, which some rows read. `cub`, `sop`, `in-shop` and
 `inaturalist` are the folders of those lists, `sts` is SentEval's folder.
+
+Not listed are CODER's Figures 1 and 2 and Figure 1 of its supplement, drawings of the method without measurements.
 """
 
 SHARED: dict[type[TrainingSettings], str] = {
