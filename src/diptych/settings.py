@@ -24,7 +24,6 @@ from diptych.registries import (
 T = TypeVar("T")
 
 IMAGE_HELP = "image encoder (auto: regions for stored features, lite0 for pictures)"
-GRID_HELP = "image encoder (auto: grid for stored features, lite0 for pictures)"
 IMAGE_TEACHER_HELP = "image teacher (auto: stored for stored features, lite0 for pictures)"
 TEXT_TEACHER_HELP = "text teacher, the mean of its token states"
 """Settings that several recipes and commands have, in words: a help page imports no model."""

@@ -13,44 +13,28 @@ from typing import ClassVar
 from diptych.branches.consensus import CONCEPT, FUSED, WEIGHTS, ConceptWords, ConsensusBranch
 from diptych.data.captions import Captions
 from diptych.data.text import WordInput
-from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
-from diptych.model import named
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.objective import Objective
 from diptych.objectives.soft_labels import Agreement
 from diptych.objectives.triplet import triplet
 from diptych.recipes import sgraf
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import (
-    ConceptSettings,
-    HingeSettings,
-    TowerSettings,
-    concepts_of,
-    join_towers,
-    method,
-)
-from diptych.registries import IMAGE_ENCODERS
-from diptych.settings import GRID_HELP, defaults, setting
+from diptych.recipes.towers import ConceptSettings, concepts_of, join_towers, method
+from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
 VIEW = "consensus"
 
 
 @dataclass(frozen=True)
-@defaults(image_pool="first", text_pool="first", concept_size=300)
-class Settings(TowerSettings, HingeSettings, ConceptSettings):
+@defaults(concept_size=300)
+class Settings(sgraf.AttendedSettings, ConceptSettings):
     """CVSE on Flickr30K: Adam 2e-4 (no decay), batch 128, clip 2, 1024-d, 300 concepts, weights 3, 5, 1 and 2."""
 
     epochs: int = setting(50, "passes over the training texts (COCO: 30)", low=1)
-    learning_rate: float = setting(2e-4, "base learning rate", low=0)
-    weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam, as published)", low=0)
     decay_epoch: int = setting(
         25, "epoch from which the learning rate is multiplied by decay_factor (COCO: 15)", low=0
     )
-    image_encoder: str = setting("auto", GRID_HELP, names=IMAGE_ENCODERS)
-    regions: int = setting(0, "most regions of an image (0: as many as the first image has)", low=0)
-    attention_dropout: float = setting(0.4, "dropout in the self-attentions", low=0, high=0.95)
-    word_dropout: float = setting(0.4, "dropout of embedded words", low=0, high=0.95)
     label_share: float = setting(
         0.35, "share of a text's own concepts in its weights (COCO: 0.4)", low=0, high=1
     )
@@ -70,24 +54,13 @@ class Settings(TowerSettings, HingeSettings, ConceptSettings):
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method for the given training data."""
-    # one linear layer on stored regions, which is what 'grid' does
-    image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
-    text, text_input = named.text_side(settings, captions, drop=0.0, word_dropout=settings.word_dropout)
+    image, text, image_input, text_input = sgraf.attended_sides(settings, captions)
     assert isinstance(text_input, WordInput)
-    regions = settings.regions or sgraf.regions_of(image, captions, settings.image_size)
-    seeing = VisualSelfAttention(settings.dim, regions, settings.attention_dropout)
-    reading = TextualSelfAttention(settings.dim, settings.attention_dropout)
     branch = consensus(settings, captions)
     numbers = {word: number for number, word in enumerate(branch.words)}
     concept_of = [numbers.get(word, -1) for word in text_input.words]
-    retriever = join_towers(
-        settings,
-        SelfAttended(image, seeing),
-        ConceptWords(SelfAttended(text, reading), concept_of, len(numbers)),
-        image_input,
-        text_input,
-        {VIEW: branch},
-    )
+    text = ConceptWords(text, concept_of, len(numbers))
+    retriever = join_towers(settings, image, text, image_input, text_input, {VIEW: branch})
     return method(retriever, objective(settings), settings)
 
 

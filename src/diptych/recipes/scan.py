@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diptych.data.captions import Captions
-from diptych.errors import SettingsError
 from diptych.interaction.scan import SCAN, Direction, Pooling
-from diptych.model import named
 from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import HingeSettings, TowerSettings, join_towers, method
-from diptych.registries import IMAGE_ENCODERS
-from diptych.settings import GRID_HELP, defaults, setting
+from diptych.recipes.towers import LocalSettings, join_towers, local_sides, method
+from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
 SHARPNESS = {"text": 9.0, "image": 4.0}
@@ -28,7 +25,7 @@ LSE_SHARPNESS = {"text": 6.0, "image": 5.0}
 
 @dataclass(frozen=True)
 @defaults(image_pool="mean", text_pool="mean")
-class Settings(TowerSettings, HingeSettings):
+class Settings(LocalSettings):
     """SCAN in the published numbers for Flickr30K: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d."""
 
     direction: Direction = setting(
@@ -44,23 +41,14 @@ class Settings(TowerSettings, HingeSettings):
     )
     epochs: int = setting(30, "passes over the training texts (COCO: 20)", low=1)
     learning_rate: float = setting(2e-4, "base learning rate (COCO: 5e-4)", low=0)
-    weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam, as published)", low=0)
     decay_epoch: int = setting(
         15, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
     )
-    image_encoder: str = setting("auto", GRID_HELP, names=IMAGE_ENCODERS)
 
 
 def build(settings: Settings, captions: Captions) -> Method:
     """Compose the method: local features of both sides, and the scorer between them."""
-    if settings.text_encoder == "gru":
-        raise SettingsError(
-            "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
-        )
-    # one linear layer on stored regions, which is what 'grid' does
-    image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
-    text, text_input = named.text_side(settings, captions, drop=0.0)
-    retriever = join_towers(settings, image, text, image_input, text_input, scorer=scorer(settings))
+    retriever = join_towers(settings, *local_sides(settings, captions), scorer=scorer(settings))
     return method(retriever, triplet(settings), settings)
 
 

@@ -17,40 +17,42 @@ import torch
 
 from diptych.branches.branch import Branch
 from diptych.data.captions import Captions, first_readable, holds_features
+from diptych.data.images import ImageInput
+from diptych.data.text import TextInput
 from diptych.encoders.attended import SelfAttended, TextualSelfAttention, VisualSelfAttention
 from diptych.encoders.cnn import Grid
 from diptych.encoders.encoder import Encoder
-from diptych.errors import SettingsError
 from diptych.interaction.sgraf import SAF, SGR
 from diptych.interaction.similarity import PairScorer
-from diptych.model import named
 from diptych.model.retriever import Retriever
 from diptych.objectives.triplet import triplet
 from diptych.recipes.recipe import Recipe
-from diptych.recipes.towers import HingeSettings, TowerSettings, join_towers, method
-from diptych.registries import IMAGE_ENCODERS
-from diptych.settings import GRID_HELP, defaults, setting
+from diptych.recipes.towers import LocalSettings, join_towers, local_sides, method
+from diptych.settings import defaults, setting
 from diptych.training.method import Method
 
 
 @dataclass(frozen=True)
 @defaults(image_pool="first", text_pool="first")
-class Settings(TowerSettings, HingeSettings):
-    """SGRAF in the published numbers: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d, 256-d similarity."""
+class AttendedSettings(LocalSettings):
+    """A self-attention on each side, whose vector sums the side up."""
 
-    epochs: int = setting(40, "passes over the training texts (Flickr30K; COCO: 20)", low=1)
-    learning_rate: float = setting(2e-4, "base learning rate", low=0)
-    weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam, as published)", low=0)
-    decay_epoch: int = setting(
-        30, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
-    )
-    image_encoder: str = setting("auto", GRID_HELP, names=IMAGE_ENCODERS)
-    similarity_dim: int = setting(256, "width of a similarity vector", low=1)
-    sharpness: float = setting(9.0, "factor λ on the affinities before their softmax over regions", low=0)
-    steps: int = setting(3, "steps of reasoning (SGR)", low=1)
     regions: int = setting(0, "most regions of an image (0: as many as the first image has)", low=0)
     attention_dropout: float = setting(0.4, "dropout in the self-attentions", low=0, high=0.95)
     word_dropout: float = setting(0.4, "dropout of embedded words (BiGRU)", low=0, high=0.95)
+
+
+@dataclass(frozen=True)
+class Settings(AttendedSettings):
+    """SGRAF in the published numbers: Adam 2e-4 (no decay), batch 128, margin 0.2, clip 2, 1024-d, 256-d similarity."""
+
+    epochs: int = setting(40, "passes over the training texts (Flickr30K; COCO: 20)", low=1)
+    decay_epoch: int = setting(
+        30, "epoch from which the learning rate is multiplied by decay_factor (COCO: 10)", low=0
+    )
+    similarity_dim: int = setting(256, "width of a similarity vector", low=1)
+    sharpness: float = setting(9.0, "factor λ on the affinities before their softmax over regions", low=0)
+    steps: int = setting(3, "steps of reasoning (SGR)", low=1)
 
 
 @dataclass(frozen=True)
@@ -72,25 +74,25 @@ def host(
     branches: Mapping[str, Branch] | None = None,
 ) -> Retriever:
     """Both towers and the pair scorer; the towers' vectors are the global vectors of the self-attentions."""
-    if settings.text_encoder == "gru":
-        raise SettingsError(
-            "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
-        )
-    # published SGRAF projects regions with one linear layer, which is what 'grid' does
-    image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
-    text, text_input = named.text_side(settings, captions, drop=0.0, word_dropout=settings.word_dropout)
-    dim, dropout = settings.dim, settings.attention_dropout
-    seeing = VisualSelfAttention(
-        dim, settings.regions or regions_of(image, captions, settings.image_size), dropout
-    )
-    reading = TextualSelfAttention(dim, dropout)
+    dim = settings.dim
+    sides = attended_sides(settings, captions)
     scorer: PairScorer = (
         SGR(dim, settings.similarity_dim, settings.steps, settings.sharpness)
         if kind == "sgr"
         else SAF(dim, settings.similarity_dim, settings.sharpness)
     )
-    sides = SelfAttended(image, seeing), SelfAttended(text, reading)
-    return join_towers(settings, *sides, image_input, text_input, branches, scorer)
+    return join_towers(settings, *sides, branches, scorer)
+
+
+def attended_sides(
+    settings: AttendedSettings, captions: Captions
+) -> tuple[Encoder, Encoder, ImageInput, TextInput]:
+    """Both encoders with their self-attentions, and what they read."""
+    image, text, image_input, text_input = local_sides(settings, captions, settings.word_dropout)
+    dim, dropout = settings.dim, settings.attention_dropout
+    regions = settings.regions or regions_of(image, captions, settings.image_size)
+    seeing, reading = VisualSelfAttention(dim, regions, dropout), TextualSelfAttention(dim, dropout)
+    return SelfAttended(image, seeing), SelfAttended(text, reading), image_input, text_input
 
 
 def regions_of(encoder: Encoder, captions: Captions, size: int) -> int:

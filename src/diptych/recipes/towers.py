@@ -37,7 +37,8 @@ from diptych.interaction.similarity import PairScorer
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.objective import Objective
-from diptych.settings import EncoderSettings, HostSettings, TrainingSettings, setting
+from diptych.registries import IMAGE_ENCODERS
+from diptych.settings import EncoderSettings, HostSettings, TrainingSettings, defaults, setting
 from diptych.training.method import Method
 
 FRAMES = tuple(name for name in HostSettings.INHERITED if name not in ("image_encoder", "image_size"))
@@ -66,6 +67,17 @@ class HingeSettings(TrainingSettings):
 
 
 @dataclass(frozen=True)
+@defaults(learning_rate=2e-4)
+class LocalSettings(TowerSettings, HingeSettings):
+    """What SCAN, SGRAF and CVSE share: a linear layer on stored regions, and Adam."""
+
+    image_encoder: str = setting(
+        "auto", "image encoder (auto: grid for stored features, lite0 for pictures)", names=IMAGE_ENCODERS
+    )
+    weight_decay: float = setting(0.0, "AdamW weight decay (0: Adam, as published)", low=0)
+
+
+@dataclass(frozen=True)
 class ConceptSettings(TrainingSettings):
     """The words that are concepts, and their vectors."""
 
@@ -84,6 +96,20 @@ def towers(
     image, image_input = named.image_side(settings, captions, drop=image_drop)
     text, text_input = named.text_side(settings, captions, drop=text_drop)
     return join_towers(settings, image, text, image_input, text_input)
+
+
+def local_sides(
+    settings: LocalSettings, captions: Captions, word_dropout: float = 0.0
+) -> tuple[Encoder, Encoder, ImageInput, TextInput]:
+    """Both encoders and what they read, where the elements of both sides are compared with each other."""
+    if settings.text_encoder == "gru":
+        raise SettingsError(
+            "--text_encoder gru gives one vector per text, and a pair scorer reads words: use bigru."
+        )
+    # one linear layer on stored regions, as published, which is what 'grid' does
+    image, image_input = named.image_side(settings, captions, drop=0.0, auto="grid")
+    text, text_input = named.text_side(settings, captions, drop=0.0, word_dropout=word_dropout)
+    return image, text, image_input, text_input
 
 
 def join_towers(
@@ -141,15 +167,14 @@ def concepts_of(
     settings: Any, captions: Captions, shares: Sequence[float] = SHARES
 ) -> tuple[Concepts, WordVectors | None]:
     """Concepts among the words of the training texts, or in CVSE's released files, and their word vectors."""
-    if files := getattr(settings, "concept_files", ""):
-        concepts = read_cvse(files)
+    wanted = settings if isinstance(settings, ConceptSettings) else ConceptSettings()
+    if wanted.concept_files:
+        concepts = read_cvse(wanted.concept_files)
         count_concepts(concepts.words, captions.texts)  # refuses words of which none occurs in these texts
     else:
-        size = getattr(settings, "concept_size", ConceptSettings.concept_size)
-        concepts = find_concepts(captions.texts, size, shares)
-    source = getattr(settings, "concept_vectors", "")
-    if source or concepts.vectors is None:  # else CVSE's folder brought its own
-        return concepts, word_vectors(concepts.words, source or "glove")
+        concepts = find_concepts(captions.texts, wanted.concept_size, shares)
+    if wanted.concept_vectors or concepts.vectors is None:  # else CVSE's folder brought its own
+        return concepts, word_vectors(concepts.words, wanted.concept_vectors or "glove")
     return concepts, None
 
 
