@@ -15,30 +15,29 @@ from diptych.runs.train import resumed_settings
 from diptych.settings import UNSAID, TrainingSettings, from_saved, to_json
 from diptych.training.checkpoint import RunCard, check_resumable
 from diptych.training.optim import (
-    Schedule,
-    cosine_decay,
     depends_on_epochs,
-    every_decay,
-    linear_decay,
     schedule_of,
-    step_decay,
 )
 
 
 def test_step_decay() -> None:
-    factors = [Schedule(4, step_decay(2, 0.1)).factor(step) for step in range(12)]
+    schedule = schedule_of(TrainingSettings(schedule="step", decay_epoch=2, decay_factor=0.1), 4)
+    factors = [schedule.factor(step) for step in range(12)]
     assert factors == [1.0] * 8 + [0.1] * 4
 
 
 def test_decay_every_few_epochs() -> None:
-    schedule = Schedule(2, every_decay(3, 0.7))
+    schedule = schedule_of(TrainingSettings(schedule="every", decay_every=3, decay_factor=0.7), 2)
     assert [schedule.factor(2 * epoch) for epoch in (0, 2, 3, 5, 6)] == pytest.approx([1, 1, 0.7, 0.7, 0.49])
 
 
 @pytest.mark.parametrize("per_epoch", [False, True])
 def test_cosine_is_torchs(per_epoch: bool) -> None:
     epochs, steps, final = 5, 3, 0.1
-    schedule = Schedule(steps, cosine_decay(epochs, final), per_epoch=per_epoch)
+    settings = TrainingSettings(
+        epochs=epochs, schedule="cosine", final_factor=final, schedule_per_epoch=per_epoch
+    )
+    schedule = schedule_of(settings, steps)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     length = epochs if per_epoch else epochs * steps
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, length, eta_min=final)
@@ -50,12 +49,13 @@ def test_cosine_is_torchs(per_epoch: bool) -> None:
 
 
 def test_a_line_and_a_rise() -> None:
-    schedule = Schedule(10, linear_decay(2, 0.0), warmup_steps=4)
+    base = TrainingSettings(epochs=2, schedule="linear", warmup_share=0.2)
+    schedule = schedule_of(base, 10)
     assert [schedule.factor(step) for step in range(4)] == pytest.approx(
         [(step + 1) / 4 * (1 - step / 20) for step in range(4)]
     )
     assert schedule.factor(10) == pytest.approx(0.5)
-    assert Schedule(10, linear_decay(2, 0.2)).factor(20) == pytest.approx(0.2)
+    assert schedule_of(replace(base, final_factor=0.2), 10).factor(20) == pytest.approx(0.2)
 
 
 def test_settings_choose_the_schedule() -> None:

@@ -33,7 +33,7 @@ from diptych.runs.train import resumed_settings, run_recipe
 from diptych.settings import TrainingSettings, from_json
 from diptych.training import log, session
 from diptych.training.log import read_log
-from diptych.training.optim import Schedule, can_fold_clip, fold_clip, step_decay
+from diptych.training.optim import can_fold_clip, fold_clip, schedule_of
 from diptych.training.step import Step
 from diptych.types import Batch, Features
 
@@ -333,7 +333,7 @@ def test_settings_say_what_is_wrong() -> None:
 
 
 def test_schedule() -> None:
-    schedule = Schedule(10, step_decay(3, 0.1), warmup_epoch=1)
+    schedule = schedule_of(TrainingSettings(decay_epoch=3, decay_factor=0.1, warmup_epoch=1), 10)
     assert schedule.factor(5) == 1.0
     assert schedule.factor(10) == pytest.approx(0.1)
     assert schedule.factor(19) == 1.0

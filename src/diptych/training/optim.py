@@ -114,24 +114,16 @@ Decay = Callable[[float], float]
 """How the rate falls: a factor for every point of training, given in epochs from 0 on."""
 
 
-def step_decay(at: int, drop: float) -> Decay:
-    """1, then ``drop`` from epoch ``at`` on."""
-    return lambda epoch: drop if math.floor(epoch) >= at else 1.0
-
-
-def every_decay(epochs: int, drop: float) -> Decay:
-    """``drop`` once more every ``epochs`` epochs."""
-    return lambda epoch: float(drop ** (math.floor(epoch) // epochs))
-
-
-def cosine_decay(epochs: float, final: float) -> Decay:
-    """Half a cosine from 1 at the start to ``final`` at the end of ``epochs``."""
-    return lambda epoch: final + (1 - final) * (1 + math.cos(math.pi * min(epoch / epochs, 1.0))) / 2
-
-
-def linear_decay(epochs: float, final: float) -> Decay:
-    """A straight line from 1 at the start to ``final`` at the end of ``epochs``."""
-    return lambda epoch: 1.0 - (1 - final) * min(epoch / epochs, 1.0)
+def decay_of(settings: TrainingSettings, length: float) -> Decay:
+    """How the rate falls by the settings; a cosine and a line end after ``length`` epochs."""
+    drop, final = settings.decay_factor, settings.final_factor
+    decays: dict[str, Decay] = {
+        "step": lambda epoch: drop if math.floor(epoch) >= settings.decay_epoch else 1.0,
+        "every": lambda epoch: float(drop ** (math.floor(epoch) // settings.decay_every)),
+        "cosine": lambda epoch: final + (1 - final) * (1 + math.cos(math.pi * min(epoch / length, 1.0))) / 2,
+        "linear": lambda epoch: 1.0 - (1 - final) * min(epoch / length, 1.0),
+    }
+    return decays[settings.schedule]
 
 
 @dataclass(frozen=True)
@@ -168,15 +160,9 @@ def schedule_of(settings: TrainingSettings, steps_per_epoch: int) -> Schedule:
     after = settings.decay_after_warmup and settings.schedule in CONTINUOUS
     warmup = int(settings.warmup_share * steps) if after else round(settings.warmup_share * steps)
     length = max(1, steps - warmup) / steps_per_epoch if after else settings.epochs
-    decays: dict[str, Decay] = {
-        "step": step_decay(settings.decay_epoch, settings.decay_factor),
-        "every": every_decay(settings.decay_every, settings.decay_factor),
-        "cosine": cosine_decay(length, settings.final_factor),
-        "linear": linear_decay(length, settings.final_factor),
-    }
     return Schedule(
         steps_per_epoch,
-        decays[settings.schedule],
+        decay_of(settings, length),
         settings.warmup_epoch,
         warmup,
         settings.schedule_per_epoch,
