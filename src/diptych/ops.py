@@ -58,6 +58,11 @@ class Remembering(nn.Module):
         return self._made[key]
 
 
+def at_least_float32(values: Tensor) -> Tensor:
+    """Half precision becomes float32: ranks, sums over a set and soft labels need more than 8 bits."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
 def cosine_scores(image: Tensor, text: Tensor) -> Tensor:
     """Scores (images, texts) of unit rows: the one orientation used everywhere."""
     return image @ text.T
@@ -77,7 +82,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 def masked_softmax(scores: Tensor, mask: Tensor, dim: int = -1) -> Tensor:
     """Softmax over the valid positions, exact zeros elsewhere, in float32 or better."""
-    work = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    work = at_least_float32(scores)
     filled = work.masked_fill(~mask, torch.finfo(work.dtype).min)
     return torch.softmax(filled, dim=dim) * mask
 

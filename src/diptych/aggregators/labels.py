@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from diptych import ops
 from diptych.aggregators.pooling import Aggregator
-from diptych.aggregators.sorting import at_least_float32
 from diptych.errors import SettingsError
 from diptych.parts import part
 from diptych.types import Features
@@ -40,7 +39,7 @@ class LabelHead(Aggregator):
     def forward(self, features: Features) -> Tensor:
         valid = features.mask[..., None]
         # (B, L, C)
-        tokens = torch.sigmoid(at_least_float32(self.linear(features.values.masked_fill(~valid, 0))))
+        tokens = torch.sigmoid(ops.at_least_float32(self.linear(features.values.masked_fill(~valid, 0))))
         return ops.masked_mean(ops.unit(tokens) if self.unit_tokens else tokens, features.mask)
 
 
@@ -75,7 +74,7 @@ class CommonSpace(Aggregator):
         return self.common.dim
 
     def forward(self, features: Features) -> Tensor:
-        pooled = ops.masked_mean(at_least_float32(features.values), features.mask)
+        pooled = ops.masked_mean(ops.at_least_float32(features.values), features.mask)
         u: Tensor = self.common(torch.relu(self.own(pooled)))
         return u
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.aggregators.sorting import at_least_float32, sort_sets
+from diptych.aggregators.sorting import sort_sets
 from diptych.errors import SettingsError, at_least
 from diptych.parts import part
 from diptych.types import Features
@@ -31,7 +31,7 @@ class Mean(Aggregator):
     """Average pooling, v = (1/N) Σ_n x_n (AvgPool, the aggregator of VSE++ in VSE∞'s tables)."""
 
     def forward(self, features: Features) -> Tensor:
-        return ops.masked_mean(at_least_float32(features.values), features.mask)
+        return ops.masked_mean(ops.at_least_float32(features.values), features.mask)
 
 
 @part
@@ -41,7 +41,7 @@ class Max(Aggregator):
     def forward(self, features: Features) -> Tensor:
         valid = features.mask[..., None]
         largest = features.values.masked_fill(~valid, -torch.inf).amax(dim=1)
-        return at_least_float32(largest.masked_fill(~valid.any(dim=1), 0))
+        return ops.at_least_float32(largest.masked_fill(~valid.any(dim=1), 0))
 
 
 @part
@@ -102,7 +102,7 @@ class GeM(Aggregator):
 
     def forward(self, features: Features) -> Tensor:
         valid = features.mask[..., None]
-        values = at_least_float32(features.values).masked_fill(~valid, self.eps)
+        values = ops.at_least_float32(features.values).masked_fill(~valid, self.eps)
         logs = (self.p * values.clamp_min(self.eps).log()).masked_fill(~valid, torch.finfo(values.dtype).min)
         size = features.sizes.clamp_min(1)[:, None].to(values.dtype)
         pooled = ((logs.logsumexp(dim=1) - size.log()) / self.p).exp()
@@ -112,16 +112,16 @@ class GeM(Aggregator):
 def _element(features: Features, place: Tensor) -> Tensor:
     """The element at ``place`` (B,) of each set, zeros where the set is empty."""
     rows = torch.arange(place.shape[0], device=place.device)  # not len(): an exported batch may have any size
-    found = at_least_float32(features.values[rows, place])
+    found = ops.at_least_float32(features.values[rows, place])
     return found.masked_fill(~features.mask.any(dim=1, keepdim=True), 0)
 
 
 STD = 0.02  # standard deviation of a head's weights
 
 
-def make_head(input_dim: int, dim: int, norm: bool) -> nn.Sequential:
+def make_head(input_dim: int, dim: int, norm: bool, kind: type[nn.Linear] = nn.Linear) -> nn.Sequential:
     """Linear(input_dim → dim), with ``norm`` a LayerNorm before it; weights ~ N(0, 0.02²), no activation."""
-    linear = nn.Linear(input_dim, dim)
+    linear = kind(input_dim, dim)
     nn.init.normal_(linear.weight, std=STD)
     return nn.Sequential(*([nn.LayerNorm(input_dim)] if norm else []), linear)
 

@@ -18,11 +18,6 @@ SHORT = 64  # elements of a set that the kernel for GPUs sorts; longer ones go t
 WORTH_A_THREAD = 2**18  # values to sort; a thread costs as much as sorting about a tenth of this
 
 
-def at_least_float32(values: Tensor) -> Tensor:
-    """Half precision becomes float32: ranks and sums over a set need more than 8 bits."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
 def sort_sets(features: Features) -> Tensor:
     """Each channel in ascending order, invalid places first, as zeros: (B, L, D) → (B, D, L).
 
@@ -35,7 +30,7 @@ def sort_sets(features: Features) -> Tensor:
         from diptych.kernels.rows import SortSets
 
         return SortSets.apply(features.values, features.mask)  # type: ignore[no-any-return, no-untyped-call]
-    values = at_least_float32(features.values)
+    values = ops.at_least_float32(features.values)
     if values.device.type == "cpu" and not (torch.compiler.is_compiling() or ops.is_exported()):
         ranked: Tensor = _SortOnCPU.apply(values, features.mask)  # type: ignore[no-untyped-call]
         return ranked

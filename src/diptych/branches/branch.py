@@ -14,8 +14,7 @@ from torch.nn.functional import linear
 
 from diptych import ops
 from diptych.aggregators import First
-from diptych.aggregators.pooling import Aggregator
-from diptych.aggregators.sorting import at_least_float32
+from diptych.aggregators.pooling import Aggregator, make_head
 from diptych.data.labels import Signs, checked_bits, checked_centres, hash_centres, tie_vector
 from diptych.errors import SettingsError
 from diptych.parts import part
@@ -53,9 +52,6 @@ class Branch(nn.Module):
         return Embeddings(
             self.image(seen.image, seen.image_features), self.text(seen.text, seen.text_features)
         )
-
-
-SPREAD = 0.02  # standard deviation of the weights behind a LayerNorm (CUSA's CLIP)
 
 
 @part
@@ -108,11 +104,9 @@ def _view_of(head: nn.Module, aggregator: Aggregator | None, vector: Tensor, fea
 
 
 def _head(width: int, dim: int, layer_norm: bool) -> nn.Module:
-    if not layer_norm:
-        return ops.xavier_linear(width, dim, kind=_Head)
-    head = _Head(width, dim)
-    nn.init.normal_(head.weight, std=SPREAD)
-    return nn.Sequential(nn.LayerNorm(width), head)
+    if layer_norm:  # CUSA's CLIP
+        return make_head(width, dim, norm=True, kind=_Head)
+    return ops.xavier_linear(width, dim, kind=_Head)
 
 
 @part
@@ -184,6 +178,6 @@ class HashHead(Branch):
         self.centres.copy_(torch.from_numpy(np.ascontiguousarray(signs[:classes])))
 
     def image(self, vector: Tensor, features: Features) -> Tensor:
-        pooled = ops.masked_mean(at_least_float32(features.values), features.mask)
+        pooled = ops.masked_mean(ops.at_least_float32(features.values), features.mask)
         codes: Tensor = self.layers(pooled)
         return codes

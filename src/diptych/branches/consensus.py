@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diptych import ops
 from diptych.branches.concept import ConceptBranch
-from diptych.encoders.encoder import Encoder
+from diptych.encoders.encoder import Around, Encoder
 from diptych.errors import DataError, SettingsError
 from diptych.parts import part
 from diptych.types import Batch, Embeddings, Features, Inputs
@@ -24,13 +24,14 @@ class WordStates(Features):
 
 
 @part
-class ConceptWords(Encoder):
+class ConceptWords(Around):
     """An encoder of token ids whose states also say which concepts occur in each text.
 
     ``concept_of`` (vocabulary,) is the concept of each word, −1 for none; ``concepts`` is their number g. Shapes: ids
     (B, W) → states (B, L, D) of ``encoder``, and z (B, g).
     """
 
+    wrapped = "encoder"
     concept_of: Tensor
 
     def __init__(self, encoder: Encoder, concept_of: Sequence[int], concepts: int) -> None:
@@ -48,12 +49,6 @@ class ConceptWords(Encoder):
         )
         z = torch.zeros(numbers.shape[0], self.concepts + 1, device=numbers.device).scatter_(1, numbers, 1.0)
         return WordStates(found.values, found.mask, z[:, :-1])
-
-    def frozen_part(self) -> nn.Module | None:
-        return self.encoder.frozen_part()
-
-    def pretrained(self) -> tuple[str, ...]:
-        return tuple(f"encoder.{name}" for name in self.encoder.pretrained())
 
 
 FUSED, CONCEPT, WEIGHTS = "fused", "concept", "weights"  # the views of the branch's own view

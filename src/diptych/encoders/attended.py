@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diptych import ops
-from diptych.encoders.encoder import Encoder, check_rate
+from diptych.encoders.encoder import Around, Encoder, check_rate
 from diptych.encoders.regions import MaskedBatchNorm, RunningNorm
 from diptych.errors import DataError
 from diptych.parts import part
@@ -22,7 +22,7 @@ class RegionNorm(RunningNorm):
     """
 
     def forward(self, values: Tensor, mask: Tensor) -> Tensor:
-        x = _full(values)
+        x = ops.at_least_float32(values)
         here = slice(0, x.shape[1])
         mean, var = self.running_mean[here], self.running_var[here]
         if self.training:
@@ -110,12 +110,14 @@ class TextualSelfAttention(nn.Module):
 
 
 @part
-class SelfAttended(Encoder):
+class SelfAttended(Around):
     """An encoder's elements at unit length, behind the global vector that an attention makes of them.
 
     ``First`` then pools the global vector, and a pair scorer finds it in front of the elements, computed once
     per image or text. Shapes: (B, L, D) → (B, 1 + L, D), zeros at padding.
     """
+
+    wrapped = "encoder"
 
     def __init__(self, encoder: Encoder, attention: VisualSelfAttention | TextualSelfAttention) -> None:
         super().__init__()
@@ -124,25 +126,17 @@ class SelfAttended(Encoder):
 
     def forward(self, inputs: Inputs) -> Features:
         found: Features = self.encoder(inputs)
-        values = ops.unit(_full(found.values)).masked_fill(~found.mask[..., None], 0.0)
+        values = ops.unit(ops.at_least_float32(found.values)).masked_fill(~found.mask[..., None], 0.0)
         whole = self.attention(Features(values, found.mask))
         return Features(
             torch.cat([whole[:, None].to(values.dtype), values], dim=1), F.pad(found.mask, (1, 0), value=True)
         )
-
-    def frozen_part(self) -> nn.Module | None:
-        return self.encoder.frozen_part()
-
-    def pretrained(self) -> tuple[str, ...]:
-        return tuple(f"encoder.{name}" for name in self.encoder.pretrained())
 
 
 def _summed(features: Features, gates: Tensor, common: nn.Linear) -> Tensor:
     """unit(Σ softmax(w · gates) · values), over the valid elements."""
     weights = ops.masked_softmax(common(gates).squeeze(-1), features.mask)  # (B, L)
     # under autocast the product is halved
-    return ops.unit(_full((weights.to(features.values.dtype)[:, None] @ features.values).squeeze(1)))
-
-
-def _full(x: Tensor) -> Tensor:
-    return x.float() if x.element_size() < 4 else x
+    return ops.unit(
+        ops.at_least_float32((weights.to(features.values.dtype)[:, None] @ features.values).squeeze(1))
+    )

@@ -45,9 +45,6 @@ class Grid(AroundNetwork):
         cells = inputs if isinstance(inputs, Features) else Features.whole(self.backbone(inputs))
         return _project(cells, self.linear, self.drop if self.training else 0.0)
 
-    def frozen_part(self) -> Backbone | None:
-        return None if self.trainable else self.backbone
-
     def train(self, mode: bool = True) -> Self:
         """Training mode for what is trained; BatchNorm inside the backbone never leaves evaluation mode."""
         super().train(mode)
@@ -107,6 +104,3 @@ class Tokens(AroundNetwork):
         if not isinstance(inputs, Features):
             return Features.whole(self.backbone(inputs))
         return check_stored(inputs, self.dim, "tokens")
-
-    def frozen_part(self) -> Backbone | None:
-        return None if self.trainable else self.backbone

@@ -98,6 +98,23 @@ class Encoder(nn.Module):
         return False
 
 
+class Around(Encoder):
+    """An encoder around another one, which answers what is frozen and pretrained."""
+
+    wrapped: str
+    """Name of the submodule that is the other encoder."""
+
+    def frozen_part(self) -> nn.Module | None:
+        return self._inner().frozen_part()
+
+    def pretrained(self) -> tuple[str, ...]:
+        return tuple(f"{self.wrapped}.{name}" for name in self._inner().pretrained())
+
+    def _inner(self) -> Encoder:
+        found: Encoder = getattr(self, self.wrapped)
+        return found
+
+
 class Freezable(Encoder):
     """An encoder from pretrained weights, which are trained or frozen in evaluation mode."""
 
@@ -113,6 +130,9 @@ class AroundNetwork(Freezable):
 
     network: str
     """Name of that submodule."""
+
+    def frozen_part(self) -> nn.Module | None:
+        return None if self.trainable else self.get_submodule(self.network)
 
     def pretrained(self) -> tuple[str, ...]:
         return (self.network,) if self.trainable else ()

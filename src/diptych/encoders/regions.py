@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diptych.encoders.encoder import Encoder, check_rate, drop_each, fit
 from diptych.errors import DataError
-from diptych.ops import xavier_linear
+from diptych.ops import at_least_float32, xavier_linear
 from diptych.parts import part
 from diptych.types import Features, Inputs
 
@@ -49,7 +49,7 @@ class MaskedBatchNorm(RunningNorm):
         With ``padding`` (C,), the value of a row of padding, the statistics count such rows as well: as many as fill
         every set up to the largest.
         """
-        x = values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+        x = at_least_float32(values)
         mean, var = (
             self._moments(x, mask, padding) if self.training else (self.running_mean, self.running_var)
         )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from diptych import ops
 from diptych.encoders.bigru import valid_first
-from diptych.encoders.encoder import Encoder, check_rate, drop_each, fit
+from diptych.encoders.encoder import Around, Encoder, check_rate, drop_each, fit
 from diptych.encoders.pretrained import load_config, load_model, source_name
 from diptych.errors import SettingsError
 from diptych.parts import part
@@ -130,7 +130,7 @@ class SharedBlocks(nn.Module):
 
 
 @part
-class SharingEncoder(Encoder):
+class SharingEncoder(Around):
     """One side of label-wise retrieval: blocks(mask(front(x))), (B, L, dim).
 
     ==========================  =================================================================================
@@ -145,6 +145,8 @@ class SharingEncoder(Encoder):
     Tokens are masked only while training. One token of each set is always seen, and words in ``untouched`` (padding,
     start, end, unknown) are neither masked nor predicted.
     """
+
+    wrapped = "front"
 
     def __init__(
         self,
@@ -163,12 +165,6 @@ class SharingEncoder(Encoder):
         self.blank = None
         if mask_rate and mask_id is None:
             self.blank = nn.Parameter(SPREAD_OF_BLANK * torch.randn(self.dim))
-
-    def frozen_part(self) -> nn.Module | None:
-        return self.front.frozen_part()
-
-    def pretrained(self) -> tuple[str, ...]:
-        return tuple(f"front.{name}" for name in self.front.pretrained())
 
     def forward(self, inputs: Inputs) -> TokenStates:
         if not (self.training and self.mask_rate):
@@ -340,12 +336,14 @@ class TokenTransformer(nn.Module):
 
 
 @part
-class Contextual(Encoder):
+class Contextual(Around):
     """An encoder with a transformer on top: y = transformer(inner(x)), (B, L, D).
 
     COOKIE gives both towers the same ``transformer`` object: "weight sharing". Given one each, the towers share
     nothing. What of ``inner`` is frozen may be cached as before; what is pretrained keeps its learning-rate factor.
     """
+
+    wrapped = "inner"
 
     def __init__(self, inner: Encoder, transformer: TokenTransformer) -> None:
         super().__init__()
@@ -358,12 +356,6 @@ class Contextual(Encoder):
     def forward(self, inputs: Inputs) -> Features:
         features: Features = self.transformer(self.inner(inputs))
         return features
-
-    def frozen_part(self) -> nn.Module | None:
-        return self.inner.frozen_part()
-
-    def pretrained(self) -> tuple[str, ...]:
-        return tuple(f"inner.{name}" for name in self.inner.pretrained())
 
     def packs(self, device: torch.device) -> bool:
         return self.inner.packs(device)

@@ -77,9 +77,6 @@ class UnitRows(torch.autograd.Function):
         return result, None
 
 
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-
-
 @triton.jit
 def _divergence(
     cosines, scores, temperature, values, moves, slopes, rows, columns, down, right, softness,
@@ -159,9 +156,6 @@ class Divergence(torch.autograd.Function):
                 gradients[0], moves, slopes, of_scores, of_temperature, rows, columns, **row_sizes(columns)
             )
         return None, of_scores, of_temperature, None, None
-
-
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 
 TILE = 2048  # elements of one program: 16 for each thread, so that everything stays in registers

@@ -69,7 +69,7 @@ class LabelLoss(OfView):
         return {side: self._loss(getattr(seen, side), batch) / len(SIDES) for side in self.sides}
 
     def _loss(self, p: Tensor, batch: Batch) -> Tensor:
-        p = p.float() if p.dtype.itemsize < 4 else p
+        p = ops.at_least_float32(p)
         y = labels_of(batch, p)
         if self.kind == "logistic":
             return F.softplus(-(y * p).sum(dim=1)).mean()
@@ -211,10 +211,7 @@ class Alternate(Combined):
 
 def consistency(f: Tensor, g: Tensor, s: Tensor) -> Tensor:
     """NLL(f, f) + NLL(f, g) + NLL(g, g) of rows (B, D) with relations (B, B)."""
-    f, g = (
-        ops.unit(f.float() if f.dtype.itemsize < 4 else f),
-        ops.unit(g.float() if g.dtype.itemsize < 4 else g),
-    )
+    f, g = (ops.unit(ops.at_least_float32(rows)) for rows in (f, g))
 
     def nll(a: Tensor, b: Tensor) -> Tensor:
         theta = ops.cosine_scores(a, b) / 2  # (B, B)
@@ -294,7 +291,7 @@ class CentralSimilarity(Objective):
 
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The terms ``centre`` and ``quantisation``."""
-        h = embeddings.image.float() if embeddings.image.dtype.itemsize < 4 else embeddings.image  # (B, K)
+        h = ops.at_least_float32(embeddings.image)  # (B, K)
         labels = self._labels(batch, h)
         sums = labels @ self.centres.to(h.dtype)  # (B, K)
         centre = torch.where(sums == 0, self.ties.to(h.dtype), sums.sign())

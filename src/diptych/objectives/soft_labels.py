@@ -88,7 +88,7 @@ class CrossModalSoftLabels(Objective):
     def forward(self, embeddings: Embeddings, batch: Batch) -> Terms:
         """The term ``csa``."""
         x, y = self._labels(batch)
-        scores = _precise(embeddings.all_scores())
+        scores = ops.at_least_float32(embeddings.all_scores())
         given = (self.temperature(), self.teacher_temperature, self.divergence)
         return {"csa": (divergence(x, scores, *given) + divergence(y, scores.T, *given)) / 2}
 
@@ -150,7 +150,7 @@ class UniModalSoftLabels(Objective):
         return {"usa": (image + text) / 2}
 
     def _side(self, rows: Tensor, temperature: Temperature, batch: Batch, column: str) -> Tensor:
-        rows = _precise(rows)
+        rows = ops.at_least_float32(rows)
         given = (temperature(), self.teacher_temperature, self.divergence)
         return divergence(teacher_cosines(batch, column), rows @ rows.T, *given)
 
@@ -190,7 +190,7 @@ def teacher_rows(batch: Batch, column: str) -> Tensor:
 
 def row_cosines(rows: Tensor) -> Tensor:
     """Cosines (B, B) of rows of any shape, without gradient."""
-    rows = ops.unit(_precise(rows.detach()).flatten(1))  # (B, ·)
+    rows = ops.unit(ops.at_least_float32(rows.detach()).flatten(1))  # (B, ·)
     return rows @ rows.T
 
 
@@ -209,8 +209,3 @@ def divergence(
     )
     gap = log_q - log_p if kind == "kl" else -log_p
     return (log_q.exp() * gap).sum() / len(scores)
-
-
-def _precise(x: Tensor) -> Tensor:
-    """At least float32: half precision cannot tell neighbouring soft labels apart."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
