@@ -15,6 +15,7 @@ from diptych.runs.train import captions_fingerprint, seed_everything
 from diptych.training.checkpoint import RunCard
 from diptych.training.loop import train
 from diptych.training.prepare import prepare
+from diptych.training.session import Session
 
 CATEGORIES = ("Animals & Nature", "Food & Drink", "Travel & Places", "Activities")
 EACH = 16  # pictures of a category
@@ -41,7 +42,7 @@ def train_small(folder: Path, captions: Captions) -> Path:
     card = RunCard(recipe.name, settings, "emoji", captions_fingerprint(captions, captions))
     run = folder / "run"
     run.mkdir(parents=True)
-    train(method, card, prepared, prepared, run, show_progress=False)
+    train(Session(method, card, prepared, prepared, run, show_progress=False))
     return run
 
 

@@ -157,11 +157,8 @@ class HashHead(Branch):
                 f"a hash head needs dim ≥ 1 and 0 ≤ dropout < 1, not dim={dim} and dropout={dropout}."
             )
         self.dim = self.bits = checked_bits(bits)
-        first, second = (
-            (nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(dropout)),
-            (nn.Linear(dim, dim), nn.ReLU()),
-        )
-        self.layers = nn.Sequential(*first, *second, nn.Linear(dim, bits), nn.Tanh())
+        inner = [nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, dim), nn.ReLU()]
+        self.layers = nn.Sequential(*inner, nn.Linear(dim, bits), nn.Tanh())
         self.register_buffer("centres", torch.from_numpy(hash_centres(classes, bits, seed)))
         self.register_buffer("ties", torch.from_numpy(tie_vector(bits, seed)))
 

@@ -116,10 +116,8 @@ def stored_words() -> tuple[Tensor, Tensor]:
 def load_class_words() -> tuple[ClassWords, SentenceVector, PixelInput, WordPieceInput]:
     """Both sides and their inputs, from installed packages."""
     folder, backbone, (words, centre) = minilm_folder(), Lite0(), stored_words()
-    text, image = (
-        SentenceVector(TransformerText(folder, projection=False)),
-        ClassWords(backbone, *words.shape),
-    )
+    text = SentenceVector(TransformerText(folder, projection=False))
+    image = ClassWords(backbone, *words.shape)
     _take_classifier(image.classifier)
     with torch.no_grad():
         image.words.copy_(words)

@@ -160,11 +160,8 @@ def _join(x: Tensor) -> Tensor:
 
 
 COUNT_FROM_ZERO = ("bert",)
-COUNT_FROM_PAD = (
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-)  # the first position is that of the pad token, plus 1
+# the first position is that of the pad token, plus 1
+COUNT_FROM_PAD = ("roberta", "xlm-roberta", "camembert")
 WIDTHS = (16, 32, 64, 128)  # widths of a head that the matrix units take
 
 

@@ -30,7 +30,6 @@ from diptych.registries import (
     BACKBONES,
     IMAGE_ENCODERS,
     IMAGE_TEACHERS,
-    POOLINGS,
     TEXT_ENCODERS,
     TEXT_TEACHERS,
 )
@@ -179,12 +178,6 @@ def text_teacher(name: str, project: int = 0) -> TextTeacher:
     source = text_source(name)
     encoder = TransformerText(source, trainable=False, projection=False)
     return TextTeacher(encoder, WordPieceInput(source, augment=0.0), project)
-
-
-def pooling(name: str, settings: Any, dim: int) -> Aggregator:
-    """The pooling of that name, over features of width ``dim``."""
-    made: Aggregator = POOLINGS.make(name, settings, dim=dim)
-    return made
 
 
 def kmax(settings: Any) -> Aggregator:

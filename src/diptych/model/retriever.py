@@ -343,14 +343,9 @@ class Retriever(nn.Module):
 
     def _look(self, sides: Sides, seen: Embeddings) -> Embeddings:
         """The towers' look at further inputs; a side that has none is as it was seen."""
-        image, image_features, text, text_features = (
-            seen.image, seen.image_features, seen.text, seen.text_features
-        )  # fmt: skip
-        if sides.images is not None:
-            image, image_features = self.image(sides.images)
-        if sides.texts is not None:
-            text, text_features = self.text(sides.texts)
-        return Embeddings(image, text, image_features, text_features)
+        image = (seen.image, seen.image_features) if sides.images is None else self.image(sides.images)
+        text = (seen.text, seen.text_features) if sides.texts is None else self.text(sides.texts)
+        return Embeddings(image[0], text[0], image[1], text[1])
 
     def _batch_scores(self, seen: Embeddings) -> Tensor | None:
         """Scores (B, B) of the batch of all processes; each process scores all images against its own texts."""

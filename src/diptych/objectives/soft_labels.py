@@ -203,9 +203,7 @@ def divergence(
 
         found: Tensor = Fused.apply(cosines, scores, temperature, teacher_temperature, kind == "kl")  # type: ignore[no-untyped-call]
         return found
-    log_q, log_p = (
-        torch.log_softmax(cosines / teacher_temperature, -1),
-        torch.log_softmax(scores / temperature, -1),
-    )
+    log_q = torch.log_softmax(cosines / teacher_temperature, -1)
+    log_p = torch.log_softmax(scores / temperature, -1)
     gap = log_q - log_p if kind == "kl" else -log_p
     return (log_q.exp() * gap).sum() / len(scores)

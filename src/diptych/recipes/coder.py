@@ -20,7 +20,7 @@ from diptych.objectives.combine import On, Sum
 from diptych.objectives.contrast import Contrast, CoupledQueue, Diversity, Positive
 from diptych.objectives.diversity import DiversityContrast, Enqueue, MomentumContrast
 from diptych.objectives.objective import Objective
-from diptych.objectives.prototypes import PrototypeClassification
+from diptych.objectives.prototypes import prototypes
 from diptych.recipes import vse_infinity
 from diptych.recipes.provide import provided, with_branch
 from diptych.recipes.recipe import Recipe
@@ -134,14 +134,8 @@ def build(settings: Settings, captions: Captions) -> Method:
     if settings.concept:
         members["concept"] = On(DiversityContrast(contrast), "concept"), settings.concept_loss_weight
     if settings.prototypes:
-        classify = PrototypeClassification(
-            settings.clusters,
-            settings.dim,
-            len(captions.texts),
-            view="concept",
-            scale=settings.prototype_scale,
-            start=settings.prototype_epoch,
-            seed=settings.seed,
+        classify = prototypes(
+            settings, settings.dim, len(captions.texts), view="concept", scale=settings.prototype_scale
         )
         members["prototypes"] = classify, 1.0
     return provided(replace(base, retriever=sides, objective=Sum(members)), settings, captions)

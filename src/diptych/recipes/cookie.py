@@ -19,8 +19,8 @@ from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.sts import Sts
 from diptych.model import named
 from diptych.model.retriever import Retriever
-from diptych.objectives.combine import On, Sum
-from diptych.objectives.contrastive import InfoNCE
+from diptych.objectives.combine import Sum
+from diptych.objectives.contrastive import InfoNCE, textual, visual
 from diptych.objectives.objective import Objective
 from diptych.recipes.provide import provided
 from diptych.recipes.recipe import Recipe
@@ -109,16 +109,13 @@ def towers(settings: Towers, captions: Captions, word_rate: float = 0.0, augment
 
 def objective(settings: Settings) -> Objective:
     """L = L_cross + L_vis + L_txt, each InfoNCE in both directions; clean rows first, augmented ones second."""
-    rows = {
-        "cross": ("image", "text", settings.cross_weight),
-        "visual": ("image", "augmented.image", settings.visual_weight),
-        "textual": ("text", "augmented.text", settings.textual_weight),
+    temperature, same_image = settings.temperature, settings.same_image
+    terms: dict[str, tuple[Objective, float]] = {
+        "cross": (InfoNCE(temperature, same_image=same_image), settings.cross_weight),
+        "visual": (visual(temperature, same_image), settings.visual_weight),
+        "textual": (textual(temperature, same_image), settings.textual_weight),
     }
-    members: dict[str, tuple[Objective, float]] = {
-        name: (On(InfoNCE(settings.temperature, same_image=settings.same_image), first, second), weight)
-        for name, (first, second, weight) in rows.items()
-        if weight
-    }
+    members = {name: term for name, term in terms.items() if term[1]}
     if not members:
         raise SettingsError("all three objectives have weight 0: give at least one of them a weight.")
     return Sum(members)

@@ -209,7 +209,7 @@ def build_fusion(settings: FusionSettings, captions: Captions) -> Method:
         Sum(members),
         multipliers=fusion.multipliers(settings, heads=settings.usa > 0),
         targets=(teachers_of(settings, clean=settings.clean_captions),) if soft else (),
-        betas=fusion.betas(settings),
+        betas=(0.9, settings.adam_beta2),
     )
 
 

@@ -88,12 +88,7 @@ def build(settings: Settings, captions: Captions) -> Method:
     objective = Sum({"itc": (ITC(), 1.0), "itm": (ITM(), 1.0)})
     image, text = encoders(settings, captions)
     model = retriever(settings, image, text, own_vectors(image, text))
-    return Method(model, objective, multipliers=multipliers(settings), betas=betas(settings))
-
-
-def betas(settings: Settings) -> tuple[float, float]:
-    """AdamW's."""
-    return 0.9, settings.adam_beta2
+    return Method(model, objective, multipliers=multipliers(settings), betas=(0.9, settings.adam_beta2))
 
 
 def multipliers(settings: Settings, heads: bool = False) -> dict[str, float]:

@@ -214,17 +214,15 @@ def _networks(settings: Settings, image: Encoder, text: Encoder, words: TextInpu
 
 
 def _pooling(settings: Settings, name: str) -> Aggregator:
-    made = named.pooling(name, settings, settings.dim)
+    made: Aggregator = POOLINGS.make(name, settings, dim=settings.dim)
     check_fixed(name, made, "trains label predictions, not pooled vectors")
     return made
 
 
 def _dscmr(settings: Settings, image: Encoder, text: Encoder, labels: Labels) -> Parts:
     """DSCMR: a layer of each side's own, one common layer, one linear classifier; retrieval in the common space."""
-    common, classifier = (
-        CommonLayer(settings.feedforward, settings.dim),
-        CommonLayer(settings.dim, len(labels)),
-    )
+    common = CommonLayer(settings.feedforward, settings.dim)
+    classifier = CommonLayer(settings.dim, len(labels))
     spaces = [CommonSpace(settings.dim, common, settings.feedforward) for _ in range(2)]
     scores = [ClassScores(space, classifier) for space in spaces]
     branches: dict[str, Branch] = {

@@ -37,7 +37,7 @@ from diptych.interaction.similarity import PairScorer
 from diptych.model import named
 from diptych.model.retriever import Retriever, Tower
 from diptych.objectives.objective import Objective
-from diptych.registries import IMAGE_ENCODERS
+from diptych.registries import IMAGE_ENCODERS, POOLINGS
 from diptych.settings import EncoderSettings, HostSettings, TrainingSettings, defaults, setting
 from diptych.training.method import Method
 
@@ -132,7 +132,7 @@ def join_towers(
         text = Contextual(text, first if settings.share_weights else _transformer(settings, text.dim))
     towers = []
     for encoder, pool in ((image, settings.image_pool), (text, settings.text_pool)):
-        made = named.pooling(pool, settings, encoder.dim)
+        made: Aggregator = POOLINGS.make(pool, settings, dim=encoder.dim)
         if scorer is not None and scorer.candidates is None:
             check_fixed(pool, made, "trains the scores of pairs, not pooled vectors")
         towers.append(Tower(encoder, head(encoder, made)))
@@ -227,7 +227,7 @@ def start_from(retriever: Retriever, init: str) -> str:
     for (side, name), part in parts_of(retriever).items():
         other = there.get((side, name))
         words = side != "text" or _same_words(retriever, source, part)
-        if other is not None and words and _fit(part, other):
+        if other is not None and words and _form(part) == _form(other):
             for key, value in own_state(part).items():
                 value.copy_(own_state(other)[key])
             taken.append(f"{side} {name}")
@@ -260,17 +260,11 @@ def own_state(part: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in part.state_dict().items() if not name.startswith(inner)}
 
 
-def _fit(part: nn.Module, other: nn.Module) -> bool:
-    mine, theirs = own_state(part), own_state(other)
-    shapes = {name: value.shape for name, value in mine.items()}
-    meant = [
-        (
-            getattr(one, "heads", None),
-            words if isinstance(words := getattr(one, "words", None), list) else None,
-        )
-        for one in (part, other)
-    ]
-    return meant[0] == meant[1] and shapes == {name: value.shape for name, value in theirs.items()}
+def _form(part: nn.Module) -> tuple[Any, ...]:
+    """What two parts of one class must share for one to take the weights of the other: shapes, heads and words."""
+    words = getattr(part, "words", None)
+    shapes = {name: value.shape for name, value in own_state(part).items()}
+    return shapes, getattr(part, "heads", None), words if isinstance(words, list) else None
 
 
 def _same_words(retriever: Retriever, source: Retriever, part: nn.Module) -> bool:

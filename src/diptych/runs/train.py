@@ -44,6 +44,7 @@ from diptych.training.optim import trainable
 from diptych.training.prepare import prepare, ready_views, unreadable_images
 from diptych.training.processes import check_settings
 from diptych.training.ridge import Names, names_of
+from diptych.training.session import Session
 from diptych.training.teachers import Teachers
 from diptych.training.validation import epoch_name, metric_name
 from diptych.types import Batch, Embeddings, Terms
@@ -176,10 +177,11 @@ def _run(
     if speaks and wanted and Baseline.load(folder) is None:
         names = _names(settings, method.retriever)
         ridge_baseline(method, training, validation, names, show_progress=show_progress).save(folder)
-    return loop.train(
+    session = Session(
         method, card, training, validation, folder,
         on_cpu=device == "cpu", targets=targets, resume=resume, show_progress=show_progress,
     )  # fmt: skip
+    return loop.train(session)
 
 
 def open_run(

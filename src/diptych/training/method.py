@@ -5,32 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 from torch import nn
 
 from diptych.evaluation.evaluate import Evaluator, Retrieval
-from diptych.evaluation.prepared import Prepared
 from diptych.model.retriever import Retriever
 from diptych.model.twin import Twin
 from diptych.objectives.objective import Objective
 from diptych.targets.columns import TargetSource
 from diptych.training.views import Augmented
 
+Solver = Callable[..., Mapping[str, float]]
+"""Sets weights of a model in closed form, from frozen features of the training data.
 
-class Solver(Protocol):
-    """Sets weights of a model in closed form, from frozen features of the training data."""
-
-    def __call__(
-        self,
-        retriever: Retriever,
-        training: Prepared,
-        validation: Prepared | None,
-        *,
-        show_progress: bool = False,
-    ) -> Mapping[str, float]:
-        """Change the retriever in place; returns what was chosen on the way, for the log."""
-        ...
+``solver(retriever, training, validation, show_progress=…)`` gets both splits as ``Prepared``, or None for the second,
+changes the retriever in place, and returns what was chosen on the way, for the log.
+"""
 
 
 @dataclass

@@ -23,10 +23,8 @@ from torch import nn
 from diptych.errors import Interrupted, MissingExtra, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.settings import TrainingSettings
-from diptych.training import checkpoint
 from diptych.training.checkpoint import Progress, RunCard
 from diptych.training.method import Method
-from diptych.weights import is_divided
 
 
 @contextmanager
@@ -38,22 +36,6 @@ def in_one_piece(model: nn.Module, method: Method, accelerator: Accelerator) -> 
             yield now
     else:
         yield method.retriever if accelerator.is_main_process else None
-
-
-def save_on_main(
-    accelerator: Accelerator,
-    folder: Path,
-    method: Method,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-) -> None:
-    """Write ``last/`` from the main process; the random states of all processes go in."""
-    randoms = checkpoint.gather_random(accelerator.num_processes)
-    if accelerator.is_main_process or any(map(is_divided, method.retriever.parameters())):
-        tensors = checkpoint.tensors_of(method, optimizer)
-    if accelerator.is_main_process:
-        checkpoint.save_state(folder, tensors, progress, randoms, accelerator.scaler)
-    accelerator.wait_for_everyone()
 
 
 def share(progress: Progress, accelerator: Accelerator) -> Progress:

@@ -25,14 +25,19 @@ from diptych.training.loading import PairLoader
 from diptych.training.log import Log, Meter, StepHealth, check_modes
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer, freeze_for_epoch, schedule_of, set_rates, trainable
-from diptych.training.processes import in_one_piece, save_on_main, share, start
+from diptych.training.processes import in_one_piece, share, start
 from diptych.training.step import GraphedStep, Step
 from diptych.training.validation import Clock, epoch_name, metric_name, model_card, show_pairs, stop_early
 from diptych.types import Batch, Embeddings, Terms
+from diptych.weights import is_divided
 
 
 class Session:
-    """What the loop moves. A run without steps, whose model is a closed form, has no ``loader``."""
+    """What the loop moves. A run without steps, whose model is a closed form, has no ``loader``.
+
+    ``folder/best`` is the model of the epoch that the primary metric of the method's first evaluator prefers (the last
+    epoch when there is no validation split). ``targets`` are the columns of the method's target sources.
+    """
 
     def __init__(
         self,
@@ -42,10 +47,10 @@ class Session:
         validation: Prepared | None,
         folder: Path,
         *,
-        targets: Mapping[str, Column],
-        on_cpu: bool,
-        resume: bool,
-        show_progress: bool,
+        targets: Mapping[str, Column] | None = None,
+        on_cpu: bool = False,
+        resume: bool = False,
+        show_progress: bool = True,
     ) -> None:
         self.method, self.card, self.folder = method, card, folder
         self.training, self.validation, self.show_progress = training, validation, show_progress
@@ -57,7 +62,7 @@ class Session:
         self.loader: PairLoader | None = None
         self.resident: Resident | None = None
         if self._has_steps():
-            self.resident, read = divide(targets, training.captions, self.accelerator.device)
+            self.resident, read = divide(targets or {}, training.captions, self.accelerator.device)
             self.loader = self._loader(read)
         self._place(resume)
         if method.solver is not None and not resume:
@@ -86,10 +91,8 @@ class Session:
     def batches(self, epoch: int) -> Iterable[Batch]:
         """The batches of an epoch that are left."""
         assert self.loader is not None
-        label, done = (
-            f"epoch {epoch + 1}/{self.settings.epochs}",
-            self.progress.step - epoch * len(self.loader),
-        )
+        label = f"epoch {epoch + 1}/{self.settings.epochs}"
+        done = self.progress.step - epoch * len(self.loader)
         left = self.loader.epoch(epoch, start=done)
         return track(left, label, len(self.loader) - done, self.show_progress and self.log is not None)
 
@@ -181,7 +184,7 @@ class Session:
         self.model: nn.Module = method.retriever
         if settings.shard_model and self.loader is not None:
             from diptych.training.sharding import (
-                ShardedModel,  # torch's own modules behind it take long to import
+                ShardedModel,  # torch's modules behind it take long to import
             )
 
             self.model = ShardedModel(method, accelerator)
@@ -255,7 +258,14 @@ class Session:
         self._save()
 
     def _save(self) -> None:
-        save_on_main(self.accelerator, self.folder, self.method, self.optimizer, self.progress)
+        """Write ``last/`` from the main process; the random states of all processes go in."""
+        accelerator, method = self.accelerator, self.method
+        randoms = checkpoint.gather_random(accelerator.num_processes)
+        if accelerator.is_main_process or any(map(is_divided, method.retriever.parameters())):
+            tensors = checkpoint.tensors_of(method, self.optimizer)
+        if accelerator.is_main_process:
+            checkpoint.save_state(self.folder, tensors, self.progress, randoms, accelerator.scaler)
+        accelerator.wait_for_everyone()
 
 
 def report_skipped(loader: PairLoader, accelerator: Accelerator, step: int, log: Log | None) -> None:

@@ -13,10 +13,7 @@ from diptych.data.captions import Captions, holds_features
 from diptych.data.text_inputs import clean_caption
 from diptych.errors import SettingsError
 from diptych.model import named
-from diptych.objectives.soft_labels import (
-    IMAGE_TEACHER,
-    TEXT_TEACHER,
-)
+from diptych.objectives.soft_labels import IMAGE_TEACHER, TEXT_TEACHER
 from diptych.settings import TeacherSettings
 from diptych.targets.columns import Column, Of
 from diptych.targets.published_teachers import read_vectors
