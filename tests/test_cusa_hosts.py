@@ -28,7 +28,7 @@ from diptych.recipes import RECIPES
 from diptych.recipes.provide import provided
 from diptych.runs.train import run_recipe, seed_everything
 from diptych.targets.columns import Resident, fill_targets
-from diptych.targets.teachers import cache_text_vectors
+from diptych.targets.teachers import vectors_of_texts
 from diptych.training.loading import PairLoader
 from diptych.training.method import Method
 from diptych.training.optim import build_optimizer
@@ -255,7 +255,7 @@ def test_the_text_teacher_reads_what_the_model_reads(clean: bool, folder: Path, 
     captions = Captions(captions.images, loud, captions.image_of, captions.image_ids, captions.splits)
     columns = fill_targets(method.targets, captions, device=CPU, cache_dir=tmp_path, show_progress=False)
     read = [clean_caption(text) for text in loud] if clean else loud
-    expected = cache_text_vectors(
+    expected = vectors_of_texts(
         text_teacher(str(folder / "bert")), read, tmp_path / "own", show_progress=False
     )
     rows = torch.arange(len(loud)).numpy()

@@ -33,10 +33,8 @@ from diptych.targets.teachers import (
     Projection,
     StoredTeacher,
     TextTeacher,
-    cache_image_vectors,
-    cache_text_vectors,
-    live_image_vectors,
-    live_text_vectors,
+    vectors_of_images,
+    vectors_of_texts,
 )
 from diptych.types import as_inputs
 
@@ -107,7 +105,7 @@ def norms(rows: np.ndarray) -> np.ndarray:
 def test_image_vectors(tmp_path: Path, space: str, width: int) -> None:
     pictures = Pictures(7)
     teacher = image_teacher(space=space)
-    found = cache_image_vectors(teacher, pictures, tmp_path)
+    found = vectors_of_images(teacher, pictures, tmp_path)
     assert (found.shape, found.dtype) == ((7, width), np.dtype("float16"))
     with torch.no_grad():
         cells = (
@@ -122,7 +120,7 @@ def test_image_vectors(tmp_path: Path, space: str, width: int) -> None:
 
 def test_text_vectors_are_means_of_the_tokens(tmp_path: Path, bert: Path) -> None:
     teacher, some = text_teacher(bert), texts(9)
-    found = cache_text_vectors(teacher, some, tmp_path)
+    found = vectors_of_texts(teacher, some, tmp_path)
     assert (found.shape[0], found.dtype) == (9, np.dtype("float16"))
     store = teacher.text_input.prepare(some)
     for row in range(9):
@@ -134,12 +132,12 @@ def test_text_vectors_are_means_of_the_tokens(tmp_path: Path, bert: Path) -> Non
 
 def test_a_second_run_computes_nothing(tmp_path: Path, bert: Path) -> None:
     pictures, some = Pictures(7), texts(9)
-    cache_image_vectors(image_teacher(), pictures, tmp_path)
+    vectors_of_images(image_teacher(), pictures, tmp_path)
     again = image_teacher()
     assert isinstance(again.backbone, Toy)
-    cache_image_vectors(again, pictures, tmp_path)
+    vectors_of_images(again, pictures, tmp_path)
     assert again.backbone.seen == 0
-    first, second = (cache_text_vectors(text_teacher(bert), some, tmp_path) for _ in range(2))
+    first, second = (vectors_of_texts(text_teacher(bert), some, tmp_path) for _ in range(2))
     assert first.path == second.path
     assert len(list(tmp_path.glob("teacher-*.npy"))) == 2
 
@@ -147,10 +145,10 @@ def test_a_second_run_computes_nothing(tmp_path: Path, bert: Path) -> None:
 def test_cells_that_a_run_has_cached_are_not_computed_again(tmp_path: Path) -> None:
     pictures, host = Pictures(7), image_teacher()
     for space in ("pooled", "tokens"):
-        expected = cache_image_vectors(image_teacher(space=space), pictures, tmp_path / "other")
+        expected = vectors_of_images(image_teacher(space=space), pictures, tmp_path / "other")
         cache_image_features(host.backbone, host.image_input, pictures, tmp_path)
         teacher = image_teacher(space=space)
-        found = cache_image_vectors(teacher, pictures, tmp_path)
+        found = vectors_of_images(teacher, pictures, tmp_path)
         assert isinstance(teacher.backbone, Toy)
         assert teacher.backbone.seen == 0
         np.testing.assert_allclose(found.rows(range(7)), expected.rows(range(7)), atol=2e-3)
@@ -159,12 +157,12 @@ def test_cells_that_a_run_has_cached_are_not_computed_again(tmp_path: Path) -> N
 @pytest.mark.parametrize("change", ["weights", "data", "order", "space", "projection"])
 def test_another_teacher_or_other_data_is_another_file(tmp_path: Path, change: str) -> None:
     pictures = Pictures(5)
-    first = cache_image_vectors(image_teacher(), pictures, tmp_path)
+    first = vectors_of_images(image_teacher(), pictures, tmp_path)
     options: dict[str, Any] = {"space": {"space": "tokens"}, "projection": {"project": 3}}.get(change, {})
     other = Pictures(5, seed=1) if change == "data" else Pictures(5)
     if change == "order":
         other.arrays = other.arrays[::-1].copy()
-    second = cache_image_vectors(image_teacher(9 if change == "weights" else 3, **options), other, tmp_path)
+    second = vectors_of_images(image_teacher(9 if change == "weights" else 3, **options), other, tmp_path)
     assert first.path != second.path
 
 
@@ -181,13 +179,13 @@ def test_a_failed_extraction_goes_on(tmp_path: Path, bert: Path) -> None:
 
     broken.encoder.states = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="killed"):
-        cache_text_vectors(broken, some, tmp_path)
+        vectors_of_texts(broken, some, tmp_path)
     assert not list(tmp_path.glob("teacher-*.npy"))
     whole = text_teacher(bert)
     counted: list[int] = []
     states = whole.encoder.states
     whole.encoder.states = lambda ids: (counted.append(len(ids.values)), states(ids))[1]  # type: ignore[method-assign]
-    found = cache_text_vectors(whole, some, tmp_path)
+    found = vectors_of_texts(whole, some, tmp_path)
     assert sum(counted) == 11 - 2 * 4  # two chunks of four were on disk
     np.testing.assert_allclose(found.rows(range(11)), text_teacher(bert)(some), atol=2e-3)
 
@@ -198,7 +196,7 @@ def test_a_killed_extraction_goes_on(tmp_path: Path) -> None:
         "c.CHUNK_IMAGES, c.CPU_BATCH = 2, 2\n"
         "forward = t.Toy.forward\n"
         "t.Toy.forward = lambda self, x: (time.sleep(0.2), forward(self, x))[1]\n"
-        "t.cache_image_vectors(t.image_teacher(), t.Pictures(20), sys.argv[1])\n"
+        "t.vectors_of_images(t.image_teacher(), t.Pictures(20), sys.argv[1])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(Path(__file__).parent)])
     part = ""
@@ -211,10 +209,10 @@ def test_a_killed_extraction_goes_on(tmp_path: Path) -> None:
     process.wait()
     assert part
     teacher = image_teacher()
-    found = cache_image_vectors(teacher, Pictures(20), tmp_path)
+    found = vectors_of_images(teacher, Pictures(20), tmp_path)
     assert isinstance(teacher.backbone, Toy)
     assert 0 < teacher.backbone.seen < 20
-    expected = cache_image_vectors(image_teacher(), Pictures(20), tmp_path / "other")
+    expected = vectors_of_images(image_teacher(), Pictures(20), tmp_path / "other")
     np.testing.assert_array_equal(found.rows(range(20)), expected.rows(range(20)))
 
 
@@ -223,16 +221,19 @@ def test_live_vectors_are_those_of_the_cache(tmp_path: Path, bert: Path) -> None
     rows = np.array([3, 0, 3, 5])
     for live, cached in (
         (
-            live_image_vectors(image_teacher(), pictures),
-            cache_image_vectors(image_teacher(), pictures, tmp_path),
+            vectors_of_images(image_teacher(), pictures, live=True),
+            vectors_of_images(image_teacher(), pictures, tmp_path),
         ),
-        (live_text_vectors(text_teacher(bert), some), cache_text_vectors(text_teacher(bert), some, tmp_path)),
+        (
+            vectors_of_texts(text_teacher(bert), some, live=True),
+            vectors_of_texts(text_teacher(bert), some, tmp_path),
+        ),
     ):
         assert (len(live), live.shape) == (6, cached.shape)
         np.testing.assert_allclose(live.rows(rows), cached.rows(rows), atol=2e-3)
         np.testing.assert_allclose(live[2], cached[2], atol=2e-3)
     teacher = image_teacher()
-    live = live_image_vectors(teacher, pictures)
+    live = vectors_of_images(teacher, pictures, live=True)
     assert isinstance(teacher.backbone, Toy)
     teacher.backbone.seen = 0
     live.rows([4, 4, 4, 1])
@@ -274,21 +275,23 @@ class Regions(Pictures):
 def test_stored_features_teach_by_their_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STORED_CHUNK", 2)
     store = Regions(5)
-    found = cache_image_vectors(StoredTeacher(), store, tmp_path)
+    found = vectors_of_images(StoredTeacher(), store, tmp_path)
     expected = store.arrays.reshape(5, -1, 3).mean(1)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(found.rows(range(5)), expected, atol=2e-3)
-    np.testing.assert_allclose(live_image_vectors(StoredTeacher(), store)[3], expected[3], atol=1e-6)
+    np.testing.assert_allclose(
+        vectors_of_images(StoredTeacher(), store, live=True)[3], expected[3], atol=1e-6
+    )
 
 
 def test_stored_features_and_pictures_are_not_mixed_up(tmp_path: Path) -> None:
-    for use in (cache_image_vectors, live_image_vectors):
+    for live in (False, True):
         with pytest.raises(DataError, match="stored"):
-            use(image_teacher(), Regions(3))
+            vectors_of_images(image_teacher(), Regions(3), live=live)
         with pytest.raises(DataError, match="lite0"):
-            use(StoredTeacher(), Pictures(3))
+            vectors_of_images(StoredTeacher(), Pictures(3), live=live)
     with pytest.raises(DataError):
-        cache_image_vectors(image_teacher(), Pictures(0), tmp_path)
+        vectors_of_images(image_teacher(), Pictures(0), tmp_path)
     assert not list(tmp_path.iterdir())
 
 

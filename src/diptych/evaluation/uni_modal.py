@@ -33,7 +33,7 @@ from diptych.evaluation.senteval import is_senteval
 from diptych.evaluation.sts import FEWEST, Sts, name_of_view, neighbour_agreement, uni_view
 from diptych.model import named
 from diptych.model.retriever import Retriever
-from diptych.targets.teachers import TextTeacher, cache_text_vectors
+from diptych.targets.teachers import TextTeacher, vectors_of_texts
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class UniModal:
         """The teacher's vector of each text, (M, E)."""
         teacher = _teacher(self.text_teacher)
         teacher.encoder.to(model.device)
-        store = cache_text_vectors(teacher, captions.texts, self.cache_dir, show_progress=show_progress)
+        store = vectors_of_texts(teacher, captions.texts, self.cache_dir, show_progress=show_progress)
         return store.rows(np.arange(len(store))).astype(np.float32)
 
 

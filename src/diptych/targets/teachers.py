@@ -212,11 +212,25 @@ class Live(ArrayStore):
         return self.compute(distinct)[back]
 
 
-def live_image_vectors(
-    teacher: ImageTeacher | StoredTeacher, store: ImageStore, folder: str | Path | None = None
-) -> Live:
-    """The teacher's vectors of a store's images, batch by batch; cells that are in the cache are not computed again."""
-    _check(teacher, store)
+def vectors_of_images(
+    teacher: ImageTeacher | StoredTeacher,
+    store: ImageStore,
+    folder: str | Path | None = None,
+    *,
+    live: bool = False,
+    show_progress: bool = True,
+) -> ArrayStore:
+    """The teacher's vector of every image, (N, dim): computed once, in float16, or ``live``, batch by batch.
+
+    Cells that are in the cache are not computed again.
+    """
+    if not len(store):
+        raise DataError("an image teacher needs images, and the data has none.")
+    teacher.check(store)
+    if not live:
+        path, key = _place(folder, "images", teacher.identity(), contents_of(store))
+        rows = kept_rows(path, key, lambda start: teacher.chunks(store, start, folder, show_progress))
+        return ArrayStore(rows, mapped=True)
     if isinstance(teacher, ImageTeacher):
         cells = cached_image_features(teacher.backbone, teacher.image_input, store, folder)
         if cells is not None:
@@ -225,33 +239,17 @@ def live_image_vectors(
     return Live(lambda rows: teacher([*read_items(store, rows)]), len(store))
 
 
-def live_text_vectors(teacher: TextTeacher, texts: Sequence[str]) -> Live:
-    """The teacher's vectors of texts, computed batch by batch."""
-    return Live(lambda rows: teacher([texts[i] for i in rows.tolist()]), len(texts))
-
-
-def cache_image_vectors(
-    teacher: ImageTeacher | StoredTeacher,
-    store: ImageStore,
-    folder: str | Path | None = None,
-    *,
-    show_progress: bool = True,
-) -> ArrayStore:
-    """The teacher's vector of every image of ``store``, (N, dim) float16, computed once."""
-    _check(teacher, store)
-    path, key = _place(folder, "images", teacher.identity(), contents_of(store))
-    rows = kept_rows(path, key, lambda start: teacher.chunks(store, start, folder, show_progress))
-    return ArrayStore(rows, mapped=True)
-
-
-def cache_text_vectors(
+def vectors_of_texts(
     teacher: TextTeacher,
     texts: Sequence[str],
     folder: str | Path | None = None,
     *,
+    live: bool = False,
     show_progress: bool = True,
 ) -> ArrayStore:
-    """The teacher's vector of every text, (M, dim) float16, computed once."""
+    """The teacher's vector of every text, (M, dim): computed once, in float16, or ``live``, batch by batch."""
+    if live:
+        return Live(lambda rows: teacher([texts[i] for i in rows.tolist()]), len(texts))
     contents = hashlib.sha256()
     for text in texts:
         contents.update(text.encode() + b"\0")
@@ -264,12 +262,6 @@ def cache_text_vectors(
             yield teacher(some), len(some)
 
     return ArrayStore(kept_rows(path, key, vectors), mapped=True)
-
-
-def _check(teacher: ImageTeacher | StoredTeacher, store: ImageStore) -> None:
-    if not len(store):
-        raise DataError("an image teacher needs images, and the data has none.")
-    teacher.check(store)
 
 
 def _place(folder: str | Path | None, what: str, *parts: str) -> tuple[Path, str]:

@@ -21,10 +21,8 @@ from diptych.targets.teachers import (
     ImageTeacher,
     Space,
     StoredTeacher,
-    cache_image_vectors,
-    cache_text_vectors,
-    live_image_vectors,
-    live_text_vectors,
+    vectors_of_images,
+    vectors_of_texts,
 )
 
 PUBLISHED = "train_unicom.npy"
@@ -83,9 +81,7 @@ class Teachers:
         else:
             teacher = named.image_teacher(name, self.image_size, self.space, self.project)
             teacher.backbone.to(device)
-        if live:
-            return live_image_vectors(teacher, captions.images, cache_dir)
-        return cache_image_vectors(teacher, captions.images, cache_dir, show_progress=show_progress)
+        return vectors_of_images(teacher, captions.images, cache_dir, live=live, show_progress=show_progress)
 
     @property
     def opens_every_picture(self) -> bool:
@@ -110,9 +106,8 @@ class Teachers:
         texts = [clean_caption(text) for text in captions.texts] if self.clean else captions.texts
         teacher = named.text_teacher(self.text, self.project)
         teacher.encoder.to(device)
-        if "text" in self.live:
-            return live_text_vectors(teacher, texts)
-        return cache_text_vectors(teacher, texts, cache_dir, show_progress=show_progress)
+        live = "text" in self.live
+        return vectors_of_texts(teacher, texts, cache_dir, live=live, show_progress=show_progress)
 
 
 def teachers_of(settings: Any, image_size: int = 224, clean: bool = False) -> Teachers:
