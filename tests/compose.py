@@ -135,4 +135,4 @@ def _table(corner: str, rows: list[str], columns: list[str], cells: list[list[st
 
 def _reason(said: str) -> str:
     """A refusal without the expression that it is about."""
-    return re.sub(r"--objective '[^']*', character \d+: |--objective names a term that reads ", "", said)
+    return re.sub(r"--objective '[^']*', character \d+: (\w+ reads )?", "", said)

@@ -789,6 +789,12 @@ COMMANDS = {
     "train coder --data emoji":
         "a run needs one folder: give --output_dir for a new run, or --resume_from_checkpoint for an old "
         "one.",
+    "train vse-infinity --data emoji --output_dir FOLDER/run --objective 'own + itm'":
+        "--objective 'own + itm', character 7: itm reads what a fusion encoder compared, and this model has none: use "
+        "the recipe fusion or cusa-fusion.",
+    "train vse-infinity --data emoji --output_dir FOLDER/run --objective 'own + dcl(view=nowhere)'":
+        "--objective 'own + dcl(view=nowhere)', character 7: dcl reads the view 'nowhere', and this recipe's views are: none. "
+        "Besides them there are concepts, uni, augmented and twin.",
     "train --data photos": "main train needs a name before --data: as in main train ridge --data …",
     "train vse-infinity --lr 1": "there is no option --lr: did you mean --learning_rate?",
     "train vse-infinity --freeze-text": "there is no option --freeze_text: did you mean --no_train_text?",

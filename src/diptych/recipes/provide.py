@@ -12,7 +12,9 @@ from diptych.data.captions import Captions
 from diptych.data.text_inputs import CleanedInput
 from diptych.errors import SettingsError
 from diptych.model.retriever import Retriever
-from diptych.objectives.objective import needs_of
+from diptych.objectives.combine import Sum
+from diptych.objectives.expressions import OWN, read_terms
+from diptych.objectives.objective import Objective, members_of, needs_of
 from diptych.training.method import Method
 
 Provider = Callable[[Method, Any, Captions], Method]
@@ -23,7 +25,7 @@ def provided(method: Method, settings: Any, captions: Captions) -> Method:
     for need in needs_of(method.objective):
         name = need.partition(".")[0]
         if not _brings(method, name):
-            method = _provider(method, name)(method, settings, captions)
+            method = _provider(method, name, settings)(method, settings, captions)
     return method
 
 
@@ -53,16 +55,26 @@ def _brings(method: Method, need: str) -> bool:
     return need in method.retriever.branches or need in method.views
 
 
-def _provider(method: Method, need: str) -> Provider:
+def _provider(method: Method, need: str, settings: Any) -> Provider:
     if need in PROVIDERS:
         return PROVIDERS[need]
+    reader = _reader(method.objective, need, settings.objective)
     if need in ELSEWHERE:
-        raise SettingsError(f"--objective names a term that reads {ELSEWHERE[need]}.")
+        raise SettingsError(f"{reader} reads {ELSEWHERE[need]}.")
     known = ", ".join([*method.retriever.branches, *method.views]) or "none"
     raise SettingsError(
-        f"--objective reads the view '{need}', and this recipe's views are: {known}. Besides them there are concepts, "
+        f"{reader} reads the view '{need}', and this recipe's views are: {known}. Besides them there are concepts, "
         "uni, augmented and twin."
     )
+
+
+def _reader(objective: Objective, need: str, text: str) -> str:
+    """What reads something that is missing: a term, with its place in ``--objective``, or the loss."""
+    members = list(members_of(objective)) if isinstance(objective, Sum) else [objective]
+    for term, member in zip(read_terms(text), members, strict=False):
+        if term.name != OWN and need in [one.partition(".")[0] for one in needs_of(member)]:
+            return f"--objective '{text}', character {term.at}: {term.name}"
+    return "the loss"
 
 
 def _twin(method: Method, settings: Any, captions: Captions) -> Method:
