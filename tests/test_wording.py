@@ -6,7 +6,9 @@ FOLDER stands for the test's own folder.
 
 from __future__ import annotations
 
+import ast
 import errno
+import inspect
 import io
 import re
 import shlex
@@ -23,7 +25,7 @@ from colour_model import ColourModel
 from commands import refused
 from PIL import Image
 
-from diptych import Retriever
+from diptych import Retriever, errors
 from diptych.aggregators import GPO, GeM, KMax
 from diptych.aggregators.labels import LabelHead
 from diptych.cache import contents
@@ -99,6 +101,7 @@ from diptych.vectors.embed import parse_part
 from diptych.web.limits import Limits
 
 ROW = np.array([1, 0, 0], np.float32)
+PACKAGE = Path(errors.__file__).parent
 
 
 def foreign_vectors(folder: Path) -> None:
@@ -556,7 +559,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\ndog 1 2\n")),
          "FOLDER/g.txt:2 has 2 numbers, not 3: copy it again."),
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\ndog 1 2 x\n")),
-         "FOLDER/g.txt:2 holds something that is not a number (could not convert string to float: 'x')."),
+         "FOLDER/g.txt:2 holds what is not a number (could not convert string to float: 'x'): copy it again."),
         (lambda p: word_vectors(["dog"], put(p, "g.txt", "the 1 2 3\n")),
          "none of 1 words is in FOLDER/g.txt: give vectors of their language."),
         (lambda p: Report.load(put(p, "r.json", "{}")),
@@ -793,8 +796,8 @@ COMMANDS = {
         "--objective 'own + itm', character 7: itm reads what a fusion encoder compared, and this model has none: use "
         "the recipe fusion or cusa-fusion.",
     "train vse-infinity --data emoji --output_dir FOLDER/run --objective 'own + dcl(view=nowhere)'":
-        "--objective 'own + dcl(view=nowhere)', character 7: dcl reads the view 'nowhere', and this recipe's views are: none. "
-        "Besides them there are concepts, uni, augmented and twin.",
+        "--objective 'own + dcl(view=nowhere)', character 7: dcl reads the view 'nowhere', and this recipe's views "
+        "are: none. Besides them there are concepts, uni, augmented and twin.",
     "train --data photos": "main train needs a name before --data: as in main train ridge --data …",
     "train vse-infinity --lr 1": "there is no option --lr: did you mean --learning_rate?",
     "train vse-infinity --freeze-text": "there is no option --freeze_text: did you mean --no_train_text?",
@@ -860,6 +863,69 @@ def test_a_command_says(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
     said = refused(*shlex.split(command.replace("FOLDER", str(tmp_path)))).removeprefix("error: ")
     said = re.sub(r" \(see '.*'\)$", "", said)
     check(said.replace(str(tmp_path), "FOLDER"), COMMANDS[command])
+
+
+PARTIAL = {
+    "RefusedError": "what is wrong with a pickle, inside a sentence",
+    "ReadError": "what is wrong with a tar, inside a sentence",
+    "MissingExtra": "the name of a package, of which it makes the sentence",
+}
+"""Errors whose text is no sentence."""
+OPEN = (
+    "{} holds no {}",
+    "{} reads {}.",
+    "'{}' is not {}.",
+    "there is no setting called {}{}.",
+    "the {} of block {} could not be counted, {}",
+)
+"""Sentences whose correction stands in a placeholder."""
+INNER = (
+    "model/export_texts.py",
+    "model/runtime_export.py",
+)  # reasons, inside the sentence on a runtime that is missing
+KINDS = {
+    name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, DiptychError)
+}
+KINDS |= {"UsageError", "RefusedError", "ReadError"}
+
+
+def sentences() -> list[tuple[str, str, str]]:
+    """Every text that the package makes an error of: file, kind, and the text with {} for each value."""
+    found = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            kind, text = ast.unparse(node.func).rpartition(".")[2], node.args[0]
+            if isinstance(text, ast.Constant):
+                text = ast.JoinedStr([text])
+            if kind in KINDS and isinstance(text, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "{}" for part in text.values]
+                found.append((str(file.relative_to(PACKAGE)), kind, "".join(parts)))
+    return found
+
+
+def is_whole(sentence: str) -> bool:
+    ends = sentence.endswith((".", "?", "…", "{}"))
+    return ends and "\n" not in sentence and bool(CORRECTION.search(sentence) or sentence.startswith("give "))
+
+
+def test_every_error_of_the_package_is_a_sentence_with_its_correction() -> None:
+    every = sentences()
+    assert len(every) > 900
+    wrong = [
+        (file, sentence)
+        for file, kind, sentence in every
+        if kind not in PARTIAL and file not in INNER and sentence not in OPEN and not is_whole(sentence)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "sentence", ["the file is broken.", "the file is broken: copy it", "broken:\ncopy it again."]
+)
+def test_a_sentence_without_correction_or_end_would_be_noticed(sentence: str) -> None:
+    assert not is_whole(sentence)
 
 
 PROSE = re.compile(

@@ -264,7 +264,7 @@ def _row(entry: Mapping[str, Any], groups: Sequence[TableGroup], recipe: str, pl
         published[group.name] = {metric: float(value) for metric, value in pairs if value != MISSING}
     if cells:
         raise DataError(
-            f"the row '{given.get('name')}' of {place} has numbers of {next(iter(cells))}, no group."
+            f"the row '{given.get('name')}' of {place} has numbers of {next(iter(cells))}: name a group."
         )
     trained = not (given.pop("published_only", False) or given.get("mean_of") or given.get("module"))
     given.setdefault("recipe", recipe if trained else "")

@@ -308,5 +308,7 @@ def _from_text(path: Path, wanted: set[str]) -> dict[str, NDArray[np.float32]]:
             try:
                 found.setdefault(word, np.array(rest.split(" "), dtype=np.float32))
             except ValueError as error:
-                raise DataError(f"{path}:{number} holds something that is not a number ({error}).") from error
+                raise DataError(
+                    f"{path}:{number} holds what is not a number ({error}): copy it again."
+                ) from error
     return found

@@ -238,7 +238,7 @@ def checked_centres(values: ArrayLike, source: str) -> Signs:
     """Centres (classes, bits) out of a file, all −1 or +1."""
     array = np.asarray(values)
     if array.ndim != 2 or 0 in array.shape or not np.isin(array, (-1, 1)).all():
-        raise DataError(f"{source} of {array.shape} is no array (classes, bits) of −1 and +1.")
+        raise DataError(f"{source} of {array.shape} is no array (classes, bits) of −1 and +1: give one.")
     return array.astype(np.int8)
 
 

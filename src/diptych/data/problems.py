@@ -159,7 +159,7 @@ class LeftOut:
                 failed[row] = reason_of(error)
         self.add(captions, failed)
         if failed and not drawn:
-            raise DataError(f"none of the images of {captions.name} that have a text could be read.")
+            raise DataError(f"no image of {captions.name} with a text can be read: see diptych data check.")
         return drawn
 
     def lines(self, total: int) -> list[str]:

@@ -70,7 +70,9 @@ def vocabulary_words(vocabulary: Sequence[str] | Mapping[str, Any]) -> list[str]
             raise DataError("this vocabulary has no 'word2idx' table: give the published JSON or a list.")
         words = sorted(word2idx, key=lambda word: int(word2idx[word]))
         if [int(word2idx[word]) for word in words] != list(range(len(words))):
-            raise DataError(f"the ids in this vocabulary are not 0…{len(words) - 1}, each once.")
+            raise DataError(
+                f"the ids of this vocabulary must be 0…{len(words) - 1}, each once: copy it again."
+            )
     else:
         words = list(vocabulary)
     if len(set(words)) != len(words):

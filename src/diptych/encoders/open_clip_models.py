@@ -148,7 +148,9 @@ def _pixels(library: ModuleType, model: nn.Module, source: str) -> ProcessedPixe
     if numbers["resize_mode"] == "squash":
         return ProcessedPixels(sides, **colours)
     if numbers["resize_mode"] != "shortest" or sides[0] != sides[1]:
-        raise SettingsError(f"{source} resizes pictures by their longest side, which is not supported.")
+        raise SettingsError(
+            f"{source} resizes pictures by their longest side: choose a model that crops them."
+        )
     return ProcessedPixels(sides[0], sides, centre="round", **colours)
 
 

@@ -186,7 +186,7 @@ def _score(path: Path, number: int, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise DataError(f"{path}:{number} has the gold score '{text.strip()[:20]}', which is not a number.")
+        raise DataError(f"{path}:{number} has the gold score '{text.strip()[:20]}': write a number.")
     return value
 
 

@@ -59,7 +59,7 @@ def views_of(
     views = [open_split(path, split, problems) for path in data]
     for other in views[1:]:
         if list(other.texts) != list(views[0].texts) or list(other.image_of) != list(views[0].image_of):
-            raise DataError(f"{other.name} and {views[0].name} do not hold the same texts in the same order.")
+            raise DataError(f"{other.name} and {views[0].name} must hold the same texts in the same order.")
     return views if len(views) == len(runs) else views * len(runs)
 
 

@@ -99,7 +99,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged (no object): copy the run again.")
     if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"{folder} has run format {content.get('format')!r:.40}, this version reads {FORMAT}."
+            f"{folder} has run format {content.get('format')!r:.40}, this version reads {FORMAT}: update diptych."
         )
     kinds = {"recipe": str, "data": str, "data_fingerprint": str, "settings": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]

@@ -148,6 +148,6 @@ def check_settings(settings: TrainingSettings, device: str, processes: int) -> N
         wrong = "--compile" if settings.compile else "--precision fp16"
         raise SettingsError(f"--shard_model cannot be combined with {wrong}: leave that out (bf16 is fine).")
     if settings.batch_size % processes:
-        raise SettingsError(f"--batch_size {settings.batch_size} does not divide over {processes} processes.")
+        raise SettingsError(f"--batch_size {settings.batch_size} must divide over {processes} processes.")
     if settings.tensorboard and find_spec("tensorboard") is None:
         raise MissingExtra("tensorboard", "tensorboard", "--tensorboard")

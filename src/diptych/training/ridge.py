@@ -176,7 +176,7 @@ def accumulate(
         equations = equations or NormalEquations(x.shape[1], v.shape[1])
         equations.add(x, v, image_of, names)
     if equations is None:
-        raise DataError(f"{data.captions.name} has no images to learn from.")
+        raise DataError(f"{data.captions.name} has no images to learn from: check its path.")
     return equations
 
 

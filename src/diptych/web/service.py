@@ -152,7 +152,7 @@ class Service:
             self._check_metadata(item)
             if item.image and item.image not in uploads:
                 raise DataError(
-                    f"item '{item.id}' names the image '{item.image}', which was not uploaded with it."
+                    f"item '{item.id}' names the image '{item.image}', which was not uploaded: send it too."
                 )
         # several items may show one file: it is decoded and encoded once
         images, thumbnails = self._encode_uploads(
@@ -268,7 +268,9 @@ class Service:
 
     def _check_images(self, count: int) -> None:
         if count > self.limits.images:
-            raise SettingsError(f"a query takes at most {self.limits.images} images, not {count}.")
+            raise SettingsError(
+                f"the query has {count} images, the limit is {self.limits.images}: leave some out."
+            )
 
     def _check_metadata(self, item: NewItem) -> None:
         columns = item.metadata or {}

@@ -28,7 +28,7 @@ Row = dict[str, Any]
 def check_storable(dimension: int, precision: str) -> None:
     """Raise when Milvus cannot hold such vectors."""
     if not 1 <= dimension <= DIMENSIONS:
-        raise SettingsError(f"Milvus holds vectors of 1 to {DIMENSIONS} dimensions, not {dimension}.")
+        raise SettingsError(f"the vectors have {dimension} dimensions: Milvus holds 1 to {DIMENSIONS}.")
     if precision != "float32":
         raise SettingsError(
             f"an index in Milvus stores float32, not '{precision}': leave the precision out, or choose a path for an "

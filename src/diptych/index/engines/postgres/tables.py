@@ -297,7 +297,9 @@ class Tables:
 def check_storable(dimension: int, precision: str) -> None:
     """Raise when pgvector cannot hold such vectors."""
     if not 1 <= dimension <= DIMENSION_LIMIT:
-        raise SettingsError(f"pgvector holds vectors of 1 to {DIMENSION_LIMIT} dimensions, not {dimension}.")
+        raise SettingsError(
+            f"the vectors have {dimension} dimensions: pgvector holds 1 to {DIMENSION_LIMIT}."
+        )
     if precision not in TYPES:
         raise SettingsError(
             f"an index in PostgreSQL stores {' or '.join(TYPES)}, not '{precision}': choose one of these, "
