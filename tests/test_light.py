@@ -17,6 +17,7 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 import pytest
+from browsers import chromium, expect, opened
 from commands import diptych, refused
 from dual_folders import clip_folder
 from small import WORDS, pictures, precomputed
@@ -65,13 +66,6 @@ sys.setprofile(note)
 """
 WALKED = BLOCKED.replace("main(", f"{WALK}\nmain(")
 """The same, and on stderr the files of the package whose functions ran."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _default_backend() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(VARIABLE, raising=False)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +168,11 @@ def test_serve_without_torch(place: Path, photos: Path) -> None:
         assert address is not None
         at = address.group()
         try:
-            assert "<html" in httpx.get(at + "/").text
+            with chromium() as browser:
+                for page in opened(browser, at):
+                    page.fill("#query", "a red dog")
+                    page.keyboard.press("Enter")
+                    expect(page.locator("#grid .card")).to_have_count(12)
             assert httpx.get(at + "/api/about").json()["backend"] == "onnx"
             hits = httpx.get(at + "/api/search", params={"text": "a red dog", "k": 5}).json()["hits"]
             assert len(hits) == 5
