@@ -33,7 +33,7 @@ from diptych.index.places import check_items
 from diptych.model.protocol import picture_side
 from diptych.model.retriever import Retriever
 from diptych.model.runtime_export import CLOSE, export_runtime
-from diptych.runtime.folder import FOLDER, PROBES, Probes, find_runtime
+from diptych.runtime.folder import FOLDER, PROBES, OnnxSession, Probes, find_runtime
 from diptych.runtime.model import PICTURES
 
 BLOCKED = """
@@ -423,8 +423,8 @@ class Otherwise:
     def encode_text(self, texts: Any) -> np.ndarray:
         return self.change(self.model.encode_text(texts))
 
-    def encode_image(self, images: Any) -> np.ndarray:
-        return self.change(self.model.encode_image(images))
+    def encode_image(self, images: Any, **options: Any) -> np.ndarray:
+        return self.change(self.model.encode_image(images, **options))
 
 
 CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -438,8 +438,18 @@ CHANGES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def test_items_of_an_index_are_probes_too(backend: str, model: Path, place: Path) -> None:
     """The true model is never refused, on both backends; others are, for writing and for serving."""
     ready = open_model(model, backend=backend)
-    with open_index(place) as index:
+    sizes: list[int] = []
+
+    def noted(session: OnnxSession, output: str, **fed: Any) -> Any:
+        sizes.extend(len(value) for name, value in fed.items() if name == "images")
+        return run(session, output, **fed)
+
+    with open_index(place) as index, pytest.MonkeyPatch.context() as patch:
+        run = OnnxSession.__call__
+        patch.setattr(OnnxSession, "__call__", noted)
         check_items(index, ready)
+    assert set(sizes) <= {1}  # a service would hold the memory of a larger batch for ever
+    with open_index(place) as index:
         for change in CHANGES.values():
             with pytest.raises(RuntimeFault, match="cosine"):
                 check_items(index, Otherwise(ready, change))  # type: ignore[arg-type]

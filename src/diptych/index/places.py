@@ -209,7 +209,8 @@ def check_items(index: Index, model: OpenedModel) -> None:
         if not known:
             continue
         contents = [content for _, content in known]
-        found = model.encode_text(contents) if kind == "text" else model.encode_image(contents)
+        # one picture at a time: a service would hold the memory of a larger batch for ever
+        found = model.encode_text(contents) if kind == "text" else model.encode_image(contents, batch_size=1)
         wanted = np.asarray(index.vectors([id for id, _ in known]), np.float32)
         cosines = [
             worst_cosine(np.asarray(one)[None], other[None]) for one, other in zip(found, wanted, strict=True)
