@@ -109,7 +109,7 @@ def test_parts_that_do_not_fit_are_refused(change: dict[str, object], message: s
 
 
 def test_unknown_split_and_repeated_row_are_refused() -> None:
-    with pytest.raises(DataError, match="test"):
+    with pytest.raises(DataError, match="'test'"):
         make([1, 1, 1]).split("test")
     with pytest.raises(DataError, match="made"):
         make([1, 1, 1]).subset([0, 0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pydoc
 import re
 import shutil
 import signal
@@ -80,6 +81,11 @@ def test_import_and_dir_are_light_and_a_star_brings_everything() -> None:
     assert set(diptych.__all__) <= set(dir(diptych))
     with pytest.raises(AttributeError, match="serch"):
         diptych.serch  # noqa: B018
+
+
+def test_help_describes_every_name() -> None:
+    text = pydoc.plain(pydoc.render_doc(diptych))
+    assert not [name for name in PUBLIC if not re.search(rf"(class |^    ){name}\(", text, re.M)]
 
 
 def test_signatures() -> None:
@@ -255,7 +261,7 @@ def test_vectors_that_are_refused_leave_nothing(
 
 def test_an_index_is_not_written_over(tmp_path: Path) -> None:
     diptych.create_index(tmp_path / "own", np.eye(2)).close()
-    with pytest.raises(diptych.IndexFault, match="own"):
+    with pytest.raises(diptych.IndexFault, match="/own "):
         diptych.create_index(tmp_path / "own", np.eye(3))
     with diptych.open_index(tmp_path / "own") as index:
         assert len(index) == 2

@@ -55,7 +55,7 @@ class Candidates:
 
 
 Find = Callable[[Vectors, int], list[Candidates]]
-"""An engine's search: so many of the best candidates for each query."""
+"""An engine's search: the vectors of some queries and a number → that many of the best candidates of each."""
 
 
 def best_hits(queries: Vectors, k: int, find: Find, exact: bool, most: int = 1 << 62) -> list[Hits]:
