@@ -308,7 +308,7 @@ SAYS: dict[type[DiptychError], list[tuple[Callable[[Path], object], str]]] = {
          "max, kmax or first."),
         (lambda _: Triplet(margin=-0.1), "the triplet margin is -0.1: give 0 or more."),
         (lambda _: Triplet(negatives="semi-hard"), "negatives is 'semi-hard': choose hardest, all."),
-        (lambda _: Demand(items=1000, dim=0), "--dim 0 is too small: give at least 1."),
+        (lambda _: Demand(items=1000, dim=0), "--dim 0 is not an amount: give a number of 1 or more."),
         (lambda _: TrainingSettings(batch_size=1), "--batch_size is 1: it must be at least 2."),
         (lambda _: TrainingSettings(precision="half"),
          "--precision is 'half': choose one of no, bf16, fp16."),
@@ -746,7 +746,7 @@ COMMANDS = {
         "say what to remove in one way: by ids, --collection, --filter or --missing.",
     "plan --items many --dim 512":
         "Invalid value for '--items': 'many' is not a whole number: write 1000000 or 1e6.",
-    "plan --items 0 --dim 512": "--items 0 is too small: give at least 1.",
+    "plan --items 0 --dim 512": "--items 0 is not an amount: give a number of 1 or more.",
     'search empty "a dog"':
         "empty is not an index (no such folder): give the folder that 'diptych index' wrote, or index a "
         "collection there.",

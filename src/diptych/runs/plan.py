@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from diptych.errors import SettingsError
@@ -28,6 +27,16 @@ class Measurement:
     items: int
     dim: int
     where: str
+
+    def __str__(self) -> str:
+        size = f" at {self.items:,} × {self.dim}" if self.items else f" at {self.dim}-d" if self.dim else ""
+        return f"{self.value:,g} {self.unit}{size}: {self.where}"
+
+    def scaled(self, factor: float) -> str:
+        """How far a number is from where it was measured."""
+        return (
+            f"extrapolated ×{_short(factor)} from {self.value:g} {self.unit} at {self.items:,} × {self.dim}"
+        )
 
 
 _SEARCHED = "two cores of a shared x86 server (benchmarks/index.py)"
@@ -74,121 +83,130 @@ class PlanLine:
         """The value as people read it."""
         if self.unit == "bytes":
             return scaled_bytes(self.value)
-        if self.unit == "money":
-            return f"{self.value:,.2f}"
-        return f"{_short(self.value)} {self.unit}"
+        return f"{self.value:,.2f}" if self.unit == "money" else f"{_short(self.value)} {self.unit}"
+
+
+def _amount(help: str, default: float | None = 0.0, least: float = 0.0) -> Any:
+    metadata = {"help": help, "least": least}
+    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What is asked: the collection, the traffic, the machines and their prices (0: unknown)."""
+    """What is asked: the collection, the traffic, the machines and their prices (0: unknown). Fields are also flags."""
 
-    items: int
-    dim: int
-    qps: float = 0.0
-    texts: int = 0
-    rate: float = 0.0  # images a second of one worker
-    flop: float = 0.0  # of encoding one image
-    workers: int = 1
-    memory: float = 64.0  # GB of a search machine
-    queries: int = 0  # of an evaluation
-    worker_hour: float = 0.0
-    machine_hour: float = 0.0
-    gb_month: float = 0.0
+    items: int = _amount("images of the collection, as in 1e9", None, 1)
+    dim: int = _amount("dimensions of a vector", None, 1)
+    qps: float = _amount("queries per second")
+    texts: int = _amount("texts that are stored beside the images", 0)
+    rate: float = _amount("images per second of one encoding worker (default: lite0+minilm on one core)")
+    flop: float = _amount("FLOP of encoding one image, as in 8.8e9")
+    workers: int = _amount("workers that encode at once", 1, 1)
+    memory: float = _amount("memory of a search machine in GB", 64.0, 1)
+    queries: int = _amount("queries of an evaluation against all images", 0)
+    worker_hour: float = _amount("price of a worker-hour")
+    machine_hour: float = _amount("price of an hour of a search machine")
+    gb_month: float = _amount("price of a stored gigabyte for a month")
 
     def __post_init__(self) -> None:
-        for name, least in (("items", 1), ("dim", 1), ("workers", 1), ("memory", 1)):
-            if not getattr(self, name) >= least:
-                raise SettingsError(f"--{name} {getattr(self, name):g} is too small: give at least {least}.")
-        for name, value in asdict(self).items():
-            if not (math.isfinite(value) and value >= 0):
-                raise SettingsError(f"--{name} {value:g} is not an amount: give a number of 0 or more.")
+        for name, entry in self.__dataclass_fields__.items():
+            value, least = getattr(self, name), entry.metadata["least"]
+            if not (math.isfinite(value) and value >= least):
+                raise SettingsError(
+                    f"--{name} {value:g} is not an amount: give a number of {least:g} or more."
+                )
+
+
+Found = Iterator[tuple[str, float, str, str]]
+"""What, value, unit and how of the lines of a section."""
 
 
 def plan(demand: Demand) -> list[PlanLine]:
     """Every line of a plan."""
-    return [*_storage(demand), *_encoding(demand), *_searching(demand), *_evaluating(demand)]
+    sections = {
+        "storage": _storage, "encoding": _encoding, "search, exact": _scanning, "search, graph": _by_graph,
+        "evaluation": _evaluating,
+    }  # fmt: skip
+    return [PlanLine(name, *line) for name, section in sections.items() for line in section(demand)]
 
 
-def _storage(demand: Demand) -> Iterator[PlanLine]:
-    line, rows = partial(PlanLine, "storage"), demand.items + demand.texts
+def _storage(demand: Demand) -> Found:
+    rows = demand.items + demand.texts
     for name, size in (("float32", 4.0), ("float16", 2.0), ("binary codes", 1 / 8)):
-        yield line(f"vectors, {name}", rows * demand.dim * size, "bytes", "arithmetic")
+        yield f"vectors, {name}", rows * demand.dim * size, "bytes", "arithmetic"
     row, small = MEASURED["row"].value, MEASURED["thumbnail"].value
     files = rows * (demand.dim * 4 + row)
-    yield line("files of diptych embed", files, "bytes", _from(f"{row:g} bytes a row beside its vector"))
+    yield "files of diptych embed", files, "bytes", f"extrapolated, {row:g} bytes a row beside its vector"
     thumbnails = "their thumbnails, unless --no_thumbnails"
-    yield line(thumbnails, demand.items * small, "bytes", _from(f"{small:,.0f} bytes an image"))
+    yield thumbnails, demand.items * small, "bytes", f"extrapolated, {small:,.0f} bytes an image"
     if demand.gb_month:
-        cost = files / 1e9 * demand.gb_month
-        yield line("files, a month", cost, "money", f"{demand.gb_month:g} a GB-month")
+        yield "files, a month", files / 1e9 * demand.gb_month, "money", f"{demand.gb_month:g} a GB-month"
 
 
-def _encoding(demand: Demand) -> Iterator[PlanLine]:
-    line, known = partial(PlanLine, "encoding"), MEASURED["images"].value
+def _encoding(demand: Demand) -> Found:
+    known = MEASURED["images"].value
     hours = demand.items / (demand.rate or known) / HOUR
-    how = "given rate" if demand.rate else _from(f"{known:g} images/s a worker of one core")
-    yield line("worker-hours", hours, "h", how)
+    how = "given rate" if demand.rate else f"extrapolated, {known:g} images/s a worker of one core"
+    yield "worker-hours", hours, "h", how
     if demand.workers > 1:
         what = f"hours with {demand.workers:,} workers"
-        yield line(what, hours / demand.workers, "h", f"{how}; shards divide without waiting")
+        yield what, hours / demand.workers, "h", f"{how}; shards divide without waiting"
     if demand.flop:
-        yield line("FLOP", demand.items * demand.flop, "FLOP", "arithmetic")
+        yield "FLOP", demand.items * demand.flop, "FLOP", "arithmetic"
     if demand.worker_hour:
-        yield line("cost", hours * demand.worker_hour, "money", f"{demand.worker_hour:g} a worker-hour")
+        yield "cost", hours * demand.worker_hour, "money", f"{demand.worker_hour:g} a worker-hour"
 
 
-def _searching(demand: Demand) -> Iterator[PlanLine]:
-    line, scan, alone = partial(PlanLine, "search, exact"), MEASURED["scan"], MEASURED["scan_ms"]
+def _scanning(demand: Demand) -> Found:
+    scan, alone = MEASURED["scan"], MEASURED["scan_ms"]
     factor = demand.items * demand.dim / (scan.items * scan.dim)
-    how, rate = _scaled(scan, factor), scan.value / factor
-    yield line("FLOP of a query", 2.0 * demand.items * demand.dim, "FLOP", "arithmetic")
+    how, rate = scan.scaled(factor), scan.value / factor
+    yield "FLOP of a query", 2.0 * demand.items * demand.dim, "FLOP", "arithmetic"
     seconds = alone.value * factor / 1000
-    yield line("one query on one machine of two cores", seconds, "s", _scaled(alone, factor))
-    yield line("queries/s of such a machine", rate, "queries/s", how)
-    yield from _machines("search, exact", demand, demand.items * demand.dim * 4.0, rate, how)
-    line = partial(PlanLine, "search, graph")
+    yield "one query on one machine of two cores", seconds, "s", alone.scaled(factor)
+    yield "queries/s of such a machine", rate, "queries/s", how
+    # a collection divided over machines is searched by all of them for each query, each in its own part
+    yield from _machines(demand, demand.items * demand.dim * 4.0, rate, how, quicker=True)
+
+
+def _by_graph(demand: Demand) -> Found:
     graph, build, links = MEASURED["graph"], MEASURED["graph_build"], MEASURED["graph_links"].value
     depth = math.log(max(demand.items, 2)) / math.log(graph.items) * demand.dim / graph.dim
     growth = demand.items / build.items * depth
     memory, rate = demand.items * (demand.dim + links), graph.value / depth
-    how = _scaled(graph, demand.items / graph.items)
-    yield line("memory, 8-bit codes and links", memory, "bytes", _from(f"{links:g} bytes of links a vector"))
-    yield line("hours to build on two cores", build.value * growth / HOUR, "h", _scaled(build, growth))
+    how = graph.scaled(demand.items / graph.items)
+    yield "memory, 8-bit codes and links", memory, "bytes", f"extrapolated, {links:g} bytes of links a vector"
+    yield "hours to build on two cores", build.value * growth / HOUR, "h", build.scaled(growth)
     slower = f"{how}, slower by the depth ×{_short(depth)}"
-    yield line("queries/s of a machine of two cores", rate, "queries/s", slower)
-    yield from _machines("search, graph", demand, memory, rate, how)
+    yield "queries/s of a machine of two cores", rate, "queries/s", slower
+    yield from _machines(demand, memory, rate, how, quicker=False)
 
 
-def _machines(section: str, demand: Demand, memory: float, rate: float, how: str) -> Iterator[PlanLine]:
+def _machines(demand: Demand, memory: float, rate: float, how: str, *, quicker: bool) -> Found:
     """Machines that hold one copy and, where they are too slow together, further copies.
 
-    A collection divided over m machines is searched by all of them for each query, each in its own part.
+    ``quicker``: whether a part of the collection is searched the quicker for being smaller; one of a graph hardly is.
     """
-    line, holding = partial(PlanLine, section), max(1, math.ceil(memory / (demand.memory * 1e9 * USABLE)))
+    holding = max(1, math.ceil(memory / (demand.memory * 1e9 * USABLE)))
     one = f"machines of {demand.memory:g} GB for one copy"
-    yield line(one, holding, "machines", f"arithmetic, {USABLE:.0%} of the memory used")
+    yield one, holding, "machines", f"arithmetic, {USABLE:.0%} of the memory used"
     if not demand.qps:
         return
-    scale = holding if section.endswith("exact") else 1  # a part of a graph is hardly quicker than the whole
-    machines = holding * max(1, math.ceil(demand.qps / (rate * scale)))
-    yield line(f"machines for {demand.qps:g} queries/s", machines, "machines", how)
+    machines = holding * max(1, math.ceil(demand.qps / (rate * (holding if quicker else 1))))
+    yield f"machines for {demand.qps:g} queries/s", machines, "machines", how
     if demand.machine_hour:
         cost = machines * demand.machine_hour * MONTH
-        yield line("these machines, a month", cost, "money", f"{demand.machine_hour:g} a machine-hour")
+        yield "these machines, a month", cost, "money", f"{demand.machine_hour:g} a machine-hour"
 
 
-def _evaluating(demand: Demand) -> Iterator[PlanLine]:
+def _evaluating(demand: Demand) -> Found:
     if not demand.queries:
         return
-    line, rank, pairs = (
-        partial(PlanLine, "evaluation"),
-        MEASURED["rank"],
-        float(demand.queries) * demand.items,
-    )
+    rank, pairs = MEASURED["rank"], float(demand.queries) * demand.items
     hours = pairs / rank.value * demand.dim / rank.dim / HOUR
-    yield line("FLOP", 2.0 * pairs * demand.dim, "FLOP", "arithmetic")
-    yield line("core-hours", hours, "h", _from(f"{rank.value / 1e6:,.0f} million pairs/s at {rank.dim}-d"))
+    yield "FLOP", 2.0 * pairs * demand.dim, "FLOP", "arithmetic"
+    how = f"extrapolated, {rank.value / 1e6:,.0f} million pairs/s at {rank.dim}-d"
+    yield "core-hours", hours, "h", how
 
 
 def render(demand: Demand) -> str:
@@ -196,16 +214,12 @@ def render(demand: Demand) -> str:
     lines = plan(demand)
     width = max(len(line.what) for line in lines)
     values = max(len(line.text()) for line in lines)
-    out = []
-    for section in dict.fromkeys(line.section for line in lines):
-        out += ["", section]
-        own = (line for line in lines if line.section == section)
-        out += [f"  {line.what:{width}}  {line.text():>{values}}  {line.how}" for line in own]
-    out += ["", "extrapolated from"]
-    out += [f"  {one.value:,g} {one.unit}{_size(one)}: {one.where}" for one in MEASURED.values()]
-    out += ["", "not shown"]
-    out += [f"  {sentence}" for sentence in NOT_SHOWN]
-    return "\n".join(out[1:])
+    parts: dict[str, list[str]] = {}
+    for line in lines:
+        said = f"{line.what:{width}}  {line.text():>{values}}  {line.how}"
+        parts.setdefault(line.section, []).append(said)
+    parts |= {"extrapolated from": [str(one) for one in MEASURED.values()], "not shown": list(NOT_SHOWN)}
+    return "\n\n".join("\n  ".join([section, *said]) for section, said in parts.items())
 
 
 def as_json(demand: Demand) -> dict[str, Any]:
@@ -230,18 +244,3 @@ def _short(value: float) -> str:
     if value == 0 or 0.01 <= abs(value) < 1e6:
         return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
     return f"{value:.2e}"
-
-
-def _from(what: str) -> str:
-    return f"extrapolated, {what}"
-
-
-def _scaled(one: Measurement, factor: float) -> str:
-    """How far a number is from where it was measured."""
-    return f"extrapolated ×{_short(factor)} from {one.value:g} {one.unit} at {one.items:,} × {one.dim}"
-
-
-def _size(one: Measurement) -> str:
-    if one.items:
-        return f" at {one.items:,} × {one.dim}"
-    return f" at {one.dim}-d" if one.dim else ""
