@@ -23,13 +23,12 @@ SIDE = 256  # pixels that a thumbnail is decoded for, at least
 
 def print_hits(index: Index, hits: Hits, *, everything: bool) -> None:
     """A table on a terminal; in a pipe a line each: score, path or id, text, with tabs between."""
+    passed = {hit.item.id for hit in hits.matches}
     if not sys.stdout.isatty():
-        passed = {hit.item.id for hit in hits.matches}
         for hit in selection(hits, everything):
             cells = [f"{hit.score:.4f}", name_of(index, hit.item), _text(hit.item)]
             echo("\t".join([*cells, *([] if hit.item.id in passed else [BELOW])]))
     else:
-        passed = {hit.item.id for hit in hits.matches}
         rows = [
             (_row(index, hit), "" if hit.item.id in passed else "dim") for hit in selection(hits, everything)
         ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, column_flags, device_flags, option, say_device, with_columns
+from diptych.cli.flags import PATH, column_flags, columns_of, device_flags, option, say_device, with_columns
 from diptych.progress import echo
 from diptych.registries import BACKBONES, IMAGE_TEACHERS, TEXT_TEACHERS
 from diptych.settings import IMAGE_TEACHER_HELP, TEXT_TEACHER_HELP
@@ -28,14 +28,14 @@ def data() -> None:
 @data.command()
 @click.argument("path")
 @column_flags
-def check(path: str, image_column: str | None, text_column: str | None) -> None:
+def check(path: str, **columns: Any) -> None:
     """Recognise the format and list what is wrong. Missing and malformed files, duplicates, empty texts, leaks.
 
     Whether texts fit their pictures is the business of diptych audit.
     """
     from diptych.data.check import check as run
 
-    report = run(with_columns(path, image_column, text_column))
+    report = run(with_columns(path, columns_of(columns)))
     echo(report.render())
     sys.exit(0 if report.ok else 1)
 
@@ -63,19 +63,7 @@ def formats() -> None:
 @option("--frames", "one set of frame vectors per video, for video recipes", is_flag=True)
 @column_flags
 @device_flags
-def extract(
-    path: str,
-    output_dir: Path,
-    backbone: str,
-    image_size: int,
-    batch_size: int | None,
-    cache: bool,
-    frames: bool,
-    image_column: str | None,
-    text_column: str | None,
-    device: str,
-    compute_precision: str,
-) -> None:
+def extract(path: str, output_dir: Path, cache: bool, frames: bool, **options: Any) -> None:
     """Turn images into grid features (precomputed layout). Run again to continue after an interruption."""
     from diptych.data.formats import open_captions
     from diptych.data.images import PixelInput
@@ -85,23 +73,17 @@ def extract(
     from diptych.runs.extract import extract as extract_grid
     from diptych.runs.extract import extract_frames
 
-    place = pick_device(device)
-    compute_precision = pick_precision(compute_precision, place)
-    network = named.backbone(backbone, image_size).to(place)
+    place = pick_device(options["device"])
+    precision = pick_precision(options["compute_precision"], place)
+    network = named.backbone(options["backbone"], options["image_size"]).to(place)
     say_device(place)
-    with autocast(place, compute_precision):
-        captions = open_captions(with_columns(path, image_column, text_column), problems=ToBeLeftOut())
+    with autocast(place, precision):
+        captions = open_captions(with_columns(path, columns_of(options)), problems=ToBeLeftOut())
         for note in captions.notes:
             echo(note, err=True)
         run = extract_frames if frames else partial(extract_grid, cache=cache)
-        report = run(
-            captions,
-            network,
-            PixelInput(**network.pixel_format),
-            output_dir,
-            batch_size=batch_size,
-        )
-    echo(report)
+        pixels = PixelInput(**network.pixel_format)
+        echo(run(captions, network, pixels, output_dir, batch_size=options["batch_size"]))
 
 
 @click.group()
@@ -167,34 +149,28 @@ def _table(entries: Sequence[CacheEntry]) -> list[str]:
 
 @click.command()
 @click.argument("data")
-@option("--image_teacher", f"{IMAGE_TEACHER_HELP}: {IMAGE_TEACHERS.choices}", "auto")
-@option("--text_teacher", f"{TEXT_TEACHER_HELP}: {TEXT_TEACHERS.choices}", "minilm")
+@option("--image_teacher", f"{IMAGE_TEACHER_HELP}: {IMAGE_TEACHERS.choices}", "auto", to="image")
+@option("--text_teacher", f"{TEXT_TEACHER_HELP}: {TEXT_TEACHERS.choices}", "minilm", to="text")
 @option(
     "--image_teacher_space",
     "the mean of the image teacher's cells, or all cells end to end",
     "pooled",
+    to="space",
     type=click.Choice(["pooled", "tokens"]),
 )
 @option(
     "--teacher_projection",
     "project teacher vectors to this many dimensions (0: none)",
     0,
+    to="project",
     type=click.IntRange(0),
 )
 @option("--image_size", "pixels of the image teacher's input", 224)
-@option("--clean_captions", "clean the texts first, as cusa-clip does", is_flag=True)
+@option("--clean_captions", "clean the texts first, as cusa-clip does", to="clean", is_flag=True)
 def teach(data: str, **options: Any) -> None:
     """Compute the teacher vectors of a data set once (CUSA). Run again to continue after an interruption."""
     from diptych.runs.extract import teach as run
     from diptych.training.teachers import Teachers
 
-    teachers = Teachers(
-        options["image_teacher"],
-        options["text_teacher"],
-        space=options["image_teacher_space"],
-        project=options["teacher_projection"],
-        image_size=options["image_size"],
-        clean=options["clean_captions"],
-    )
-    for taught in run(teachers, data):
+    for taught in run(Teachers(**options), data):
         echo(str(taught))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, backend_flags, option, say_device
+from diptych.cli.flags import PATH, Command, backend_flags, model_of, option, running, say_device
 from diptych.errors import DataError
 from diptych.progress import counted, echo
+from diptych.runs import plan as planning
 
 if TYPE_CHECKING:
     from diptych.vectors.embed import EmbedResult
@@ -46,15 +48,9 @@ def embed(
     out: Path,
     part: str | None,
     rows: int,
-    texts: bool,
-    thumbnails: bool,
     address: str | None,
     cpus: int,
-    retry: bool,
-    batch_size: int | None,
-    device: str,
-    compute_precision: str,
-    backend: str | None,
+    **options: Any,
 ) -> None:
     """Write the vectors of a large collection into files. Run again to continue.
 
@@ -65,7 +61,7 @@ def embed(
     --ray, the workers of a Ray cluster do it, one model each.
     """
     from diptych.encoders.known_names import recorded_name
-    from diptych.index.models import check_probes, open_model
+    from diptych.index.models import check_probes
     from diptych.vectors import embed as embedding
     from diptych.vectors.embed import Task, embed_on
     from diptych.vectors.load import absolute, open_sources
@@ -74,18 +70,16 @@ def embed(
     share = embedding.parse_part(part) if part else (1, 1)
     out = out.expanduser().resolve()
     sources = open_sources(data, rows)
-    retriever = open_model(model, "cpu" if address else device, compute_precision, backend=backend)
+    how = running(options)
+    retriever = model_of(model, {**how, **({"device": "cpu"} if address else {})})
     check_probes(retriever, model)
-    options: dict[str, Any] = {"texts": texts, "thumbnails": thumbnails, "batch_size": batch_size}
-    run: dict[str, Any] = {"model_name": recorded_name(model), "part": share, "retry": retry, **options}
+    retry, name = options.pop("retry"), recorded_name(model)
+    run: dict[str, Any] = {"model_name": name, "part": share, "retry": retry, **options}
     if address is None:
         say_device(retriever.device)
         done = embedding.embed(retriever, sources, out, **run, show_progress=True)
     else:
-        task = Task(
-            recorded_name(model), retriever.fingerprint(), absolute(data), rows, out, device, compute_precision,
-            backend, **options,
-        )  # fmt: skip
+        task = Task(name, retriever.fingerprint(), absolute(data), rows, out, *how.values(), **options)
         with connected(address, cpus) as cluster:
             echo(str(cluster), err=True)
             done = embedding.embed(
@@ -134,36 +128,27 @@ def whole(ctx: click.Context, param: click.Parameter, value: str) -> int:
     return int(number)
 
 
+def demand_flags(command: Command) -> Command:
+    """A flag for each field of a demand; whole numbers may be written with an exponent."""
+    for entry in reversed(dataclasses.fields(planning.Demand)):
+        more: dict[str, Any] = {"type": float}
+        if entry.type == "int":
+            more = {"metavar": "NUMBER", "callback": whole}
+        if entry.default is dataclasses.MISSING:
+            more |= {"required": True}
+        else:
+            more |= {"default": str(entry.default)}
+        command = click.option(f"--{entry.name}", help=entry.metadata["help"], **more)(command)
+    return command
+
+
 @click.command()
-@option("--items", "images of the collection, as in 1e9", required=True, metavar="NUMBER", callback=whole)
-@option("--dim", "dimensions of a vector", required=True, metavar="NUMBER", callback=whole)
-@click.option("--qps", default=0.0, help="queries per second")
-@click.option(
-    "--texts", default="0", metavar="NUMBER", callback=whole, help="texts that are stored beside the images"
-)
-@click.option(
-    "--queries",
-    default="0",
-    metavar="NUMBER",
-    callback=whole,
-    help="queries of an evaluation against all images",
-)
-@click.option(
-    "--rate", default=0.0, help="images per second of one encoding worker (default: lite0+minilm on one core)"
-)
-@click.option("--flop", default=0.0, help="FLOP of encoding one image, as in 8.8e9")
-@click.option("--workers", default="1", metavar="NUMBER", callback=whole, help="workers that encode at once")
-@option("--memory", "memory of a search machine in GB", 64.0)
-@click.option("--worker_hour", default=0.0, help="price of a worker-hour")
-@click.option("--machine_hour", default=0.0, help="price of an hour of a search machine")
-@click.option("--gb_month", default=0.0, help="price of a stored gigabyte for a month")
+@demand_flags
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def plan(as_json: bool, **demand: Any) -> None:
     """Estimate bytes, FLOP, hours and money of a large collection.
 
     Each number says whether it is arithmetic, given, or extrapolated from a measurement, and how far.
     """
-    from diptych.runs import plan as planning
-
     asked = planning.Demand(**demand)
     echo(json.dumps(planning.as_json(asked), indent=1) if as_json else planning.render(asked))

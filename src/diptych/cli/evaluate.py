@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from diptych.cli.flags import PATH, column_flags, device_flags, option, say_device, together, with_columns
+from diptych.cli.flags import (
+    PATH,
+    column_flags,
+    columns_of,
+    device_flags,
+    option,
+    say_device,
+    together,
+    with_columns,
+)
 from diptych.progress import echo
 from diptych.registries import JUDGEMENTS, PROTOCOLS
 
@@ -74,20 +83,15 @@ detect_flag = option(
     column_flags,
     device_flags,
 )
-def evaluate(
-    runs: tuple[Path, ...],
-    image_column: str | None,
-    text_column: str | None,
-    detect: float | None,
-    **options: Any,
-) -> None:
+def evaluate(runs: tuple[Path, ...], detect: float | None, **options: Any) -> None:
     """Evaluate a run, a model folder or a pretrained model (hf:ID). Several form an ensemble: the mean of their scores.
 
     A folder that diptych embed wrote is evaluated from its vectors, a few shards in memory at a time.
     """
     from diptych.runs.evaluate import detection_of, evaluate_runs
 
-    options["data"] = [with_columns(path, image_column, text_column) for path in options["data"]]
+    columns = columns_of(options)
+    options["data"] = [with_columns(path, columns) for path in options["data"]]
     report = evaluate_runs(runs, **options, say=say_device)
     echo("\n".join([report.render(), *(detection_of(report, detect) if detect else [])]))
 
@@ -162,9 +166,7 @@ def compare(results: tuple[Path, ...], others: tuple[str, ...], **options: Any) 
 @option("--fold", "images of a fold", 1000, type=click.IntRange(1))
 @option("--trec", "folder to write TREC runs and qrels into", type=PATH)
 @column_flags
-def judge(
-    scores: tuple[Path, ...], data: str, image_column: str | None, text_column: str | None, **options: Any
-) -> None:
+def judge(scores: tuple[Path, ...], data: str, **options: Any) -> None:
     """Check a claimed number: which protocol gives it?
 
     SCORES is a matrix (images, texts) in a .npy file, two .npy files with the vectors of images and of texts, or one or
@@ -174,7 +176,7 @@ def judge(
     """
     from diptych.runs.judge import judge as run
 
-    echo(run(scores, with_columns(data, image_column, text_column), **options).render())
+    echo(run(scores, with_columns(data, columns_of(options)), **options).render())
 
 
 @click.command()
@@ -185,9 +187,7 @@ def judge(
 @option("--output_dir", "folder for audit.json, the page audit.html and suggested.csv", "audit", type=PATH)
 @option("--device", "cuda, cuda:1, mps or cpu", "auto")
 @column_flags
-def audit(
-    data: str, output_dir: Path, image_column: str | None, text_column: str | None, **options: Any
-) -> None:
+def audit(data: str, output_dir: Path, **options: Any) -> None:
     """List wrong pairs, missing positives, leaks and empty texts. No training; the data stay as they are.
 
     The page audit.html asks a person about the worst pairs and saves corrections.csv, which every command reads:
@@ -195,7 +195,7 @@ def audit(
     """
     from diptych.runs.audit import audit as run
 
-    found = run(with_columns(data, image_column, text_column), **options)
+    found = run(with_columns(data, columns_of(options)), **options)
     found.save(output_dir)
     click.echo("\n".join(found.lines()))
     click.echo(

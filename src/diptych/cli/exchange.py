@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, Registered, backend_flags, option, say_device
+from diptych.cli.flags import PATH, Registered, backend_flags, model_of, option, say_device
 from diptych.progress import counted, echo
 from diptych.registries import EXPORTERS
 
@@ -72,22 +72,11 @@ def _save(output_dir: Path, made: Callable[[], Retriever]) -> None:
 @click.argument("place", metavar="INDEX")
 @option("--model", "the model that made the vectors: its folder, or hf:ID", required=True)
 @option("--paths", "beside an .npy file: a line, or a row of a table, for each vector", type=PATH)
-@option("--images", "folder that relative paths of images start from", type=PATH)
+@option("--images", "folder that relative paths of images start from", to="root", type=PATH)
 @click.option("--name", default="", help="name of the collection in the index (default: SOURCE)")
 @option("--unchecked", "do not compare the vectors of some pictures with the model's own", is_flag=True)
 @backend_flags
-def import_embeddings(
-    source: Path,
-    place: str,
-    model: str,
-    paths: Path | None,
-    images: Path | None,
-    name: str,
-    unchecked: bool,
-    device: str,
-    compute_precision: str,
-    backend: str | None,
-) -> None:
+def import_embeddings(source: Path, place: str, model: str, unchecked: bool, **options: Any) -> None:
     """Import vectors of images into an index.
 
     SOURCE is a folder of clip-retrieval, a .npy with --paths, or a Parquet table.
@@ -97,16 +86,13 @@ def import_embeddings(
     """
     from diptych.encoders.known_names import recorded_name
     from diptych.index.engines.opening import without_password
-    from diptych.index.models import check_probes, open_model
+    from diptych.index.models import check_probes
     from diptych.runs.embeddings import import_embeddings as run
 
-    retriever = open_model(model, device, compute_precision, backend=backend)
+    retriever = model_of(model, options)
     say_device(retriever.device)
     check_probes(retriever, model)
-    done = run(
-        source, place, retriever, model_name=recorded_name(model), paths=paths, root=images, name=name,
-        check=not unchecked,
-    )  # fmt: skip
+    done = run(source, place, retriever, model_name=recorded_name(model), check=not unchecked, **options)
     for note in done.notes:
         echo(note, err=True)
     echo(f"{without_password(place)}: {counted(done.images, 'image')} imported from {source}")

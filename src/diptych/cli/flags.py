@@ -8,7 +8,7 @@ import itertools
 import typing
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from diptych.errors import SettingsError
 from diptych.names import Registry
 from diptych.progress import echo
 from diptych.settings import TrainingSettings, literal_choices, plain_type
+
+if TYPE_CHECKING:
+    from diptych.model.protocol import OpenedModel
 
 Command = Callable[..., Any]
 
@@ -49,11 +52,11 @@ def settings_flags(
     return decorate
 
 
-def option(name: str, help: str, default: Any = None, **more: Any) -> Command:
-    """A flag; its help page says the default where it has one."""
+def option(name: str, help: str, default: Any = None, *, to: str = "", **more: Any) -> Command:
+    """A flag, whose value goes to the argument ``to``; its help page says the default where it has one."""
     if default is not None:
         more |= {"default": default, "show_default": True}
-    return click.option(name, help=help, **more)
+    return click.option(name, to or name.lstrip("-"), help=help, **more)
 
 
 def together(*flags: Command) -> Command:
@@ -104,14 +107,32 @@ column_flags = together(
 )
 
 
-def with_columns(path: str, image_column: str | None, text_column: str | None) -> str:
-    """A path with the columns of its table behind it, as ``open_captions`` reads them."""
-    columns = [f"{name}={value}" for name, value in (("image", image_column), ("text", text_column)) if value]
+def columns_of(options: dict[str, Any]) -> str:
+    """What the flags of ``column_flags`` say, which leave ``options``, as ``open_captions`` reads it behind a path."""
+    columns = {name: options.pop(f"{name}_column") for name in ("image", "text")}
+    return "&".join(f"{name}={value}" for name, value in columns.items() if value)
+
+
+def with_columns(path: str, columns: str) -> str:
+    """A path with the columns of its table behind it."""
     if not columns:
         return path
     from diptych.data.formats import split_options
 
-    return f"{path}{'&' if split_options(path)[1] else '?'}{'&'.join(columns)}"
+    return f"{path}{'&' if split_options(path)[1] else '?'}{columns}"
+
+
+def model_of(place: str | Path, options: dict[str, Any], **more: Any) -> OpenedModel:
+    """The model at a place, run as the flags of ``backend_flags`` say, which leave ``options``."""
+    from diptych.index.models import open_model
+
+    device, precision, backend = running(options).values()
+    return open_model(place, device, precision, backend=backend, **more)
+
+
+def running(options: dict[str, Any]) -> dict[str, Any]:
+    """The flags of ``backend_flags`` alone, which leave ``options``."""
+    return {name: options.pop(name) for name in ("device", "compute_precision", "backend")}
 
 
 def say_device(device: Any) -> None:

@@ -12,7 +12,7 @@ import click
 
 from diptych.cli import answers
 from diptych.cli.collection import pictures_alone, say, summary
-from diptych.cli.flags import PATH, backend_flags, column_flags, index_flag, option, with_columns
+from diptych.cli.flags import PATH, backend_flags, column_flags, columns_of, index_flag, option, with_columns
 from diptych.progress import counted, echo
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ def index() -> None:
     "--codes",
     "make the approximate index of binary codes, not a graph: no extra needed, built in seconds",
     is_flag=True,
+    default=None,
 )
 @option(
     "--target_recall",
@@ -146,25 +147,7 @@ def index() -> None:
 @column_flags
 @backend_flags
 def build(
-    given: tuple[str, ...],
-    index: str | None,
-    name: str,
-    texts: bool,
-    precision: Any,
-    approximate: bool | None,
-    codes: bool,
-    target_recall: float | None,
-    labels: bool,
-    local_features: bool,
-    ocr: bool,
-    batch_size: int | None,
-    exif: bool,
-    cache: bool,
-    image_column: str | None,
-    text_column: str | None,
-    device: str,
-    compute_precision: str,
-    backend: str | None,
+    given: tuple[str, ...], index: str | None, approximate: bool | None, ocr: bool, **options: Any
 ) -> None:
     """Index a folder of pictures or a data set. Run again to bring it up to date.
 
@@ -175,25 +158,20 @@ def build(
     from diptych.index.ingest.ocr import picture_reader, read_written
     from diptych.index.places import bring_up_to_date, default_place, model_for
 
-    above = _above(approximate, codes, target_recall)
+    above = _above(approximate, options["codes"], options["target_recall"])
     if len(given) > 2:
         raise click.UsageError(f"one collection is indexed at a time: leave out {given[2]}.")
     path = given[1] if len(given) == 2 else pictures_alone(given[0])
-    path = with_columns(path, image_column, text_column)
+    path = with_columns(path, columns_of(options))
     place = index or default_place(path, say)
     run = given[0] if len(given) == 2 else model_for(place)
     reader = picture_reader() if ocr else None  # a missing extra is told before an hour of indexing
-    built, _ = bring_up_to_date(
-        run, path, place, name=name, texts=texts, precision=precision, batch_size=batch_size,
-        approximate_above=above, codes=codes or None, target_recall=target_recall, labels=labels,
-        local_features=local_features, exif=exif,
-        cache=cache, device=device, compute_precision=compute_precision, backend=backend, say=say,
-    )  # fmt: skip
+    built, _ = bring_up_to_date(run, path, place, approximate_above=above, say=say, **options)
     echo(summary(without_password(place), built))
     if reader is not None:
         pictures = counted(read_written(place, reader, say=say), "picture")
         echo(f"{without_password(place)}: read what is written in {pictures}")
-    if local_features:
+    if options["local_features"]:
         from diptych.cache.local_features import features_place
 
         file = features_place(place)
@@ -202,7 +180,7 @@ def build(
     echo(f'next: diptych search {named} "your words"   |   in a browser: diptych serve {named}')
 
 
-def _above(approximate: bool | None, codes: bool, target_recall: float | None) -> int | None:
+def _above(approximate: bool | None, codes: bool | None, target_recall: float | None) -> int | None:
     """From how many items of a kind on there is an approximate index; None for never."""
     from diptych.index.ingest.target import APPROXIMATE_ABOVE
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from diptych.cli.collection import say
-from diptych.cli.flags import PATH, backend_flags, option
+from diptych.cli.flags import PATH, backend_flags, model_of, option
 from diptych.progress import echo
 
 
@@ -39,10 +40,10 @@ def info(folder: Path) -> None:
 @model.command()
 @click.argument("folder", type=PATH)
 @backend_flags
-def verify(folder: Path, device: str, compute_precision: str, backend: str | None) -> None:
+def verify(folder: Path, **how: Any) -> None:
     """Encode the probes again, and compare. Status 2 if they differ."""
     from diptych.errors import SettingsError
-    from diptych.index.models import check_probes, open_model
+    from diptych.index.models import check_probes
     from diptych.runtime.folder import PROBES, Probes, best_folder
 
     file = best_folder(folder) / PROBES
@@ -50,7 +51,7 @@ def verify(folder: Path, device: str, compute_precision: str, backend: str | Non
         raise SettingsError(
             f"{folder} has no probes to compare: write them with diptych export runtime {folder}."
         )
-    opened = open_model(folder, device, compute_precision, backend=backend, say=say)
+    opened = model_of(folder, how, say=say)
     probes = Probes.read(file)
     if probes.fingerprint != opened.fingerprint():
         raise SettingsError(
@@ -77,20 +78,8 @@ def verify(folder: Path, device: str, compute_precision: str, backend: str | Non
 )
 @option("--top", "the best N labels of each item, whatever their scores", type=click.IntRange(1))
 @backend_flags
-def label(
-    model: Path,
-    path: str,
-    output: Path,
-    texts: bool,
-    threshold: float | None,
-    top: int | None,
-    device: str,
-    compute_precision: str,
-    backend: str | None,
-) -> None:
+def label(model: Path, path: str, **options: Any) -> None:
     """Predict labels with a label-wise model. FOLDER is a folder of images or a data set in any known format."""
-    from diptych.index.models import open_model
     from diptych.runs.label import label_collection
 
-    retriever = open_model(model, device, compute_precision, backend=backend)
-    echo(label_collection(retriever, path, output, texts=texts, threshold=threshold, top=top))
+    echo(label_collection(model_of(model, options), path, **options))

@@ -78,32 +78,24 @@ def _cut(caption: str) -> str:
 
 def _half_blocks(pictures: Sequence[Image.Image]) -> str:
     """Lines of ▀: its colour is the upper of two pixels, the background the lower one."""
-    height = max((picture.height + 1) // 2 for picture in pictures)
-    blank = " " * (COLUMNS + GAP)
-    lines = []
-    for line in range(height):
-        cells = [_line(picture, 2 * line) for picture in pictures]
-        lines.append("".join(cell + blank[width:] for cell, width in cells).rstrip())
-    return "\n".join(lines) + "\n"
+    from numpy import asarray
+
+    rows = [asarray(picture).tolist() for picture in pictures]
+    starts = range(0, max(map(len, rows)), 2)
+    return "".join("".join(_line(one[start : start + 2]) for one in rows).rstrip() + "\n" for start in starts)
 
 
-def _line(picture: Image.Image, upper: int) -> tuple[str, int]:
-    """Two rows of pixels as characters, and how many."""
-    if upper >= picture.height:
-        return "", 0
-    cells = []
-    for column in range(picture.width):
-        cells.append("\x1b[38;2;{};{};{}m".format(*_pixel(picture, column, upper)))
-        if upper + 1 < picture.height:
-            cells.append("\x1b[48;2;{};{};{}m".format(*_pixel(picture, column, upper + 1)))
-        cells.append("▀")
-    return "".join(cells) + RESET, picture.width
-
-
-def _pixel(picture: Image.Image, column: int, row: int) -> tuple[int, int, int]:
-    value = picture.getpixel((column, row))
-    assert isinstance(value, tuple)  # RGB
-    return value[0], value[1], value[2]
+def _line(rows: Sequence[Sequence[Sequence[int]]]) -> str:
+    """A row of pixels or two as characters, as wide as a picture may be; blank where there is none."""
+    cells = [
+        "".join(
+            "\x1b[{};2;{};{};{}m".format(layer, *pixel)
+            for layer, pixel in zip((38, 48), column, strict=False)
+        )
+        for column in zip(*rows, strict=True)
+    ]
+    blank = " " * (COLUMNS + GAP - len(cells))
+    return "".join(f"{cell}▀" for cell in cells) + (RESET if cells else "") + blank
 
 
 def _kitty(pictures: Sequence[Image.Image]) -> str:

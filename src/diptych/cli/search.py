@@ -12,7 +12,7 @@ import click
 
 from diptych.cli import answers
 from diptych.cli.collection import pictures_of, place_first, say
-from diptych.cli.flags import PATH, backend_flags, index_flag, option, root_flag
+from diptych.cli.flags import PATH, backend_flags, index_flag, option, root_flag, running
 from diptych.progress import echo
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @index_flag
 @click.option("-k", "k", default=10, show_default=True, help="number of answers")
 @option("--kind", "what to find", "image", type=click.Choice(["image", "text"]))
-@click.option("--filter", "condition", help="metadata filter, as in 'price < 50 and color = \"red\"'")
+@option("--filter", "metadata filter, as in 'price < 50 and color = \"red\"'")
 @option("--like", "id of an item: find more like it, alone or together with a query")
 @option("--hybrid", "fuse with full-text search (BM25)", is_flag=True)
 @click.option(
@@ -70,17 +70,10 @@ def search(
     place: str,
     query: tuple[str, ...],
     index: str | None,
-    k: int,
-    kind: Any,
-    condition: str | None,
     like: str | None,
-    hybrid: bool,
-    rerank: int,
     reranker: tuple[str, ...],
-    exact: bool | None,
     chance: float | None,
     everything: bool,
-    frames: bool,
     allow_urls: bool,
     model: str | None,
     as_json: bool,
@@ -88,9 +81,7 @@ def search(
     preview: bool,
     html: Path | None,
     roots: tuple[Path, ...],
-    device: str,
-    compute_precision: str,
-    backend: str | None,
+    **options: Any,
 ) -> None:
     """Search by words, by an image's path, or by both. As in: '"2:red shoe" - "sneaker" + ./shoe.jpg'.
 
@@ -102,6 +93,7 @@ def search(
     from diptych.index.places import open_place
     from diptych.index.query.search import Searcher
 
+    rerank, condition = options["rerank"], options["filter"]
     _check_flags(as_json + paths + preview, preview, bool(reranker and not rerank))
     place, query = place_first(place, query)
     pictures = is_pretrained_name(place) or None
@@ -109,21 +101,23 @@ def search(
         model, place, query = place, pictures_of(place, query[:1]), query[1:]
     asked = _query(" ".join(query), like)
     opened, retriever, name, place = open_place(
-        place, model, device, compute_precision, backend=backend, index=index, pictures=pictures,
-        encodes=bool(query or rerank), say=say,
-    )  # fmt: skip
+        place,
+        model,
+        **running(options),
+        index=index,
+        pictures=pictures,
+        encodes=bool(query or rerank),
+        say=say,
+    )
     with opened:
         judge = _judge(place, retriever, reranker) if rerank else None
         searcher = Searcher(opened, retriever, model_name=name, allow_urls=allow_urls, pair_scorer=judge)
-        hits = searcher.search(
-            asked, k, kind=kind, filter=condition, hybrid=hybrid, rerank=rerank,
-            chance=chance or ("calibrated" if query else None), exact=exact, frames=frames,
-        )  # fmt: skip
+        hits = searcher.search(asked, chance=chance or ("calibrated" if query else None), **options)
         if html is not None:
             answers.write_gallery(html, opened, " ".join(query), asked, hits, condition, everything, roots)
         _show(opened, hits, everything, retriever.backend, as_json, paths, roots if preview else None)
         if not (hits or as_json):
-            echo(answers.nothing_left(opened, kind, condition is not None), err=True)
+            echo(answers.nothing_left(opened, options["kind"], condition is not None), err=True)
         if html is not None and not as_json and not paths:
             echo(f"thumbnails: {html}", err=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from diptych.cli.collection import pictures_of, say, summary
-from diptych.cli.flags import PATH, Command, backend_flags, index_flag, option, root_flag, user_flags
+from diptych.cli.flags import PATH, Command, backend_flags, index_flag, option, root_flag, running, user_flags
 from diptych.progress import echo
 from diptych.web.limits import Limits
 
@@ -18,7 +18,7 @@ TOKEN_VARIABLE = "DIPTYCH_TOKEN"
 
 
 def limit_flags(command: Command) -> Command:
-    """``--max_body``, ``--max_k``, …: one flag per limit; none given means its default."""
+    """``--max_body``, ``--max_k``, …: one flag per limit; none user_flags means its default."""
     for entry in reversed(dataclasses.fields(Limits)):
         names = (f"--max_{entry.name}", f"max_{entry.name}")
         help = f"most {entry.metadata['help']}  [{entry.default}]"
@@ -41,20 +41,22 @@ def limit_flags(command: Command) -> Command:
 )
 @option("--private", "ask for the token everywhere, also on loopback", is_flag=True)
 @option("--allow_urls", "let queries name images on the public web", is_flag=True)
-@option("--cors", "site whose pages may call the API; repeatable", multiple=True, metavar="ORIGIN")
-@click.option(
+@option(
+    "--cors", "site whose pages may call the API; repeatable", to="origins", multiple=True, metavar="ORIGIN"
+)
+@option(
     "--host_name",
-    "host_names",
+    "host name that the service answers to, for instance behind a proxy; repeatable",
+    to="hosts",
     multiple=True,
     metavar="NAME",
-    help="host name that the service answers to, for instance behind a proxy; repeatable",
 )
 @root_flag
-@click.option(
+@option(
     "--reranker",
-    "rerankers",
+    "re-rank with the pair scorer of this run (default: the model's own); repeatable, for their mean",
+    to="rerankers",
     multiple=True,
-    help="re-rank with the pair scorer of this run (default: the model's own); repeatable, for their mean",
 )
 @option(
     "--chance",
@@ -74,21 +76,8 @@ def serve(
     pictures: tuple[str, ...],
     index: str | None,
     model: str | None,
-    host: str,
-    port: int,
-    token: str | None,
-    private: bool,
-    allow_urls: bool,
-    cors: tuple[str, ...],
-    host_names: tuple[str, ...],
-    roots: tuple[Path, ...],
-    rerankers: tuple[str, ...],
-    chance: float | None,
     audit: Path | None,
-    device: str,
-    compute_precision: str,
-    backend: str | None,
-    **limits: Any,
+    **options: Any,
 ) -> None:
     """Search an index in the browser and over HTTP. As in: diptych serve ./photos.index.
 
@@ -105,17 +94,18 @@ def serve(
         model, place = place, pictures_of(place, pictures)
     elif pictures:
         raise click.UsageError(f"one index is served at a time: leave out {pictures[0]}.")
+    limits = {entry.name: options.pop(f"max_{entry.name}") for entry in dataclasses.fields(Limits)}
     opened, served, model, place = open_place(
-        place, model, device, compute_precision, backend=backend, index=index, pictures=collection, say=say
+        place, model, **running(options), index=index, pictures=collection, say=say
     )
     with opened:
         if opened.info.fingerprint == served.fingerprint():
             check_items(opened, served)
+    page = read_page(audit) if audit else None
+    hosts, roots = (options.pop(name) or None for name in ("hosts", "roots"))
     serve(
-        place, served, model_name=model, host=host, port=port, token=token, private=private,
-        allow_urls=allow_urls, origins=cors, hosts=host_names or None, roots=roots or None, rerankers=rerankers,
-        chance=chance, audit=read_page(audit) if audit else None,
-        limits=Limits(**{name.removeprefix("max_"): value for name, value in user_flags(limits).items()}),
+        place, served, model_name=model, audit=page, hosts=hosts, roots=roots,
+        limits=Limits(**user_flags(limits)), **options,
     )  # fmt: skip
 
 
@@ -131,18 +121,7 @@ def serve(
 @click.option("--name", default="", help="name of the collection in the index (default: the data's own)")
 @option("--batch_size", "pictures at a time (default: by device)", type=click.IntRange(1))
 @backend_flags
-def watch(
-    place: str,
-    folder: Path,
-    model: str | None,
-    interval: float,
-    texts: bool,
-    name: str,
-    batch_size: int | None,
-    device: str,
-    compute_precision: str,
-    backend: str | None,
-) -> None:
+def watch(place: str, folder: Path, model: str | None, interval: float, **options: Any) -> None:
     """Keep an index current while a folder changes. Ctrl-C ends it.
 
     New, changed and removed pictures are indexed once their files have not changed for one interval. A folder that
@@ -158,13 +137,10 @@ def watch(
     if not folder.is_dir() and not index_exists(place):
         raise click.UsageError(f"there is no folder {folder} to watch: check the path.")
     name_of_model = model or model_for(place)
-    retriever = open_encoder(name_of_model, place, device, compute_precision, backend=backend, say=say)
+    retriever = open_encoder(name_of_model, place, **running(options), say=say)
 
     def bring() -> IndexingResult:
-        return index_collection(
-            retriever, folder, place, model_name=recorded_name(name_of_model), name=name, texts=texts,
-            batch_size=batch_size,
-        )  # fmt: skip
+        return index_collection(retriever, folder, place, model_name=recorded_name(name_of_model), **options)
 
     def report(built: IndexingResult) -> str:
         skipped = "".join(f"\nskipped {item}: {reason}" for item, reason in built.skipped)

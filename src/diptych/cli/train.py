@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from diptych.cli.flags import PATH, Command, column_flags, option, settings_flags, user_flags, with_columns
+from diptych.cli.flags import (
+    PATH,
+    Command,
+    column_flags,
+    columns_of,
+    option,
+    settings_flags,
+    user_flags,
+    with_columns,
+)
 from diptych.names import import_plugins
 from diptych.progress import echo
 from diptych.registries import RECIPES
@@ -57,13 +66,12 @@ def _train_command(recipe: Recipe) -> click.Command:
         resume_from_checkpoint: Path | None,
         no_runtime: bool,
         preset: str | None,
-        image_column: str | None,
-        text_column: str | None,
         **flags: Any,
     ) -> None:
         from diptych.runs.train import inherited, resumed_settings, run_recipe
         from diptych.training.checkpoint import read_run
 
+        columns = columns_of(flags)
         if (output_dir is None) == (resume_from_checkpoint is None):
             raise click.UsageError(
                 "a run needs one folder: give --output_dir for a new run, or --resume_from_checkpoint for an old one."
@@ -78,7 +86,7 @@ def _train_command(recipe: Recipe) -> click.Command:
             folder, resume = output_dir, False
             values = {**(preset_of(recipe.name, preset) if preset else {}), **user_flags(flags)}
             settings = recipe.settings(**inherited(recipe.settings, values))
-            data = with_columns(data, image_column, text_column)
+            data = with_columns(data, columns)
         else:
             raise click.UsageError("a new run needs data: give --data, the path of a data set or 'emoji'.")
         progress = run_recipe(recipe, settings, data, folder, resume=resume)
