@@ -107,7 +107,7 @@ def test_one_command_shows_before_and_after(runs: tuple[Path, Path], tmp_path: P
 def test_the_same_seed_draws_the_same_picture(runs: tuple[Path, Path], tmp_path: Path) -> None:
     files = [tmp_path / f"{i}.png" for i in range(3)]
     for file, seed in zip(files, (0, 0, 1), strict=True):
-        show_space(runs[:1], file, count=8, seed=seed, show_progress=False)
+        show_space(runs[:1], file, count=8, seed=seed)
     first, again, other = (file.read_bytes() for file in files)
     assert first == again != other
 
@@ -166,7 +166,7 @@ def test_some_images_bring_their_texts() -> None:
 
 
 def test_more_images_than_there_are_is_said(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    said = show_space(runs, tmp_path / "space.png", show_progress=False)
+    said = show_space(runs, tmp_path / "space.png")
     assert "14 images (200 asked, no more have a text) with their 70 texts" in said
     assert size_of(tmp_path / "space.png")[0] == round(2 * PANEL * DPI)
 
@@ -201,7 +201,7 @@ def test_missing_packages_are_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(MissingExtra, match=r"diptych\[plots\]"):
-        show_space(runs[:1], tmp_path / "space.png", show_progress=False)
+        show_space(runs[:1], tmp_path / "space.png")
 
 
 # two runs' answers

@@ -22,10 +22,9 @@ FORMATS = ("png", "pdf", "svg")
 DPI = 150  # resolution of a PNG
 PANEL = 5.0  # inches, the side of a panel of the joint space
 IMAGES, TEXTS = COLOURS[:2]  # the two colours of the joint space
-PERPLEXITY = 30.0  # t-SNE's number of neighbours; scikit-learn's default, the paper gives none
+PERPLEXITY = 30.0  # t-SNE's number of neighbours; as all else scikit-learn's default, the paper gives none
 LEAST_POINTS = 4  # t-SNE of fewer has no neighbourhoods
 NAME = 48  # characters of a name above a panel
-SPEED = (6.4, 4.4)  # inches of a picture of speed
 MARKS = "osD^vP*X"
 
 
@@ -96,25 +95,6 @@ class Line:
     size: float = 3
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one text query against a gallery; ``measured`` is False where it is extrapolated."""
-
-    images: int
-    milliseconds: float
-    measured: bool = True
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """One way to search: its times by gallery, its RSUM, and how many thousand pairs it scores in a second."""
-
-    name: str
-    timings: Sequence[Timing]
-    rsum: float
-    thousand_pairs: float
-
-
 def check_output(output: Path) -> None:
     """Refuse a picture that could not be written at the end, before any work is done."""
     figure_class()
@@ -144,28 +124,18 @@ def flattened(space: Space, seed: int = 0) -> tuple[NDArray[np.float32], NDArray
     if not np.ptp(points, axis=0).any():
         raise DataError(f"{space.name} gives everything the same vector: the model has collapsed.")
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-    tsne = TSNE(
-        perplexity=perplexity,
-        early_exaggeration=12.0,
-        learning_rate="auto",
-        max_iter=1000,
-        init="pca",
-        random_state=seed,
-    )
     with threadpool_limits(limits=1):
-        places = tsne.fit_transform(points)
+        places = TSNE(perplexity=perplexity, random_state=seed).fit_transform(points)
     return places[: len(space.image)], places[len(space.image) :]
 
 
-def picture_of_spaces(
-    spaces: Sequence[Space], *, below: Sequence[str] | None = None, seed: int = 0, show_progress: bool = False
-) -> Any:
+def picture_of_spaces(spaces: Sequence[Space], *, below: Sequence[str] | None = None, seed: int = 0) -> Any:
     """One panel per space: images and texts in two colours, each text joined to its image; ``below`` says more."""
     from matplotlib.collections import LineCollection
 
     figure = figure_class()(figsize=(PANEL * len(spaces), PANEL + 0.9), dpi=DPI, layout="constrained")
     panels = figure.subplots(1, len(spaces), squeeze=False)[0]
-    for number, space in enumerate(track(spaces, "t-SNE", show=show_progress)):
+    for number, space in enumerate(track(spaces, "t-SNE")):
         axes = panels[number]
         image, text = flattened(space, seed)
         pairs = list(np.stack([image[space.image_of], text], axis=1))  # M lines (2 ends, 2)
@@ -221,48 +191,37 @@ def picture_of_poolings(poolings: Sequence[LearnedPooling]) -> Any:
 
 
 def picture_of_lines(
-    title: str, x_label: str, y_label: str, lines: Sequence[Line], ticks: Sequence[str] = ()
+    title: str,
+    x_label: str,
+    y_label: str,
+    lines: Sequence[Line],
+    ticks: Sequence[str] = (),
+    *,
+    inches: tuple[float, float] = (8, 4.5),
+    logarithmic: str = "",
+    legend: str = "",
 ) -> Any:
-    """One panel; ``ticks`` name the values 0, 1, 2, … of x where they are not numbers of a scale."""
-    figure, axes = _panel((8, 4.5), lines)
+    """One panel; ``ticks`` name the values 0, 1, 2, … of x where they are not numbers of a scale.
+
+    ``logarithmic`` are the scales that are, of "x" and "y"; ``legend`` is the title of the legend.
+    """
+    figure = figure_class()(figsize=inches, dpi=DPI, layout="constrained")
+    axes = figure.subplots()
+    for line in lines:
+        colour = COLOURS[line.colour % len(COLOURS)]
+        axes.plot(
+            line.x, line.y, linestyle=line.style, color=colour, marker=line.mark, markersize=line.size,
+            label=short_name(line.name),
+        )  # fmt: skip
+        if any(line.spread):
+            low, high = (np.array(line.y) + sign * np.array(line.spread) for sign in (-1, 1))
+            axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.grid(alpha=0.25)
+    axes.set(xlabel=x_label, ylabel=y_label, **{f"{scale}scale": "log" for scale in logarithmic})
     if ticks:
         axes.set_xticks(range(len(ticks)), ticks)
     axes.set_title(title, parse_math=False, loc="left")
-    axes.set(xlabel=x_label, ylabel=y_label)
-    axes.legend(frameon=False, fontsize="small")
-    return figure
-
-
-def picture_of_queries(contestants: Sequence[Contestant]) -> Any:
-    """Milliseconds per text query against the number of images, both logarithmic (VSE∞, Fig. 3)."""
-    lines, extrapolated = [], any(not t.measured for one in contestants for t in one.timings)
-    for number, one in enumerate(contestants):
-        done = [t for t in one.timings if t.measured]
-        guessed = done[-1:] + [t for t in one.timings if not t.measured]
-        for name, some, style in ((short_name(one.name), done, "-"), ("", guessed, ":")):
-            mark = MARKS[number % len(MARKS)] if name else ""
-            x, y = [t.images for t in some], [t.milliseconds for t in some]
-            lines += (
-                [Line(name, x, y, colour=number, style=style, mark=mark, size=4)] if x[1:] or name else []
-            )
-    figure, axes = _panel(SPEED, lines)
-    axes.set(xscale="log", yscale="log", xlabel="images", ylabel="milliseconds per text query")
-    axes.legend(frameon=False, fontsize="small", title="dotted: extrapolated" if extrapolated else None)
-    return figure
-
-
-def picture_of_recall(contestants: Sequence[Contestant]) -> Any:
-    """RSUM against thousand pairs per second (CODER, Fig. 4)."""
-    lines = [
-        Line(
-            short_name(one.name), [one.thousand_pairs], [one.rsum],
-            colour=n, style="none", mark=MARKS[n % len(MARKS)], size=8,
-        )
-        for n, one in enumerate(contestants)
-    ]  # fmt: skip
-    figure, axes = _panel(SPEED, lines)
-    axes.set(xscale="log", xlabel="thousand pairs per second", ylabel="RSUM")
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize="small", title=legend or None)
     return figure
 
 
@@ -294,22 +253,6 @@ def _format(output: Path) -> str:
 def short_name(name: str) -> str:
     """A name that fits above a panel: its end where it is long."""
     return name if len(name) <= NAME else f"…{name[1 - NAME :]}"
-
-
-def _panel(inches: tuple[float, float], lines: Sequence[Line]) -> tuple[Any, Any]:
-    figure = figure_class()(figsize=inches, dpi=DPI, layout="constrained")
-    axes = figure.subplots()
-    for line in lines:
-        colour = COLOURS[line.colour % len(COLOURS)]
-        axes.plot(
-            line.x, line.y, linestyle=line.style, color=colour, marker=line.mark, markersize=line.size, label=line.name
-        )  # fmt: skip
-        if any(line.spread):
-            low = [y - s for y, s in zip(line.y, line.spread, strict=True)]
-            high = [y + s for y, s in zip(line.y, line.spread, strict=True)]
-            axes.fill_between(line.x, low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.grid(alpha=0.25)
-    return figure, axes
 
 
 def _shades(count: int) -> list[Any]:

@@ -26,10 +26,14 @@ FAINT = (150, 150, 150)
 
 @dataclass(frozen=True)
 class Attended:
-    """Where one model looks in one pair: shares of the cells (rows, columns), and of the tokens in order."""
+    """Where one model looks in one pair: shares of the cells (rows, columns), and of the tokens in order.
+
+    ``cosine`` is that of what both sides look at: the means of their tokens, weighted by these shares.
+    """
 
     cells: NDArray[np.float64]
     words: Sequence[tuple[str, float]]
+    cosine: float
 
 
 def check_png(output: Path) -> None:
@@ -144,20 +148,14 @@ def augmented_words(text: str, others: Sequence[str], rng: np.random.Generator, 
 
 
 def contact_sheet(
-    pictures: Sequence[Image.Image],
-    texts: Sequence[str],
-    augmentation: PictureAugmentation | None = None,
-    *,
-    draws: int = 2,
-    seed: int = 0,
+    pictures: Sequence[Image.Image], texts: Sequence[str], *, draws: int, seed: int
 ) -> Image.Image:
     """``draws`` rows for each picture: the picture after every step, in order; a step that was not drawn stays empty.
 
     Cells keep the aspect ratio but the last, which is what the encoder reads. Below each row, the text and what word
     augmentation made of it.
     """
-    augmentation = augmentation or PictureAugmentation()
-    height = CELL + STEP_GAP + STEP_LINE
+    augmentation, height = PictureAugmentation(), CELL + STEP_GAP + STEP_LINE
     width = STEP_GAP + len(COLUMNS) * (CELL + STEP_GAP)
     sheet = Image.new("RGB", (width, STEP_LINE + STEP_GAP + height * draws * len(pictures)), PAPER)
     ink, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)

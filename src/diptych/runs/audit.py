@@ -32,8 +32,8 @@ from diptych.devices import pick_device
 from diptych.errors import DataError, ImageError, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.reports.audit import Question, audit_page, picture_of
+from diptych.runs.reading import encode_split
 from diptych.storage import write_text
-from diptych.training.prepare import prepare
 from diptych.training.teachers import Teachers
 
 FEWEST = 200  # pairs: with fewer, planted errors say nothing about an interval
@@ -183,7 +183,6 @@ def audit(
     image_size: int = 224,
     device: str = "auto",
     seed: int = 0,
-    show_progress: bool = True,
 ) -> Audit:
     """Audit a data set, or one split of it, on frozen features or on a model's vectors."""
     if "corrections" in split_options(data)[1]:
@@ -204,10 +203,10 @@ def audit(
             f"least {FEWEST} pairs of {FEWEST_IMAGES} images, for what is usual is learned from the rest."
         )
     try:
-        x, v = _vectors(captions, model, image_size, device, show_progress)
+        x, v = _vectors(captions, model, image_size, device)
     except ImageError:  # a picture that cannot be decoded: look for all of them, then once more
-        captions = left_out.add(captions, undecodable(captions.images, show_progress=show_progress))
-        x, v = _vectors(captions, model, image_size, device, show_progress)
+        captions = left_out.add(captions, undecodable(captions.images, show_progress=True))
+        x, v = _vectors(captions, model, image_size, device)
     left_out.tell(len(captions.images) + len(left_out.reasons), advice=False)
     return audit_vectors(captions, x, v, whole, model=model, seed=seed)
 
@@ -266,16 +265,12 @@ def _fit(x: NDArray[Any], v: NDArray[Any], captions: Captions, model: str | None
 
 
 def _vectors(
-    captions: Captions, model: str | None, image_size: int, device: str, show_progress: bool
+    captions: Captions, model: str | None, image_size: int, device: str
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Vectors of all images and texts: of the frozen encoders, from the cache, or of a model."""
-    place = pick_device(device)
     if model is None:
-        teachers = Teachers(image_size=image_size)
-        x = teachers.image_vectors(captions, device=place, show_progress=show_progress)
-        v = teachers.text_vectors(captions, device=place, show_progress=show_progress)
+        teachers, place = Teachers(image_size=image_size), pick_device(device)
+        x, v = teachers.image_vectors(captions, device=place), teachers.text_vectors(captions, device=place)
         return x.rows(np.arange(len(captions.images))), v.rows(np.arange(len(captions.texts)))
-    retriever = Retriever.from_pretrained(model, device)
-    ready = prepare(retriever, captions, device=str(place), show_progress=show_progress)
-    image = retriever.encode_image(ready.captions.images, show_progress=show_progress)
-    return image.numpy(), retriever.encode_text(ready.texts, show_progress=show_progress).numpy()
+    images, texts = encode_split(Retriever.from_pretrained(model, device), captions)
+    return images.numpy(), texts.numpy()

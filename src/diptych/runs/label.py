@@ -26,16 +26,15 @@ def label_collection(
     texts: bool = True,
     threshold: float | None = None,
     top: int | None = None,
-    show_progress: bool = True,
 ) -> str:
     """Write one row per image, and per text where there are any, and return how many got a label.
 
     Images that cannot be read are left out, with their texts, and said.
     """
     whole, left_out = open_captions(path, problems=ToBeLeftOut()), LeftOut()
-    captions = left_out.add(whole, undecodable(whole.images, show_progress=show_progress))
+    captions = left_out.add(whole, undecodable(whole.images, show_progress=True))
     left_out.tell(len(whole.images), advice=False)
-    how = {"threshold": threshold, "top": top, "show_progress": show_progress}
+    how = {"threshold": threshold, "top": top, "show_progress": True}
     sides: list[tuple[str, Sequence[str], Sequence[str], dict[str, Any]]] = [
         ("image", captions.image_ids, [""] * len(captions.images), {"images": captions.images})
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 from diptych.data.captions import Captions, canonical_split
 from diptych.data.formats import open_captions, separate_splits
 from diptych.data.problems import LeftOut, Problems, unopenable
@@ -15,7 +17,7 @@ from diptych.errors import CheckpointError, DataError, SettingsError
 from diptych.model.retriever import Retriever
 from diptych.runs.train import training_splits
 from diptych.training.checkpoint import read_run
-from diptych.training.prepare import unreadable_images
+from diptych.training.prepare import prepare, unreadable_images
 
 
 def places_of(runs: Sequence[Path], data: Sequence[str]) -> Sequence[str]:
@@ -84,7 +86,6 @@ def readable_views(
     views: Sequence[Captions],
     left_out: LeftOut,
     *,
-    cache_dir: Path | None = None,
     advice: bool = True,
     show_progress: bool = True,
 ) -> list[Captions]:
@@ -95,12 +96,17 @@ def readable_views(
     failed: dict[int, str] = {}
     for model, view in zip(models, views, strict=True):
         failed |= unopenable(view.images)
-        failed |= unreadable_images(
-            model, view, device=str(model.device), cache_dir=cache_dir, show_progress=show_progress
-        )
+        failed |= unreadable_images(model, view, device=str(model.device), show_progress=show_progress)
     kept = [left_out.add(views[0], failed), *(LeftOut().add(view, failed) for view in views[1:])]
     left_out.tell(len(views[0].images), advice=advice)
     return kept
+
+
+def encode_split(model: Retriever, view: Captions) -> tuple[Tensor, Tensor]:
+    """The vectors of every image (N, D) and text (M, D) of captions, as evaluation makes them."""
+    ready = prepare(model, view, device=str(model.device))
+    images = model.encode_image(ready.captions.images, show_progress=True)
+    return images, model.encode_text(ready.texts, show_progress=True)
 
 
 def split_of(captions: Captions, name: str) -> Captions:

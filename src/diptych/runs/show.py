@@ -36,7 +36,7 @@ from diptych.reports.charts import (
 from diptych.reports.grids import Compared, Showcase, has_pictures
 from diptych.reports.page import Answer, QueryCard, QueryComparison, comparison_page
 from diptych.reports.sheets import check_png, contact_sheet, write_png
-from diptych.runs.reading import readable_views, views_of
+from diptych.runs.reading import encode_split, readable_views, views_of
 from diptych.runs.train import captions_fingerprint, noisy, resumed_settings, seed_everything, training_splits
 from diptych.storage import write_text
 from diptych.training.checkpoint import read_run
@@ -106,26 +106,25 @@ def show_space(
     count: int = 200,
     seed: int = 0,
     untrained: bool = False,
-    show_progress: bool = True,
 ) -> str:
     """Draw the joint space of each run, before training too where asked, and return the numbers beside it.
 
     The same ``count`` images with all their texts are drawn in every panel; the numbers are over the whole split.
     """
     check_output(output)
-    names, models, views = open_runs(runs, data, split, show_progress)
+    names, models, views = open_runs(runs, data, split)
     if untrained:
-        models.insert(0, model_at_start(runs[0], data))
+        models.insert(0, model_at_start(runs[0], data).to(models[0].device))
         names, views = [f"{names[0]}, before training", *names], [views[0], *views]
     spaces = [
-        Space.of(name, *encode_split(model, view, show_progress), view.image_of)
+        Space.of(name, *encode_split(model, view), view.image_of)
         for name, model, view in zip(names, models, views, strict=True)
     ]
     rows = drawn_images(spaces[0], count, seed)
     parts = [space.some(rows) for space in spaces]
     numbers = [space.closeness() for space in spaces]
     below = [_sentence(one) for one in numbers]
-    save_picture(picture_of_spaces(parts, below=below, seed=seed, show_progress=show_progress), output)
+    save_picture(picture_of_spaces(parts, below=below, seed=seed), output)
     table = [["distance (1 − score)", "matched pairs", "other pairs", "modality gap"]]
     table += [
         [name, f"{one.matched:.3f}", f"{one.others:.3f}", f"{one.gap:.3f}"]
@@ -150,14 +149,13 @@ def show_grids(
     where: str = "random",
     count: int = 12,
     seed: int = 0,
-    show_progress: bool = True,
 ) -> str:
     """Write one page with what one or two runs answer to the same queries, and return how they do in all."""
     if len(runs) > 2:
         raise SettingsError(f"grids show one run or two, not {len(runs)}: diptych show grids RUN1 RUN2.")
-    names, models, views = open_runs(runs, data, split, show_progress)
+    names, models, views = open_runs(runs, data, split)
     scores = {
-        name: EmbeddingScores(*encode_split(model, view, show_progress))
+        name: EmbeddingScores(*encode_split(model, view))
         for name, model, view in zip(names, models, views, strict=True)
     }
     view = next((view for view in views if has_pictures(view)), views[0])
@@ -236,15 +234,14 @@ def open_runs(
     runs: Sequence[Path],
     data: Sequence[str],
     split: str,
-    show_progress: bool,
-    *how: str,
+    device: str = "auto",
+    compute_precision: str = "no",
     cut: Callable[[Captions], Captions] = lambda view: view,
 ) -> tuple[list[str], list[Retriever], list[Captions]]:
-    """Names, models (loaded as ``how`` says) and what each reads of a split; says which images cannot be read."""
+    """Names, models and what each reads of a split; says which images cannot be read."""
     names, views = names_of(runs), [cut(view) for view in views_of(runs, data, split, ToBeLeftOut())]
-    models = [Retriever.from_pretrained(run, *how) for run in runs]
-    views = readable_views(models, views, LeftOut(), advice=False, show_progress=show_progress)
-    return names, models, views
+    models = [Retriever.from_pretrained(run, device, compute_precision) for run in runs]
+    return names, models, readable_views(models, views, LeftOut(), advice=False)
 
 
 def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
@@ -267,16 +264,6 @@ def model_at_start(run: Path, data: Sequence[str] = ()) -> Retriever:
     settings = resumed_settings(recipe, run, {})
     seed_everything(settings.seed)  # as before training
     return recipe.build(settings, training).retriever.eval()
-
-
-def encode_split(model: Retriever, view: Captions, show_progress: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The vectors of every image (N, D) and text (M, D) of a split, as evaluation makes them."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    ready = prepare(model.to(device), view, device=device, show_progress=show_progress)
-    return (
-        model.encode_image(ready.captions.images, show_progress=show_progress),
-        model.encode_text(ready.texts, show_progress=show_progress),
-    )
 
 
 def _sentence(one: Closeness) -> str:
@@ -312,14 +299,13 @@ def show_confusions(
     data: Sequence[str] = (),
     split: str = "val",
     count: int = 12,
-    show_progress: bool = True,
 ) -> str:
     """Write a page with the ``count`` most confused label pairs, and return the table of them."""
-    _, (model,), (captions,) = open_runs([run], data, split, show_progress, "auto")
+    _, (model,), (captions,) = open_runs([run], data, split)
     _, view = label_view(model.branches.items())
     rows = view.labels.rows_of(captions)
-    ready = prepare(model, captions, device=model.device.type, show_progress=show_progress)
-    scores = model.scores(ready.captions.images, ready.texts, show_progress=show_progress)
+    ready = prepare(model, captions, device=model.device.type)
+    scores = model.scores(ready.captions.images, ready.texts, show_progress=True)
     found = find_confusions(scores, rows, rows[captions.image_of], view.labels.names, examples=EXAMPLES)
     heads = ["kind", "query's label", "retrieved instead", "image → text", "text → image"]
     confusions = found.confusions[:count]

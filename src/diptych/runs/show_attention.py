@@ -19,8 +19,8 @@ from diptych.errors import DataError, SettingsError
 from diptych.evaluation.report import aligned_rows
 from diptych.model.retriever import Retriever, Tower
 from diptych.reports.sheets import Attended, attention_sheet, check_png, recalled_sheet, write_png
-from diptych.runs.reading import views_of
-from diptych.runs.show import drawn_pictures, encode_split, names_of, open_runs, picture_of
+from diptych.runs.reading import encode_split, views_of
+from diptych.runs.show import drawn_pictures, names_of, open_runs, picture_of
 from diptych.types import Inputs, as_inputs
 
 SCALE = 5.0  # STS scores run from 0 to 5
@@ -48,15 +48,17 @@ def show_attention(
     texts_of = view.texts_of()
     rows, pictures = drawn_pictures(view, count, seed)
     texts = [view.texts[int(texts_of[row][0])] for row in rows]
-    pairs = list(zip(pictures, texts, strict=True))
-    seen = [[attended(model, *pair) for model in models] for pair in pairs]
+    seen = [
+        [attended(model, picture, text) for model in models]
+        for picture, text in zip(pictures, texts, strict=True)
+    ]
     write_png(attention_sheet(names, pictures, seen), output)
     table = [["attended to, on average", "of cells", "as many as", "of tokens", "as many as", "cosine"]]
-    for number, (name, model) in enumerate(zip(names, models, strict=True)):
+    for number, name in enumerate(names):
         own = [panels[number] for panels in seen]
         cells = [one.cells.ravel().tolist() for one in own]
         words = [[share for _, share in one.words] for one in own]
-        near = np.mean([cosine_of_attended(model, *pair) for pair in pairs])
+        near = np.mean([one.cosine for one in own])
         counts = [f"{value:.1f}" for side in (cells, words) for value in _counts(side)]
         table.append([name, *counts, f"{near:.3f}"])
     return "\n".join(
@@ -77,7 +79,6 @@ def show_knowledge(
     data: Sequence[str] = (),
     split: str = "val",
     count: int = 4,
-    show_progress: bool = True,
 ) -> str:
     """How alike two texts are by their words and by each run, on the 0…5 scale of STS, and the pictures each calls up.
 
@@ -86,7 +87,7 @@ def show_knowledge(
     check_png(output)
     if not all(text.strip() for text in texts):
         raise SettingsError("a text is empty: give two sentences.")
-    names, models, views = open_runs(runs, data, split, show_progress)
+    names, models, views = open_runs(runs, data, split)
     view = views[0]
     picture_of(view, 0)
     sets = [set(tokenize(text.lower())) for text in texts]
@@ -96,7 +97,7 @@ def show_knowledge(
     found = []
     for name, model in zip(names, models, strict=True):
         vectors = model.encode_text(list(texts))
-        images, _ = encode_split(model, view, show_progress)
+        images, _ = encode_split(model, view)
         scores = ops.cosine_scores(images, vectors)  # (N, 2)
         tops = [torch.topk(scores[:, side], min(count, len(scores))) for side in (0, 1)]
         table.append([name, f"{SCALE * max(0.0, float(vectors[0] @ vectors[1])):.2f}"])
@@ -122,38 +123,26 @@ def show_knowledge(
 
 @torch.inference_mode()
 def attended(model: Retriever, picture: Image.Image, text: str) -> Attended:
-    """Where a model looks in a picture and in a text."""
-    cells = _shares(model.image, as_inputs(model.image_input([as_item(picture)])))[0]
+    """Where a model looks in a picture and in a text, and how alike the two places are."""
+    pixels, ids = as_inputs(model.image_input([as_item(picture)])), as_inputs(model.text_input([text]))
+    (cells, seen), (shares, read) = _looks(model.image, pixels), _looks(model.text, ids)
     side = math.isqrt(len(cells))
     if side * side != len(cells):
         raise DataError(
             f"the image encoder makes {len(cells)} cells, which form no square: use a grid encoder (lite0, a CNN)."
         )
-    ids = as_inputs(model.text_input([text]))
-    shares = _shares(model.text, ids)[0]
     words = model.text_input.spelled(ids.values[0][ids.mask[0]].tolist())
-    return Attended(
-        cells.reshape(side, side).double().numpy(),
-        list(zip(words, shares[: len(words)].tolist(), strict=True)),
-    )
+    told = list(zip(words, shares[: len(words)].tolist(), strict=True))
+    return Attended(cells.reshape(side, side).double().numpy(), told, float(seen @ read))
 
 
-@torch.inference_mode()
-def cosine_of_attended(model: Retriever, picture: Image.Image, text: str) -> float:
-    """The cosine of what the two sides look at: the means of their tokens, weighted by the attention they get."""
-    items = (model.image, model.image_input([as_item(picture)])), (model.text, model.text_input([text]))
-    means = []
-    for tower, item in items:
-        inputs = as_inputs(item)
-        values = tower.encoder(inputs).values * _shares(tower, inputs)[..., None]
-        means.append(ops.unit(values.sum(1))[0])
-    return float(means[0] @ means[1])
-
-
-def _shares(tower: Tower, inputs: Inputs) -> torch.Tensor:
+def _looks(tower: Tower, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """The shares of the one set's tokens, and the unit mean of the tokens, weighted by them."""
     encoder = tower.encoder
     assert isinstance(encoder, Contextual)
-    return encoder.transformer.attention(encoder.inner(inputs))
+    shares = encoder.transformer.attention(encoder.inner(inputs))
+    values = encoder(inputs).values * shares[..., None]
+    return shares[0], ops.unit(values.sum(1))[0]
 
 
 def _transformers(run: Path, model: Retriever) -> None:

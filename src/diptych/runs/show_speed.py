@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +21,28 @@ from diptych.model.reranking import RerankedScores
 from diptych.model.retriever import Retriever
 from diptych.model.scores import EmbeddingScores, MeanScores, PairScores, Scores, evaluating
 from diptych.progress import track
-from diptych.reports.charts import (
-    Contestant,
-    Timing,
-    check_output,
-    picture_of_queries,
-    picture_of_recall,
-    save_picture,
-)
+from diptych.reports.charts import MARKS, Line, check_output, picture_of_lines, save_picture
 from diptych.runs.show import open_runs
 from diptych.training.prepare import prepare
-from diptych.types import Features, Ragged
+from diptych.types import Features
 
 GALLERIES = (10, 100, 1_000, 10_000, 100_000)
 TOP = 10  # answers of a query
 CHUNK = 512  # images a pair scorer sees at a time
 LEAST = 3  # queries timed, the fastest counts
+INCHES = (6.4, 4.4)  # of a picture
 Query = Callable[[str, int], None]  # a text and the number of images in the gallery
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to search: its milliseconds by gallery, its RSUM, and how many thousand pairs it scores in a second."""
+
+    name: str
+    times: dict[int, float]
+    measured: int  # galleries; the times of the others are extrapolated
+    rsum: float
+    thousand_pairs: float
 
 
 def show_speed(
@@ -51,7 +58,6 @@ def show_speed(
     seed: int = 0,
     device: str = "auto",
     compute_precision: str = "no",
-    show_progress: bool = True,
 ) -> str:
     """Draw two pictures beside ``output``, and return the numbers.
 
@@ -62,115 +68,98 @@ def show_speed(
     """
     check_output(output)
     names, models, views = open_runs(
-        runs,
-        data,
-        split,
-        show_progress,
-        device,
-        compute_precision,
+        runs, data, split, device, compute_precision,
         cut=lambda view: _draw_sample(view, count, seed),
-    )
+    )  # fmt: skip
     ready = [
-        prepare(model, view, device=str(model.device), show_progress=show_progress)
-        for model, view in zip(models, views, strict=True)
+        prepare(model, view, device=str(model.device)) for model, view in zip(models, views, strict=True)
     ]
     sizes = [n for n in GALLERIES if n <= most]
     if not sizes:
         raise SettingsError(f"--most {most} leaves no gallery to time: give {GALLERIES[0]} or more.")
     contestants = [
-        _timed(name, query, scores, views[0], sizes, patience, show_progress)
-        for name, query, scores in _contestants(names, models, ready, rerank, show_progress)
+        _timed(name, query, scores, views[0], sizes, patience)
+        for name, query, scores in _ways(names, models, ready, rerank)
     ]
     places = [output.with_stem(f"{output.stem}-{end}") for end in ("queries", "recall")]
-    save_picture(picture_of_queries(contestants), places[0])
-    save_picture(picture_of_recall(contestants), places[1])
-    return _table(contestants, sizes, views[0], places)
+    _draw(contestants, places)
+    return _table(contestants, views[0], places)
 
 
-def _contestants(
+def _ways(
     names: Sequence[str],
     models: Sequence[Retriever],
     ready: Sequence[Prepared],
     rerank: int,
-    show_progress: bool,
 ) -> Iterator[tuple[str, Query, Scores]]:
     """The name of each way to search, a query in it, and its scores of the whole split."""
     scorers = [n for n, model in enumerate(models) if model.scorer is not None]
-    judges = [_Pairs(models[n], ready[n], show_progress) for n in scorers]
-    duals = [n for n in range(len(models)) if n not in scorers]
-    for n, vectors in [(n, _Vectors(models[n], ready[n], show_progress)) for n in duals]:
-        yield names[n], vectors.query, vectors.scores()
+    judges = [_pair_scores(models[n], ready[n]) for n in scorers]
+    for n in (n for n in range(len(models)) if n not in scorers):
+        quick = models[n].scores(ready[n].captions.images, ready[n].texts, show_progress=True)
+        assert isinstance(quick, EmbeddingScores)
+        look = _vector_query(models[n], quick)
+        yield names[n], look, quick
         if judges:
             name = f"{names[n]}, top {rerank} by {' + '.join(names[m] for m in scorers)}"
-            scores = MeanScores.of([judge.reranked(vectors.scores(), rerank) for judge in judges])
+            judged = [
+                RerankedScores(
+                    quick,
+                    one.scorer,
+                    one.images,
+                    one.texts,
+                    rerank,
+                    device=one.device,
+                    precision=one.precision,
+                )
+                for one in judges
+            ]
 
-            def query(text: str, images: int, vectors: _Vectors = vectors) -> None:
-                vectors.query(text, images)
-                for judge in judges:
-                    judge.query(text, min(rerank, images))
+            def query(text: str, images: int, look: Query = look) -> None:
+                look(text, images)
+                for m, judge in zip(scorers, judges, strict=True):
+                    _pair_query(models[m], judge)(text, min(rerank, images))
 
-            yield name, query, scores
-    for n, judge in zip(scorers, judges, strict=True):
-        yield names[n], judge.query, judge.scores()
-
-
-class _Vectors:
-    """A dual encoder: one product and the best of it."""
-
-    def __init__(self, model: Retriever, ready: Prepared, show_progress: bool) -> None:
-        found = model.scores(ready.captions.images, ready.texts, show_progress=show_progress)
-        assert isinstance(found, EmbeddingScores)
-        self.model, self.found = model, found
-        self.gallery = found.image  # repeated to the size asked for last
-
-    def scores(self) -> Scores:
-        return self.found
-
-    def query(self, text: str, images: int) -> None:
-        """Encode a text and find its best images in a gallery of ``images``."""
-        if len(self.gallery) != images:
-            rows = self.found.image
-            self.gallery = rows.repeat(-(-images // len(rows)), 1)[:images]
-        vector = self.model.encode_text([text])[0].to(self.gallery.device)
-        (self.gallery @ vector).topk(min(TOP, images))
+            yield name, query, MeanScores.of(judged)
+    for m, judge in zip(scorers, judges, strict=True):
+        yield names[m], _pair_query(models[m], judge), judge
 
 
-class _Pairs:
-    """A pair scorer: every image of the gallery is looked at beside the text."""
+def _vector_query(model: Retriever, scores: EmbeddingScores) -> Query:
+    """Encode a text, and find its best images in a gallery, which repeats those of the split: one product."""
 
-    def __init__(self, model: Retriever, ready: Prepared, show_progress: bool) -> None:
-        assert model.scorer is not None
-        self.model, self.scorer = model, model.scorer
-        self.images: Ragged = model.encode_image_features(ready.captions.images, show_progress=show_progress)
-        self.texts: Ragged = model.encode_text_features(ready.texts, show_progress=show_progress)
-        some = torch.arange(min(CHUNK, len(self.images)))
-        self.some: Features = self.images.take(some).to(model.device)
+    @lru_cache(maxsize=1)
+    def gallery(images: int) -> torch.Tensor:
+        return scores.image.repeat(-(-images // len(scores.image)), 1)[:images]
 
-    def scores(self) -> Scores:
-        return PairScores(self.scorer, self.images, self.texts, self.model.device, self.model.precision)
+    def query(text: str, images: int) -> None:
+        vector = model.encode_text([text])[0].to(scores.image.device)
+        (gallery(images) @ vector).topk(min(TOP, images))
 
-    def reranked(self, quick: Scores, k: int) -> Scores:
-        return RerankedScores(
-            quick, self.scorer, self.images, self.texts, k,
-            device=self.model.device, precision=self.model.precision,
-        )  # fmt: skip
+    return query
 
-    def query(self, text: str, images: int) -> None:
-        """Encode a text and score it with a number of images, a chunk at a time."""
-        words = self.model.encode_text_features([text]).take(torch.tensor([0])).to(self.model.device)
-        parts = []
-        with (
-            torch.inference_mode(),
-            evaluating(self.scorer),
-            autocast(self.model.device, self.model.precision),
-        ):
-            while images > 0:
-                size = min(images, len(self.some.mask))
-                seen = Features(self.some.values[:size], self.some.mask[:size])
-                parts.append(self.scorer(seen, words)[:, 0])
-                images -= size
-        whole = torch.cat(parts)
-        whole.topk(min(TOP, len(whole)))
+
+def _pair_scores(model: Retriever, ready: Prepared) -> PairScores:
+    assert model.scorer is not None
+    images = model.encode_image_features(ready.captions.images, show_progress=True)
+    texts = model.encode_text_features(ready.texts, show_progress=True)
+    return PairScores(model.scorer, images, texts, model.device, model.precision)
+
+
+def _pair_query(model: Retriever, scores: PairScores) -> Query:
+    """Encode a text, and look at every image of a gallery beside it, a chunk at a time."""
+    some = scores.images.take(torch.arange(min(CHUNK, scores.shape[0]))).to(scores.device)
+
+    def query(text: str, images: int) -> None:
+        words = model.encode_text_features([text]).take(torch.tensor([0])).to(scores.device)
+        parts, size = [], len(some.mask)
+        with torch.inference_mode(), evaluating(scores.scorer), autocast(scores.device, scores.precision):
+            for start in range(0, images, size):
+                seen = slice(min(size, images - start))
+                parts.append(scores.scorer(Features(some.values[seen], some.mask[seen]), words)[:, 0])
+        torch.cat(parts).topk(min(TOP, images))
+
+    return query
 
 
 def _timed(
@@ -180,21 +169,23 @@ def _timed(
     captions: Captions,
     sizes: Sequence[int],
     patience: float,
-    show_progress: bool,
 ) -> Contestant:
     """Times of queries by gallery, and what the whole split says."""
-    timings: list[Timing] = []
-    texts = captions.texts[: LEAST + 1]
-    for images in track(sizes, f"time {name}", len(sizes), show_progress):
-        last = timings[-1] if timings else None
-        if last is not None and last.milliseconds / 1000 * images / last.images > patience:
-            timings.append(Timing(images, last.milliseconds * images / last.images, measured=False))
-            continue
-        query(texts[-1], images)  # the first call loads kernels and caches
-        timings.append(Timing(images, 1000 * min(_seconds(query, text, images) for text in texts[:LEAST])))
+    times: dict[int, float] = {}
+    texts, measured, last = captions.texts[: LEAST + 1], 0, 0
+    for images in track(sizes, f"time {name}", len(sizes)):
+        expected = times[last] * images / last if last else 0.0
+        if expected / 1000 > patience:
+            times[images] = expected
+        else:
+            query(texts[-1], images)  # the first call loads kernels and caches
+            times[images] = 1000 * min(_seconds(query, text, images) for text in texts[:LEAST])
+            measured += 1
+        last = images
     report = evaluate_scores(scores, captions, bootstrap=0)
-    speed = report.groups[0].speed["thousand_pairs_per_second"]
-    return Contestant(name, timings, report.metrics["rsum"], speed)
+    return Contestant(
+        name, times, measured, report.metrics["rsum"], report.speed["thousand_pairs_per_second"]
+    )
 
 
 def _seconds(query: Query, text: str, images: int) -> float:
@@ -215,15 +206,34 @@ def _draw_sample(captions: Captions, count: int, seed: int) -> Captions:
     return captions.subset(rows.tolist())
 
 
-def _table(
-    contestants: Sequence[Contestant], sizes: Sequence[int], captions: Captions, places: Sequence[Path]
-) -> str:
-    head = ["ms per text query", *(f"{n:,} images" for n in sizes), "RSUM", "k pairs/s"]
-    rows = [head]
+def _draw(contestants: Sequence[Contestant], places: Sequence[Path]) -> None:
+    """Milliseconds per text query against the images (VSE∞, Fig. 3); RSUM against pairs per second (CODER, Fig. 4)."""
+    times, recall = [], []
+    for colour, one in enumerate(contestants):
+        images, milliseconds, end = list(one.times), list(one.times.values()), one.measured
+        mark = MARKS[colour % len(MARKS)]
+        times.append(Line(one.name, images[:end], milliseconds[:end], colour=colour, mark=mark, size=4))
+        if end < len(images):
+            guessed = slice(end - 1, None)
+            times.append(Line("", images[guessed], milliseconds[guessed], colour=colour, style=":", mark=""))
+        recall.append(
+            Line(one.name, [one.thousand_pairs], [one.rsum], colour=colour, style="none", mark=mark, size=8)
+        )
+    dotted = "dotted: extrapolated" if len(times) > len(contestants) else ""
+    draw = partial(picture_of_lines, "", inches=INCHES)
+    queries = draw("images", "milliseconds per text query", times, logarithmic="xy", legend=dotted)
+    save_picture(queries, places[0])
+    save_picture(draw("thousand pairs per second", "RSUM", recall, logarithmic="x"), places[1])
+
+
+def _table(contestants: Sequence[Contestant], captions: Captions, places: Sequence[Path]) -> str:
+    sizes = list(contestants[0].times)
+    rows = [["ms per text query", *(f"{n:,} images" for n in sizes), "RSUM", "k pairs/s"]]
     for one in contestants:
-        times = [f"{t.milliseconds:,.1f}{'' if t.measured else '*'}" for t in one.timings]
+        marks = ["" if n < one.measured else "*" for n in range(len(sizes))]
+        times = [f"{t:,.1f}{mark}" for t, mark in zip(one.times.values(), marks, strict=True)]
         rows.append([one.name, *times, f"{one.rsum:.1f}", f"{one.thousand_pairs:,.1f}"])
-    guessed = any(not t.measured for one in contestants for t in one.timings)
+    guessed = any(one.measured < len(sizes) for one in contestants)
     return "\n".join(
         [
             *aligned_rows(rows),
