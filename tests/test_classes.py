@@ -113,7 +113,7 @@ def test_cub(tmp_path: Path) -> None:
             touch(root / "images" / name / picture)
     for folder in (root, tmp_path):
         found = open_class_list(folder)
-        assert (found.name, found.gallery_paths is None, len(found.paths)) == ("cub", True, 200)
+        assert (found.name, found.gallery is None, len(found.paths)) == ("cub", True, 200)
         assert found.paths[0] == root / "images/101.Bird/a.jpg"
         assert (found.classes.min(), found.classes.max()) == (101, 200)
     import shutil
@@ -131,7 +131,7 @@ def test_sop(tmp_path: Path) -> None:
     lines = ["image_id class_id super_class_id path", *(" ".join(row) for row in rows)]
     (root / "Ebay_test.txt").write_text("\n".join(lines) + "\n")
     found = open_class_list(tmp_path)
-    assert (found.name, found.gallery_paths is None, found.classes.tolist()) == ("sop", True, [11319, 11320])
+    assert (found.name, found.gallery is None, found.classes.tolist()) == ("sop", True, [11319, 11320])
     (root / rows[1][3]).unlink()
     with pytest.raises(DataError, match=r"Stanford_Online_Products.*chair_final.*2_0\.JPG"):
         open_class_list(tmp_path)
@@ -153,10 +153,10 @@ def test_in_shop(tmp_path: Path) -> None:
     lines = [str(len(rows)), "image_name item_id evaluation_status", *("   ".join(row) for row in rows)]
     (tmp_path / "Eval/list_eval_partition.txt").write_text("\n".join(lines))
     found = open_class_list(tmp_path)
-    assert (found.name, found.gallery_paths is None) == ("in-shop", False)
+    assert (found.name, found.gallery is None) == ("in-shop", False)
     assert found.classes.tolist() == [7]
-    assert found.gallery_classes is not None
-    assert found.gallery_classes.tolist() == [7, 8]
+    assert found.gallery is not None
+    assert found.gallery.classes.tolist() == [7, 8]
     (tmp_path / "Eval/list_eval_partition.txt").write_text("1\nhead\na.jpg id_1 test\n")
     with pytest.raises(DataError, match="test"):
         open_class_list(tmp_path)

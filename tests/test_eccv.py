@@ -81,9 +81,10 @@ def test_top_lists_are_a_stable_sort(
     for dim, table in ((1, matrix), (0, matrix.T)):
         depth = data.draw(st.integers(1, table.shape[1]))
         queries = data.draw(st.lists(st.integers(0, len(table) - 1), min_size=1))
-        found = top_lists(MatrixScores(matrix), torch.tensor(queries), depth, dim)
+        found, values = top_lists(MatrixScores(matrix), torch.tensor(queries), depth, dim)
         expected = np.argsort(-table[queries], axis=1, kind="stable")[:, :depth]
         assert np.array_equal(found, expected)
+        assert np.array_equal(values, np.take_along_axis(table[queries], expected, axis=1))
 
 
 def test_scores_are_judged_by_id() -> None:

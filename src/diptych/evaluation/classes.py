@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +43,17 @@ class ClassList:
     name: str
     paths: Sequence[Path]
     classes: NDArray[np.int64]
-    gallery_paths: Sequence[Path] | None = None
-    gallery_classes: NDArray[np.int64] | None = None
+    gallery: ClassList | None = None
+
+    @property
+    def sides(self) -> list[ClassList]:
+        """The queries, and the gallery where there is one."""
+        return [self] if self.gallery is None else [self, self.gallery]
 
     @property
     def every(self) -> list[Path]:
         """Queries and gallery."""
-        return [*self.paths, *(self.gallery_paths or ())]
+        return [path for side in self.sides for path in side.paths]
 
 
 def is_class_list(folder: str | Path) -> bool:
@@ -148,8 +152,7 @@ def _in_shop(root: Path) -> ClassList:
         sides[cells[2]].append((root / "Img" / cells[0], _number(path, number, cells[1])))
     if not sides["query"] or not sides["gallery"]:
         raise DataError(f"{path} names no query or no gallery image: copy it again.")
-    query, gallery = _list("in-shop", sides["query"]), _list("in-shop", sides["gallery"])
-    return ClassList("in-shop", query.paths, query.classes, gallery.paths, gallery.classes)
+    return replace(_list("in-shop", sides["query"]), gallery=_list("in-shop", sides["gallery"]))
 
 
 def _inaturalist(root: Path) -> ClassList:

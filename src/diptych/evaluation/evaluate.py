@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from diptych.data.text import TextStore
 from diptych.errors import DataError, SettingsError
 from diptych.evaluation.judgements import Judgements, check_corrections
 from diptych.evaluation.prepared import Prepared, PreparedScores
-from diptych.evaluation.protocols import EvaluationProtocol, Protocols, rules_of
+from diptych.evaluation.protocols import PLAIN_RULES, Protocols, Rules, rules_of
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import check_captions, evaluate_scores, report_scored, scored_by
 from diptych.evaluation.score_matrix import read_scores
@@ -162,27 +163,15 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Recall in both directions, RSUM; see ``evaluate``. ``bootstrap`` is the number of resamples, 0 for none."""
+    """Recall in both directions, RSUM; see ``evaluate``. By default under the protocol plain, without intervals."""
 
-    protocol: str | EvaluationProtocol = "plain"
-    ties: str = "index"
-    bootstrap: int = 0
-    judgements: Sequence[str | Judgements] = ()
-    equal_texts: bool = False
+    rules: Rules = PLAIN_RULES
 
     def __call__(self, model: Retriever, data: Prepared, *, show_progress: bool = False) -> Group:
-        report = evaluate(
-            model if data.scored is None else data.scored,
-            data.captions,
-            protocol=self.protocol,
-            ties=self.ties,
-            judgements=self.judgements,
-            text_store=data.texts,
-            bootstrap=self.bootstrap,
-            equal_texts=self.equal_texts,
-            show_progress=show_progress,
-        )
-        return report.groups[0]
+        captions, ready = data.captions, [(data.captions.images, data.texts)]
+        known = nullcontext(data.scored) if data.scored is not None else None
+        with known or scored_by([model], captions, ready, show_progress=show_progress) as scored:
+            return report_scored(scored, captions, [self.rules]).groups[0]
 
 
 def check_data(evaluators: Sequence[Evaluator], model: Retriever, captions: Captions) -> None:

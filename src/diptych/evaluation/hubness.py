@@ -63,11 +63,11 @@ def inverted_softmax(
     return replace(scored, directions=(image_to_text, text_to_image))
 
 
-def bank_of(captions: Captions, seed: int = 0) -> Captions:
-    """The captions; of a large collection, the number that a bank needs, drawn with ``seed``."""
+def bank_of(captions: Captions) -> Captions:
+    """The captions; of a large collection, the number that a bank needs, drawn with a fixed seed."""
     if len(captions.images) <= IMAGES:
         return captions
-    drawn = torch.randperm(len(captions.images), generator=torch.Generator().manual_seed(seed))[:IMAGES]
+    drawn = torch.randperm(len(captions.images), generator=torch.Generator().manual_seed(0))[:IMAGES]
     return captions.subset(sorted(drawn.tolist()))
 
 

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -231,24 +232,28 @@ def judge_scores(
             )
         rows = torch.tensor([row_of[query] for query in relevant])
         depth = min(len(gallery), max([*KS, *map(len, relevant.values())]))
-        lists = gallery[top_lists(scores, rows, depth, dim)]
+        lists = gallery[top_lists(scores, rows, depth, dim)[0]]
         judged[direction] = judge_lists(dict(zip(relevant, lists.tolist(), strict=True)), relevant)
     return judged
 
 
-def top_lists(scores: Scores, queries: Tensor, depth: int, gallery_dim: int) -> NDArray[np.int64]:
-    """The first ``depth`` gallery rows of each query, by (score descending, index ascending), (Q, depth).
+def top_lists(
+    scores: Scores, queries: Tensor, depth: int, gallery_dim: int
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """The first ``depth`` gallery rows of each query and their scores, by (score descending, index ascending).
 
-    ``gallery_dim`` is 1 where the queries are images, 0 where they are texts.
+    Both are (Q, depth). ``gallery_dim`` is 1 where the queries are images, 0 where they are texts.
     """
-    found = []
+    found, values = [], []
     for chunk in torch.split(queries.to(scores.device), CHUNK):
         if gallery_dim == 1:
             block = checked_tile(scores, chunk, slice(None))
         else:
             block = checked_tile(scores, slice(None), chunk).T.contiguous()
-        found.append(leading(block, depth).cpu())
-    return torch.cat(found).numpy()
+        rows = leading(block, depth)
+        found.append(rows.cpu())
+        values.append(block.gather(1, rows.to(block.device)).cpu())
+    return torch.cat(found).numpy(), torch.cat(values).numpy()
 
 
 def _package_folder() -> Path:

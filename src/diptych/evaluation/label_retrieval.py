@@ -41,7 +41,7 @@ from diptych.evaluation.labels import (
 from diptych.evaluation.metrics import DIRECTIONS
 from diptych.evaluation.prepared import Prepared
 from diptych.evaluation.report import Group, Layout
-from diptych.evaluation.significance import Queries, bootstrap, interval
+from diptych.evaluation.significance import Queries, bootstrap, interval, over_folds
 from diptych.model.retriever import Retriever
 from diptych.model.scores import EmbeddingScores, Scores, as_scores
 
@@ -135,13 +135,11 @@ class LabelRetrieval:
             if self.bootstrap:
                 rng = np.random.default_rng([self.seed, number])
                 draws.append(bootstrap(queries, len(images), self.bootstrap, rng))
-        metrics = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+        metrics, sampled = over_folds(found, draws)
         both = [f"{direction}_ndcg@{self.depth}" for direction in DIRECTIONS]
         metrics["ndcg"] = float(np.mean([metrics[name] for name in both]))
-        if not draws:
-            return metrics, {}
-        sampled = {name: np.mean([one[name] for one in draws], axis=0) for name in draws[0]}
-        sampled["ndcg"] = np.mean([sampled[name] for name in both], axis=0)
+        if sampled:
+            sampled["ndcg"] = np.mean([sampled[name] for name in both], axis=0)
         return metrics, {name: interval(values) for name, values in sampled.items()}
 
     def _card(self, model: Retriever, view: LabelView, data: Prepared, scores: Scores, choose: bool) -> Facts:
@@ -223,7 +221,7 @@ def find_confusions(
         (DIRECTIONS[1], texts, images, 0),
     ):
         depth = min(depths[direction], len(gallery))
-        lists = top_lists(scores, torch.arange(len(asked)), depth, dim)  # (Q, depth)
+        lists, _ = top_lists(scores, torch.arange(len(asked)), depth, dim)
         retrieved[direction] = lists.size
         for query, items in enumerate(lists):
             for item in items.tolist():

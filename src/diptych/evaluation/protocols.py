@@ -105,12 +105,15 @@ class Options(TypedDict, total=False):
 class Rules:
     """How scores become numbers under one protocol: tie rule, judgements, resamples, what is right."""
 
-    protocol: EvaluationProtocol
-    ties: str
-    judgements: Sequence[Judgements]
-    draws: int
-    seed: int
-    equal_texts: bool
+    protocol: EvaluationProtocol = PLAIN
+    ties: str = "index"
+    judgements: Sequence[Judgements] = ()
+    bootstrap: int = 0
+    seed: int = 0
+    equal_texts: bool = False
+
+
+PLAIN_RULES = Rules()
 
 
 def rules_of(**options: Unpack[Options]) -> list[Rules]:

@@ -40,7 +40,14 @@ from diptych.evaluation.prepared import PreparedScores, Timed
 from diptych.evaluation.protocols import Options, Rules, rules_of, rules_of_ranks
 from diptych.evaluation.report import Group, Outcomes, Report, retrieval_tables
 from diptych.evaluation.score_matrix import refinable, stored_scores
-from diptych.evaluation.significance import Queries, bootstrap, interval, recall_queries, with_sums
+from diptych.evaluation.significance import (
+    Queries,
+    bootstrap,
+    interval,
+    over_folds,
+    recall_queries,
+    with_sums,
+)
 from diptych.model.protocol import Scorer
 from diptych.model.scores import MeanScores, Scores, as_scores
 
@@ -271,10 +278,9 @@ def _measure(
         folds += [number] * len(images)
         found.append(metrics)
         rng = np.random.default_rng([rules.seed, number])
-        draws += [with_sums(bootstrap(queries, len(images), rules.draws, rng))] if rules.draws else []
-    averaged = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-    known = [name for name in averaged if draws and name in draws[0]]
-    intervals = {name: interval(np.mean([one[name] for one in draws], axis=0)) for name in known}
+        draws += [with_sums(bootstrap(queries, len(images), rules.bootstrap, rng))] if rules.bootstrap else []
+    averaged, sampled = over_folds(found, draws)
+    intervals = {name: interval(sampled[name]) for name in averaged if name in sampled}
     sizes = np.bincount(source.image_of, minlength=source.images)
     card = Card(
         protocol=rules.protocol.name,
@@ -290,7 +296,7 @@ def _measure(
         score=score,
         data_hash=source.data_hash,
         model=model,
-        bootstrap=rules.draws,
+        bootstrap=rules.bootstrap,
         seed=rules.seed,
         version=__version__,
         date=datetime.now(UTC).isoformat(timespec="seconds"),

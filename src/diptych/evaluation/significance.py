@@ -49,6 +49,16 @@ def recall_queries(ranks: Ranks, image_of: NDArray[np.int64], ties: str) -> dict
     }
 
 
+def per_query(one: Outcomes) -> dict[str, Queries]:
+    """Every metric that is a mean over the queries of a result, query by query."""
+    found: dict[str, Queries] = {}
+    for way in DIRECTIONS:
+        ranks, images = np.asarray(one.ranks[way]), np.asarray(one.images[way])
+        found |= {f"{way}_recall@{k}": Queries(np.where(ranks < k, 100.0, 0.0), images) for k in KS}
+        found[f"{way}_mean_rank"] = Queries(ranks + 1.0, images)
+    return found
+
+
 def bootstrap(
     metrics: Mapping[str, Queries], images: int, draws: int, rng: np.random.Generator
 ) -> dict[str, NDArray[np.float64]]:
@@ -78,6 +88,15 @@ def interval(draws: NDArray[np.float64]) -> tuple[float, float]:
     """The central 95 % of the replicates."""
     low, high = np.nanquantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
+
+
+def over_folds(
+    found: Sequence[Mapping[str, float]], draws: Sequence[Mapping[str, NDArray[np.float64]]]
+) -> tuple[dict[str, float], dict[str, NDArray[np.float64]]]:
+    """The metrics of folds, averaged, and their replicates; without draws, none of these."""
+    metrics = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    known = draws[0] if draws else ()
+    return metrics, {name: np.mean([one[name] for one in draws], axis=0) for name in known}
 
 
 def intervals_of(
@@ -127,16 +146,17 @@ def paired_difference(
             raise SettingsError(
                 "these results are not of the same queries in the same order: evaluate both alike."
             )
-    values = [_values(side) for side in (first, second)]
+    values = [[per_query(one) for one in side] for side in (first, second)]
     folds = np.asarray(first[0].folds)
     numbers = [np.flatnonzero(folds == fold) for fold in np.unique(folds)]
     found: list[dict[str, NDArray[np.float64]]] = []
     mirrored: list[dict[str, NDArray[np.float64]]] = []
     for number, images in enumerate(numbers):
-        queries = {
-            name: _of_fold(values[1][name] - values[0][name], _images(first[0], name), images)
-            for name in values[0]
-        }
+        queries = {}
+        for name, own in values[0][0].items():
+            one, two = (np.mean([some[name].values for some in side], axis=0) for side in values)
+            inside = np.isin(own.images, images)
+            queries[name] = Queries((two - one)[inside], np.searchsorted(images, own.images[inside]))
         rng = np.random.default_rng([seed, number])
         found.append(with_sums(bootstrap(queries, len(images), draws, rng)))
         mirrored.append(with_sums(_signs(queries, len(images), draws, rng)))
@@ -236,13 +256,11 @@ def contributions(one: Outcomes) -> dict[str, NDArray[np.float64]]:
     """What each image adds (N,) to every metric that is a mean over queries: the metric is the sum."""
     folds = np.asarray(one.folds)
     found: dict[str, NDArray[np.float64]] = {}
-    for way in DIRECTIONS:
-        ranks, images = np.asarray(one.ranks[way]), np.asarray(one.images[way])
+    for name, queries in per_query(one).items():
+        images = queries.images
         sizes = np.bincount(folds[images], minlength=folds.max() + 1)
         share = 1 / (len(sizes) * sizes[folds[images]])
-        values = {f"{way}_recall@{k}": np.where(ranks < k, 100.0, 0.0) for k in KS}
-        for name, value in (values | {f"{way}_mean_rank": ranks + 1.0}).items():
-            found[name] = np.bincount(images, share * value, len(folds)).astype(np.float64)
+        found[name] = np.bincount(images, share * queries.values, len(folds)).astype(np.float64)
     return with_sums(found)
 
 
@@ -313,26 +331,6 @@ def _quantile(tails: Callable[[float], float]) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if tails(middle) > 1 - LEVEL else (low, middle)
     return (low + high) / 2
-
-
-def _values(side: Sequence[Outcomes]) -> dict[str, NDArray[np.float64]]:
-    """Every mean over queries, query by query, averaged over the seeds of a side."""
-    found: dict[str, NDArray[np.float64]] = {}
-    for way in DIRECTIONS:
-        ranks = np.array([one.ranks[way] for one in side])  # (seeds, queries)
-        found |= {f"{way}_recall@{k}": np.where(ranks < k, 100.0, 0.0).mean(axis=0) for k in KS}
-        found[f"{way}_mean_rank"] = ranks.mean(axis=0) + 1
-    return found
-
-
-def _images(outcomes: Outcomes, metric: str) -> NDArray[np.int64]:
-    way = next(way for way in DIRECTIONS if metric.startswith(way))
-    return np.asarray(outcomes.images[way])
-
-
-def _of_fold(values: NDArray[np.float64], images: NDArray[np.int64], fold: NDArray[np.int64]) -> Queries:
-    inside = np.isin(images, fold)
-    return Queries(values[inside], np.searchsorted(fold, images[inside]))
 
 
 def _signs(

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from diptych.data.captions import Captions
 from diptych.data.corrections import text_names
 from diptych.errors import DataError
-from diptych.evaluation.judgements import CHUNK, Judgements
-from diptych.evaluation.leading import leading
+from diptych.evaluation.judgements import Judgements, top_lists
 from diptych.evaluation.metrics import KS
-from diptych.model.scores import MatrixScores, Scores, checked_tile
+from diptych.model.scores import MatrixScores, Scores
 from diptych.storage import write_text
 
 ROUNDING = 1e-5  # by which the scores of a pair in two runs may differ
@@ -34,32 +34,19 @@ Queries = Literal["images", "texts"]
 
 
 def write_run(
-    path: str | Path,
-    scores: Scores,
-    captions: Captions,
-    queries: Queries,
-    *,
-    depth: int = 100,
-    tag: str = "diptych",
+    path: str | Path, scores: Scores, captions: Captions, queries: Queries, *, depth: int = 100
 ) -> None:
     """Write the first ``depth`` items of each query of one side; ties rank by index, items at −∞ are left out."""
     names = _names(captions)
-    ranked = names["texts" if queries == "images" else "images"]
-    lines: list[str] = []
-    for start in range(0, len(names[queries]), CHUNK):
-        rows = slice(start, start + CHUNK)
-        if queries == "images":
-            block = checked_tile(scores, rows, slice(None))
-        else:
-            block = checked_tile(scores, slice(None), rows).T
-        items = leading(block.contiguous(), min(depth, len(ranked)))
-        found = block.gather(1, items.to(block.device))
-        for query, row, values in zip(names[queries][rows], items.tolist(), found.tolist(), strict=True):
-            lines += [
-                f"{query} Q0 {ranked[item]} {place} {score!r} {tag}\n"
-                for place, (item, score) in enumerate(zip(row, values, strict=True), 1)
-                if score > -math.inf
-            ]
+    asked, ranked = names[queries], names["texts" if queries == "images" else "images"]
+    every, dim = torch.arange(len(asked)), int(queries == "images")
+    lists, values = top_lists(scores, every, min(depth, len(ranked)), dim)
+    lines = [
+        f"{query} Q0 {ranked[item]} {place} {score!r} diptych\n"
+        for query, items, found in zip(asked, lists.tolist(), values.tolist(), strict=True)
+        for place, (item, score) in enumerate(zip(items, found, strict=True), 1)
+        if score > -math.inf
+    ]
     write_text(Path(path), "".join(lines))
 
 
@@ -102,11 +89,15 @@ def read_runs(
 
 def run_queries(path: str | Path, captions: Captions) -> Queries:
     """The side that asks in a run: that of the first query's id."""
+    query = (_content(path).split(maxsplit=1) or [""])[0]
+    return "images" if query in captions.image_ids else "texts"
+
+
+def _content(path: str | Path) -> str:
     try:
-        query = (Path(path).read_text("utf-8").split(maxsplit=1) or [""])[0]
+        return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}): give a text file.") from error
-    return "images" if query in captions.image_ids else "texts"
 
 
 def write_qrels(path: str | Path, captions: Captions, queries: Queries) -> None:
@@ -120,13 +111,13 @@ def write_qrels(path: str | Path, captions: Captions, queries: Queries) -> None:
     write_text(Path(path), "".join(lines))
 
 
-def read_qrels(path: str | Path, captions: Captions, queries: Queries, *, name: str = "qrels") -> Judgements:
+def read_qrels(path: str | Path, captions: Captions, queries: Queries) -> Judgements:
     """The judgements of a file; what is relevant one way is relevant the other way."""
     rows = _pairs(Path(path), captions, queries, 4, 3)
     pairs = [(row, column) for row, column, relevance, _ in rows if relevance > 0]
     if not pairs:
         raise DataError(f"{path} has no relevant pair: give lines 'query 0 item 1'.")
-    return Judgements.of_rows(name, pairs)
+    return Judgements.of_rows("qrels", pairs)
 
 
 def _names(captions: Captions) -> dict[str, list[str]]:
@@ -146,11 +137,7 @@ def _pairs(
     """(image row, text row, value, where it stands) of each line of ``fields`` words."""
     rows = {side: {id: row for row, id in enumerate(ids)} for side, ids in _names(captions).items()}
     query, item = ("images", "texts") if queries == "images" else ("texts", "images")
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}): give a text file.") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_content(path).splitlines(), 1):
         words, where = line.split(), f"{path}, line {number}"
         if not words:
             continue

@@ -28,6 +28,7 @@ from diptych.evaluation.classes import (
 from diptych.evaluation.evaluate import Evaluator, Retrieval
 from diptych.evaluation.metrics import KS
 from diptych.evaluation.prepared import Prepared
+from diptych.evaluation.protocols import Rules
 from diptych.evaluation.report import Group, Layout
 from diptych.evaluation.senteval import is_senteval
 from diptych.evaluation.sts import FEWEST, Sts, name_of_view, neighbour_agreement, uni_view
@@ -63,17 +64,12 @@ class ImageClasses:
         metrics: dict[str, float] = {}
         rows: list[tuple[str, list[str]]] = []
         for folder, one in zip(self.folders, lists, strict=True):
-            vectors = [
-                model.encode_image(
-                    _images(paths) if pictures else stored_features(folder, paths),
-                    view=view,
-                    show_progress=show_progress,
-                )
-                for paths in (one.paths, one.gallery_paths)
-                if paths is not None
-            ]
-            gallery = vectors[1] if len(vectors) > 1 else None
-            found = class_recall(vectors[0], one.classes, gallery, one.gallery_classes)
+            given: list[Any] = []
+            for side in one.sides:
+                images = _images(side.paths) if pictures else stored_features(folder, side.paths)
+                vectors = model.encode_image(images, view=view, show_progress=show_progress)
+                given += [vectors, side.classes]
+            found = class_recall(*given)
             name = f"{one.name}_image_to_image_recall@1"
             metrics[name] = found[1]
             rows.append((_described(one), [name]))
@@ -170,7 +166,11 @@ class FourDirections:
             raise SettingsError(
                 "four directions need one image-text data set and at most one SentEval folder."
             )
-        found: list[Evaluator] = [Retrieval(bootstrap=self.bootstrap), UniModal(), *map(Sts, sentences)]
+        found: list[Evaluator] = [
+            Retrieval(Rules(bootstrap=self.bootstrap)),
+            UniModal(),
+            *map(Sts, sentences),
+        ]
         return [*found, ImageClasses(classes, self.strict_images)] if classes else found
 
 
@@ -201,23 +201,19 @@ def _images(paths: Sequence[Path]) -> FileImages:
 
 def _readable(one: ClassList, left_out: LeftOut, show_progress: bool) -> ClassList:
     """The list without the pictures that cannot be read, which are noted."""
-    kept: list[Any] = []
-    for paths, classes in ((one.paths, one.classes), (one.gallery_paths, one.gallery_classes)):
-        if paths is None or classes is None:
-            continue
-        failed = undecodable(_images(paths), show_progress=show_progress)
-        if len(failed) == len(paths):
-            raise DataError(f"none of the {len(paths):,} images of {one.name} could be read: {failed[0]}")
-        left_out.reasons |= {str(paths[row]): reason for row, reason in failed.items()}
-        rows = [row for row in range(len(paths)) if row not in failed]
-        kept += [[paths[row] for row in rows], classes[rows]]
-    return ClassList(one.name, *kept)
+    failed, paths = undecodable(_images(one.paths), show_progress=show_progress), one.paths
+    if len(failed) == len(paths):
+        raise DataError(f"none of the {len(paths):,} images of {one.name} could be read: {failed[0]}")
+    left_out.reasons |= {str(paths[row]): reason for row, reason in failed.items()}
+    rows = [row for row in range(len(paths)) if row not in failed]
+    gallery = None if one.gallery is None else _readable(one.gallery, left_out, show_progress)
+    return ClassList(one.name, [paths[row] for row in rows], one.classes[rows], gallery)
 
 
 def _described(one: ClassList) -> str:
-    if one.gallery_paths is None:
+    if one.gallery is None:
         return f"{one.name} ({len(one.paths):,} images, each against the others)"
-    return f"{one.name} ({len(one.paths):,} queries, gallery {len(one.gallery_paths):,})"
+    return f"{one.name} ({len(one.paths):,} queries, gallery {len(one.gallery.paths):,})"
 
 
 def _digest(one: ClassList) -> str:

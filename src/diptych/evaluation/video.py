@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from diptych.data.captions import Captions
 from diptych.evaluation.cards import Facts, made_by, split_names
+from diptych.evaluation.labels import first_occurrences
 from diptych.evaluation.metrics import (
     DIRECTIONS,
     KS,
@@ -44,16 +45,12 @@ class Deduplicated:
 
 def dedupe_captions(captions: Captions) -> Deduplicated:
     """Each different string once, with every video that lists it."""
-    number: dict[str, int] = {}
-    rows: list[int] = []
-    pairs: dict[tuple[int, int], None] = {}
-    for row, (image, text) in enumerate(zip(captions.image_of.tolist(), captions.texts, strict=True)):
-        if text not in number:
-            number[text] = len(rows)
-            rows.append(row)
-        pairs[image, number[text]] = None
+    rows = first_occurrences(captions.texts)
+    number = {captions.texts[row]: n for n, row in enumerate(rows.tolist())}
+    places = (number[text] for text in captions.texts)
+    pairs = dict.fromkeys(zip(captions.image_of.tolist(), places, strict=True))
     image_of, text_of = np.array(list(pairs), np.int64).reshape(-1, 2).T
-    return Deduplicated(np.array(rows, np.int64), image_of, text_of)
+    return Deduplicated(rows, image_of, text_of)
 
 
 @dataclass(frozen=True)

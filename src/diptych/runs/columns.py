@@ -65,7 +65,6 @@ def measure_steps(
     captions: Captions,
     *,
     steps: int = STEPS,
-    device: str = "auto",
 ) -> Cost:
     """Build the method on the training split and make a few steps on its first pairs; nothing is kept."""
     training, _ = training_splits(captions)
@@ -76,7 +75,7 @@ def measure_steps(
     if method.solver is not None:
         return Cost(0.0, 0, parameters, 0, _memory())
     some = _first(training, steps * batch)
-    where = training_device(device)
+    where = training_device("auto")
     how: dict[str, Any] = {"device": where, "show_progress": False}
     ready = prepare(method.retriever, some, **how)
     method.views = ready_views(method, some, **how)
@@ -127,11 +126,11 @@ def _memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def teacher_costs(settings: Any, captions: Captions, device: str = "auto") -> dict[str, dict[str, float]]:
+def teacher_costs(settings: Any, captions: Captions) -> dict[str, dict[str, float]]:
     """Milliseconds of each module of CUSA for one batch, memory of the GPU, and bytes on disk."""
     training, _ = training_splits(captions)
     some = _first(training, settings.batch_size)
-    where = torch.device(training_device(device))
+    where = torch.device(training_device("auto"))
     found: dict[str, dict[str, float]] = {}
     for live in (True, False):
         teachers = Teachers(
@@ -181,7 +180,7 @@ def counts_of(path: str) -> dict[str, float]:
         return found | {f"{split}_images": found.get(f"STS-B {split}", 0.0) for split in ("train", "test")}
     if is_class_list(path):
         listed = open_class_list(path, pictures=False)
-        sides = [side for side in (listed.classes, listed.gallery_classes) if side is not None]
+        sides = [side.classes for side in listed.sides]
         classes = np.unique(np.concatenate(sides))
         return {"images": float(len(listed.every)), "classes": float(len(classes))}
     captions = open_captions(path)
@@ -198,7 +197,7 @@ def counts_of(path: str) -> dict[str, float]:
 
 def pooling_errors(design: str, seeds: int, *, show_progress: bool) -> list[dict[str, float]]:
     """The errors of a design of GPO on every pattern, one set per seed."""
-    runs = synthetic_pooling.run(designs=[design], seeds=seeds, show_progress=show_progress).runs
+    runs = synthetic_pooling.run(designs=[design], seeds=seeds, show_progress=show_progress)
     return [
         {
             f"{run.pattern} {sizes}": value

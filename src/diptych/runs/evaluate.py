@@ -23,7 +23,6 @@ from diptych.evaluation.evaluate import Retrieval
 from diptych.evaluation.hubness import bank_of, inverted_softmax
 from diptych.evaluation.judgements import check_corrections
 from diptych.evaluation.prepared import Prepared, PreparedScores
-from diptych.evaluation.protocols import rules_of
 from diptych.evaluation.report import Group, Report
 from diptych.evaluation.retrieval import check_captions, scored_by
 from diptych.evaluation.significance import unpaired
@@ -200,12 +199,11 @@ def _score(
     request: EvaluationRequest,
 ) -> Iterator[PreparedScores | None]:
     """The scores of the first ``quick`` models, re-ranked by the others, where retrieval is measured."""
-    retrieval = [one.evaluator for one in measures if isinstance(one.evaluator, Retrieval)]
-    if not retrieval:
+    rules = [one.evaluator.rules for one in measures if isinstance(one.evaluator, Retrieval)]
+    if not rules:
         yield None
         return
-    for one in retrieval:
-        check_captions(prepared[0].captions, rules_of(protocol=one.protocol, judgements=one.judgements))
+    check_captions(prepared[0].captions, rules)
     if request.reranker:
         yield _reranked(models, prepared, quick, request)
         return

@@ -47,6 +47,7 @@ class Reading:
 
     name: str
     metrics: Mapping[str, float]
+    tied: bool = False  # whether ties decide some of it
     turned: bool = False  # whether the directions are exchanged
 
     def exchanged(self) -> Reading:
@@ -56,7 +57,7 @@ class Reading:
             (name.replace(one, two) if one in name else name.replace(two, one)): value
             for name, value in self.metrics.items()
         }
-        return Reading(f"{self.name}, transposed", turned, True)
+        return Reading(f"{self.name}, transposed", turned, self.tied, turned=True)
 
 
 @dataclass(frozen=True)
@@ -154,45 +155,42 @@ def judge(
     """
     claims = [Claim.read(text) for text in claimed]
     captions = open_captions(data, split=split, problems=ToBeLeftOut())
-    scores, complete = _read(files, captions)
-    subject, notes = fitted_scores(scores, captions, fold)
+    subject, notes = fitted_scores(_read(files, captions), captions, fold)
     if trec is not None:
         _write(trec, subject, captions)
-    if not complete:
+    if not subject.complete:
         notes.append("The runs do not list every pair, so folds, single texts and orders cannot be judged.")
-    found = list(readings(subject, fold, complete=complete))
-    return Verdict(found, claims, notes)
+    return Verdict(list(readings(subject, fold)), claims, notes)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Scores with the image of each text (M,) and the ids of the images."""
+    """Scores with the image of each text (M,) and the ids of the images; ``complete``: of every pair."""
 
     scores: Scores
     image_of: Rows
     ids: Sequence[str]
+    complete: bool = True
 
     def part(self, images: Rows, texts: Rows, image_of: Rows) -> Subject:
         """Some rows and columns, whose pairs are ``image_of``."""
         fold = Fold(self.scores, torch.from_numpy(images), torch.from_numpy(texts))
-        return Subject(fold, image_of, [self.ids[row] for row in images])
+        return Subject(fold, image_of, [self.ids[row] for row in images], self.complete)
 
-    def measure(self, name: str, folds: int, ties: str = "index") -> tuple[Reading, bool]:
-        """A reading, by the evaluator of retrieval, and whether ties decide some of it."""
+    def measure(self, name: str, folds: int = 1, ties: str = "index") -> Reading:
+        """A reading, by the evaluator of retrieval."""
         protocol = EvaluationProtocol(name, folds=folds)
-        group = evaluate_scores(self.scores, self.image_of, protocol=protocol, ties=ties, bootstrap=0).groups[
-            0
-        ]
-        assert isinstance(group.card, Card)
-        return Reading(name, group.metrics), any(group.card.tied_queries.values())
+        report = evaluate_scores(self.scores, self.image_of, protocol=protocol, ties=ties, bootstrap=0)
+        assert isinstance(report.card, Card)
+        return Reading(name, report.metrics, any(report.card.tied_queries.values()))
 
 
-def readings(subject: Subject, fold: int = FOLD, *, complete: bool = True) -> Iterator[Reading]:
+def readings(subject: Subject, fold: int = FOLD) -> Iterator[Reading]:
     """Every reading: all images, the first fold and the mean over folds, each with what people get wrong."""
     images = subject.scores.shape[0]
-    lost = list(_orders(subject)) if complete else []
+    lost = list(_orders(subject)) if subject.complete else []
     galleries = [(f"all {images:,} images", images, 1)]
-    if complete and images > fold:
+    if subject.complete and images > fold:
         galleries.append((f"the first {fold:,} images", fold, 1))
         if images % fold == 0:
             galleries.append((f"{images // fold} folds of {fold:,} images", images, images // fold))
@@ -200,39 +198,41 @@ def readings(subject: Subject, fold: int = FOLD, *, complete: bool = True) -> It
         texts = np.flatnonzero(subject.image_of < count)
         owner = subject.image_of[texts]
         right = subject if count == images else subject.part(np.arange(count), texts, owner)
-        yield from _variants(right, name, folds, complete)
+        yield from _variants(right, name, folds)
         for order, rows in lost:
             other = subject.part(rows[:count], texts, owner)
-            yield other.measure(f"{name}, {order}", folds)[0]
+            yield other.measure(f"{name}, {order}", folds)
 
 
-def _variants(right: Subject, name: str, folds: int, complete: bool) -> Iterator[Reading]:
+def _variants(right: Subject, name: str, folds: int) -> Iterator[Reading]:
     """One gallery: as it is right, and with one mistake."""
-    reading, tied = right.measure(name, folds)
+    reading = right.measure(name, folds)
     yield reading
-    if tied:
+    if reading.tied:
         for ties, side in (("strict", "for"), ("pessimistic", "against")):
-            yield right.measure(f"{name}, ties broken {side} the model", folds, ties)[0]
+            yield right.measure(f"{name}, ties broken {side} the model", folds, ties)
     yield reading.exchanged()
+    if not right.complete:
+        return
     owner, images = right.image_of, np.arange(right.scores.shape[0])
     counts = np.bincount(owner, minlength=len(images))
     described, first = np.unique(owner, return_index=True)
-    if complete and counts.max() > 1:
+    if counts.max() > 1:
         single = right.part(images, first, described)
-        yield single.measure(f"{name}, first text only", folds)[0]
+        yield single.measure(f"{name}, first text only", folds)
         order = np.argsort(owner, kind="stable")
         repeated = right.part(owner[order], order, np.arange(len(order)))
         if len(order) % folds == 0:
             times = f"{counts.max()} times" if counts.min() == counts.max() else "once for each text"
             for ties, copies in (("strict", ""), ("index", ", copies before the own one count")):
-                yield repeated.measure(f"{name}, images repeated {times}{copies}", folds, ties)[0]
-    for assumed in ASSUMED if complete else ():
+                yield repeated.measure(f"{name}, images repeated {times}{copies}", folds, ties)
+    for assumed in ASSUMED:
         count = min(len(images), len(owner) // assumed)
         pairs = np.repeat(np.arange(count), assumed)
         if count and count % folds == 0 and not np.array_equal(pairs, owner):
             texts = "1 text" if assumed == 1 else f"{assumed} texts"
             other = right.part(images[:count], np.arange(len(pairs)), pairs)
-            yield other.measure(f"{name}, {texts} per image assumed", folds)[0]
+            yield other.measure(f"{name}, {texts} per image assumed", folds)
 
 
 # --- an order that was lost
@@ -246,10 +246,10 @@ def _orders(subject: Subject) -> Iterator[tuple[str, Rows]]:
         by_number = np.argsort([int(one[-1]) for one in numbers], kind="stable")
         orders["rows sorted by the number in their id"] = np.argsort(by_number)
     orders["row order lost: the order that fits best"] = _best_order(subject)
-    texts, usual = np.arange(len(subject.image_of)), subject.measure("", 1)[0].metrics["rsum"]
+    texts, usual = np.arange(len(subject.image_of)), subject.measure("").metrics["rsum"]
     for order, rows in orders.items():
-        other = subject.part(rows, texts, subject.image_of).measure("", 1)[0].metrics["rsum"]
-        if other > BETTER * usual:
+        other = subject.part(rows, texts, subject.image_of).measure("")
+        if other.metrics["rsum"] > BETTER * usual:
             yield order, rows
             return
 
@@ -279,8 +279,8 @@ def _best_order(subject: Subject) -> Rows:
 # --- files
 
 
-def _read(files: Sequence[Path], captions: Captions) -> tuple[Scores, bool]:
-    """The scores of the files, and whether they have every pair."""
+def _read(files: Sequence[Path], captions: Captions) -> Scores:
+    """The scores of the files; pairs that runs do not list score −∞."""
     arrays = [path.suffix == ".npy" for path in files]
     if all(arrays) and len(files) == 1:
         scores = read_scores(files[0])
@@ -291,10 +291,10 @@ def _read(files: Sequence[Path], captions: Captions) -> tuple[Scores, bool]:
                 raise DataError(
                     f"{files[0]} holds NaN or infinity (row {start + row}, column {column}): write finite scores."
                 )
-        return scores, True
+        return scores
     if all(arrays) and len(files) == 2:
         sides = [_vectors(path) for path in files]
-        return EmbeddingScores(sides[0], sides[1]), True
+        return EmbeddingScores(sides[0], sides[1])
     if any(arrays) or len(files) > 2:
         raise SettingsError(
             f"{len(files)} files: give a score matrix (.npy), the vectors of images and of texts (two .npy), or one or "
@@ -303,8 +303,7 @@ def _read(files: Sequence[Path], captions: Captions) -> tuple[Scores, bool]:
     runs = {run_queries(path, captions): path for path in files}
     if len(runs) < len(files):
         raise SettingsError(f"{files[0]} and {files[1]} are runs of the same direction: give one of each.")
-    found = read_runs(captions, image_to_text=runs.get("images"), text_to_image=runs.get("texts"))
-    return found, bool(torch.isfinite(found.matrix).all())
+    return read_runs(captions, image_to_text=runs.get("images"), text_to_image=runs.get("texts"))
 
 
 def _vectors(path: Path) -> torch.Tensor:
@@ -342,7 +341,8 @@ def fitted_scores(scores: Scores, captions: Captions, fold: int) -> tuple[Subjec
     held, images, texts = shapes[shape]
     if held:
         notes.append(f"The file holds {held}.")
-    return Subject(scores, owner[texts], ids[:images]), notes
+    listed = scores.kind != "run" or bool(torch.isfinite(scores.tile(slice(None), slice(None))).all())
+    return Subject(scores, owner[texts], ids[:images], listed), notes
 
 
 def _turned(scores: Scores) -> Scores:

@@ -125,10 +125,7 @@ def _retrieval(runs: Sequence[Path], protocols: Sequence[str], request: Evaluati
         protocol=protocols, ties=request.ties, judgements=request.judgements, bootstrap=request.bootstrap,
         equal_texts=request.equal_texts,
     )  # fmt: skip
-    retrieval = [
-        Measure(name, Retrieval(one.protocol, one.ties, one.draws, one.judgements, one.equal_texts))
-        for name, one in zip(protocols, rules, strict=True)
-    ]
+    retrieval = [Measure(name, Retrieval(one)) for name, one in zip(protocols, rules, strict=True)]
     own = own_evaluators(runs[0]) if len(runs) == 1 and not request.reranker else ()
     found: list[Measure] = []
     for evaluator in own:

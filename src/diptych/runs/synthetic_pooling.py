@@ -30,6 +30,8 @@ from diptych.types import Features
 
 SMALLER, SEEN, LARGER = range(10, 20), range(20, 101), range(101, 121)
 PROPOSED = "Cos/Sin+BiGRU"
+SETS, CHANNELS = 16, 64  # of a step
+LEARNING_RATE, CLIP_NORM = 3e-3, 2.0
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,6 @@ class PoolingRun:
     pattern: str
     seed: int
     errors: Errors
-
-
-@dataclass(frozen=True)
-class PoolingResults:
-    """Every run, and how long each was trained."""
-
-    runs: tuple[PoolingRun, ...]
-    steps: int
 
 
 DESIGNS: dict[str, Callable[[], Generator]] = {
@@ -83,33 +77,23 @@ def true_coefficients(pattern: str, sizes: Tensor, length: int) -> Tensor:
     return weights / weights.sum(dim=1, keepdim=True)
 
 
-def train(
-    generator: Generator,
-    pattern: str,
-    *,
-    seed: int,
-    steps: int,
-    sets: int = 16,
-    channels: int = 64,
-    learning_rate: float = 3e-3,
-    clip_norm: float = 2.0,
-) -> GPO:
+def train(generator: Generator, pattern: str, *, seed: int, steps: int) -> GPO:
     """A GPO trained on pairs (random set, output of the pattern)."""
     gpo = GPO(generator)
     random = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(gpo.parameters(), lr=learning_rate)
+    optimizer = torch.optim.Adam(gpo.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
-        sizes = torch.randint(SEEN[0], SEEN[-1] + 1, (sets,), generator=random)
+        sizes = torch.randint(SEEN[0], SEEN[-1] + 1, (SETS,), generator=random)
         mask = torch.arange(int(sizes.max())) < sizes[:, None]
-        values = torch.randn(*mask.shape, channels, generator=random)
+        values = torch.randn(*mask.shape, CHANNELS, generator=random)
         ranked = values.masked_fill(~mask[..., None], -math.inf).sort(dim=1, descending=True).values
         wanted = true_coefficients(pattern, sizes, mask.shape[1])[..., None]
         target = (wanted * ranked.masked_fill(~mask[..., None], 0)).sum(dim=1)
         loss = (gpo(Features(values, mask)) - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(gpo.parameters(), clip_norm)
+        torch.nn.utils.clip_grad_norm_(gpo.parameters(), CLIP_NORM)
         optimizer.step()
         schedule.step()
     return gpo
@@ -144,7 +128,7 @@ def run(
     steps: int = 600,
     workers: int | None = None,
     show_progress: bool = True,
-) -> PoolingResults:
+) -> list[PoolingRun]:
     """Every design on every pattern, ``seeds`` times, on one process per core unless ``workers`` is given."""
     for names, known, what in ((designs, DESIGNS, "design"), (patterns, PATTERNS, "pattern")):
         unknown = [name for name in names if name not in known]
@@ -155,15 +139,11 @@ def run(
     # the BiGRU designs take ten times as long: first, so that no core waits for one at the end
     by_cost = sorted(designs, key=lambda design: "BiGRU" not in design)
     jobs = [(d, p, s, steps) for d in by_cost for p in patterns for s in range(seeds)]
-    workers = min(workers or _cores(), len(jobs))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(workers or cores, len(jobs))
     done = starmap(run_one, jobs) if workers == 1 else _together(jobs, workers)
     runs = track(done, "synthetic pooling", len(jobs), show_progress)
-    return PoolingResults(tuple(sorted(runs, key=lambda r: (r.design, r.pattern, r.seed))), steps)
-
-
-def _cores() -> int:
-    """Cores this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return sorted(runs, key=lambda r: (r.design, r.pattern, r.seed))
 
 
 def _prepare() -> None:
