@@ -82,7 +82,7 @@ def test_every_row_runs_and_is_reused(data: Path, tmp_path: Path, monkeypatch: p
     again = {path: (path / "last" / "progress.json").stat().st_mtime_ns for path in runs.values()}
     assert [path for path in states if states[path] != again[path]] == [runs["none"]]
     with monkeypatch.context() as patch:  # finished and measured: no model is built, no run is opened
-        for name in ("run_recipe", "evaluate_runs"):
+        for name in ("start_or_resume", "evaluate_runs"):
             patch.delattr(f"diptych.runs.ablate.{name}")
         patch.setattr("diptych.runs.table_plan._check_built", None)
         diptych(*command)

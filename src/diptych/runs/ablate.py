@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data.formats import open_captions
-from diptych.errors import CheckpointError, Interrupted
+from diptych.errors import CheckpointError
 from diptych.evaluation.report import Report, aligned_rows
 from diptych.progress import echo
 from diptych.recipes.recipe import Recipe
@@ -32,7 +32,7 @@ from diptych.runs.table_plan import (
     split_for,
     table_data,
 )
-from diptych.runs.train import inherited, open_run, resumed_settings, run_recipe
+from diptych.runs.train import inherited, open_run, resumed_settings, start_or_resume
 from diptych.settings import TrainingSettings, from_json, parse_value, setting_names, to_json
 from diptych.storage import MODEL, parse_json, write_text
 from diptych.tables import PaperTable, TableGroup, TableRow, preset, slug
@@ -268,10 +268,9 @@ class Runner:
         return [{**cost.metrics(), **said, "parameters_million": cost.parameters / 1e6}]
 
     def _train(self, job: Job) -> None:
-        """Train a run that is not finished; a finished one is not opened, its data are compared by their hash."""
+        """Train a run that is not finished; a finished one is not open_run, its data are compared by their hash."""
         run = self.place(job)
-        resume = has_state(run)
-        if resume and self.found.get(run) != job.key:
+        if has_state(run) and self.found.get(run) != job.key:
             raise CheckpointError(f"{run} holds a run with other settings: choose another --output_dir.")
         if self._finished(job):
             same = (job.data, job.settings.noise, job.settings.strict_images)
@@ -281,13 +280,7 @@ class Runner:
             return
         if self.wanted.show_progress:
             echo(f"{run}")
-        try:
-            run_recipe(
-                job.recipe, job.settings, job.data, run,
-                resume=resume, baseline=False, show_progress=self.wanted.show_progress,
-            )  # fmt: skip
-        except Interrupted as note:
-            raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
+        start_or_resume(job.recipe, job.settings, job.data, run, show_progress=self.wanted.show_progress)
         self.found[run] = job.key
 
     def _finished(self, job: Job) -> bool:

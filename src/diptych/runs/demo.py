@@ -13,7 +13,7 @@ import torch
 
 from diptych.data.captions import Captions
 from diptych.data.formats import open_captions
-from diptych.errors import IndexFault, Interrupted
+from diptych.errors import IndexFault
 from diptych.evaluation.cards import direction_words
 from diptych.evaluation.evaluate import evaluate
 from diptych.evaluation.metrics import DIRECTIONS, KS
@@ -28,7 +28,7 @@ from diptych.progress import counted, echo
 from diptych.recipes import RECIPES
 from diptych.reports.grids import Showcase, random_order
 from diptych.reports.page import Answer, QueryCard, Section, page
-from diptych.runs.train import resumed_settings, run_recipe
+from diptych.runs.train import resumed_settings, start_or_resume
 from diptych.runtime.folder import find_runtime
 from diptych.storage import write_text
 from diptych.training.checkpoint import has_state
@@ -102,13 +102,9 @@ def _train_model(name: str, run: Path, data: str, held_out: Captions, wanted: di
     """A model by its recipe's name: trained, or taken up where an earlier demonstration stopped."""
     recipe = RECIPES[name]
     known = {field.name for field in dataclasses.fields(recipe.settings)}
-    resume = has_state(run)
     fresh = recipe.settings(**{key: value for key, value in wanted.items() if key in known})
-    settings = resumed_settings(recipe, run, {}) if resume else fresh
-    try:
-        run_recipe(recipe, settings, data, run, resume=resume, baseline=False)
-    except Interrupted as note:
-        raise Interrupted(f"stopped and saved in {run}: run the same command again to go on.") from note
+    settings = resumed_settings(recipe, run, {}) if has_state(run) else fresh
+    start_or_resume(recipe, settings, data, run)
     retriever = Retriever.from_pretrained(run)
     cached = prepare(retriever, held_out)
     report = evaluate(retriever, cached.captions, text_store=cached.texts)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -122,66 +122,63 @@ def run_recipe(
     With ``baseline``, and unless the settings say otherwise, ridge regression is measured on the same features first.
     A run that fails before anything is written leaves no folder behind.
     """
+    with _none_left_empty(folder):
+        if not resume and checkpoint.has_state(folder):
+            raise CheckpointError(
+                f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
+                "or choose another --output_dir."
+            )
+        captions, parts, left_out, card = open_run(recipe, settings, data)
+        if resume:
+            checkpoint.check_resumable(folder, card)
+        method, where = _build(recipe, settings, parts, objective, device)
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        how: dict[str, Any] = {"device": where, "cache_dir": cache_dir, "show_progress": show_progress}
+        if not settings.strict_images:
+            parts = _readable(method, parts, left_out, how)
+        speaks = os.environ.get("RANK", "0") == "0"  # only rank 0 prints
+        if speaks:
+            left_out.save(folder)
+            left_out.tell(len(captions.images), folder / FILE)
+            echo("".join(f"{note}\n" for note in parts[0].notes), err=True, nl=False)
+        multiple = _multiple(settings, method.retriever, where)
+        training, validation = (
+            prepare(method.retriever, part, pad_to_multiple=multiple, **how) for part in parts
+        )
+        method.views = ready_views(method, parts[0], **how)
+        targets = fill_targets(method.targets, parts[0], **{**how, "device": torch.device(where)})
+        if speaks and show_progress:
+            echo(header(recipe, settings, method, *parts, where))
+        wanted = baseline and settings.ridge_baseline and method.solver is None
+        if speaks and wanted and Baseline.load(folder) is None:
+            names = _names(settings, method.retriever)
+            ridge_baseline(method, training, validation, names, show_progress=show_progress).save(folder)
+        session = Session(
+            method, card, training, validation, folder,
+            on_cpu=where == "cpu", targets=targets, resume=resume, show_progress=show_progress,
+        )  # fmt: skip
+        return loop.train(session)
+
+
+@contextmanager
+def _none_left_empty(folder: Path) -> Iterator[None]:
+    """Remove a folder that was made meanwhile and holds nothing, where the work fails."""
     new = not folder.exists()
     try:
-        return _run(
-            recipe, settings, data, folder, objective, device, resume, cache_dir, baseline, show_progress
-        )
+        yield
     except BaseException:
         if new and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
         raise
 
 
-def _run(
-    recipe: Recipe,
-    settings: TrainingSettings,
-    data: str | Captions,
-    folder: Path,
-    given: Objective | None,
-    where: str,
-    resume: bool,
-    cache_dir: Path | None,
-    baseline: bool,
-    show_progress: bool,
-) -> Progress:
-    if not resume and checkpoint.has_state(folder):
-        raise CheckpointError(
-            f"{folder} already holds a run: resume it with --resume_from_checkpoint {folder}, "
-            "or choose another --output_dir."
-        )
-    captions, parts, left_out, card = open_run(recipe, settings, data)
-    strict = settings.strict_images
-    if resume:
-        checkpoint.check_resumable(folder, card)
-    method, device = _build(recipe, settings, parts, given, where)
-    with storing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    how: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "show_progress": show_progress}
-    if not strict:
-        parts = _readable(method, parts, left_out, how)
-    speaks = os.environ.get("RANK", "0") == "0"  # only rank 0 prints
-    if speaks:
-        left_out.save(folder)
-        left_out.tell(len(captions.images), folder / FILE)
-        echo("".join(f"{note}\n" for note in parts[0].notes), err=True, nl=False)
-    multiple = _multiple(settings, method.retriever, device)
-    training, validation = (
-        prepare(method.retriever, part, pad_to_multiple=multiple, **how) for part in parts
-    )
-    method.views = ready_views(method, parts[0], **how)
-    targets = fill_targets(method.targets, parts[0], **{**how, "device": torch.device(device)})
-    if speaks and show_progress:
-        echo(header(recipe, settings, method, *parts, device))
-    wanted = baseline and settings.ridge_baseline and method.solver is None
-    if speaks and wanted and Baseline.load(folder) is None:
-        names = _names(settings, method.retriever)
-        ridge_baseline(method, training, validation, names, show_progress=show_progress).save(folder)
-    session = Session(
-        method, card, training, validation, folder,
-        on_cpu=device == "cpu", targets=targets, resume=resume, show_progress=show_progress,
-    )  # fmt: skip
-    return loop.train(session)
+def start_or_resume(recipe: Recipe, settings: TrainingSettings, data: str, folder: Path, **how: Any) -> None:
+    """Train, or go on where the folder holds a run, for a command that does the same when it is called again."""
+    try:
+        run_recipe(recipe, settings, data, folder, resume=checkpoint.has_state(folder), baseline=False, **how)
+    except Interrupted as note:
+        raise Interrupted(f"stopped and saved in {folder}: run the same command again to go on.") from note
 
 
 def open_run(
@@ -278,7 +275,7 @@ def train(
         vectors = model.encode_text(["two parrots"])
     """
     chosen = recipe if isinstance(recipe, Recipe) else RECIPES[recipe]
-    made = objective
+    made: Objective | None = None
     if callable(objective):
         made = objective if isinstance(objective, Objective) else FunctionObjective(objective)
         name = getattr(objective, "__name__", type(objective).__name__)
@@ -288,13 +285,6 @@ def train(
     if resume and output_dir is None:
         raise SettingsError("resume=True needs the output_dir of the run that goes on.")
     source = data if isinstance(data, Captions) else str(data)
-    own = made if isinstance(made, Objective) else None
-    how: dict[str, Any] = {
-        "objective": own,
-        "device": device,
-        "resume": resume,
-        "show_progress": show_progress,
-    }
     with TemporaryDirectory() if output_dir is None else nullcontext(output_dir) as place:
         folder = Path(place) / "run" if output_dir is None else Path(place)
         ready = (
@@ -303,7 +293,10 @@ def train(
             else from_json(chosen.settings, inherited(chosen.settings, settings))
         )
         try:
-            progress = run_recipe(chosen, ready, source, folder, **how)
+            progress = run_recipe(
+                chosen, ready, source, folder,
+                objective=made, device=device, resume=resume, show_progress=show_progress,
+            )  # fmt: skip
         except Interrupted as note:
             saved = f"saved in {folder}: the same call with resume=True goes on."
             lost = "interrupted, and nothing is kept: with an output_dir, the run could go on."
