@@ -185,6 +185,29 @@ def model_calls(folder: Path) -> Attack:
     return attack(folder, lambda place: models[0].save_pretrained(place), works, state)
 
 
+def checkpoint_calls(folder: Path) -> Attack:
+    """The state of a training run, saved over an earlier one."""
+    import torch
+    from safetensors.numpy import load
+
+    from diptych.storage import parse_json
+    from diptych.training.checkpoint import Progress, has_state, save_state
+
+    torch.set_num_threads(1)
+
+    def save(step: int) -> Work:
+        state = {"retriever": {"a": torch.full((300,), float(step))}}
+        return lambda place: save_state(place, state, Progress(step=step), [])
+
+    def state(place: Path) -> Any:
+        assert has_state(place)  # which puts back what a death between two renamings left
+        weights = load((place / "last" / "retriever.safetensors").read_bytes())["a"]
+        return parse_json((place / "last" / "progress.json").read_bytes())["step"], set(weights.tolist())
+
+    return attack(folder, save(1), {"save": save(2)}, state)
+
+
 if sys.platform == "linux" and strace_works():
     target(index_calls)
     target(model_calls)
+    target(checkpoint_calls)
