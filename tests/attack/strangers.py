@@ -13,6 +13,7 @@ import sqlite3
 import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -245,7 +246,7 @@ def runtimes(folder: Path) -> Attack:
 
 @target
 def beside_writers(folder: Path) -> Attack:
-    """Searches beside a writer whose clock goes back: each sees the items of one moment, with their own scores."""
+    """Searches while a writer whose clock goes back is at work: each sees the items before its change, or after it."""
     from diptych.index.engines.embedded.index import EmbeddedIndex
     from diptych.index.protocol import Item
 
@@ -254,34 +255,48 @@ def beside_writers(folder: Path) -> Attack:
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     writer = CLOSING.enter_context(EmbeddedIndex.create(folder / "index", 16))
     reader = CLOSING.enter_context(EmbeddedIndex.open(folder / "index"))
-    held: dict[str, int] = {}
+    pool = CLOSING.enter_context(ThreadPoolExecutor(1))
+    held = {"i0": 0}  # which stays: a column without values is unknown
+    writer.add([Item("i0", metadata={"price": 0})], rows[:1])
 
     def once(draw: Random) -> None:
         moment = time.time() - draw.choice((0.0, 3600.0, 10.0**8))
+        some = draw.sample(range(64), draw.randrange(1, 9))
+        kind, before = draw.random(), dict(held)
+        if kind < 0.6:
+            ids = {f"i{n % 40}": n for n in some}
+            held.update(ids)
+            items = [Item(id, metadata={"price": n}) for id, n in ids.items()]
+            work: Callable[[], object] = lambda: writer.update(items, rows[list(ids.values())])  # noqa: E731
+        elif kind < 0.9:
+            gone = draw.sample(sorted(held), min(len(held), 3))
+            gone = [id for id in gone if id != "i0"]
+            for id in gone:
+                del held[id]
+            work = lambda: writer.delete(gone)  # noqa: E731
+        else:
+            work = writer.compact
+        query = rows[draw.randrange(64)]
+        limit = draw.choice((None, "price < 30"))
+
+        def agree(items: dict[str, int]) -> bool:
+            scores = {id: float(rows[n] @ query) for id, n in items.items() if limit is None or n < 30}
+            wanted = sorted(scores.values(), reverse=True)[:5]
+            own = [scores.get(hit.item.id, 9.0) for hit in hits]
+            return len(hits) == len(wanted) and all(
+                abs(hit.score - score) < 1e-5 and abs(hit.score - best) < 1e-5
+                for hit, score, best in zip(hits, own, wanted, strict=True)
+            )
+
         with mock.patch("time.time", return_value=moment):
-            some = draw.sample(range(64), draw.randrange(1, 9))
-            kind = draw.random()
-            if kind < 0.6:
-                ids = [f"i{n % 40}" for n in some]
-                chosen = dict(zip(ids, some, strict=True))
-                writer.update(
-                    [Item(id, metadata={"price": n}) for id, n in chosen.items()], rows[list(chosen.values())]
-                )
-                held.update(chosen)
-            elif kind < 0.9 and held:
-                gone = draw.sample(sorted(held), min(len(held), 3))
-                writer.delete(gone)
-                for id in gone:
-                    del held[id]
-            else:
-                writer.compact()
-            query = rows[draw.randrange(64)]
-            limit = draw.choice((None, "price < 30"))
-            passing = {id: n for id, n in held.items() if limit is None or n < 30}
-            hits = reader.search(query, 5, kind="image", filter=limit, exact=True)
-        wanted = sorted((float(rows[n] @ query) for n in passing.values()), reverse=True)[:5]
-        assert np.allclose([hit.score for hit in hits], wanted, atol=1e-5)
-        assert all(abs(hit.score - float(rows[passing[hit.item.id]] @ query)) < 1e-5 for hit in hits)
+            change = pool.submit(work)
+            while True:
+                over = change.done()
+                hits = reader.search(query, 5, kind="image", filter=limit, exact=True)
+                assert agree(held) or (not over and agree(before)), (over, hits, held, before)
+                if over:
+                    break
+            change.result()
 
     return once
 
