@@ -109,7 +109,9 @@ class Draft:
                 self.problems.error("empty text", where, f"a text of '{self.keys[row]}' is empty", expected)
             else:
                 self.dropped += 1
-                self.problems.warn("empty text", where, f"image '{self.keys[row]}' has an empty text")
+                self.problems.warn(
+                    "empty text", where, f"image '{self.keys[row]}' has an empty text", "left out"
+                )
             return
         self.texts.append(clean)
         self.image_of.append(row)
