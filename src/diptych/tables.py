@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal
 
-from diptych.errors import DataError, SettingsError
+from diptych.errors import SettingsError
 
-T = TypeVar("T")
 FOLDER = Path(__file__).parent / "papers"
 COLUMNS_FILE, PRESETS_FILE = "columns", "presets"
 MISSING = "-"  # a cell that the paper leaves empty
@@ -204,77 +203,51 @@ def tables_of(name: str) -> dict[str, PaperTable]:
 
 @cache
 def _content(paper: str) -> dict[str, Any]:
-    file = FOLDER / f"{paper}.toml"
-    try:
-        return tomllib.loads(file.read_text("utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise DataError(f"{file} is not a file of tables ({error}): install the package again.") from error
+    return tomllib.loads((FOLDER / f"{paper}.toml").read_text("utf-8"))
 
 
 def _table(paper: str, name: str, entry: Mapping[str, Any], recipe: str, title: str) -> PaperTable:
-    place = f"table {name} of {paper}"
-    given = dict(entry)
-    groups = tuple(_group(key, one, place) for key, one in given.pop("groups", {}).items())
-    rows = tuple(_row(one, groups, recipe, place) for one in given.pop("rows", ()))
+    given = {"source": title, **entry}
+    groups = {key: _group(key, **one) for key, one in given.pop("groups", {}).items()}
+    rows = tuple(_row(groups, recipe, **one) for one in given.pop("rows", ()))
     drawn = given.pop("figure", None)
-    given.setdefault("source", title)
-    made = _made(PaperTable, place, given, paper=paper, name=name, groups=groups, rows=rows)
-    slugs = [slug(row.name) for row in rows]
-    twice = next((one for one in slugs if slugs.count(one) > 1), None)
-    if twice is not None:
-        raise DataError(
-            f"{place} has two rows whose folder would be '{twice}': give one of them another name."
-        )
-    for row in rows:
-        for member in row.mean_of:
-            made.row(member)  # refuses a name that the table does not have
-    return made if drawn is None else replace(made, figure=_made(Figure, place, drawn))
+    figure = None if drawn is None else Figure(**drawn)
+    return PaperTable(paper, name, groups=tuple(groups.values()), rows=rows, figure=figure, **given)
 
 
-def _group(name: str, entry: Mapping[str, Any], place: str) -> TableGroup:
-    given = dict(entry)
-    known = _content(COLUMNS_FILE)
-    columns = given.pop("columns")
-    if columns not in known:
-        raise DataError(f"{place} has the columns '{columns}': choose one of {', '.join(known)}.")
-    kind = given.get("kind", "test")
-    if kind not in get_args(Kind):
-        raise DataError(
-            f"{place} has columns of the kind '{kind}': choose one of {', '.join(get_args(Kind))}."
-        )
+def _group(
+    name: str,
+    columns: str,
+    kind: Kind = "test",
+    data: Sequence[str] = (),
+    judgements: Sequence[str] = (),
+    **given: Any,
+) -> TableGroup:
     given.setdefault("train", "" if kind == "pooling" else name)
-    lists = {key: tuple(given.pop(key, ())) for key in ("data", "judgements")}
-    return _made(TableGroup, place, given, name=name, columns=dict(known[columns]), **lists)
+    metrics = dict(_content(COLUMNS_FILE)[columns])
+    return TableGroup(
+        name, columns=metrics, kind=kind, data=tuple(data), judgements=tuple(judgements), **given
+    )
 
 
-def _row(entry: Mapping[str, Any], groups: Sequence[TableGroup], recipe: str, place: str) -> TableRow:
-    given = dict(entry)
-    cells = given.pop("published", {})
-    published: dict[str, dict[str, float]] = {}
-    for group in groups:
-        values = cells.pop(group.name, None)
-        if values is None:
-            continue
-        if len(values) != len(group.columns):
-            raise DataError(
-                f"the row '{given.get('name')}' of {place} has {len(values)} numbers for the {len(group.columns)} "
-                f"columns of {group.name}: give one each, '{MISSING}' for an empty cell."
-            )
-        pairs = zip(group.columns, values, strict=True)
-        published[group.name] = {metric: float(value) for metric, value in pairs if value != MISSING}
-    if cells:
-        raise DataError(
-            f"the row '{given.get('name')}' of {place} has numbers of {next(iter(cells))}: name a group."
-        )
-    trained = not (given.pop("published_only", False) or given.get("mean_of") or given.get("module"))
-    given.setdefault("recipe", recipe if trained else "")
-    lists = {key: tuple(given.pop(key, ())) for key in ("mean_of", "only")}
-    return _made(TableRow, place, given, published=published, **lists)
-
-
-def _made(kind: type[T], place: str, given: Mapping[str, Any], **more: Any) -> T:
-    known = {entry.name for entry in fields(kind)}  # type: ignore[arg-type]
-    wrong = next((key for key in given if key not in known), None)
-    if wrong is not None:
-        raise DataError(f"{place} has a key '{wrong}': {kind.__name__} takes {', '.join(sorted(known))}.")
-    return kind(**{**given, **more})
+def _row(
+    groups: Mapping[str, TableGroup],
+    paper_recipe: str,
+    recipe: str | None = None,
+    published: Mapping[str, Sequence[Any]] | None = None,
+    published_only: bool = False,
+    mean_of: Sequence[str] = (),
+    only: Sequence[str] = (),
+    **given: Any,
+) -> TableRow:
+    cells = {
+        name: {
+            metric: float(value)
+            for metric, value in zip(groups[name].columns, values, strict=True)
+            if value != MISSING
+        }
+        for name, values in (published or {}).items()
+    }
+    if recipe is None:
+        recipe = "" if published_only or mean_of or given.get("module") else paper_recipe
+    return TableRow(recipe=recipe, mean_of=tuple(mean_of), only=tuple(only), published=cells, **given)
