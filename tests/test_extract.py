@@ -133,7 +133,7 @@ def test_other_numbers_of_texts_come_with_their_images(tmp_path: Path) -> None:
 def test_the_reader_of_the_layout_gives_the_data_back(texts: list[int], tmp_path: Path) -> None:
     captions = data_set(tmp_path / "images", texts, ["train", "val", "train", "test", "val", "train"])
     extract(captions, Toy(), pixel_input(), tmp_path / "out", show_progress=False)
-    found = precomputed.read(tmp_path / "out")
+    found = precomputed.READER.read(tmp_path / "out")
     for split in ("train", "val", "test"):
         one, two = found.split(split), captions.split(split)
         assert list(one.image_ids) == list(two.image_ids)

@@ -138,20 +138,21 @@ JUDGEMENTS = Registry(
 )
 
 
-def _reader(name: str, help: str, signs: str = "", module: str = "") -> Entry:
-    """A format; ``signs`` are endings, one of which a name in the folder or that of the file has (``NAME/``: a folder).
+def _reader(name: str, help: str, signs: str = "", target: str = "") -> Entry:
+    """A format: the ``READER`` of the module of its name, unless said otherwise.
 
-    A reader is imported only where one of them is found, or where it has none.
+    ``signs`` are endings, one of which a name in the folder or that of the file has (``NAME/``: a folder). A reader is
+    imported only where one of them is found, or where it has none.
     """
-    target = f"diptych.data.readers.{module or name.replace('-', '_')}"
-    return Entry(name, help, target, signs=tuple(signs.split()))
+    target = target or f"{name.replace('-', '_')}:READER"
+    return Entry(name, help, f"diptych.data.readers.{target}", signs=tuple(signs.split()))
 
 
 READERS = Registry(
     "format",
     "readers",
     [  # in the order they are tried: the more particular first
-        _reader("emoji", "the word 'emoji': OpenMoji pictures with English names", "emoji"),
+        _reader("emoji", "the word 'emoji': OpenMoji pictures with English names", "emoji", "emoji"),
         _reader(
             "huggingface",
             "a folder written by save_to_disk (extra 'hf-datasets')",
@@ -167,7 +168,7 @@ READERS = Registry(
             "hashing",
             "test.txt, database.txt and train.txt: an image and one 0 or 1 per class in each line",
             "test.txt",
-            "hashing_lists",
+            "hashing_lists:READER",
         ),
         _reader(
             "hgr",
@@ -221,7 +222,9 @@ READERS = Registry(
             ".tsv sbu-captions-all.json _urls.txt dataset/",
             "pretraining:WEB_TABLES",
         ),
-        _reader("corpora", "a .json that lists corpora (tars, or any data set) with weights", ".json"),
+        _reader(
+            "corpora", "a .json that lists corpora (tars, or any data set) with weights", ".json", "corpora"
+        ),
         _reader(
             "karpathy",
             "dataset_coco.json or dataset_flickr30k.json and images",
@@ -245,9 +248,9 @@ READERS = Registry(
         _reader(
             "videos",
             "a folder of videos, and images beside them: frames at equal distances (extra 'video')",
-            module="folder:VIDEOS",
+            target="folder:VIDEOS",
         ),
-        _reader("folder", "a folder of images, texts in .txt files beside them", module="folder:IMAGES"),
+        _reader("folder", "a folder of images, texts in .txt files beside them", target="folder:IMAGES"),
     ],
 )
 

@@ -6,7 +6,6 @@ and images without a text.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -135,14 +134,12 @@ def check(
 
 def _read(chosen: Format, place: Path, found: AllProblems, options: dict[str, Any]) -> Iterator[Captions]:
     """All splits together, then those that are only read by themselves."""
-    if "problems" in inspect.signature(chosen.read).parameters:
-        options = {**options, "problems": found}
     try:
-        captions = chosen.captions(place, options)
+        captions = chosen.captions(place, options, found)
         yield captions
         for split in chosen.splits(place) if chosen.splits else ():
             if split not in captions.splits:
-                alone = chosen.captions(place, {**options, "split": split})
+                alone = chosen.captions(place, {**options, "split": split}, found)
                 if len(alone.images):
                     yield alone
     except DataError as error:

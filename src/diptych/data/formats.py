@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,8 @@ from diptych.registries import READERS
 class Format:
     """A data format: how it is called, what it looks like, and its reader.
 
-    ``splits`` lists the splits of a path for a reader that can read one alone (``read(path, split=...)``).
+    ``splits`` lists the splits of a path for a reader that can read one alone (``read(path, split=...)``). ``given``
+    are its options where its signature does not show them.
     """
 
     name: str
@@ -32,17 +33,23 @@ class Format:
     matches: Callable[[Path], object]
     read: Callable[..., Captions]
     splits: Callable[[Path], Iterable[str]] | None = None
+    given: Sequence[str] | None = None
 
     @property
     def options(self) -> list[str]:
         """Options its reader takes."""
         hidden = {"path", "split", "problems"}
-        own = [name for name in inspect.signature(self.read).parameters if name not in hidden]
-        return [*own, *FURTHER]
+        own = inspect.signature(self.read).parameters if self.given is None else self.given
+        return [*(name for name in own if name not in hidden), *FURTHER]
 
-    def captions(self, place: Path, options: Mapping[str, Any]) -> Captions:
-        """Read ``place``; the options that every format has are applied to what its reader gives."""
+    def captions(self, place: Path, options: Mapping[str, Any], problems: Problems | None = None) -> Captions:
+        """Read ``place``; the options that every format has are applied to what its reader gives.
+
+        A reader that looks for faults tells ``problems`` of them.
+        """
         own = {name: value for name, value in options.items() if name not in FURTHER}
+        if problems is not None and "problems" in inspect.signature(self.read).parameters:
+            own["problems"] = problems
         captions = self._read(place, own)
         for name, (module, function) in FURTHER.items():
             if name in options:
@@ -121,7 +128,8 @@ def format_named(name: str) -> Format:
     if not (hasattr(found, "matches") and hasattr(found, "read")):
         raise SettingsError(f"the format '{name}' has no reader: give it 'matches' and 'read'.")
     description = READERS.own[name].help if name in READERS.own else first_line(found)
-    return Format(name, description, found.matches, found.read, getattr(found, "parts", None))
+    splits, options = getattr(found, "parts", None), getattr(found, "options", None)
+    return Format(name, description, found.matches, found.read, splits, options)
 
 
 def open_captions(
@@ -148,9 +156,7 @@ def open_captions(
     found.refuse_unknown(options)
     if split is not None and found.splits is not None and "corrections" not in options:
         options["split"] = canonical_split(split)
-    if problems is not None and "problems" in inspect.signature(found.read).parameters:
-        options["problems"] = problems
-    captions = found.captions(as_path(path), options)
+    captions = found.captions(as_path(path), options, problems)
     return captions if split is None else captions.split(canonical_split(split))
 
 

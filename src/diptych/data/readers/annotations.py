@@ -10,11 +10,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from diptych.data.captions import UNSPLIT, Captions, canonical_split, split_of_each
+from diptych.data.captions import UNSPLIT, canonical_split, split_of_each
 from diptych.data.decode.extra_formats import is_image
 from diptych.data.files import head, json_files, read_json
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import IMAGE_COLUMNS, Columns, Draft, Empty, Reader, Row, add_rows, with_files
+from diptych.data.readers.draft import IMAGE_COLUMNS, Columns, Draft, Reader, Row, add_rows
 from diptych.errors import DataError, SettingsError
 
 PROTOCOL_TEXTS = 5
@@ -31,23 +30,17 @@ def karpathy_files(path: Path) -> list[Path]:
     return json_files(path, lambda file: bool(_KARPATHY.match(head(file)) or _DATASET.match(head(file))))
 
 
-def read_karpathy(
-    path: Path,
-    *,
-    images: str | Path | None = None,
-    restval: Literal["train", "drop"] = "train",
-    first_five: bool = True,
-    empty: Empty = "error",
-    problems: Problems = STOP,
-) -> Captions:
-    """Read a Karpathy file; ``images`` is the folder of the images (for COCO, the one above ``val2014``)."""
+def fill_karpathy(
+    draft: Draft, path: Path, restval: Literal["train", "drop"] = "train", first_five: bool = True
+) -> Path:
+    """Read a Karpathy file; the folder of COCO's images is the one above ``val2014``."""
     if restval not in ("train", "drop"):
         raise SettingsError(f"restval='{restval}' is unknown: say 'train' to train on them, or 'drop'.")
     files = karpathy_files(path)
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise DataError(f"{path} holds several Karpathy files ({names}): pass the path of the one to read.")
-    draft = Draft(str(path), problems, empty)
+    problems = draft.problems
     data = read_json(files[0], problems)
     entries = data.get("images") if isinstance(data, dict) else None
     if entries is not None and not isinstance(entries, list):
@@ -59,7 +52,7 @@ def read_karpathy(
             _add(draft, entry, where, restval, first_five)
         else:
             problems.error("json", where, f"the image is a {type(entry).__name__}", "an object")
-    return with_files(draft, files[0].parent, images)
+    return files[0].parent
 
 
 def _add(draft: Draft, entry: dict[str, Any], where: str, restval: str, first_five: bool) -> None:
@@ -99,19 +92,14 @@ def _is_list(start: str) -> bool:
     return _LISTED.match(start) is not None or (by_name is not None and is_image(by_name["name"]))
 
 
-def read_lists(
-    path: Path,
-    *,
-    images: str | Path | None = None,
-    empty: Empty = "drop",
-    problems: Problems = STOP,
-) -> Captions:
-    """Read JSON lists; ``images`` is the folder of their images, found beside them if not given."""
+def fill_lists(draft: Draft, path: Path) -> Path:
+    """Read JSON lists."""
+    draft.strict_ids = False
     files = lists(path)
     splits = split_of_each(path, files, "lists")
     rows: list[Row] = []
     for file, split in zip(files, splits, strict=True):
-        entries = read_json(file, problems)
+        entries = read_json(file, draft.problems)
         if isinstance(entries, dict):
             entries = [{"image": name, "caption": texts} for name, texts in entries.items()]
         for number, entry in enumerate(entries or []):
@@ -119,12 +107,12 @@ def read_lists(
             if isinstance(entry, dict):
                 rows.append(Row(where, entry, split or UNSPLIT))
             else:
-                problems.error("json", where, f"the entry is a {type(entry).__name__}", "a list of objects")
-    draft = Draft(str(path), problems, empty, strict_ids=False)
+                message = f"the entry is a {type(entry).__name__}"
+                draft.problems.error("json", where, message, "a list of objects")
     columns = Columns.among(column for row in rows for column in row.values)
     if columns is not None:
         add_rows(draft, rows, columns)
-    return with_files(draft, files[0].parent, images)
+    return files[0].parent
 
 
-KARPATHY, LISTS = Reader(karpathy_files, read_karpathy), Reader(lists, read_lists)
+KARPATHY, LISTS = Reader(karpathy_files, fill_karpathy), Reader(lists, fill_lists, empty="drop")

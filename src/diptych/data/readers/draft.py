@@ -7,6 +7,7 @@ the rows of an image becomes, for every image, the tuple of its values. A row th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from diptych.data.captions import Captions, ImageStore, canonical_split
 from diptych.data.files import FileImages, OnDisk, image_root
-from diptych.data.problems import Problems
+from diptych.data.problems import STOP, Problems
 from diptych.errors import SettingsError
 from diptych.progress import counted
 
@@ -24,28 +25,23 @@ Empty = Literal["error", "drop"]
 """What to do with an empty text: refuse the data, or leave the text out."""
 
 
-@dataclass(frozen=True)
-class Reader:
-    """One of several formats of a module: how it is recognised, and how it is read."""
-
-    matches: Callable[[Path], object]
-    read: Callable[..., Captions]
-
-
 class Draft:
     """Images by key, each in one split, with their texts; what breaks a rule goes to ``problems``.
 
     ``key`` is what makes an image the same image (its path, its row); ``image_id`` what the data calls it: the ids of
-    the result where every image has one. Two images of one id are an error, unless ``strict_ids=False`` leaves that to
-    the reader (lists that number their images from 0 in each split).
+    the result where every image has one. Two images of one id are an error, unless ``strict_ids`` leaves that to the
+    reader (lists that number their images from 0 in each split). ``folder`` is that of the images, where the user says
+    it.
     """
 
     def __init__(
-        self, name: str, problems: Problems, empty: Empty = "error", strict_ids: bool = True
+        self, name: str, problems: Problems, empty: Empty = "error", folder: str | Path | None = None
     ) -> None:
         if empty not in ("error", "drop"):
             raise SettingsError(f"empty='{empty}' is unknown: say 'error' to refuse or 'drop' to skip them.")
-        self.name, self.problems, self.empty, self.strict_ids = name, problems, empty, strict_ids
+        self.name, self.problems, self.empty, self.folder = name, problems, empty, folder
+        self.strict_ids = True
+        self.classes: Sequence[str] = ()
         self.keys: list[str] = []
         self.splits: list[str] = []
         self.labels: list[Mapping[str, Any]] = []
@@ -117,15 +113,15 @@ class Draft:
         self.image_of.append(row)
         self._text_ids.append(None if text_id is None else str(text_id))
 
-    def captions(self, store: Callable[[Sequence[str]], ImageStore]) -> Captions:
-        """The finished data set; ``store`` makes the images from their keys."""
+    def captions(self, images: ImageStore) -> Captions:
+        """The finished data set, with the images of the keys."""
         notes = [
             *self.notes,
             *([f"left out {counted(self.dropped, 'text')} without a word."] if self.dropped else []),
         ]
         columns = dict.fromkeys(column for labels in self.labels for column in labels)
         return Captions(
-            images=store(self.keys),
+            images=images,
             texts=self.texts,
             image_of=np.asarray(self.image_of, dtype=np.int64),
             image_ids=self.image_ids(),
@@ -134,6 +130,7 @@ class Draft:
             text_ids=self._whole(self._text_ids),
             name=self.name,
             notes=notes,
+            classes=self.classes,
         )
 
     def image_ids(self) -> list[str]:
@@ -246,12 +243,12 @@ def gather_labels(
     ]
 
 
-def with_files(draft: Draft, beside: Path, images: str | Path | None) -> Captions:
+def with_files(draft: Draft, beside: Path) -> Captions:
     """Finish a draft whose keys are image files; absent ones are reported, and dropped unless the sink keeps them."""
-    root = image_root(draft.keys, beside, images)
+    root = image_root(draft.keys, beside, draft.folder)
     on_disk = OnDisk()
     there = [row for row, name in enumerate(draft.keys) if root / name in on_disk]
-    captions = draft.captions(lambda names: FileImages(root, names))
+    captions = draft.captions(FileImages(root, draft.keys))
     if len(there) == len(draft.keys):
         return captions
     present = set(there)
@@ -259,3 +256,41 @@ def with_files(draft: Draft, beside: Path, images: str | Path | None) -> Caption
     hint = f"put the images under {root}, or name their folder with PATH?images=FOLDER"
     draft.problems.missing(missing, len(draft.keys), draft.name, hint)
     return captions if draft.problems.keeps_missing else captions.subset(there)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A format that fills a draft: how it is recognised, and how it is read.
+
+    ``fill(draft, path, …)`` returns the store of the draft's images, or the folder beside which files of these names
+    lie. Its options are those of ``fill``, ``empty`` (default: that of the format) and, where the images are ``files``,
+    ``images``, their folder. ``parts`` finds the splits of which ``fill`` can read one alone.
+    """
+
+    matches: Callable[[Path], object]
+    fill: Callable[..., ImageStore | Path]
+    empty: Empty = "error"
+    files: bool = True
+    parts: Callable[[Path], Iterable[str]] | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """The names of the options."""
+        own = [
+            name for name in inspect.signature(self.fill).parameters if name not in ("draft", "path", "split")
+        ]
+        return [*(["images"] if self.files else []), "empty", *own]
+
+    def read(
+        self,
+        path: Path,
+        *,
+        images: str | Path | None = None,
+        empty: Empty | None = None,
+        problems: Problems = STOP,
+        **options: Any,
+    ) -> Captions:
+        """The data of a path."""
+        draft = Draft(str(path), problems, empty or self.empty, images)
+        found = self.fill(draft, path, **options)
+        return with_files(draft, found) if isinstance(found, Path) else draft.captions(found)

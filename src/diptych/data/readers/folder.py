@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import SPLIT_NAMES, UNSPLIT, Captions, StoredImage
+from diptych.data.captions import SPLIT_NAMES, UNSPLIT, StoredImage
 from diptych.data.decode.extra_formats import is_image, is_video, left_out_by_kind
 from diptych.data.decode.opening import open_image
 from diptych.data.decode.video_files import Video, can_read_videos, sample_times
@@ -26,7 +26,6 @@ from diptych.data.files import (
     left_out_folders,
     read_lines,
 )
-from diptych.data.problems import STOP, Problems
 from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.manifest import not_understood
 from diptych.errors import ImageError, SettingsError
@@ -41,9 +40,9 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and any(map(is_image, find_files(path)))
 
 
-def read_folder(path: Path, *, problems: Problems = STOP) -> Captions:
+def fill_images(draft: Draft, path: Path) -> FileImages:
     """Read every image below a folder, with the texts that lie beside them."""
-    draft = Draft(str(path), problems)
+    problems = draft.problems
     for file in sorted(path.glob("*.json")):
         problems.warn("not read", file, "the file looks like a list of texts but is none", EXPECTED)
     if table := not_understood(path):
@@ -61,7 +60,7 @@ def read_folder(path: Path, *, problems: Problems = STOP) -> Captions:
     for name in sorted(filter(is_image, files)):
         row = _add(draft, path, name, {})
         _add_texts(draft, row, (path / name).with_suffix(".txt"), on_disk)
-    return draft.captions(lambda names: FileImages(path, names))
+    return FileImages(path, draft.keys)
 
 
 def has_videos(path: Path) -> bool:
@@ -72,18 +71,15 @@ def has_videos(path: Path) -> bool:
     return not pictures or can_read_videos()
 
 
-def read_videos(
-    path: Path, *, every: float | str = EVERY, most: int = MOST, problems: Problems = STOP
-) -> Captions:
+def fill_videos(draft: Draft, path: Path, every: float | str = EVERY, most: int = MOST) -> FrameImages:
     """Frames of every video below a folder, one each ``every`` seconds, ``most`` of a video at most."""
     seconds = _seconds(every)
     if most < 1:
         raise SettingsError(f"most={most} leaves no frame of a video: give 1 or more.")
-    draft = Draft(str(path), problems)
     on_disk = OnDisk()
     draft.notes = left_out_by_kind(find_files(path))
     for note in draft.notes:
-        problems.warn("not read", path, note.rstrip("."))
+        draft.problems.warn("not read", path, note.rstrip("."))
     names: list[str] = []
     times: list[float | None] = []
     for name in sorted([*find_videos(path), *find_images(path)]):
@@ -94,7 +90,7 @@ def read_videos(
             times.append(time)
             if number == 0:
                 _add_texts(draft, row, (path / name).with_suffix(".txt"), on_disk)
-    return draft.captions(lambda _: FrameImages(path, names, times))
+    return FrameImages(path, names, times)
 
 
 class FrameImages:
@@ -182,4 +178,4 @@ def _seconds(every: float | str) -> float:
     return seconds
 
 
-IMAGES, VIDEOS = Reader(is_folder, read_folder), Reader(has_videos, read_videos)
+IMAGES, VIDEOS = Reader(is_folder, fill_images, files=False), Reader(has_videos, fill_videos, files=False)

@@ -7,13 +7,11 @@ what they are ranked against. An image of ``train`` and ``database`` is one imag
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from diptych.data.captions import Captions
 from diptych.data.files import head, read_lines
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Draft, with_files
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Reader
 
 LISTS = ("train", "test", "database")
 CLASSES = "classes.txt"
@@ -28,13 +26,13 @@ def matches(path: Path) -> bool:
     return all(file.is_file() and _columns(head(file, 16_384).split("\n", 1)[0]) for file in lists)
 
 
-def read(path: Path, *, images: str | Path | None = None, problems: Problems = STOP) -> Captions:
-    """Read the lists of a folder; ``images`` is the folder of their images, found beside them if not given."""
-    draft = Draft(str(path), problems)
+def fill(draft: Draft, path: Path) -> Path:
+    """Read the lists of a folder."""
+    problems = draft.problems
     files = {name: path / f"{name}.txt" for name in LISTS if (path / f"{name}.txt").is_file()}
     lines = {name: read_lines(file, problems) for name, file in files.items()}
     classes = next((_columns(line) for line in lines["test"] if line), 0)
-    names = _names(path / CLASSES, classes, problems)
+    draft.classes = names = _names(path / CLASSES, classes, problems)
     ranked: set[int] = set()
     for name, file in files.items():
         for number, line in enumerate(lines[name], 1):
@@ -55,7 +53,7 @@ def read(path: Path, *, images: str | Path | None = None, problems: Problems = S
             if name == "database":
                 ranked.add(known)
     draft.labels = [{**labels, RANKED: row in ranked} for row, labels in enumerate(draft.labels)]
-    return replace(with_files(draft, path, images), classes=names)
+    return path
 
 
 def _columns(line: str) -> int:
@@ -77,3 +75,6 @@ def _names(path: Path, classes: int, problems: Problems) -> list[str]:
         problems.error("list", path, message, "one name per class, in the order of the columns")
         return numbered
     return names
+
+
+READER = Reader(matches, fill)

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import UNSPLIT, Captions, StoredImage
+from diptych.data.captions import UNSPLIT, StoredImage
 from diptych.data.decode.opening import open_image
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_rows, in_words
+from diptych.data.readers.draft import Columns, Draft, Reader, Row, add_rows, in_words
 from diptych.errors import DataError, ImageError, MissingExtra
 
 Table = Any
@@ -59,21 +58,13 @@ def matches(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
 
 
-def read(
-    path: Path,
-    *,
-    empty: Empty = "drop",
-    image: str | None = None,
-    text: str | None = None,
-    problems: Problems = STOP,
-) -> Captions:
+def fill(draft: Draft, path: Path, image: str | None = None, text: str | None = None) -> TableImages:
     """Read a data set saved on disk; needs the extra ``hf-datasets``. ``image`` and ``text`` name its columns."""
     splits, tables = _open(path)
     names = [column for table in tables for column in table.column_names]
     columns = Columns.among(names, image, text)
     if columns is None:
         raise DataError(f"{path} has no image column that is known: {in_words(names, image, text)}.")
-    draft = Draft(str(path), problems, empty)
     places: dict[str, tuple[int, int]] = {}  # of each image by its key, the first row of it
 
     def rows() -> Iterator[Row]:
@@ -88,9 +79,7 @@ def read(
                 yield Row(f"{path}, {split} row {row}", cell, UNSPLIT)
 
     add_rows(draft, rows(), columns)
-    return draft.captions(
-        lambda keys: TableImages(tables, columns.image, [places[key] for key in keys], str(path))
-    )
+    return TableImages(tables, columns.image, [places[key] for key in draft.keys], str(path))
 
 
 def _check_tables(path: Path) -> None:
@@ -125,3 +114,6 @@ def _open(path: Path) -> tuple[list[str | None], list[Table]]:
                 table = table.cast_column(column, datasets.Image(decode=False))
         tables.append(table)
     return list(named), tables
+
+
+READER = Reader(matches, fill, empty="drop", files=False)

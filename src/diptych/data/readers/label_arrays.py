@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions, ImageStore, StoreChain, canonical_split
+from diptych.data.captions import ImageStore, StoreChain, canonical_split
 from diptych.data.decode.processes import limit_memory
 from diptych.data.files import read_lines
 from diptych.data.labels import COLUMN
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Draft
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.tag_sets import tag_places
 from diptych.errors import DataError, MissingExtra, SettingsError
 
@@ -108,12 +108,7 @@ def parts(path: Path) -> dict[str, str]:
     return {canonical_split(name): name for name in names}
 
 
-matches = parts
-
-
-def read(
-    path: Path, *, split: str | None = None, regions: int = REGIONS, problems: Problems = STOP
-) -> Captions:
+def fill(draft: Draft, path: Path, split: str | None = None, regions: int = REGIONS) -> StoreChain:
     """Read every split, or one of them alone, with at most ``regions`` regions of each image."""
     if regions < 1:
         raise SettingsError(f"regions={regions} leaves none: give 1 or more (the paper: {REGIONS}).")
@@ -122,15 +117,11 @@ def read(
         if split not in there:
             raise DataError(f"{path} has no split '{split}': its splits are {', '.join(there)}.")
         there = {split: there[split]}
-    tags = _tags(path, problems)
-    draft = Draft(str(path), problems)
-    stores = [_add(draft, path, name, file, tags, regions, problems) for name, file in there.items()]
-    return draft.captions(lambda _: StoreChain(stores))
+    tags = _tags(path, draft.problems)
+    return StoreChain([_add(draft, path, name, file, tags, regions) for name, file in there.items()])
 
 
-def _add(
-    draft: Draft, path: Path, split: str, file: str, tags: Sequence[str], most: int, problems: Problems
-) -> ImageStore:
+def _add(draft: Draft, path: Path, split: str, file: str, tags: Sequence[str], most: int) -> ImageStore:
     regions = path / f"{file}_preim.npy"
     if not regions.is_file():
         raise DataError(f"{regions} is missing: it holds the region features (N, 36, D) of the split.")
@@ -144,7 +135,7 @@ def _add(
             )
     if table.shape[1] != len(tags):
         raise DataError(f"{path} has {table.shape[1]} tag columns for {len(tags)} tags: use its own list.")
-    names = _label_names(path, labels.shape[1], problems)
+    names = _label_names(path, labels.shape[1], draft.problems)
     classes = None
     if (path / f"{file}_cls.npy").is_file():
         classes = RegionClasses(path / f"{file}_cls.npy", most)
@@ -245,3 +236,6 @@ def _label_names(path: Path, count: int, problems: Problems) -> list[str]:
     if len(names) != count:
         raise DataError(f"{file} names {len(names)} labels for {count} columns: write one name per column.")
     return names
+
+
+READER = Reader(parts, fill, files=False, parts=parts)

@@ -9,19 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import UNSPLIT, Captions, split_of_each
+from diptych.data.captions import UNSPLIT, split_of_each
 from diptych.data.files import head, read_lines
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import (
-    KNOWN_COLUMNS,
-    Columns,
-    Draft,
-    Empty,
-    Row,
-    add_rows,
-    in_words,
-    with_files,
-)
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import KNOWN_COLUMNS, Columns, Draft, Reader, Row, add_rows, in_words
 from diptych.errors import DataError
 from diptych.storage import parse_json
 
@@ -30,24 +21,13 @@ TABLES = (".csv", ".tsv", ".txt")
 LONGEST_FIELD = 1 << 24  # characters; a longer one means a quote was never closed
 
 
-def read(
-    path: Path,
-    *,
-    images: str | Path | None = None,
-    empty: Empty = "drop",
-    image: str | None = None,
-    text: str | None = None,
-    problems: Problems = STOP,
-) -> Captions:
-    """Read a manifest; ``images`` is the folder of its images, found beside it if not given.
-
-    ``image`` and ``text`` name the columns where they are called otherwise than ``Columns`` knows.
-    """
+def fill(draft: Draft, path: Path, image: str | None = None, text: str | None = None) -> Path:
+    """Read a manifest; ``image`` and ``text`` name columns that are called otherwise than ``Columns`` knows."""
     files = manifests(path, image, text)
     if not files:
         raise DataError(not_understood(path, image, text))
     splits = split_of_each(path, files, "manifests")
-    draft = Draft(str(path), problems, empty)
+    problems = draft.problems
     rows = [
         row
         for file, split in zip(files, splits, strict=True)
@@ -66,15 +46,12 @@ def read(
             problems.warn("table", path, "it has no column of texts", known)
     if not draft.keys:
         problems.error("empty", path, "it has a header but no rows", "write one row per image or text")
-    return with_files(draft, files[0].parent, images)
+    return files[0].parent
 
 
 def manifests(path: Path, image: str | None = None, text: str | None = None) -> list[Path]:
     """The manifests at a path: the file itself, or those in the folder; with the columns that are given, if any."""
     return [file for file in tables(path) if _is_manifest(file, image, text)]
-
-
-matches = manifests
 
 
 def tables(path: Path) -> list[Path]:
@@ -220,3 +197,6 @@ def json_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
             problems.error("json", where, f"the line holds a {type(values).__name__}", "an object")
             continue
         yield Row(where, values, split)
+
+
+READER = Reader(manifests, fill, empty="drop")

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import UNSPLIT, Captions, split_in_name
+from diptych.data.captions import UNSPLIT, split_in_name
 from diptych.data.files import image_root, named_files
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Columns, Draft, Empty, Row, add_rows, with_files
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Columns, Draft, Reader, Row, add_rows
 from diptych.errors import DataError, MissingExtra
 
 SUFFIX = ".parquet"
@@ -37,17 +37,10 @@ def tables(path: Path) -> list[Path]:
     return named_files(path, (SUFFIX,))
 
 
-def read(
-    path: Path,
-    *,
-    images: str | Path | None = None,
-    empty: Empty = "error",
-    problems: Problems = STOP,
-) -> Captions:
-    """Read Parquet tables; ``images`` is the folder of their images, found beside them if not given."""
+def fill(draft: Draft, path: Path) -> Path:
+    """Read Parquet tables."""
     files = tables(path)
-    draft = Draft(str(path), problems, empty)
-    names = [name for file in files for name in _columns(file, problems)]
+    names = [name for file in files for name in _columns(file, draft.problems)]
     columns = Columns.among(names)
     if files and names and columns is None:
         known = ", ".join(dict.fromkeys(names))
@@ -55,8 +48,8 @@ def read(
     if columns is not None:
         add_rows(draft, (row for file in files for row in _rows(file, columns)), columns)
     if not draft.keys:
-        problems.error("empty", path, "the table has no rows", "write one row per image or text")
-    return with_files(draft, files[0].parent, images)
+        draft.problems.error("empty", path, "the table has no rows", "write one row per image or text")
+    return files[0].parent
 
 
 def image_folder(files: Sequence[Path]) -> Path:
@@ -118,3 +111,6 @@ def _open(file: Path) -> Any:
 
 def _first(error: Exception) -> str:
     return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+
+
+READER = Reader(matches, fill)

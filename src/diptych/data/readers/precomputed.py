@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import Captions, ImageStore, StoreChain, StoreRows, canonical_split
+from diptych.data.captions import ImageStore, StoreChain, StoreRows, canonical_split
 from diptych.data.duplicates import groups
 from diptych.data.files import read_json, read_lines
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Draft, Empty, with_files
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Reader
 from diptych.errors import DataError, SettingsError
 
 PUBLISHED = ("train", "val", "dev", "test", "testall")
@@ -41,9 +41,6 @@ def parts(path: Path) -> dict[str, str]:
     return {canonical_split(name): name for name in (*names, *sorted(arrays - set(names)))}
 
 
-matches = parts
-
-
 def folder(path: Path) -> Path:
     """The folder of the arrays: ``path``, or ``path/precomp`` in VSE∞'s layout."""
     return path / "precomp" if (path / "precomp").is_dir() else path
@@ -54,24 +51,22 @@ def _caps(root: Path, name: str) -> Path:
     return table if table.exists() else root / f"{name}_caps.txt"
 
 
-def read(
+def fill(
+    draft: Draft,
     path: Path,
-    *,
     split: str | None = None,
     texts_per_image: int | None = None,
     cut_val: bool = True,
     pictures: bool | None = None,
-    images: str | Path | None = None,
-    empty: Empty = "error",
-    problems: Problems = STOP,
-) -> Captions:
+) -> StoreChain | Path:
     """Read a precomputed folder, or one split of it without needing the arrays of the others.
 
     ``texts_per_image`` is 5, of a table of texts 1; ``pictures`` is whether there are pictures and no array.
     """
     if texts_per_image is not None and texts_per_image < 1:
         raise SettingsError(f"texts_per_image is {texts_per_image}: give 1 or more (published: 5).")
-    root, there = folder(path), parts(path)
+    draft.strict_ids = False
+    root, there, problems = folder(path), parts(path), draft.problems
     wanted = None if split is None else canonical_split(split)
     if wanted is not None and wanted not in there:
         raise DataError(f"{root} has no split '{wanted}': its splits are {', '.join(there)}.")
@@ -81,7 +76,6 @@ def read(
     if pictures is None:
         pictures = not any(root.glob("*_ims.npy")) and _mapping(root).exists()
     names = _picture_names(root, problems) if pictures else None
-    draft = Draft(str(path), problems, empty, strict_ids=False)
     stores: list[ImageStore] = []
     for name, file in there.items():
         if name == wanted or (wanted is None and not (name == "test" and "testall" in there)):
@@ -89,9 +83,9 @@ def read(
             limit = VAL_TEXTS // k if name == "val" and cut_val else None
             stores += SplitFiles(root, file, name, k, limit).add(draft, ids[name], names)
     if names is not None:
-        return with_files(draft, root, images)
+        return root
     _compare_widths(stores, root, problems)
-    return draft.captions(lambda _: StoreChain(stores))
+    return StoreChain(stores)
 
 
 @dataclass(frozen=True)
@@ -284,3 +278,6 @@ def _picture_names(root: Path, problems: Problems) -> dict[str, str]:
         return {str(image_id): str(name) for image_id, name in names.items()}
     problems.error("json", path, "not an object", expected)
     return {}
+
+
+READER = Reader(parts, fill, parts=parts)

@@ -25,10 +25,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import UNSPLIT, Captions, split_in_name, split_of_each
+from diptych.data.captions import UNSPLIT, split_in_name, split_of_each
 from diptych.data.files import IMAGE_FOLDERS, FileImages, OnDisk, head, json_files, read_json, read_lines
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Draft, Empty, Reader, with_files
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Reader
 from diptych.errors import DataError
 from diptych.progress import counted
 
@@ -41,25 +41,19 @@ TRIED = 10_000  # rows that are looked for until one has a picture
 _GQA = re.compile(r'\s*\{\s*"\w+"\s*:\s*\{')
 
 
-def read_questions(
-    path: Path,
-    *,
-    images: str | Path | None = None,
-    empty: Empty = "drop",
-    problems: Problems = STOP,
-) -> Captions:
-    """Read questions as the texts of their images; ``images`` is the folder above ``train2014``, or of GQA's images."""
-    draft, every = Draft(str(path), problems, empty), _question_files(path)
+def fill_questions(draft: Draft, path: Path) -> Path:
+    """Read questions as the texts of their images, whose folder is the one above ``train2014``, or of GQA's images."""
+    every = _question_files(path)
     files = [file for file in every if not SECONDARY.search(file.name)] or every
     if len(files) < len(every):
         draft.notes.append(f"left out {', '.join(file.name for file in every if file not in files)}.")
     for file, split in zip(files, split_of_each(path, files, "files of questions"), strict=True):
-        content = read_json(file, problems)
-        for where, name, question in _questions(file, content, problems):
+        content = read_json(file, draft.problems)
+        for where, name, question in _questions(file, content, draft.problems):
             row = draft.image(name, split or UNSPLIT, where, Path(name).stem, {KIND: QUESTION})
             draft.text(row, question, where)
     draft.notes.append(f"the {counted(len(draft.texts), 'text')} of {path} are questions.")
-    return with_files(draft, files[0].parent, images)
+    return files[0].parent
 
 
 def _question_files(path: Path) -> list[Path]:
@@ -94,21 +88,15 @@ def _questions(file: Path, content: Any, problems: Problems) -> Iterator[tuple[s
         yield where, name, entry.get("question")
 
 
-def read_web_table(
-    path: Path,
-    *,
-    images: str | Path | None = None,
-    empty: Empty = "drop",
-    problems: Problems = STOP,
-) -> Captions:
-    """Read texts whose pictures were downloaded; ``images`` is their folder, found beside the table if not given."""
-    draft, files, on_disk = Draft(str(path), problems, empty), _tables(path), OnDisk()
+def fill_web_table(draft: Draft, path: Path) -> FileImages:
+    """Read texts whose pictures were downloaded."""
+    files, on_disk = _tables(path), OnDisk()
     splits = split_of_each(path, files, "tables")
     rows = 0
     for file, split in zip(files, splits, strict=True):
-        entries = _entries(file, problems)
+        entries = _entries(file, draft.problems)
         rows += len(entries)
-        place, form = _place(entries, file.parent, images, split, on_disk)
+        place, form = _place(entries, file.parent, draft.folder, split, on_disk)
         for number, (text, url) in enumerate(entries):
             name, where = _names(number, url)[form], f"{file}:{number + 1}"
             if name and place / name in on_disk:
@@ -121,7 +109,7 @@ def read_web_table(
         )
     if len(draft.texts) < rows:
         draft.notes.append(f"{path}: {rows - len(draft.texts):,} of {rows:,} rows lack a picture or a text.")
-    return draft.captions(lambda names: FileImages(Path(), names))
+    return FileImages(Path(), draft.keys)
 
 
 def _tables(path: Path) -> list[Path]:
@@ -180,4 +168,5 @@ def _place(
     return beside, 0
 
 
-QUESTIONS, WEB_TABLES = Reader(_question_files, read_questions), Reader(_tables, read_web_table)
+QUESTIONS = Reader(_question_files, fill_questions, empty="drop")
+WEB_TABLES = Reader(_tables, fill_web_table, empty="drop")

@@ -17,10 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.captions import Captions
 from diptych.data.files import read_lines
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Draft, Reader, with_files
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Reader
 from diptych.errors import DataError, SettingsError
 
 COMMON = "common_tags.txt"
@@ -44,16 +43,8 @@ class Tagged:
     labels: Sequence[str]
 
 
-def tagged_captions(
-    pictures: Sequence[Tagged],
-    path: Path,
-    images: Path,
-    *,
-    test: int,
-    val: int,
-    problems: Problems,
-) -> Captions:
-    """``Captions`` of the pictures that have a tag and a label; ``test`` and ``val`` count pictures."""
+def add_tagged(draft: Draft, pictures: Sequence[Tagged], path: Path, test: int, val: int) -> None:
+    """Put the pictures that have a tag and a label into a draft; ``test`` and ``val`` count pictures."""
     if test < 0 or val < 0:
         raise SettingsError(f"test={test} and val={val} count pictures: give 0 or more.")
     usable = [one for one in pictures if one.tags and one.labels]
@@ -66,11 +57,9 @@ def tagged_captions(
     order = sorted((one.file for one in usable), key=lambda file: hashlib.sha256(file.encode()).digest())
     split_of = dict.fromkeys(order, "train") | dict.fromkeys(order[: test + val], "val")
     split_of |= dict.fromkeys(order[:test], "test")
-    draft = Draft(str(path), problems)
     for one in usable:
         row = draft.image(one.file, split_of[one.file], path, labels={"labels": tuple(one.labels)})
         draft.text(row, " ".join(one.tags), path)
-    return with_files(draft, images, images)
 
 
 def in_list_order(tags: Sequence[str], places: Mapping[str, int]) -> list[str]:
@@ -89,15 +78,11 @@ def is_mirflickr(path: Path) -> bool:
     return bool(path.is_dir() and _annotations(path) and _tags(path))
 
 
-def read_mirflickr(
-    path: Path,
-    *,
-    test: int = MIR_TEST,
-    val: int = MIR_VAL,
-    least_uses: int = LEAST_USES,
-    problems: Problems = STOP,
-) -> Captions:
+def fill_mirflickr(
+    draft: Draft, path: Path, test: int = MIR_TEST, val: int = MIR_VAL, least_uses: int = LEAST_USES
+) -> Path:
     """Read the folder; ``test`` and ``val`` are the numbers of pictures held out."""
+    problems = draft.problems
     if least_uses < 1:
         raise SettingsError(f"least_uses={least_uses} is out of range: give 1 or more.")
     annotations, tags = _annotations(path)[0], _tags(path)[0]
@@ -124,8 +109,8 @@ def read_mirflickr(
     pictures = [
         Tagged(f"im{n}.jpg", in_list_order(own.get(n, ()), places), labels.get(n, ())) for n in numbers
     ]
-    images = path / "mirflickr" if (path / "mirflickr").is_dir() else path
-    return tagged_captions(pictures, path, images, test=test, val=val, problems=problems)
+    add_tagged(draft, pictures, path, test, val)
+    return path / "mirflickr" if (path / "mirflickr").is_dir() else path
 
 
 def _places(path: Path, own: dict[int, list[str]], least_uses: int, problems: Problems) -> dict[str, int]:
@@ -151,32 +136,26 @@ def is_nus_wide(path: Path) -> bool:
     return (path / LIST).is_file() and (path / LABELS).is_dir()
 
 
-def read_nus_wide(
-    path: Path,
-    *,
-    concepts: int = CONCEPTS,
-    test: int = NUS_TEST,
-    val: int = NUS_VAL,
-    images: str | Path | None = None,
-    problems: Problems = STOP,
-) -> Captions:
-    """Read the folder; ``images`` is the folder of the pictures, ``Flickr`` if not given."""
+def fill_nus_wide(
+    draft: Draft, path: Path, concepts: int = CONCEPTS, test: int = NUS_TEST, val: int = NUS_VAL
+) -> Path:
+    """Read the folder, whose pictures are below ``Flickr``."""
     if concepts < 1:
         raise SettingsError(f"concepts={concepts} leaves no label: give 1 or more (10 or 21 in papers).")
-    names = [line.strip().replace("\\", "/") for line in read_lines(path / LIST, problems) if line]
+    names = [line.strip().replace("\\", "/") for line in read_lines(path / LIST, draft.problems) if line]
     files = sorted((path / LABELS).glob("Labels_*.txt"))
     if not files:
         raise DataError(f"{path / LABELS} holds no Labels_<concept>.txt: put the ground truth there.")
     columns = {file.stem.removeprefix("Labels_"): _flags(file, len(names)) for file in files}
     chosen = sorted(columns, key=lambda name: (-int(columns[name].sum()), name))[:concepts]
     table = _file(path, "AllTags1k.txt")
-    tags = list(tag_places(read_lines(_file(path, "TagList1k.txt"), problems)))
+    tags = list(tag_places(read_lines(_file(path, "TagList1k.txt"), draft.problems)))
     pictures = [
         Tagged(name, [tags[tag] for tag in own], [label for label in chosen if columns[label][row]])
         for row, (name, own) in enumerate(zip(names, _tag_rows(table, len(names), len(tags)), strict=True))
     ]
-    place = path / "Flickr" if images is None else Path(images).expanduser()
-    return tagged_captions(pictures, path, place, test=test, val=val, problems=problems)
+    add_tagged(draft, pictures, path, test, val)
+    return path / "Flickr"
 
 
 def _flags(file: Path, pictures: int) -> NDArray[np.bool_]:
@@ -213,4 +192,4 @@ def _tag_rows(file: Path, pictures: int, tags: int) -> Iterator[NDArray[np.int64
         raise DataError(f"{file} has {rows} rows for the {pictures} pictures of {LIST}: download it again.")
 
 
-MIRFLICKR, NUS_WIDE = Reader(is_mirflickr, read_mirflickr), Reader(is_nus_wide, read_nus_wide)
+MIRFLICKR, NUS_WIDE = Reader(is_mirflickr, fill_mirflickr), Reader(is_nus_wide, fill_nus_wide)

@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import ArrayStore
-from diptych.data.captions import SPLIT_NAMES, UNSPLIT, Captions, ImageStore, StoreChain, StoreRows
+from diptych.data.captions import SPLIT_NAMES, UNSPLIT, ImageStore, StoreChain, StoreRows
 from diptych.data.files import read_json, read_lines
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Draft, Empty, Reader
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.frame_features import (
     FRAMES,
     FrameRows,
@@ -48,22 +48,16 @@ def is_hgr(path: Path) -> bool:
     return (path / TEXTS).is_file() and (path / "public_split").is_dir()
 
 
-def read_hgr(
-    path: Path,
-    *,
-    features: str | None = None,
-    mean: bool = False,
-    frames: int = FRAMES,
-    empty: Empty = "error",
-    problems: Problems = STOP,
-) -> Captions:
+def fill_hgr(
+    draft: Draft, path: Path, features: str | None = None, mean: bool = False, frames: int = FRAMES
+) -> StoreChain:
     """Videos with their texts; ``features`` names the features where there are several, ``frames`` are kept at most."""
+    problems = draft.problems
     root = path / "ordered_feature" / ("MP" if mean else "SA")
     found = sorted(child.name for child in root.iterdir() if child.is_dir()) if root.is_dir() else []
     folder = features_folder(root, found, features, "features: put each kind into a folder of its own.")
     texts = read_json(path / TEXTS, problems)
     texts = texts if isinstance(texts, dict) else {}
-    draft = Draft(str(path), problems, empty)
     stores: list[ImageStore] = []
     for short, split in SPLITS.items():
         where = path / "public_split" / f"{short}_names.npy"
@@ -77,7 +71,7 @@ def read_hgr(
             for text in texts.get(name, ()):
                 draft.text(row, text, f"{path / TEXTS}, '{name}'")
         stores.append(store)
-    return draft.captions(lambda _: StoreChain(stores))
+    return StoreChain(stores)
 
 
 def _names(path: Path) -> list[str]:
@@ -107,16 +101,11 @@ def _store(
     return list(held), HDF5Frames(path, list(held.values()), frames)
 
 
-def read_dual_encoding(
-    path: Path,
-    *,
-    features: str | None = None,
-    frames: int = FRAMES,
-    empty: Empty = "error",
-    problems: Problems = STOP,
-) -> Captions:
+def fill_dual_encoding(
+    draft: Draft, path: Path, features: str | None = None, frames: int = FRAMES
+) -> StoreChain:
     """Videos with their texts; ``features`` names the features where there are several, ``frames`` are kept at most."""
-    draft = Draft(str(path), problems, empty)
+    problems = draft.problems
     stores: list[ImageStore] = []
     known: dict[Path, tuple[ArrayStore, dict[str, NDArray[np.int64]]]] = {}
     for file in _texts(path):
@@ -138,7 +127,7 @@ def read_dual_encoding(
             for where, text in texts[video]:
                 draft.text(row, text, where)
         stores.append(FrameRows(store, [rows_of[video] for video in kept], frames))
-    return draft.captions(lambda _: StoreChain(stores))
+    return StoreChain(stores)
 
 
 def _texts(path: Path) -> list[Path]:
@@ -198,5 +187,5 @@ def _literal(path: Path) -> Mapping[str, list[str]]:
     return found
 
 
-HGR = Reader(is_hgr, read_hgr)
-DUAL_ENCODING = Reader(_texts, read_dual_encoding)
+HGR = Reader(is_hgr, fill_hgr, files=False)
+DUAL_ENCODING = Reader(_texts, fill_dual_encoding, files=False)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from diptych.data.captions import UNSPLIT, Captions, ImageStore, canonical_split, split_in_name
+from diptych.data.captions import UNSPLIT, ImageStore, canonical_split, split_in_name
 from diptych.data.files import head, json_files, read_json
-from diptych.data.problems import STOP, Problems
-from diptych.data.readers.draft import Draft, Empty
+from diptych.data.problems import Problems
+from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.frame_features import FRAMES, FrameFiles, HDF5Frames, held_in_hdf5
 from diptych.errors import DataError, SettingsError
 
@@ -37,22 +37,21 @@ class _Clip:
     category: Any = None
 
 
-def read(
+def fill(
+    draft: Draft,
     path: Path,
-    *,
     features: str | Path | None = None,
     frames: int = FRAMES,
     language: str = "en",
     train: str = "9k",
-    empty: Empty = "error",
-    problems: Problems = STOP,
-) -> Captions:
+) -> ImageStore:
     """Videos with their texts; ``language`` (en, zh) is that of VATEX's texts, ``frames`` are kept at most.
 
     ``train`` is the training list of MSR-VTT 1k-A, where the folder has its test list.
     """
     if language not in LANGUAGES:
         raise SettingsError(f"language='{language}' is unknown: choose one of {', '.join(LANGUAGES)}.")
+    problems = draft.problems
     clips: dict[str, _Clip] = {}
     for file in _files(path):
         _add(file, LANGUAGES[language], clips, problems)
@@ -64,13 +63,12 @@ def read(
     )
     hint = "a file VIDEO.npy each; say where they lie with PATH?features=FOLDER"
     problems.missing([name for name in clips if name not in names], len(clips), str(path), hint)
-    draft = Draft(str(path), problems, empty)
     for name in names:
         clip = clips[name]
         row = draft.image(name, clip.split, clip.where, labels={"category": clip.category})
         for text in clip.texts:
             draft.text(row, text, f"{clip.where}, '{name}'")
-    return draft.captions(lambda _: store)
+    return store
 
 
 def _files(path: Path) -> list[Path]:
@@ -80,9 +78,6 @@ def _files(path: Path) -> list[Path]:
             _VATEX.match(head(file)) or (_NAMED.search(file.name) and _MSRVTT.match(head(file)))
         ),
     )
-
-
-matches = _files
 
 
 def _split_1k_a(root: Path, clips: dict[str, _Clip], train: str, problems: Problems) -> dict[str, _Clip]:
@@ -168,3 +163,6 @@ def _features(root: Path, given: Path | None, names: list[str], frames: int) -> 
     found = {file.stem: file for file in sorted(folder.rglob("*.npy"))}
     held = [name for name in names if name in found]
     return held, FrameFiles([found[name] for name in held], frames)
+
+
+READER = Reader(_files, fill, files=False)

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych.data.captions import UNSPLIT, Captions, StoredImage, split_in_name
+from diptych.data.captions import UNSPLIT, StoredImage, split_in_name
 from diptych.data.decode.opening import open_image
 from diptych.data.files import Member, content_hash, named_files
-from diptych.data.problems import STOP, AllProblems, Problem, Problems
-from diptych.data.readers.draft import Draft, Empty, add_texts
+from diptych.data.problems import AllProblems, Problem, Problems
+from diptych.data.readers.draft import Draft, Reader, add_texts
 from diptych.errors import DataError, StorageError
 from diptych.progress import track
 from diptych.storage import CACHE, cache_folder, parse_json, write_bytes
@@ -94,15 +94,11 @@ def tars(path: Path) -> list[Path]:
     return named_files(path, (".tar", *NOT_RANDOM))
 
 
-matches = tars
-
-
-def read(path: Path, *, empty: Empty = "drop", problems: Problems = STOP) -> Captions:
+def fill(draft: Draft, path: Path) -> TarImages:
     """Read webdataset tars."""
-    files = tars(path)
+    files, problems = tars(path), draft.problems
     samples = [(file, sample) for file in track(files, "listing tars") for sample in scan(file, problems)]
     plain = _unique_keys(samples)
-    draft = Draft(str(path), problems, empty)
     members: dict[str, Member] = {}
     for file, sample in samples:
         where = f"{file}/{sample.key}"
@@ -120,7 +116,10 @@ def read(path: Path, *, empty: Empty = "drop", problems: Problems = STOP) -> Cap
             continue
         members[key] = sample.image
         add_texts(draft, row, texts, where)
-    return draft.captions(lambda keys: TarImages([members[key] for key in keys]))
+    return TarImages([members[key] for key in draft.keys])
+
+
+READER = Reader(tars, fill, empty="drop", files=False)
 
 
 def _unique_keys(samples: Sequence[tuple[Path, Sample]]) -> bool:
