@@ -22,6 +22,7 @@ The command line prints the message alone and exits with status 2 (status 130 af
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, TypeVar, get_args
 
 T = TypeVar("T")
@@ -88,12 +89,26 @@ class MissingExtra(DiptychError):
         )
 
 
+def import_extra(name: str, extra: str, why: str, package: str = "") -> Any:
+    """The module ``name`` of an optional package, which the ``extra`` brings; ``why`` says what needs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtra(package or name.partition(".")[0], extra, why) from error
+
+
 class Interrupted(Exception):
     """The run was interrupted and its state saved; the message says how to resume."""
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the sentence alone, for nothing went wrong."""
         return [str(self)]
+
+
+def reason_of(error: BaseException, most: int | None = None) -> str:
+    """What an error says, in one line; ``most`` characters of it, for the inside of a sentence."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line if most is None else line[:most].rstrip(".")
 
 
 def one_of(value: T, what: str, kind: Any) -> T:

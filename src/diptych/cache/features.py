@@ -25,11 +25,10 @@ from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, flat_index, pinned_array, read_ahead
 from diptych.data.captions import ImageStore, StoredImage, StoreRows
 from diptych.data.images import ImageInput, as_item
-from diptych.data.problems import reason_of
 from diptych.data.text import CachedTexts, TextStore
 from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
-from diptych.errors import DataError, ImageError
+from diptych.errors import DataError, ImageError, reason_of
 from diptych.progress import echo, track
 from diptych.storage import cache_folder
 from diptych.types import as_inputs

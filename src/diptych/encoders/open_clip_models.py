@@ -21,7 +21,7 @@ from diptych.encoders.dual_side import DualImageSide, DualSide
 from diptych.encoders.encoder import check_stored, text_inputs
 from diptych.encoders.known_names import OPEN_CLIP, OPEN_CLIP_CONFIG
 from diptych.encoders.pretrained import free_name, import_package
-from diptych.errors import DataError, DiptychError, SettingsError
+from diptych.errors import DataError, DiptychError, SettingsError, reason_of
 from diptych.parts import part
 from diptych.progress import track
 from diptych.storage import MODEL, parse_json
@@ -214,7 +214,7 @@ def _quiet(source: str | Path) -> Iterator[None]:
     except DiptychError:
         raise
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())[:160]
+        reason = reason_of(error, 160)
         raise DataError(f"open_clip cannot open '{source}' ({reason}): check name and network.") from error
     finally:
         logging.disable(before)

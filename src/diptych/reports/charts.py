@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.errors import DataError, SettingsError, import_extra
 from diptych.model.scores import EmbeddingScores
 from diptych.progress import track
 from diptych.reports.page import COLOURS
@@ -110,11 +110,9 @@ def drawn_images(space: Space, count: int, seed: int) -> NDArray[np.int64]:
 
 def flattened(space: Space, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Places (N, 2) and (M, 2): t-SNE of images and texts together, on one thread so that a seed gives one picture."""
-    try:
-        from sklearn.manifold import TSNE
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
-    except ImportError as error:
-        raise MissingExtra("scikit-learn", "plots", "a picture of the joint space") from error
+    manifold = import_extra("sklearn.manifold", "plots", "a picture of the joint space", "scikit-learn")
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
+
     points = np.concatenate([space.image, space.text])
     if len(points) < LEAST_POINTS:
         raise DataError(
@@ -125,7 +123,7 @@ def flattened(space: Space, seed: int = 0) -> tuple[NDArray[np.float32], NDArray
         raise DataError(f"{space.name} gives everything the same vector: the model has collapsed.")
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
     with threadpool_limits(limits=1):
-        places = TSNE(perplexity=perplexity, random_state=seed).fit_transform(points)
+        places = manifold.TSNE(perplexity=perplexity, random_state=seed).fit_transform(points)
     return places[: len(space.image)], places[len(space.image) :]
 
 
@@ -234,11 +232,7 @@ def save_picture(figure: Any, output: Path) -> None:
 
 def figure_class() -> Any:
     """Matplotlib's Figure, which draws without a screen."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "plots", "a picture") from error
-    return Figure
+    return import_extra("matplotlib.figure", "plots", "a picture").Figure
 
 
 def _format(output: Path) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from diptych.data.arrays import check_rows, unit_rows
 from diptych.data.decode.opening import open_image
 from diptych.data.files import FileImages
-from diptych.errors import DataError, DiptychError, MissingExtra
+from diptych.errors import DataError, DiptychError, import_extra
 from diptych.index.base import Index
 from diptych.index.engines.opening import empty_index, index_exists, open_index
 from diptych.index.ingest.photos import MARGIN
@@ -210,10 +210,7 @@ def export_vectors(index: Index, folder: Path, kind: Kind = "image") -> int:
 
 def export_faiss(index: Index, file: Path, kind: Kind = "image") -> int:
     """Write an exact faiss index of inner products, and its ids and paths beside it as JSON; how many vectors."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise MissingExtra("faiss-cpu", "faiss", "writing a faiss index") from error
+    faiss = import_extra("faiss", "faiss", "writing a faiss index", "faiss-cpu")
     flat = faiss.IndexFlatIP(index.info.dimension)
     rows: list[dict[str, str]] = []
     for items, vectors in _batches(index, kind):

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from diptych.errors import RuntimeFault
+from diptych.errors import RuntimeFault, reason_of
 from diptych.storage import MODEL, cache_folder, new_file, parse_json, recover_folder
 
 FORMAT = 1  # version of runtime.json; raised when an old runtime can no longer be run
@@ -355,5 +355,5 @@ class OnnxSession:
 
 
 def _reason(error: Exception) -> str:
-    """The first 200 characters of what ONNX Runtime says, in one line."""
-    return " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")[:200].rstrip(".")
+    """What ONNX Runtime says, without its name."""
+    return reason_of(error, 200).removeprefix("[ONNXRuntimeError] : ")

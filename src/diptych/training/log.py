@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from diptych.errors import MissingExtra, TrainingError
+from diptych.errors import TrainingError, import_extra
 from diptych.storage import MODEL, parse_json, storing, write_text
 from diptych.types import Terms
 
@@ -35,11 +35,8 @@ class Log:
             kept = [line for line in read_log(self.path) if line["step"] <= (resumed_at or 0)]
             write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
         if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise MissingExtra("tensorboard", "tensorboard", "--tensorboard") from error
-            self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_at)
+            board = import_extra("torch.utils.tensorboard", "tensorboard", "--tensorboard", "tensorboard")
+            self.writer = board.SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_at)
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """One line: the step and what was measured there."""

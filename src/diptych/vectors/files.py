@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from diptych.errors import DataError, MissingExtra
+from diptych.errors import DataError, import_extra, reason_of
 from diptych.index.protocol import KINDS, Item, Vectors, record
 from diptych.storage import new_file, parse_json
 from diptych.vectors.manifest import FILES, Manifest, Receipt, read_manifest, read_receipt, shard_file
@@ -39,12 +39,8 @@ PIECE = 1 << 22  # bytes read at a time for a checksum
 
 def parquet() -> tuple[Any, Any]:
     """The modules ``pyarrow`` and ``pyarrow.parquet``."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtra("pyarrow", "parquet", "reading and writing Parquet files") from error
-    return pyarrow, pyarrow.parquet
+    why = "reading and writing Parquet files"
+    return import_extra("pyarrow", "parquet", why), import_extra("pyarrow.parquet", "parquet", why)
 
 
 @contextmanager
@@ -207,7 +203,7 @@ class Shard:
                     count += batch.num_rows
                     yield batch
         except (arrow.ArrowException, OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
-            raise DataError(f"{self.path} is damaged ({_first(error)}): {self._advice()}") from error
+            raise DataError(f"{self.path} is damaged ({reason_of(error, 200)}): {self._advice()}") from error
         if count != self.receipt.rows:
             raise DataError(
                 f"{self.path} has {count:,} rows, its receipt says {self.receipt.rows:,}: {self._advice()}"
@@ -224,7 +220,7 @@ class Shard:
         try:
             found: dict[str, list[Any]] = table.drop_columns(["vector"]).to_pydict()
         except (ValueError, OverflowError) as error:  # bytes that are not text
-            raise DataError(f"{self.path} is damaged ({_first(error)}): {self._advice()}") from error
+            raise DataError(f"{self.path} is damaged ({reason_of(error, 200)}): {self._advice()}") from error
         if any(kind not in KINDS for kind in found.get("kind", ())) or any(
             None in one for one in found.values()
         ):
@@ -303,7 +299,3 @@ def open_vectors(folder: str | Path) -> VectorFolder:
         else:
             shards.append(Shard(receipt, shard_file(place, name), manifest.dim))
     return VectorFolder(place, manifest, tuple(shards), tuple(missing))
-
-
-def _first(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__

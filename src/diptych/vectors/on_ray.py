@@ -18,7 +18,7 @@ from typing import Any
 
 from diptych import __version__
 from diptych import errors as known
-from diptych.errors import DiptychError, MissingExtra, SettingsError, Unavailable
+from diptych.errors import DiptychError, SettingsError, Unavailable, import_extra, reason_of
 from diptych.progress import echo, track
 from diptych.storage import parse_json
 
@@ -38,10 +38,7 @@ class DeadWorker:
 @contextmanager
 def connected(address: str, cpus: int = 1) -> Iterator[Cluster]:
     """A Ray cluster by its address (``host:6379``, ``auto``, ``ray://host:10001``); ``cpus`` are those of one job."""
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtra("ray", "ray", "--ray") from error
+    ray = import_extra("ray", "ray", "--ray")
     _check_answer(address)
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="diptych")
@@ -116,7 +113,7 @@ class Cluster:
                         continue
                     kind, value = (
                         "lost",
-                        f"its worker died {TRIES} times ({_first(error)}): is it out of memory?",
+                        f"its worker died {TRIES} times ({reason_of(error, 200)}): is it out of memory?",
                     )
                 if kind == "error":
                     raise _rebuilt(*value)
@@ -212,9 +209,6 @@ def _versions(ray: Any, address: str) -> tuple[str, str] | None:
 
 def _unreachable(address: str, error: Exception) -> DiptychError:
     return Unavailable(
-        f"no Ray cluster answers at {address} ({_first(error)}): check the address, or start one with ray start --head."
+        f"no Ray cluster answers at {address} ({reason_of(error, 200)}): check the address, or start one with "
+        "ray start --head."
     )
-
-
-def _first(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

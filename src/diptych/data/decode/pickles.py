@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from diptych.data.arrays import LazyArray, Span
-from diptych.errors import DataError
+from diptych.errors import DataError, reason_of
 
 MOST_STEPS = 1_000_000  # instructions: bounds the memory of small values, of which a byte can make a hundred
 EAGER_BYTES = 4096  # longer byte strings stay in the file until an array asks for them
@@ -65,8 +65,9 @@ def open_pickle(path: str | Path, most_steps: int = MOST_STEPS) -> Any:
     except FileNotFoundError as error:
         raise DataError(f"{path} does not exist: check the path.") from error
     except (RefusedError, OSError, ValueError, OverflowError, MemoryError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} is not a pickle of plain arrays ({reason}): it was not read.") from error
+        raise DataError(
+            f"{path} is not a pickle of plain arrays ({reason_of(error)}): it was not read."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Self
 from PIL import Image
 
 from diptych.data.decode.opening import MAX_PIXELS
-from diptych.errors import ImageError, MissingExtra
+from diptych.errors import ImageError, MissingExtra, import_extra
 
 # Containers that hold a video themselves. The library knows others that name further files or addresses to open
 # (playlists, concatenations), and a suffix does not say which one a file is.
@@ -141,11 +141,7 @@ def can_read_videos() -> bool:
 
 
 def _library() -> Any:
-    try:
-        import av
-    except ImportError:
-        raise MissingExtra("av", "video", "reading a video") from None
-    return av
+    return import_extra("av", "video", "reading a video")
 
 
 def _upright(frame: Any) -> Image.Image:

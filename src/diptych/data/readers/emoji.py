@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import importlib.resources
 import io
 import json
@@ -30,7 +29,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from diptych.data.captions import Captions, split_by_hash
 from diptych.data.duplicates import normal_text
-from diptych.errors import MissingExtra, SettingsError
+from diptych.errors import SettingsError, import_extra
 
 FONT = "glyf_colr0.ttf"
 PRIVATE = 0xF0000  # first code point of the private-use plane, where glyphs get theirs
@@ -40,10 +39,7 @@ _lock = threading.Lock()
 
 def demo_package(name: str) -> Any:
     """A package of the extra ``demo``, imported."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingExtra(name.split(".")[0], "demo", "the emoji data set") from error
+    return import_extra(name, "demo", "the emoji data set")
 
 
 class EmojiFont:

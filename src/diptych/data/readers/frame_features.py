@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import KEY_BYTES, ArrayStore
-from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.errors import DataError, SettingsError, import_extra
 
 FRAMES = 20  # frames per video, as in published code
 
@@ -135,10 +135,7 @@ def held_in_hdf5(path: Path, names: Iterable[str]) -> set[str]:
 
 def open_hdf5(path: Path) -> Any:
     """An HDF5 file, open for reading."""
-    try:
-        import h5py
-    except ImportError:
-        raise MissingExtra("h5py", "hdf5", f"reading {path.name}") from None
+    h5py = import_extra("h5py", "hdf5", f"reading {path.name}")
     try:
         return h5py.File(path, "r")
     except FileNotFoundError as error:

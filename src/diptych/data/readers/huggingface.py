@@ -14,7 +14,7 @@ from typing import Any
 from diptych.data.captions import UNSPLIT, StoredImage
 from diptych.data.decode.opening import open_image
 from diptych.data.readers.draft import Columns, Draft, Reader, Row, add_rows, in_words
-from diptych.errors import DataError, ImageError, MissingExtra
+from diptych.errors import DataError, ImageError, import_extra, reason_of
 
 Table = Any
 """A ``datasets.Dataset``; the library is imported only when one is read."""
@@ -92,15 +92,13 @@ def _check_tables(path: Path) -> None:
                 for batch in pyarrow.ipc.open_stream(source):
                     batch.validate(full=True)
         except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-            first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DataError(f"{file} is damaged ({first}): copy the data set again.") from error
+            raise DataError(
+                f"{file} is damaged ({reason_of(error, 200)}): copy the data set again."
+            ) from error
 
 
 def _open(path: Path) -> tuple[list[str | None], list[Table]]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtra("datasets", "hf-datasets", f"reading {path}") from error
+    datasets = import_extra("datasets", "hf-datasets", f"reading {path}")
     _check_tables(path)
     try:
         data = datasets.load_from_disk(str(path))

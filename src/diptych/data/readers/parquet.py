@@ -10,7 +10,7 @@ from diptych.data.captions import UNSPLIT, split_in_name
 from diptych.data.files import image_root, named_files
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Columns, Draft, Reader, Row, add_rows
-from diptych.errors import DataError, MissingExtra
+from diptych.errors import DataError, MissingExtra, import_extra, reason_of
 
 SUFFIX = ".parquet"
 TEXTS = ("string", "large_string", "dictionary<values=string")  # types of columns
@@ -94,23 +94,20 @@ def _rows(file: Path, columns: Columns) -> Iterator[Row]:
                     number += 1
                     yield Row(f"{file}, row {number}", values, split)
         except (OSError, ValueError) as error:  # of pyarrow: its own errors are one of the two
-            raise DataError(f"{file} is damaged after row {number} ({_first(error)}): copy it.") from error
+            raise DataError(
+                f"{file} is damaged after row {number} ({reason_of(error, 200)}): copy it."
+            ) from error
 
 
 def _open(file: Path) -> Any:
+    pyarrow = import_extra("pyarrow", "parquet", f"reading {file}")
+    parquet = import_extra("pyarrow.parquet", "parquet", f"reading {file}")
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtra("pyarrow", "parquet", f"reading {file}") from error
-    try:
-        return pyarrow.parquet.ParquetFile(file)
+        return parquet.ParquetFile(file)
     except (pyarrow.ArrowException, OSError, ValueError) as error:  # the last: a column name not UTF-8
-        raise DataError(f"{file} is not a whole Parquet file ({_first(error)}): copy it again.") from error
-
-
-def _first(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise DataError(
+            f"{file} is not a whole Parquet file ({reason_of(error, 200)}): copy it again."
+        ) from error
 
 
 READER = Reader(matches, fill)

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from diptych.data.decode.opening import open_image
-from diptych.errors import DataError, MissingExtra
+from diptych.errors import DataError, import_extra
 from diptych.index.base import Index
 from diptych.index.engines.opening import open_index
 from diptych.index.protocol import Item
@@ -32,11 +32,8 @@ Reader = Callable[[Image.Image], str]
 
 def picture_reader() -> Reader:
     """RapidOCR on ONNX Runtime, with the models of its wheel: Latin letters, Greek, Chinese and Japanese."""
-    try:
-        from rapidocr import RapidOCR
-    except ImportError as error:
-        raise MissingExtra("rapidocr", "ocr", "reading what is written in pictures") from error
-    engine = RapidOCR(params={"Global.log_level": "critical"})
+    rapidocr = import_extra("rapidocr", "ocr", "reading what is written in pictures")
+    engine = rapidocr.RapidOCR(params={"Global.log_level": "critical"})
 
     def read(picture: Image.Image) -> str:
         blue_first = np.ascontiguousarray(np.asarray(picture.convert("RGB"))[:, :, ::-1])

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.codes import WORD, Codes, hamming, nearest
-from diptych.errors import MissingExtra, SettingsError, StorageError
+from diptych.errors import SettingsError, StorageError, import_extra
 from diptych.index.engines import coding
 from diptych.index.engines.coding import Coder, code_bits
 from diptych.index.engines.embedded.scan import MARGIN, fetch, scan
@@ -324,11 +324,7 @@ def _open_graph(path: Path, dimension: int) -> Any:
 
 
 def _new_graph(dimension: int) -> Any:
-    try:
-        from usearch.index import Index
-    except ImportError:
-        raise MissingExtra("usearch", "search", "an approximate index") from None
-    return Index(
+    return import_extra("usearch.index", "search", "an approximate index").Index(
         ndim=dimension,
         metric="ip",
         dtype="i8",
