@@ -25,6 +25,7 @@ from diptych.cache.rows import kept_rows
 from diptych.data.arrays import ArrayStore, flat_index, pinned_array, read_ahead
 from diptych.data.captions import ImageStore, StoredImage, StoreRows
 from diptych.data.images import ImageInput, as_item
+from diptych.data.problems import content_keys
 from diptych.data.text import CachedTexts, TextStore
 from diptych.encoders.encoder import Backbone
 from diptych.encoders.transformer import TransformerText
@@ -171,7 +172,7 @@ def cache_image_features(
     An image that cannot be read is an error, or with ``skip`` noted in ``CachedImages.unreadable``.
     """
     pack = picture_pack(backbone, image_input, folder)
-    keys, unreadable = _keys_of(store, skip)
+    keys, unreadable = content_keys(store, skip)
     pack.hold()
     missing = _find_missing(pack, keys)
     if missing:
@@ -206,7 +207,7 @@ def cached_image_features(
     if not len(pack):
         return None
     pack.hold()
-    keys, unreadable = _keys_of(store, True)
+    keys, unreadable = content_keys(store)
     if unreadable or _find_missing(pack, keys):
         return None
     places = pack.find(keys[row] for row in range(len(store)))
@@ -240,20 +241,6 @@ class PictureCache(PackedCells):
         with self.precision():
             found: Cells = self.backbone(pixels.to(device)).float().cpu().numpy()
         return found
-
-
-def _keys_of(store: ImageStore, skip: bool) -> tuple[dict[int, str], dict[int, str]]:
-    """The content key of every image, and the reasons of those whose file cannot be read."""
-    keys: dict[int, str] = {}
-    unreadable: dict[int, str] = {}
-    for row in range(len(store)):
-        try:
-            keys[row] = store.content_key(row)
-        except (ImageError, OSError) as error:
-            if not skip:
-                raise
-            unreadable[row] = reason_of(error)
-    return keys, unreadable
 
 
 def _find_missing(pack: FeaturePack, keys: Mapping[int, str]) -> list[int]:

@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
@@ -168,22 +168,27 @@ class Captions:
             raise DataError(f"{self.name}: a subset names the same image twice.")
         keep = np.flatnonzero(new_row[self.image_of] >= 0)
         keep = keep[np.argsort(new_row[self.image_of[keep]], kind="stable")]  # texts follow their images
-        new_text = np.full(len(self.texts), -1, dtype=np.int64)
-        new_text[keep] = np.arange(len(keep))
-        return Captions(
+        return self.with_texts(
+            keep,
+            new_row[self.image_of[keep]],
             images=StoreRows(self.images, chosen),
-            texts=[self.texts[i] for i in keep.tolist()],
-            image_of=new_row[self.image_of[keep]],
             image_ids=[self.image_ids[i] for i in taken],
             splits=[self.splits[i] for i in taken],
             labels={k: [v[i] for i in taken] for k, v in self.labels.items()},
-            text_ids=None if self.text_ids is None else [self.text_ids[i] for i in keep.tolist()],
-            name=self.name,
-            order=None if self.order is None else self.order.renumbered(new_text),
-            unreadable=self.unreadable,
-            notes=self.notes,
             picture_of=None if self.picture_of is None else first_of_each(self.picture_of[chosen]),
-            classes=self.classes,
+        )
+
+    def with_texts(self, rows: NDArray[np.int64], image_of: NDArray[np.int64], **changes: Any) -> Captions:
+        """Some of the texts, in the given order, each with the image given for it; ``changes`` are other fields."""
+        new_row = np.full(len(self.texts), -1, dtype=np.int64)
+        new_row[rows] = np.arange(len(rows))
+        return replace(
+            self,
+            texts=[self.texts[i] for i in rows.tolist()],
+            image_of=image_of,
+            text_ids=None if self.text_ids is None else [self.text_ids[i] for i in rows.tolist()],
+            order=None if self.order is None else self.order.renumbered(new_row),
+            **changes,
         )
 
     def pictures(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -154,18 +154,10 @@ def with_pairs(
     captions: Captions, kept: NDArray[np.int64], image_of: NDArray[np.int64], note: str
 ) -> Captions:
     """The same images with some of the texts, each with the image given for it."""
+    notes = (*captions.notes, note)
     if len(kept) == len(captions.texts):
-        return replace(captions, image_of=image_of, notes=(*captions.notes, note))
-    new_text = np.full(len(captions.texts), -1, np.int64)
-    new_text[kept] = np.arange(len(kept))
-    return replace(
-        captions,
-        texts=[captions.texts[row] for row in kept.tolist()],
-        image_of=image_of,
-        text_ids=None if captions.text_ids is None else [captions.text_ids[row] for row in kept.tolist()],
-        order=None if captions.order is None else captions.order.renumbered(new_text),
-        notes=(*captions.notes, note),
-    )
+        return replace(captions, image_of=image_of, notes=notes)
+    return captions.with_texts(kept, image_of, notes=notes)
 
 
 @dataclass(frozen=True)

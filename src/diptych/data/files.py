@@ -60,6 +60,20 @@ def read_lines(path: Path, problems: Problems) -> list[str | None]:
     return lines
 
 
+def read_object(text: str, where: object, problems: Problems, expected: str) -> dict[str, Any] | None:
+    """The JSON object of a line or a small file, or None after its fault was reported."""
+    try:
+        found = parse_json(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        problems.error("json", where, f"not JSON ({error.msg} at {place})", expected)
+        return None
+    if isinstance(found, dict):
+        return found
+    problems.error("json", where, f"it holds a {type(found).__name__}", expected)
+    return None
+
+
 def read_json(path: Path, problems: Problems) -> Any:
     """A JSON file, or None after its fault (with line and column) was reported."""
     try:
@@ -71,6 +85,19 @@ def read_json(path: Path, problems: Problems) -> Any:
         where = f"{path}:{error.lineno}"
         problems.error("json", where, f"not JSON ({error.msg} at column {error.colno})", "copy it again")
     return None
+
+
+def column_names(path: Path, noun: str, count: int, problems: Problems) -> list[str]:
+    """The names of ``count`` columns, one in each line of a file; numbered where it is not there, or wrong."""
+    numbered = [f"{noun} {number}" for number in range(count)]
+    if not path.is_file():
+        return numbered
+    names = [line.strip() for line in read_lines(path, problems) if line and line.strip()]
+    if len(names) == len(set(names)) == count:
+        return names
+    message = f"{len(names)} names, {len(set(names))} of them different, for {count} columns"
+    problems.error("list", path, message, f"one name per {noun}, in the order of the columns")
+    return numbered
 
 
 def head(path: Path, size: int = 64 * 1024) -> str:

@@ -187,15 +187,23 @@ class LeftOut:
             MODEL.remove(folder / FILE)
 
 
-def unopenable(store: ImageStore) -> dict[int, str]:
-    """The rows whose file cannot even be read, with the reason; pictures are not decoded."""
+def content_keys(store: ImageStore, skip: bool = True) -> tuple[dict[int, str], dict[int, str]]:
+    """The content key of every image, and the reasons of those whose file cannot be read: an error unless ``skip``."""
+    keys: dict[int, str] = {}
     failed: dict[int, str] = {}
     for row in range(len(store)):
         try:
-            store.content_key(row)
+            keys[row] = store.content_key(row)
         except (ImageError, OSError) as error:
+            if not skip:
+                raise
             failed[row] = reason_of(error)
-    return failed
+    return keys, failed
+
+
+def unopenable(store: ImageStore) -> dict[int, str]:
+    """The rows whose file cannot even be read, with the reason; pictures are not decoded."""
+    return content_keys(store)[1]
 
 
 def undecodable(store: ImageStore, *, show_progress: bool = True) -> dict[int, str]:

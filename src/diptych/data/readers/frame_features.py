@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,19 +66,17 @@ class HDF5Frames(FrameStore):
     def __init__(self, path: Path, names: Sequence[str], frames: int = FRAMES) -> None:
         super().__init__(names, frames)
         self.path = path
-        self._lock = threading.Lock()
         self._file: Any = None
 
     def __getitem__(self, index: int) -> NDArray[Any]:
-        with self._lock:  # the library reads one thing at a time
-            if self._file is None:
-                self._file = open_hdf5(self.path)
-            label = f"{self.path}, '{self.items[index]}'"
-            try:
-                stored = self._file[self.items[index]]
-                values = stored[evenly(len(stored), self.frames)] if stored.ndim == 2 else stored[()]
-            except (OSError, KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
-                raise DataError(f"{label} cannot be read ({error}): copy the file again.") from error
+        if self._file is None:  # any thread may read it: the library has a lock of its own
+            self._file = open_hdf5(self.path)
+        label = f"{self.path}, '{self.items[index]}'"
+        try:
+            stored = self._file[self.items[index]]
+            values = stored[evenly(len(stored), self.frames)] if stored.ndim == 2 else stored[()]
+        except (OSError, KeyError, AttributeError, RuntimeError, ValueError, TypeError) as error:
+            raise DataError(f"{label} cannot be read ({error}): copy the file again.") from error
         rows = _as_rows(np.asarray(values), label)
         return rows[evenly(len(rows), self.frames)]
 
@@ -90,10 +87,7 @@ class HDF5Frames(FrameStore):
         return f"{digest.hexdigest()}/{self.frames}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lock": None, "_file": None}  # an open file means nothing elsewhere
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        return {**self.__dict__, "_file": None}  # an open file means nothing elsewhere
 
 
 class FrameRows(FrameStore):

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diptych.data.files import head, read_lines
-from diptych.data.problems import Problems
+from diptych.data.files import column_names, head, read_lines
 from diptych.data.readers.draft import Draft, Reader
 
 LISTS = ("train", "test", "database")
@@ -32,7 +31,7 @@ def fill(draft: Draft, path: Path) -> Path:
     files = {name: path / f"{name}.txt" for name in LISTS if (path / f"{name}.txt").is_file()}
     lines = {name: read_lines(file, problems) for name, file in files.items()}
     classes = next((_columns(line) for line in lines["test"] if line), 0)
-    draft.classes = names = _names(path / CLASSES, classes, problems)
+    draft.classes = names = column_names(path / CLASSES, "class", classes, problems)
     ranked: set[int] = set()
     for name, file in files.items():
         for number, line in enumerate(lines[name], 1):
@@ -63,18 +62,6 @@ def _columns(line: str) -> int:
     while count < len(words) - 1 and words[-1 - count] in ("0", "1"):
         count += 1
     return count
-
-
-def _names(path: Path, classes: int, problems: Problems) -> list[str]:
-    numbered = [f"class {n}" for n in range(classes)]
-    if not path.is_file():
-        return numbered
-    names = [line.strip() for line in read_lines(path, problems) if line and line.strip()]
-    if len(names) != classes or len(set(names)) != classes:
-        message = f"{len(names)} names, {len(set(names))} of them different, for {classes} classes"
-        problems.error("list", path, message, "one name per class, in the order of the columns")
-        return numbered
-    return names
 
 
 READER = Reader(matches, fill)

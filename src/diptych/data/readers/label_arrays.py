@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from diptych.data.arrays import ArrayStore
 from diptych.data.captions import ImageStore, StoreChain, canonical_split
 from diptych.data.decode.processes import limit_memory
-from diptych.data.files import read_lines
+from diptych.data.files import column_names, read_lines
 from diptych.data.labels import COLUMN
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Reader
@@ -135,7 +135,7 @@ def _add(draft: Draft, path: Path, split: str, file: str, tags: Sequence[str], m
             )
     if table.shape[1] != len(tags):
         raise DataError(f"{path} has {table.shape[1]} tag columns for {len(tags)} tags: use its own list.")
-    names = _label_names(path, labels.shape[1], draft.problems)
+    names = column_names(path / "labels.txt", "label", labels.shape[1], draft.problems)
     classes = None
     if (path / f"{file}_cls.npy").is_file():
         classes = RegionClasses(path / f"{file}_cls.npy", most)
@@ -226,16 +226,6 @@ def _tags(path: Path, problems: Problems) -> list[str]:
         if (path / name).is_file():
             return list(tag_places(read_lines(path / name, problems)))
     raise DataError(f"{path} has no list of tags: put {' or '.join(TAG_LISTS)} there.")
-
-
-def _label_names(path: Path, count: int, problems: Problems) -> list[str]:
-    file = path / "labels.txt"
-    if not file.is_file():
-        return [f"label {number}" for number in range(count)]
-    names = [line.strip() for line in read_lines(file, problems) if line and line.strip()]
-    if len(names) != count:
-        raise DataError(f"{file} names {len(names)} labels for {count} columns: write one name per column.")
-    return names
 
 
 READER = Reader(parts, fill, files=False, parts=parts)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych.data.captions import UNSPLIT, split_of_each
-from diptych.data.files import head, read_lines
+from diptych.data.files import head, read_lines, read_object
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import KNOWN_COLUMNS, Columns, Draft, Reader, Row, add_rows, in_words
 from diptych.errors import DataError
@@ -188,15 +188,9 @@ def json_rows(path: Path, split: str, problems: Problems) -> Iterator[Row]:
         if line is None or not line.strip():
             continue
         where = f"{path}:{number}"
-        try:
-            values = parse_json(line)
-        except json.JSONDecodeError as error:
-            problems.error("json", where, f"not JSON ({error.msg} at column {error.colno})", "an object")
-            continue
-        if not isinstance(values, dict):
-            problems.error("json", where, f"the line holds a {type(values).__name__}", "an object")
-            continue
-        yield Row(where, values, split)
+        values = read_object(line, where, problems, "an object")
+        if values is not None:
+            yield Row(where, values, split)
 
 
 READER = Reader(manifests, fill, empty="drop")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from diptych.data.captions import UNSPLIT, StoredImage, split_in_name
 from diptych.data.decode.opening import open_image
-from diptych.data.files import Member, content_hash, named_files
+from diptych.data.files import Member, content_hash, named_files, read_object
 from diptych.data.problems import AllProblems, Problem, Problems
 from diptych.data.readers.draft import Draft, Reader, add_texts
 from diptych.errors import DataError, StorageError
@@ -191,15 +191,7 @@ def _place(samples: dict[str, Sample], member: Member, problems: Problems) -> No
         # an empty file is one empty text, for the draft to judge
         sample.lines = [line for line in content.splitlines() if line.strip()] or [""]
         return
-    try:
-        values = parse_json(content)
-    except json.JSONDecodeError as error:
-        problems.error("json", member, f"not JSON ({error.msg} at line {error.lineno})", "write it again")
-        return
-    if not isinstance(values, dict):
-        problems.error("json", member, f"the file holds a {type(values).__name__}", "an object with captions")
-        return
-    sample.values = values
+    sample.values = read_object(content, member, problems, "an object with captions") or {}
 
 
 Ints = NDArray[np.int64]
