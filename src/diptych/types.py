@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import torch
 from numpy.typing import NDArray
@@ -31,8 +31,45 @@ Change = Callable[[Tensor], Tensor]
 """What is done to every tensor of a batch: a move, a slice, a pin, a gathering."""
 
 
+def _mapped(value: Any, change: Change) -> Any:
+    """A value with ``change`` applied to every tensor in it."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, TensorGroup):
+        return value.map(change)
+    return (
+        {name: _mapped(one, change) for name, one in value.items()} if isinstance(value, Mapping) else value
+    )
+
+
+class TensorGroup:
+    """A dataclass whose tensors, in fields, mappings and further groups, are changed together."""
+
+    __slots__ = ()
+
+    def map(self, change: Change) -> Self:
+        """Apply ``change`` to every tensor (a move to a device, a pin, a slice of rows)."""
+        found = {name: _mapped(getattr(self, name), change) for name in self.__dataclass_fields__}  # type: ignore[attr-defined]
+        return replace(self, **found)  # type: ignore[type-var]
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same on another device."""
+        return self.map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, always in the same order."""
+        found: list[Tensor] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            found.append(tensor)
+            return tensor
+
+        self.map(keep)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
-class Features:
+class Features(TensorGroup):
     """A padded batch of sets: regions, grid cells, video frames, or words.
 
     ``values`` is (B, L, D) for vectors and (B, L) for token ids; ``mask`` is (B, L), True where valid.
@@ -52,12 +89,8 @@ class Features:
         """Whether the elements are token ids rather than vectors."""
         return self.values.dim() == 2
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Features:
-        """The same sets on another device."""
-        return self.map(lambda t: t.to(device, non_blocking=non_blocking))
-
     def map(self, change: Change) -> Features:
-        """Apply ``change`` to both tensors (a move, a slice, a pin)."""
+        """Apply ``change`` to both tensors; written out for torch.compile, which follows it."""
         return Features(change(self.values), change(self.mask))
 
     @staticmethod
@@ -136,26 +169,16 @@ def as_inputs(arrays: Arrays) -> Inputs:
     return torch.from_numpy(arrays)
 
 
-def map_inputs(inputs: Inputs, change: Change) -> Inputs:
-    """Apply ``change`` to every tensor of an encoder's inputs."""
-    return inputs.map(change) if isinstance(inputs, Features) else change(inputs)
-
-
 @dataclass(frozen=True, slots=True)
-class Sides:
+class Sides(TensorGroup):
     """Further inputs of the rows of a batch (an augmented picture, a perturbed text); None: the batch's own."""
 
     images: Inputs | None = None
     texts: Features | None = None
 
-    def map(self, change: Change) -> Sides:
-        """Apply ``change`` to every tensor."""
-        images = None if self.images is None else map_inputs(self.images, change)
-        return Sides(images, None if self.texts is None else self.texts.map(change))
-
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(TensorGroup):
     """Row i of both sides is one matched pair; equal ``image_ids`` are texts of one image.
 
     ``image_ids`` and ``text_ids`` are row numbers in the ``Captions`` the batch came from. ``targets`` holds what
@@ -177,12 +200,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.image_ids)
 
-    def map(self, change: Change) -> Batch:
-        """Apply ``change`` to every tensor (a move to a device, a pin, a slice of rows)."""
-        views = {name: view.map(change) for name, view in self.views.items()}
-        images, texts = map_inputs(self.images, change), self.texts.map(change)
-        return replace(self.map_rows(change), images=images, texts=texts, views=views)
-
     def map_rows(self, change: Change) -> Batch:
         """Apply ``change`` to what an objective sees of every process: ids and targets."""
         targets = {name: change(value) for name, value in self.targets.items()}
@@ -190,17 +207,9 @@ class Batch:
             self, image_ids=change(self.image_ids), text_ids=change(self.text_ids), targets=targets
         )
 
-    def tensors(self) -> list[Tensor]:
-        """Every tensor, always in the same order."""
-        return _met(self.map)
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same batch on another device."""
-        return self.map(lambda t: t.to(device, non_blocking=non_blocking))
-
 
 @dataclass(frozen=True, slots=True)
-class Matches:
+class Matches(TensorGroup):
     """What a fusion encoder judged of this process's rows: the pairs, and a hard negative for each image and text.
 
     ``logits`` (3, B, 2), "no match" and "match": row i's pair, image i beside the text of row ``negatives[0, i]``,
@@ -213,15 +222,9 @@ class Matches:
     possible: Tensor  # (2, B) bool
     temperature: Tensor
 
-    def map(self, change: Change) -> Matches:
-        """Apply ``change`` to every tensor."""
-        return Matches(
-            change(self.logits), change(self.negatives), change(self.possible), change(self.temperature)
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Embeddings:
+class Embeddings(TensorGroup):
     """Unit rows of both sides, (B, D) each, and what else was seen of the same rows on the way.
 
     ``views`` are further looks at the same rows, by name: through other heads (``concept``, ``uni``), at other
@@ -262,31 +265,6 @@ class Embeddings:
         views = {name: view.map_rows(change) for name, view in self.views.items()}
         return replace(self, image=change(self.image), text=change(self.text), views=views)
 
-    def map(self, change: Change) -> Embeddings:
-        """Apply ``change`` to every tensor."""
-        images = None if self.image_features is None else self.image_features.map(change)
-        texts = None if self.text_features is None else self.text_features.map(change)
-        scores = None if self.scores is None else change(self.scores)
-        views = {name: view.map(change) for name, view in self.views.items()}
-        matches = None if self.matches is None else self.matches.map(change)
-        return Embeddings(change(self.image), change(self.text), images, texts, scores, views, matches)
-
-    def tensors(self) -> list[Tensor]:
-        """Every tensor, always in the same order."""
-        return _met(self.map)
-
 
 Terms = dict[str, Tensor]
 """Named, weighted scalars; the loss is their sum."""
-
-
-def _met(map: Callable[[Change], object]) -> list[Tensor]:
-    """The tensors that a ``map`` meets, in its order."""
-    found: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map(keep)
-    return found

@@ -45,7 +45,7 @@ class PackedIds(Features):
     places: Tensor  # (T,) int64: the place b · W + w of each token, B · W for the rest
     starts: Tensor  # (B + 1,) int32: the token at which each text begins; the last counts the valid tokens
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Features:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Features:  # type: ignore[override]
         """Apply ``change`` to every tensor (a move, a pin); a slice of rows is no longer packed."""
         before = (self.values, self.mask, self.places, self.starts)
         values, mask, places, starts = (change(tensor) for tensor in before)
