@@ -140,7 +140,7 @@ def test_mirflickr_refuses_what_it_cannot_read(tmp_path):
     (path / "mirflickr25k_annotations_v080" / "sky.txt").write_text("1\nim2\n")
     with pytest.raises(DataError, match=r"sky\.txt:2.*'im2'"):
         open_captions(f"{path}?test=5&val=3")
-    with pytest.raises(SettingsError, match="least_uses=0"):
+    with pytest.raises(SettingsError, match="least_uses is 0"):
         open_captions(f"{path}?least_uses=0")
 
 

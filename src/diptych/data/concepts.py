@@ -21,7 +21,7 @@ from diptych.data.decode.pickles import read_pickle
 from diptych.data.files import read_json
 from diptych.data.problems import STOP
 from diptych.data.vocabulary import tokenize
-from diptych.errors import DataError, SettingsError, import_extra
+from diptych.errors import DataError, SettingsError, at_least, import_extra
 
 CLASSES = ("NN", "JJ", "VB")  # objects, properties, motions, by the beginning of their Penn Treebank tags
 SHARES = (0.7, 0.2, 0.1)  # CVSE's released lists are 210 : 60 : 30 in this order
@@ -63,8 +63,7 @@ def find_concepts(
 
     Nouns come first, each class in descending frequency. A class with fewer words than its share gives all it has.
     """
-    if size < 1:
-        raise SettingsError(f"{size} concepts are asked for: ask for at least 1.")
+    at_least(size, "the number of concepts", 1)
     if len(shares) != len(CLASSES) or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
         raise SettingsError(f"the shares {tuple(shares)} of nouns, adjectives and verbs must add up to 1.")
     indexed = _Indexed(texts)

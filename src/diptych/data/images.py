@@ -15,7 +15,7 @@ from PIL import Image
 from diptych.data.arrays import Arrays, Sets
 from diptych.data.captions import StoredImage
 from diptych.data.decode.opening import open_image, to_rgb
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, one_of
 from diptych.parts import describe, part
 
 if TYPE_CHECKING:
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DETECTOR_MEAN = (102.9801, 115.9465, 122.7717)  # BGR, 0…255: the bottom-up-attention detector
-FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+Resize = Literal["stretch", "crop"]
+Interpolation = Literal["bilinear", "bicubic"]
+Augmentation = Literal["window", "x-vlm"]
+FILTERS: dict[Interpolation, Image.Resampling] = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
 
 ImageLike = str | Path | Image.Image | np.ndarray
 """What a user may give as one image: a path, a picture, or an array (uint8 = a picture, float = features)."""
@@ -127,9 +133,9 @@ class PixelInput(ImageInput):
         crop_ratio: Sequence[float] = (0.6, 1.0),
         flip: float = 0.5,
         bgr: bool = False,
-        resize: Literal["stretch", "crop"] = "stretch",
-        interpolation: Literal["bilinear", "bicubic"] = "bilinear",
-        augmentation: Literal["window", "x-vlm"] = "window",
+        resize: Resize = "stretch",
+        interpolation: Interpolation = "bilinear",
+        augmentation: Augmentation = "window",
     ) -> None:
         mean = mean if mean is not None else (DETECTOR_MEAN if bgr else IMAGENET_MEAN)
         std = std if std is not None else ((1.0, 1.0, 1.0) if bgr else IMAGENET_STD)
@@ -141,15 +147,10 @@ class PixelInput(ImageInput):
             f"crop_ratio={tuple(crop_ratio)} must be two numbers with 0 < low ≤ high ≤ 1.",
         )
         _check(0 <= flip <= 1, f"flip={flip} is not a probability: give a number from 0 to 1.")
-        _check(resize in ("stretch", "crop"), f"resize='{resize}' is unknown: choose stretch or crop.")
-        _check(
-            interpolation in FILTERS, f"interpolation='{interpolation}' is unknown: {' or '.join(FILTERS)}."
-        )
+        one_of(resize, "resize", Resize)
+        one_of(interpolation, "interpolation", Interpolation)
+        one_of(augmentation, "augmentation", Augmentation)
         self.size, self.crop_ratio, self.flip, self.bgr = size, (crop_ratio[0], crop_ratio[1]), flip, bgr
-        _check(
-            augmentation in ("window", "x-vlm"),
-            f"augmentation='{augmentation}' is unknown: choose window or x-vlm.",
-        )
         self.resize, self.filter, self.side = resize, FILTERS[interpolation], size
         self.operations: RandAugment | None = None
         if augmentation == "x-vlm":

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +17,7 @@ from diptych.data.captions import Captions
 from diptych.data.decode.pickles import read_pickle
 from diptych.data.files import read_json
 from diptych.data.problems import STOP, Problems
-from diptych.errors import DataError, SettingsError, reason_of
+from diptych.errors import DataError, SettingsError, at_least, one_of, reason_of
 from diptych.parts import part
 from diptych.storage import MODEL, parse_json
 
@@ -100,8 +100,7 @@ def item_labels(captions: Captions, columns: Sequence[str] = (COLUMN,)) -> list[
 
 def labelled(captions: Captions, unlabelled: str) -> Captions:
     """The data without the images that have no label in the column ``labels`` (``unlabelled="drop"``)."""
-    if unlabelled not in ("error", "drop"):
-        raise SettingsError(f"unlabelled='{unlabelled}' is unknown: say 'error' or 'drop'.")
+    one_of(unlabelled, "unlabelled", Literal["error", "drop"])
     if unlabelled == "error" or COLUMN not in captions.labels:
         item_labels(captions)
         return captions
@@ -195,8 +194,7 @@ def hash_centres(classes: int, bits: int, seed: int = 0) -> Signs:
     of them in K/2 on average, and the best draw is kept. The same ``seed`` gives the same centres.
     """
     checked_bits(bits)
-    if classes < 1:
-        raise SettingsError(f"classes={classes} needs no hash centre: give at least one class.")
+    at_least(classes, "classes", 1)
     matrix = hadamard(bits)
     centres = np.concatenate([matrix, -matrix])[:classes]
     rng = np.random.default_rng(seed)

@@ -14,9 +14,10 @@ from diptych.data.captions import UNSPLIT, canonical_split, split_of_each
 from diptych.data.decode.extra_formats import is_image
 from diptych.data.files import head, json_files, read_json
 from diptych.data.readers.draft import IMAGE_COLUMNS, Columns, Draft, Reader, Row, add_rows
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, one_of
 
 PROTOCOL_TEXTS = 5
+RestVal = Literal["train", "drop"]
 _KARPATHY = re.compile(
     r"\s*\{.{0,200}?\"images\"\s*:\s*\[\s*\{.*?\"(?:sentids|sentences|filename)\"", re.DOTALL
 )
@@ -30,12 +31,9 @@ def karpathy_files(path: Path) -> list[Path]:
     return json_files(path, lambda file: bool(_KARPATHY.match(head(file)) or _DATASET.match(head(file))))
 
 
-def fill_karpathy(
-    draft: Draft, path: Path, restval: Literal["train", "drop"] = "train", first_five: bool = True
-) -> Path:
+def fill_karpathy(draft: Draft, path: Path, restval: RestVal = "train", first_five: bool = True) -> Path:
     """Read a Karpathy file; the folder of COCO's images is the one above ``val2014``."""
-    if restval not in ("train", "drop"):
-        raise SettingsError(f"restval='{restval}' is unknown: say 'train' to train on them, or 'drop'.")
+    one_of(restval, "restval", RestVal)
     files = karpathy_files(path)
     if len(files) > 1:
         names = ", ".join(file.name for file in files)

@@ -28,7 +28,7 @@ from diptych.data.files import (
 )
 from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.manifest import not_understood
-from diptych.errors import ImageError, SettingsError
+from diptych.errors import ImageError, SettingsError, at_least
 
 EXPECTED = "keys 'image' and 'text' (docs/data.md lists the formats)"
 EVERY = 1.0  # seconds between frames
@@ -74,8 +74,7 @@ def has_videos(path: Path) -> bool:
 def fill_videos(draft: Draft, path: Path, every: float | str = EVERY, most: int = MOST) -> FrameImages:
     """Frames of every video below a folder, one each ``every`` seconds, ``most`` of a video at most."""
     seconds = _seconds(every)
-    if most < 1:
-        raise SettingsError(f"most={most} leaves no frame of a video: give 1 or more.")
+    at_least(most, "most", 1)
     on_disk = OnDisk()
     draft.notes = left_out_by_kind(find_files(path))
     for note in draft.notes:

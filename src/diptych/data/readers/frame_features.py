@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych.data.arrays import KEY_BYTES, ArrayStore
-from diptych.errors import DataError, SettingsError, import_extra
+from diptych.errors import DataError, at_least, import_extra
 
 FRAMES = 20  # frames per video, as in published code
 
@@ -33,9 +33,7 @@ class FrameStore:
     features = True
 
     def __init__(self, items: Sequence[Any], frames: int) -> None:
-        if frames < 0:
-            raise SettingsError(f"frames={frames} is negative: give the most of a video, or 0 for all.")
-        self.items, self.frames = items, frames
+        self.items, self.frames = items, at_least(frames, "frames", 0)
 
     def __len__(self) -> int:
         return len(self.items)

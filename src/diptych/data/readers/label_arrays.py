@@ -29,7 +29,7 @@ from diptych.data.labels import COLUMN
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.tag_sets import tag_places
-from diptych.errors import DataError, MissingExtra, SettingsError
+from diptych.errors import DataError, MissingExtra, at_least
 
 KEY = "feat"
 SECONDS = 600.0  # that a file may take on a machine with other work
@@ -110,8 +110,7 @@ def parts(path: Path) -> dict[str, str]:
 
 def fill(draft: Draft, path: Path, split: str | None = None, regions: int = REGIONS) -> StoreChain:
     """Read every split, or one of them alone, with at most ``regions`` regions of each image."""
-    if regions < 1:
-        raise SettingsError(f"regions={regions} leaves none: give 1 or more (the paper: {REGIONS}).")
+    at_least(regions, "regions", 1)
     there = parts(path)
     if split is not None:
         if split not in there:

@@ -22,7 +22,7 @@ from diptych.data.duplicates import groups
 from diptych.data.files import read_json, read_lines
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Reader
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, at_least
 
 PUBLISHED = ("train", "val", "dev", "test", "testall")
 MAPPING = "id_mapping.json"
@@ -63,8 +63,8 @@ def fill(
 
     ``texts_per_image`` is 5, of a table of texts 1; ``pictures`` is whether there are pictures and no array.
     """
-    if texts_per_image is not None and texts_per_image < 1:
-        raise SettingsError(f"texts_per_image is {texts_per_image}: give 1 or more (published: 5).")
+    if texts_per_image is not None:
+        at_least(texts_per_image, "texts_per_image", 1)
     draft.strict_ids = False
     root, there, problems = folder(path), parts(path), draft.problems
     wanted = None if split is None else canonical_split(split)

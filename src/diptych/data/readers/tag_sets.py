@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from diptych.data.files import read_lines
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Reader
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, at_least
 
 COMMON = "common_tags.txt"
 ANNOTATIONS = "mirflickr25k_annotations*"
@@ -45,8 +45,8 @@ class Tagged:
 
 def add_tagged(draft: Draft, pictures: Sequence[Tagged], path: Path, test: int, val: int) -> None:
     """Put the pictures that have a tag and a label into a draft; ``test`` and ``val`` count pictures."""
-    if test < 0 or val < 0:
-        raise SettingsError(f"test={test} and val={val} count pictures: give 0 or more.")
+    at_least(test, "test", 0)
+    at_least(val, "val", 0)
     usable = [one for one in pictures if one.tags and one.labels]
     if not usable:
         raise DataError(f"{path}: none of {len(pictures)} pictures has a tag and a label: check the files.")
@@ -83,8 +83,7 @@ def fill_mirflickr(
 ) -> Path:
     """Read the folder; ``test`` and ``val`` are the numbers of pictures held out."""
     problems = draft.problems
-    if least_uses < 1:
-        raise SettingsError(f"least_uses={least_uses} is out of range: give 1 or more.")
+    at_least(least_uses, "least_uses", 1)
     annotations, tags = _annotations(path)[0], _tags(path)[0]
     labels: dict[int, list[str]] = {}
     for file in sorted(annotations.glob("*.txt")):
@@ -140,8 +139,7 @@ def fill_nus_wide(
     draft: Draft, path: Path, concepts: int = CONCEPTS, test: int = NUS_TEST, val: int = NUS_VAL
 ) -> Path:
     """Read the folder, whose pictures are below ``Flickr``."""
-    if concepts < 1:
-        raise SettingsError(f"concepts={concepts} leaves no label: give 1 or more (10 or 21 in papers).")
+    at_least(concepts, "concepts", 1)
     names = [line.strip().replace("\\", "/") for line in read_lines(path / LIST, draft.problems) if line]
     files = sorted((path / LABELS).glob("Labels_*.txt"))
     if not files:

@@ -12,19 +12,20 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from diptych.data.captions import UNSPLIT, ImageStore, canonical_split, split_in_name
 from diptych.data.files import head, json_files, read_json
 from diptych.data.problems import Problems
 from diptych.data.readers.draft import Draft, Reader
 from diptych.data.readers.frame_features import FRAMES, FrameFiles, HDF5Frames, held_in_hdf5
-from diptych.errors import DataError, SettingsError
+from diptych.errors import DataError, SettingsError, one_of
 
 _MSRVTT = re.compile(r"\{.*?\"(?:videos|sentences|info)\"\s*:", re.DOTALL)
 _VATEX = re.compile(r"\s*\[\s*\{[^{}]*?\"videoID\"\s*:")
 _NAMED = re.compile("video|MSRVTT_data.json")
-LANGUAGES = {"en": "enCap", "zh": "chCap"}
+Language = Literal["en", "zh"]
+LANGUAGES: dict[Language, str] = {"en": "enCap", "zh": "chCap"}
 DATA_1K_A, TEST_1K_A = "MSRVTT_data.json", "MSRVTT_JSFUSION_test.csv"
 TRAINING = {"validate": "val", "validation": "val"}
 
@@ -42,15 +43,14 @@ def fill(
     path: Path,
     features: str | Path | None = None,
     frames: int = FRAMES,
-    language: str = "en",
+    language: Language = "en",
     train: str = "9k",
 ) -> ImageStore:
     """Videos with their texts; ``language`` (en, zh) is that of VATEX's texts, ``frames`` are kept at most.
 
     ``train`` is the training list of MSR-VTT 1k-A, where the folder has its test list.
     """
-    if language not in LANGUAGES:
-        raise SettingsError(f"language='{language}' is unknown: choose one of {', '.join(LANGUAGES)}.")
+    one_of(language, "language", Language)
     problems = draft.problems
     clips: dict[str, _Clip] = {}
     for file in _files(path):
