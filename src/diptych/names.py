@@ -17,9 +17,12 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from diptych.errors import SettingsError
@@ -221,6 +224,37 @@ def called(make: Any, what: str, settings: Any = None, **given: Any) -> Any:
                 )
             arguments[name] = settings if name == "settings" else getattr(settings, name)
     return make(**arguments)
+
+
+def fits(value: Any, hint: Any, largest: float | None = None) -> bool:
+    """Whether a value has the type of an annotation, as far as that can be said, and no number beyond ``largest``."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or isinstance(hint, typing.TypeVar):
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, one, largest) for one in inner)
+    if origin is typing.Literal:
+        return any(type(value) is type(one) and value == one for one in inner)
+    if hint is None or hint is type(None):
+        return value is None
+    if hint in (int, float):
+        number = isinstance(value, int) or (hint is float and isinstance(value, float))
+        # the comparison is false for NaN too
+        return number and not isinstance(value, bool) and (largest is None or abs(value) <= largest)
+    if hint is Path:
+        return isinstance(value, str | Path)
+    if origin in (list, tuple, Sequence, Iterable):
+        kinds = set(inner) - {...}
+        alike = next(iter(kinds)) if len(kinds) == 1 else Any
+        return isinstance(value, list | tuple) and all(fits(one, alike, largest) for one in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, dict) and all(fits(one, inner[1], largest) for one in value.values())
+    if isinstance(origin or hint, type):
+        try:
+            return isinstance(value, origin or hint)
+        except TypeError:  # a protocol
+            return True
+    return True
 
 
 def first_line(thing: Any) -> str:

@@ -22,12 +22,10 @@ be called that.
 
 from __future__ import annotations
 
-import collections.abc
 import functools
 import importlib
 import inspect
 import re
-import types
 import typing
 from collections import Counter
 from collections.abc import Mapping
@@ -35,7 +33,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from diptych.errors import CheckpointError, DiptychError
-from diptych.names import import_declared, import_plugins
+from diptych.names import fits, import_declared, import_plugins
 from diptych.storage import MODEL, parse_json
 
 T = TypeVar("T")
@@ -275,41 +273,11 @@ def check_arguments(kind: type, arguments: Mapping[str, Any]) -> None:
     except (NameError, TypeError):  # an annotation for the type checker only
         return
     for name, value in arguments.items():
-        if not _fits(value, hints.get(name, Any)):
+        if not fits(value, hints.get(name, Any), LARGEST):
             raise CheckpointError(
                 f"config.json gives the argument {name} of the part '{kind.__name__}' the value {value!r:.60}: copy "
                 "the model again, or update diptych."
             )
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of an annotation, as far as that can be said."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any or isinstance(hint, typing.TypeVar):
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, one) for one in inner)
-    if origin is typing.Literal:
-        return any(type(value) is type(one) and value == one for one in inner)
-    if hint is None or hint is type(None):
-        return value is None
-    if hint in (int, float):
-        number = isinstance(value, int) or (hint is float and isinstance(value, float))
-        return number and not isinstance(value, bool) and abs(value) <= LARGEST  # false for NaN too
-    if hint is Path:
-        return isinstance(value, str | Path)
-    if origin in (list, tuple, collections.abc.Sequence, collections.abc.Iterable):
-        kinds = set(inner) - {...}
-        alike = next(iter(kinds)) if len(kinds) == 1 else Any
-        return isinstance(value, list | tuple) and all(_fits(one, alike) for one in value)
-    if origin in (dict, collections.abc.Mapping):
-        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
-    if isinstance(origin or hint, type):
-        try:
-            return isinstance(value, origin or hint)
-        except TypeError:  # a protocol
-            return True
-    return True
 
 
 def _unknown(name: object, module: object) -> str:

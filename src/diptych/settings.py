@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from diptych.errors import SettingsError
-from diptych.names import Registry
+from diptych.names import Registry, fits
 from diptych.registries import (
     IMAGE_ENCODERS,
     IMAGE_TEACHERS,
@@ -290,8 +290,7 @@ def from_json(kind: type[S], values: dict[str, Any]) -> S:
     for name, value in values.items():
         wanted = plain_type(hints[name])
         optional = type(None) in typing.get_args(hints[name])
-        fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
-        if not (value is None and optional) and (not fits or isinstance(value, bool) != (wanted is bool)):
+        if not fits(value, wanted) and not (value is None and optional):
             raise SettingsError(f"the setting {name} is {value!r:.60}: it must be of type {wanted.__name__}.")
     return kind(**values)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from diptych.errors import SettingsError
-from diptych.names import called
+from diptych.names import called, fits
 from diptych.objectives.combine import On, Sum
 from diptych.objectives.objective import Objective
 from diptych.registries import OBJECTIVES
@@ -176,7 +176,7 @@ def _make(text: str, term: LossTerm, settings: Any, host: Mapping[str, Any]) -> 
                 near = difflib.get_close_matches(name, [*takes, VIEW], n=1)
                 use = f"did you mean {near[0]}?" if near else f"use {', '.join([*takes, VIEW])}."
                 _refuse(text, term.places[name], f"{term.name} has no argument '{name}': {use}")
-            if not _fits(value, takes[name]):
+            if not fits(value, takes[name]):
                 wanted = _words(takes[name])
                 _refuse(text, term.places[name], f"{name} of {term.name} is {value!r}: give {wanted}.")
         if VIEW in arguments:
@@ -201,18 +201,6 @@ def arguments_of(target: Any, host: Mapping[str, Any]) -> dict[str, Any]:
         for name, parameter in inspect.signature(target).parameters.items()
         if name not in ("settings", *host) and parameter.kind is not parameter.VAR_KEYWORD
     }
-
-
-def _fits(value: Value, hint: Any) -> bool:
-    if hint is Any:
-        return True
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return any(_fits(value, one) for one in typing.get_args(hint))
-    if typing.get_origin(hint) is Literal:
-        return value in typing.get_args(hint)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is hint
 
 
 def _words(hint: Any) -> str:
